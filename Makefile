@@ -1,0 +1,31 @@
+# `make demo` and `make test` set up all they need in .venv; PYTHON is the interpreter to make it with.
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint types clean
+
+demo: $(READY)
+	$(VENV)/bin/python examples/train_gpt.py
+
+test: $(READY)
+	$(VENV)/bin/python -m pytest -m "not slow"
+
+test-slow: $(READY)
+	$(VENV)/bin/python -m pytest -m slow
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(READY)
+	$(VENV)/bin/mypy
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --upgrade pip
+	$(VENV)/bin/pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info
