@@ -1,0 +1,44 @@
+"""The exceptions users see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CompileError(ValueError):
+    """The step cannot be compiled; the message lists every fault found, where it is and what to do."""
+
+    def __init__(self, faults: Sequence[str] | str):
+        self.faults = (faults,) if isinstance(faults, str) else tuple(faults)
+        super().__init__("\n".join(self.faults))
+
+
+class PlanError(AssertionError):
+    """A plan breaks one of its invariants; a fault of the compiler, or of a hand-written plan."""
+
+
+class TaskError(RuntimeError):
+    """A task failed on a group. Names the task's kind, stage and microbatch, and the group."""
+
+    def __init__(self, message: str, mpmd_idx: int, label: str):
+        super().__init__(message, mpmd_idx, label)
+        self.mpmd_idx = mpmd_idx
+        self.label = label
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+class GroupDiedError(RuntimeError):
+    """The process that hosts a group is gone, and with it the values that lived there."""
+
+    def __init__(self, message: str, mpmd_idx: int):
+        super().__init__(message, mpmd_idx)
+        self.mpmd_idx = mpmd_idx
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+class StepAborted(RuntimeError):
+    """A group stopped waiting because another group failed; ``__cause__`` or the message says why."""

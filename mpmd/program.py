@@ -1,0 +1,71 @@
+"""A compiled step as runtimes receive it: the plan, and what its names stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from jax import export
+from jax.sharding import AbstractMesh
+
+from mpmd.ir import Executable, Name, Plan
+from mpmd.runtime.sharding import to_sharding
+
+Function = Callable[..., Sequence[jax.Array]]
+"""Flat arrays in, a sequence of arrays out; traceable by JAX."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A plan with the functions of its executables and the values of its constants.
+
+    ``functions`` know no device; whoever runs them compiles them for its own submesh.
+    """
+
+    plan: Plan
+    functions: Mapping[str, Function]
+    constants: Mapping[Name, np.ndarray]
+
+    def exported(self, submesh: AbstractMesh, platform: str) -> dict[str, bytes]:
+        """The functions as ``jax.export`` bytes for a submesh of that shape on that platform.
+
+        Raises ``ValueError`` when a function calls back into Python, which cannot travel.
+        """
+        return {e.name: _export(self.functions[e.name], e, submesh, platform) for e in self.plan.executables}
+
+
+def arguments(executable: Executable) -> list[jax.ShapeDtypeStruct]:
+    """The executable's inputs as JAX describes them."""
+    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in executable.inputs]
+
+
+def jitted(function: Function, executable: Executable, submesh: jax.sharding.Mesh | AbstractMesh):
+    """``function`` under ``jax.jit`` with the executable's shardings on a submesh, and its donations."""
+
+    def shardings(specs):
+        return tuple(None if spec is None else to_sharding(spec, submesh) for spec in specs)
+
+    return jax.jit(
+        function,
+        in_shardings=shardings(executable.in_specs),
+        out_shardings=shardings(executable.out_specs),
+        donate_argnums=executable.donated,
+        keep_unused=True,
+    )
+
+
+def _export(function: Function, executable: Executable, submesh: AbstractMesh, platform: str) -> bytes:
+    # Donation is declared again where the function is compiled; exporting ignores it.
+    undonated = dataclasses.replace(executable, donated=())
+    try:
+        with jax.sharding.use_abstract_mesh(submesh):
+            exported = export.export(jitted(function, undonated, submesh), platforms=[platform])
+            return bytes(exported(*arguments(executable)).serialize())
+    except NotImplementedError as error:
+        raise ValueError(
+            f"{executable.name} cannot be sent to another process: {error}. Callbacks into Python "
+            "(jax.debug.print, jax.debug.callback, io_callback, pure_callback) run only where the step "
+            "was traced; remove them, or run in one process with mpmd.MpmdMesh"
+        ) from error

@@ -1,0 +1,130 @@
+"""All groups in this process: a thread for each, over this process's devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpmd.errors import StepAborted
+from mpmd.ir import Executable
+from mpmd.program import Function, Program
+from mpmd.runtime.resolve import resolve_specs
+from mpmd.runtime.runtime import HandleLedger
+from mpmd.runtime.transport import Mailbox, MailboxReceipt, MessageId
+from mpmd.runtime.worker import GroupWorker, Handle, StepReply, StepRequest
+
+
+class InProcessTransport:
+    """Hands arrays over directly; the receiver copies them to its own devices."""
+
+    def __init__(self, mailboxes: Sequence[Mailbox[Sequence[jax.Array]]], mpmd_idx: int):
+        self._mailboxes = mailboxes
+        self._mine = mailboxes[mpmd_idx]
+
+    def send(self, message: MessageId, arrays: Sequence[jax.Array]) -> None:
+        self._mailboxes[message.dst].deliver(message, tuple(arrays))
+
+    def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]):
+        def place(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+            return jax.device_put(list(arrays), list(shardings))
+
+        return MailboxReceipt(self._mine, message, place)
+
+    def abort(self, step: int, reason: str) -> None:
+        self._mine.abort(step, reason)
+
+    def close(self) -> None:
+        pass
+
+
+class _GroupThread:
+    """Carries out calls on one worker, in order, in a thread of its own."""
+
+    def __init__(self, worker: GroupWorker):
+        self.worker = worker
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future] | None] = queue.SimpleQueue()
+        name = f"mpmd group {worker.mpmd_idx}"
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], Any]) -> Future:
+        future: Future = Future()
+        self._calls.put((call, future))
+        return future
+
+    def _serve(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            try:
+                future.set_result(call())
+            except BaseException as error:  # whatever it is, it belongs to whoever waits for the call
+                future.set_exception(error)
+            del item, call, future  # an idle thread must not keep the last call's arrays alive
+
+    def close(self) -> None:
+        self._calls.put(None)
+        self._thread.join()
+
+
+class InProcessRuntime:
+    """Implements ``mpmd.runtime.runtime.Runtime`` with threads."""
+
+    def __init__(self, submeshes: Sequence[jax.sharding.Mesh]):
+        self._mailboxes: list[Mailbox[Sequence[jax.Array]]] = [Mailbox() for _ in submeshes]
+        self._groups = [
+            _GroupThread(GroupWorker(i, submesh, InProcessTransport(self._mailboxes, i)))
+            for i, submesh in enumerate(submeshes)
+        ]
+        self._ledger = HandleLedger(len(submeshes))
+        self._programs = 0
+
+    def load(self, program: Program) -> int:
+        number, self._programs = self._programs, self._programs + 1
+
+        def output_specs(mpmd_idx: int, executable: Executable, function: Function):
+            return self._groups[mpmd_idx].worker.output_specs(executable, function)
+
+        program = resolve_specs(program, output_specs)
+        arguments = (number, program.plan, program.functions, program.constants)
+        loading = [group.submit(lambda w=group.worker: w.load(*arguments)) for group in self._groups]
+        for future in loading:
+            future.result()
+        return number
+
+    def submit(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
+        futures = {}
+        for mpmd_idx, request in requests.items():
+            request = dataclasses.replace(request, frees=self._ledger.take_dropped(mpmd_idx))
+            futures[mpmd_idx] = self._groups[mpmd_idx].submit(lambda i=mpmd_idx, r=request: self._step(i, r))
+        return futures
+
+    def _step(self, mpmd_idx: int, request: StepRequest) -> StepReply:
+        try:
+            return self._groups[mpmd_idx].worker.step(request)
+        except StepAborted:
+            raise
+        except Exception as error:
+            for mailbox in self._mailboxes:
+                mailbox.abort(request.step, str(error))
+            raise
+
+    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
+        group = self._groups[mpmd_idx]
+        return group.submit(lambda: group.worker.fetch(handle))
+
+    def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
+        self._ledger.drop(mpmd_idxs, handle)
+
+    def next_handle(self) -> Handle:
+        return self._ledger.next_handle()
+
+    def close(self) -> None:
+        for group in self._groups:
+            group.close()

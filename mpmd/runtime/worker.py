@@ -1,0 +1,186 @@
+"""Hosts one group: its submesh, the values that live there between steps, and its programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from mpmd.ir import Executable, Name, Plan, Recv, Run, Spec
+from mpmd.program import Function, arguments, jitted
+from mpmd.runtime.executor import Executor
+from mpmd.runtime.sharding import to_sharding, to_spec
+from mpmd.runtime.transport import Transport
+from mpmd.timeline import Event
+
+Handle = int
+"""The driver's name of a value that lives on groups."""
+
+INLINE_BYTES = 256
+"""Results up to this size, a loss or a counter, travel with the reply of the step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRequest:
+    """All that a group needs to know to run one step: the one message it gets from the driver.
+
+    ``inputs`` has a handle for each of the group's inputs in plan order, ``outputs`` a handle for each of
+    its outputs; ``puts`` are host arrays that come into being under a handle with this message, ``frees``
+    the handles that the driver has dropped since the last one.
+    """
+
+    program: int
+    step: int
+    inputs: tuple[Handle, ...]
+    outputs: tuple[Handle, ...]
+    puts: Mapping[Handle, np.ndarray] = dataclasses.field(default_factory=dict)
+    frees: tuple[Handle, ...] = ()
+    profile: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReply:
+    """What a group tells the driver about a step: its small results, and its events when asked for."""
+
+    inline: Mapping[Handle, np.ndarray]
+    events: tuple[Event, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lost:
+    """Stands where a value would be had the step that makes it not failed."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loaded:
+    executor: Executor
+    shardings: tuple[jax.sharding.Sharding, ...]  # of the inputs
+    donated: tuple[bool, ...]  # for each input
+
+
+class GroupWorker:
+    """Runs the programs of one group. Not thread-safe: one caller at a time, steps in order.
+
+    Args:
+      mpmd_idx: the group.
+      submesh: its devices.
+      transport: its end of the edges to the other groups.
+    """
+
+    def __init__(self, mpmd_idx: int, submesh: jax.sharding.Mesh, transport: Transport):
+        self.mpmd_idx = mpmd_idx
+        self.submesh = submesh
+        self._transport = transport
+        self._values: dict[Handle, jax.Array | _Lost] = {}
+        self._programs: dict[int, _Loaded] = {}
+        self._synchronous = submesh.devices.flat[0].platform == "cpu"
+
+    def output_specs(self, executable: Executable, function: Function) -> tuple[Spec, ...]:
+        """Compiles an executable whose ``out_specs`` are open and returns those the compiler chose."""
+        compiled = jitted(function, executable, self.submesh).lower(*arguments(executable)).compile()
+        return tuple(to_spec(sharding.spec) for sharding in compiled.output_shardings)
+
+    def load(
+        self,
+        program: int,
+        plan: Plan,
+        functions: Mapping[str, Function],
+        constants: Mapping[Name, np.ndarray],
+    ) -> None:
+        """Compiles all that this group runs of ``plan`` and keeps it under the number ``program``."""
+        mine = plan.programs[self.mpmd_idx]
+        needed = {i.executable for i in mine.instructions if isinstance(i, Run)}
+        compiled = {
+            e.name: jitted(functions[e.name], e, self.submesh).lower(*arguments(e)).compile()
+            for e in plan.executables
+            if e.name in needed
+        }
+        replicated = to_sharding((), self.submesh)
+        here = [leaf.name for leaf in plan.constants if self.mpmd_idx in leaf.mpmd_idxs]
+        executor = Executor(
+            mine,
+            plan,
+            compiled,
+            {name: jax.device_put(constants[name], replicated) for name in here},
+            self._received_shardings(plan),
+            self._transport,
+            self._synchronous,
+        )
+        leaves = [leaf for leaf in plan.inputs if leaf.name and self.mpmd_idx in leaf.mpmd_idxs]
+        shardings = tuple(to_sharding(leaf.spec, self.submesh) for leaf in leaves)
+        self._programs[program] = _Loaded(executor, shardings, tuple(leaf.donated for leaf in leaves))
+
+    def _received_shardings(self, plan: Plan) -> dict[Name, jax.sharding.Sharding]:
+        """For each value this group receives, the sharding its reader was compiled for."""
+        signatures = {e.name: e for e in plan.executables}
+        wanted: dict[Name, jax.sharding.Sharding] = {}
+        instructions = plan.programs[self.mpmd_idx].instructions
+        for instruction in instructions:
+            if isinstance(instruction, Run):
+                in_specs = signatures[instruction.executable].in_specs
+                for name, spec in zip(instruction.inputs, in_specs, strict=True):
+                    assert spec is not None, f"{instruction.executable}: {name} has no spec"
+                    wanted.setdefault(name, to_sharding(spec, self.submesh))
+        outputs = {leaf.name: leaf.spec or () for leaf in plan.outputs}
+        for instruction in instructions:
+            if isinstance(instruction, Recv):
+                for name in instruction.values:
+                    wanted.setdefault(name, to_sharding(outputs.get(name, ()), self.submesh))
+        return wanted
+
+    def step(self, request: StepRequest) -> StepReply:
+        """Runs one step. When it fails, its outputs are lost, and whoever reads them is told why."""
+        self.free(request.frees)
+        loaded = self._programs[request.program]
+        try:
+            inputs = self._take_inputs(loaded, request)
+            events: list[Event] | None = [] if request.profile else None
+            outputs = loaded.executor.step(request.step, inputs, events)
+            inline = {
+                handle: np.asarray(array)
+                for handle, array in zip(request.outputs, outputs, strict=True)
+                if array.nbytes <= INLINE_BYTES
+            }
+        except Exception as error:
+            lost = _Lost(str(error))
+            self._values.update(dict.fromkeys(request.outputs, lost))
+            raise
+        self._values.update(zip(request.outputs, outputs, strict=True))
+        return StepReply(inline, tuple(events or ()))
+
+    def _take_inputs(self, loaded: _Loaded, request: StepRequest) -> list[jax.Array]:
+        inputs = []
+        for handle, sharding, donated in zip(
+            request.inputs, loaded.shardings, loaded.donated, strict=True
+        ):
+            if handle in request.puts:
+                # The host array may be a view of memory that its sender will reuse: copy.
+                self._values[handle] = jax.device_put(np.array(request.puts[handle]), sharding)
+            value = self._value(handle)
+            if value.sharding != sharding:
+                value = jax.device_put(value, sharding)
+            if donated:
+                del self._values[handle]
+                if any(value is other for other in self._values.values()):
+                    value = value.copy()  # another result is the same array, and it must survive
+            inputs.append(value)
+        return inputs
+
+    def _value(self, handle: Handle) -> jax.Array:
+        value = self._values[handle]
+        if isinstance(value, _Lost):
+            raise RuntimeError(f"this value was lost when an earlier step failed: {value.reason}")
+        return value
+
+    def fetch(self, handle: Handle) -> jax.Array:
+        """The array under a handle."""
+        return self._value(handle)
+
+    def free(self, handles: Sequence[Handle]) -> None:
+        """Forgets values; unknown handles are those that a donation has already taken."""
+        for handle in handles:
+            self._values.pop(handle, None)
