@@ -1,0 +1,59 @@
+"""1F1B: after a warm-up, one forward and one backward in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.ir import Cell
+from mpmd.schedules.base import OneStagePerGroup, check_num_microbatches
+from mpmd.schedules.orders import alternate, tasks_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Std1F1B(OneStagePerGroup):
+    """Runs a backward as soon as there is one, so that few microbatches are in flight.
+
+    Stage ``i`` of ``p`` warms up with ``p - 1 - i`` forwards, then alternates. With ``m`` microbatches:
+
+    - bubble: ``(p - 1) / (m + p - 1)`` of the step, as in GPipe;
+    - memory: the residuals of ``min(p - i, m)`` microbatches on stage ``i``.
+
+    Between warm-up and end a group waits for its neighbours' messages again and again, so that a latency
+    between groups is paid more often the more microbatches there are; see ``Eager1F1B``.
+
+    Source: the PipeDream-Flush schedule, Narayanan et al., "Efficient Large-Scale Language Model Training
+    on GPU Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 2.2.1.
+    """
+
+    def tasks(self, num_microbatches: int) -> list[list[Cell]]:
+        return [
+            _group_tasks(stage, num_microbatches, warmup=self.num_stages - 1 - stage)
+            for stage in range(self.num_stages)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Eager1F1B(OneStagePerGroup):
+    """1F1B with a warm-up twice as long, so that messages travel while other tasks run.
+
+    Stage ``i`` of ``p`` warms up with ``2 (p - 1 - i)`` forwards, then alternates. With ``m`` microbatches:
+
+    - bubble: ``(p - 1) / (m + p - 1)`` of the step, as in GPipe; a latency between groups is paid once per
+      hop there and back, not once per microbatch;
+    - memory: the residuals of ``min(2 (p - i) - 1, m)`` microbatches on stage ``i``.
+
+    Source: Zhuang et al., "On Optimizing the Communication of Model Parallelism", 2022, arXiv:2211.05322
+    (eager-1F1B).
+    """
+
+    def tasks(self, num_microbatches: int) -> list[list[Cell]]:
+        return [
+            _group_tasks(stage, num_microbatches, warmup=2 * (self.num_stages - 1 - stage))
+            for stage in range(self.num_stages)
+        ]
+
+
+def _group_tasks(stage: int, num_microbatches: int, warmup: int) -> list[Cell]:
+    check_num_microbatches(num_microbatches)
+    microbatches = range(num_microbatches)
+    return alternate(tasks_of("fwd", [stage], microbatches), tasks_of("bwd", [stage], microbatches), warmup)
