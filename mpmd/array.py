@@ -1,0 +1,186 @@
+"""Results of a step: arrays that stay on the groups until someone looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding
+
+from mpmd.errors import StepAborted
+from mpmd.executables import decode
+from mpmd.ir import Spec
+from mpmd.runtime.runtime import Runtime
+from mpmd.runtime.sharding import to_sharding
+from mpmd.runtime.worker import Handle, StepReply
+
+
+class StepRun:
+    """One submitted step: a reply to come from each group."""
+
+    def __init__(self, replies: Mapping[int, Future[StepReply]]):
+        self._replies = replies
+
+    def reply(self, mpmd_idx: int) -> StepReply:
+        """Waits for a group. Raises what went wrong, wherever in the step it did."""
+        try:
+            return self._replies[mpmd_idx].result()
+        except StepAborted as aborted:
+            for reply in self._replies.values():
+                error = reply.exception()
+                if error is not None and not isinstance(error, StepAborted):
+                    raise error from aborted
+            raise
+
+    def replies(self) -> list[StepReply]:
+        """Waits for all groups."""
+        return [self.reply(mpmd_idx) for mpmd_idx in self._replies]
+
+
+class MpmdArray:
+    """An array on one or more groups, sharded over the submesh of each in the same way.
+
+    It exists at once, like the result of a function under ``jax.jit``: the step that computes it may still
+    run. Looking at the value (``np.asarray``, ``float``, ...) waits, and raises what went wrong in the step:
+    ``TaskError``, ``GroupDiedError``.
+
+    Attributes:
+      shape, dtype, weak_type: of the logical array.
+      mpmd_idxs: the groups that hold it; all have the same value.
+      spec: how it is sharded over a group's submesh, a ``PartitionSpec``.
+      sharding: the same with the shape of the submesh.
+    """
+
+    def __init__(
+        self,
+        aval: Any,
+        mpmd_idxs: tuple[int, ...],
+        spec: Spec,
+        submesh: AbstractMesh,
+        runtime: Runtime,
+        handle: Handle,
+        run: StepRun,
+    ):
+        self._aval = aval
+        self.mpmd_idxs = mpmd_idxs
+        self._submesh = submesh
+        self._spec = spec
+        self.runtime = runtime
+        self._handle = handle
+        self._run = run
+        self._deleted = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._aval.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self._aval.dtype
+
+    @property
+    def weak_type(self) -> bool:
+        return getattr(self._aval, "weak_type", False)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=int))
+
+    @property
+    def sharding(self) -> NamedSharding:
+        return to_sharding(self._spec, self._submesh)
+
+    @property
+    def spec(self) -> jax.sharding.PartitionSpec:
+        return self.sharding.spec
+
+    @property
+    def handle(self) -> Handle:
+        """What the groups know the array by. Raises ``RuntimeError`` when it was donated or deleted."""
+        if self._deleted:
+            raise RuntimeError(f"{self!r} was donated to a step or deleted")
+        return self._handle
+
+    def is_on(self, runtime: Runtime, mpmd_idxs: tuple[int, ...]) -> bool:
+        """Whether these groups of a runtime hold it."""
+        return self.runtime is runtime and set(mpmd_idxs) <= set(self.mpmd_idxs)
+
+    def is_deleted(self) -> bool:
+        return self._deleted
+
+    def delete(self) -> None:
+        """Drops the value on all groups."""
+        if not self._deleted:
+            self._deleted = True
+            self.runtime.free(self.mpmd_idxs, self._handle)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_deleted", True):
+            self.delete()
+
+    def block_until_ready(self) -> MpmdArray:
+        """Waits until the value is there, on all its groups."""
+        for mpmd_idx in self.mpmd_idxs:
+            self._run.reply(mpmd_idx)
+        return self
+
+    @property
+    def to_mpmd_local_array(self) -> jax.Array | list[jax.Array]:
+        """In process: the jax array, or the list of its replicas where several groups hold it.
+
+        Raises ``TypeError`` when the groups are in other processes.
+        """
+        arrays = [self._fetch(mpmd_idx) for mpmd_idx in self.mpmd_idxs]
+        if not isinstance(arrays[0], jax.Array):
+            raise TypeError(f"{self!r} is in other processes; np.asarray fetches its value")
+        local = [decode(array, self._aval) for array in arrays]
+        return local[0] if len(local) == 1 else local
+
+    def _fetch(self, mpmd_idx: int) -> jax.Array | np.ndarray:
+        self._run.reply(mpmd_idx)
+        return self.runtime.fetch(mpmd_idx, self.handle).result()
+
+    def raw_value(self) -> np.ndarray:
+        """The value on the host; of a key array, the integers inside."""
+        handle, mpmd_idx = self.handle, self.mpmd_idxs[0]
+        inline = self._run.reply(mpmd_idx).inline
+        return inline[handle] if handle in inline else np.asarray(self._fetch(mpmd_idx))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
+            raise TypeError(f"{self!r} has no numpy equivalent; see jax.random.key_data")
+        return np.array(self.raw_value(), dtype=dtype, copy=copy)
+
+    def __jax_array__(self) -> jax.Array:
+        return decode(jax.numpy.asarray(self.raw_value()), self._aval)
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
+
+    def __int__(self) -> int:
+        return int(np.asarray(self))
+
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self))
+
+    def __index__(self) -> int:
+        return np.asarray(self).__index__()
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a scalar array")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        state = ", deleted" if self._deleted else ""
+        return (
+            f"MpmdArray(shape={self.shape}, dtype={self.dtype}, mpmd_idxs={self.mpmd_idxs}, "
+            f"sharding={self.sharding}{state})"
+        )

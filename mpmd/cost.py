@@ -1,0 +1,74 @@
+"""Which equations are cheap enough to run on every group that reads their result."""
+
+from __future__ import annotations
+
+from jax.extend.core import JaxprEqn
+
+from mpmd.jaxpr import called, size, subjaxprs
+
+_ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz
+    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt
+    imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
+    population_count pow real reduce_precision rem round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor
+    """.split()
+)
+
+_LAYOUT = frozenset(
+    """
+    broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty expand_dims gather iota pad
+    reshape rev sharding_constraint slice split squeeze transpose
+    """.split()
+)
+
+_REDUCTION = frozenset(
+    """
+    argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor
+    """.split()
+)
+
+_RANDOM = frozenset(
+    """
+    random_bits random_fold_in random_seed random_split random_unwrap random_wrap threefry2x32
+    """.split()
+)
+
+_CHEAP = _ELEMENTWISE | _LAYOUT | _REDUCTION | _RANDOM
+
+
+def is_cheap(eqn: JaxprEqn) -> bool:
+    """Whether running the equation costs about as much as reading its operands once or twice."""
+    return _all_in(eqn, _CHEAP)
+
+
+def is_elementwise(eqn: JaxprEqn) -> bool:
+    """Whether each element of the results depends on the same element of the operands, or on a scalar."""
+    return _all_in(eqn, _ELEMENTWISE)
+
+
+def has_reduction(eqn: JaxprEqn) -> bool:
+    """Whether the equation makes something small of something large."""
+    return _any_in(eqn, _REDUCTION)
+
+
+def draws_random_bits(eqn: JaxprEqn) -> bool:
+    """Whether the equation draws more than a few random numbers: the dearest of the cheap ones."""
+    return _any_in(eqn, frozenset({"random_bits", "threefry2x32"})) and any(
+        size(var) > 16 for var in eqn.outvars
+    )
+
+
+def _all_in(eqn: JaxprEqn, names: frozenset[str]) -> bool:
+    if eqn.effects:
+        return False
+    if (inner := called(eqn)) is not None:
+        return all(_all_in(nested, names) for nested in inner.jaxpr.eqns)
+    return eqn.primitive.name in names
+
+
+def _any_in(eqn: JaxprEqn, names: frozenset[str]) -> bool:
+    return eqn.primitive.name in names or any(
+        _any_in(nested, names) for inner in subjaxprs(eqn) for nested in inner.eqns
+    )

@@ -1,0 +1,209 @@
+"""Helpers on jaxprs that more than one pass needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
+
+Atom = Var | Literal
+
+# For jaxprs whose arguments and results no longer are those of a user's function.
+NAMELESS = core.DebugInfo("mpmd", "mpmd", None, None)
+
+_JAX = str(Path(jax.__file__).parent)
+_MPMD = str(Path(__file__).parent)
+
+# Primitives that only call a jaxpr, and the parameter it is in.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+
+
+def where(eqn: JaxprEqn) -> str:
+    """The user's line that an equation comes from, as ``file:line (function)``."""
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        if not frame.file_name.startswith((_JAX, _MPMD, "<")):
+            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return "an unknown line"
+
+
+def is_transposed(eqn: JaxprEqn) -> bool:
+    """Whether reverse-mode differentiation made this equation, by the transformations in its name stack."""
+    return re.search(r"(^|/)transpose\(", str(eqn.source_info.name_stack)) is not None
+
+
+def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
+    """The jaxprs in an equation's parameters."""
+    return list(core.jaxprs_in_params(eqn.params))
+
+
+def contains(jaxpr: Jaxpr, primitive: Primitive) -> bool:
+    """Whether ``primitive`` occurs anywhere in ``jaxpr``."""
+    return any(eqn.primitive is primitive or any_inside(eqn, primitive) for eqn in jaxpr.eqns)
+
+
+def any_inside(eqn: JaxprEqn, primitive: Primitive) -> bool:
+    """Whether ``primitive`` occurs in a jaxpr that ``eqn`` calls."""
+    return any(contains(inner, primitive) for inner in subjaxprs(eqn))
+
+
+def operands(eqn: JaxprEqn) -> Iterator[Var]:
+    """The variables an equation reads."""
+    return (atom for atom in eqn.invars if isinstance(atom, Var))
+
+
+def substitute(eqn: JaxprEqn, replacement: Mapping[Var, Atom]) -> JaxprEqn:
+    """The equation with its operands replaced."""
+    if not any(var in replacement for var in operands(eqn)):
+        return eqn
+    return eqn.replace(invars=[lookup(atom, replacement) for atom in eqn.invars])
+
+
+def lookup(atom: Atom, replacement: Mapping[Var, Atom]) -> Atom:
+    return replacement.get(atom, atom) if isinstance(atom, Var) else atom
+
+
+def called(eqn: JaxprEqn) -> core.ClosedJaxpr | None:
+    """The jaxpr of an equation that does nothing but call it (``jit``, ``custom_jvp_call``, ...)."""
+    if eqn.primitive.name not in _CALLS:
+        return None
+    inner = eqn.params[_CALLS[eqn.primitive.name]]
+    if isinstance(inner, Jaxpr):
+        return core.ClosedJaxpr(inner, ())
+    return inner
+
+
+def inline_calls(
+    jaxpr: Jaxpr, should_inline: Callable[[JaxprEqn], bool]
+) -> tuple[Jaxpr, dict[Var, Any]]:
+    """Replaces calls by the equations they call, recursively, where ``should_inline(eqn)`` says so.
+
+    Returns: the jaxpr, and the constants that the called jaxprs closed over, which are constvars of it now.
+    """
+    eqns: list[JaxprEqn] = []
+    constants: dict[Var, Any] = {}
+
+    def emit(inner: Jaxpr, renamed: dict[Var, Atom], is_called: bool) -> None:
+        for eqn in inner.eqns:
+            eqn = substitute(eqn, renamed)
+            if should_inline(eqn) and (body := called(eqn)) is not None:
+                nested: dict[Var, Atom] = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
+                for var, value in zip(body.jaxpr.constvars, body.consts, strict=True):
+                    nested[var] = Var(var.aval)
+                    constants[nested[var]] = value
+                emit(body.jaxpr, nested, True)
+                renamed.update(
+                    (var, lookup(atom, nested))
+                    for var, atom in zip(eqn.outvars, body.jaxpr.outvars, strict=True)
+                )
+            elif is_called:  # the same jaxpr may be called again: its variables need to be new
+                fresh = [Var(var.aval) for var in eqn.outvars]
+                renamed.update(zip(eqn.outvars, fresh, strict=True))
+                eqns.append(eqn.replace(outvars=fresh))
+            else:
+                eqns.append(eqn)
+
+    replacement: dict[Var, Atom] = {}
+    emit(jaxpr, replacement, False)
+    outvars = [lookup(atom, replacement) for atom in jaxpr.outvars]
+    constvars = [*jaxpr.constvars, *constants]
+    return with_eqns(jaxpr, eqns, outvars=outvars, constvars=constvars), constants
+
+
+def with_eqns(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], **changes: Any) -> Jaxpr:
+    """The jaxpr with other equations and the effects that follow from them."""
+    effects = frozenset().union(*(eqn.effects for eqn in eqns))
+    return jaxpr.replace(eqns=list(eqns), effects=effects, debug_info=NAMELESS, **changes)
+
+
+def make_jaxpr(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Jaxpr:
+    """A jaxpr of its parts."""
+    effects = frozenset().union(*(eqn.effects for eqn in eqns))
+    return Jaxpr([], list(invars), list(outvars), list(eqns), effects, NAMELESS)
+
+
+def free_variables(eqns: Iterable[JaxprEqn]) -> list[Var]:
+    """The variables that equations read and do not define, in the order of first use."""
+    defined: set[Var] = set()
+    free: dict[Var, None] = {}
+    for eqn in eqns:
+        free.update((var, None) for var in operands(eqn) if var not in defined)
+        defined.update(eqn.outvars)
+    return list(free)
+
+
+def size(atom: Atom) -> int:
+    """Number of elements."""
+    count = 1
+    for extent in atom.aval.shape:  # type: ignore[attr-defined]
+        count *= extent
+    return count
+
+
+def traced_eqns(fun, inputs: Sequence[Atom]) -> tuple[list[JaxprEqn], list[Var]]:
+    """The equations of ``fun(*inputs)`` and the variables of its results."""
+    avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in inputs]  # type: ignore[attr-defined]
+    closed = jax.make_jaxpr(fun)(*avals)
+    jaxpr, constants = inline_calls(closed.jaxpr, lambda eqn: True)
+    assert not constants and not jaxpr.constvars, "the function closes over arrays"
+    renamed: dict[Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
+    eqns = [substitute(eqn, renamed) for eqn in jaxpr.eqns]
+    return eqns, [lookup(atom, renamed) for atom in jaxpr.outvars]  # type: ignore[misc]
+
+
+def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Any:
+    """A hashable value, equal for equations that differ in the names of variables only.
+
+    What is not comparable by value, such as a callback, is compared by identity.
+    """
+    numbers: dict[Var, int] = {var: i for i, var in enumerate(invars)}
+
+    def atom_key(atom: Atom) -> Any:
+        if isinstance(atom, Literal):
+            return ("literal", str(atom.aval), np.asarray(atom.val).tobytes())
+        return numbers[atom]
+
+    def eqn_key(eqn: JaxprEqn) -> Any:
+        inputs = tuple(map(atom_key, eqn.invars))
+        for var in eqn.outvars:
+            numbers[var] = len(numbers)
+        params = tuple(
+            (name, _param_key(value))
+            for name, value in sorted(eqn.params.items())
+            if name not in _PARAMS_FOR_DIFFERENTIATION
+        )
+        return (eqn.primitive.name, inputs, params, tuple(str(var.aval) for var in eqn.outvars))
+
+    arguments = tuple(str(var.aval) for var in invars)
+    return (arguments, tuple(map(eqn_key, eqns)), tuple(map(atom_key, outvars)))
+
+
+# Rules that a differentiated function no longer needs, and that are new objects in every trace.
+_PARAMS_FOR_DIFFERENTIATION = frozenset({"jvp_jaxpr_fun", "jvp", "fwd_jaxpr_thunk", "fwd", "bwd"})
+
+
+def _param_key(value: Any) -> Any:
+    if isinstance(value, core.ClosedJaxpr):
+        return (_param_key(value.jaxpr), tuple(map(id, value.consts)))
+    if isinstance(value, Jaxpr):
+        return fingerprint([*value.constvars, *value.invars], value.eqns, value.outvars)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_param_key, value))
+    try:
+        hash(value)
+    except TypeError:
+        return ("identity", id(value))
+    return value

@@ -1,0 +1,109 @@
+"""Frees every buffer after its last use, and donates those that an executable's results can take over."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+from mpmd.ir import Executable, Free, GroupProgram, Instruction, Name, Plan, Recv, Run, Send
+
+
+def add_frees_and_donations(plan: Plan) -> Plan:
+    """Returns the plan with donations in its executables and a ``Free`` after the last use of each value.
+
+    An input is donated where it is used for the last time in every run of the executable, and a result of
+    the same shape, dtype and spec can take its buffer; values that are sent keep theirs, as the message may
+    not have left. Kept are the step's results, its constants, and arguments that the caller does not give up.
+    """
+    last_uses = [_last_uses(program, _kept(plan, program.mpmd_idx)) for program in plan.programs]
+    dying = _dying_inputs(plan, last_uses)
+    executables = {
+        e.name: dataclasses.replace(e, donated=_donated(e, dying[e.name])) for e in plan.executables
+    }
+    programs = tuple(
+        GroupProgram(program.mpmd_idx, _with_frees(program, last, executables))
+        for program, last in zip(plan.programs, last_uses, strict=True)
+    )
+    return dataclasses.replace(plan, programs=programs, executables=tuple(executables.values()))
+
+
+def _kept(plan: Plan, mpmd_idx: int) -> set[Name]:
+    arguments = (leaf.name for leaf in plan.inputs if leaf.name and not leaf.donated)
+    constants = (leaf.name for leaf in plan.constants)
+    results = (leaf.name for leaf in plan.outputs if mpmd_idx in leaf.mpmd_idxs)
+    return {*arguments, *constants, *results}
+
+
+def _reads(instruction: Instruction) -> tuple[Name, ...]:
+    match instruction:
+        case Run(inputs=inputs):
+            return inputs
+        case Send(values=values):
+            return values
+    return ()
+
+
+def _defines(instruction: Instruction) -> tuple[Name, ...]:
+    match instruction:
+        case Run(outputs=outputs):
+            return outputs
+        case Recv(values=values):
+            return values
+    return ()
+
+
+def _last_uses(program: GroupProgram, kept: Collection[Name]) -> dict[int, tuple[Name, ...]]:
+    """For each position, the values that are not needed after that instruction."""
+    last: dict[Name, int] = {}
+    for position, instruction in enumerate(program.instructions):
+        for name in (*_defines(instruction), *_reads(instruction)):
+            last[name] = position
+    dying: dict[int, list[Name]] = collections.defaultdict(list)
+    for name, position in last.items():
+        if name not in kept:
+            dying[position].append(name)
+    return {position: tuple(names) for position, names in dying.items()}
+
+
+def _dying_inputs(
+    plan: Plan, last_uses: Sequence[Mapping[int, tuple[Name, ...]]]
+) -> dict[str, set[int]]:
+    """For each executable, the positions of the inputs that every run of it is the last to use."""
+    dying: dict[str, set[int]] = {}
+    for program, last in zip(plan.programs, last_uses, strict=True):
+        sent = {name for i in program.instructions if isinstance(i, Send) for name in i.values}
+        for position, instruction in enumerate(program.instructions):
+            if isinstance(instruction, Run):
+                names = collections.Counter(instruction.inputs)
+                free = {name for name in last.get(position, ()) if name not in sent and names[name] == 1}
+                here = {i for i, name in enumerate(instruction.inputs) if name in free}
+                dying[instruction.executable] = dying.get(instruction.executable, here) & here
+    return dying
+
+
+def _donated(executable: Executable, dying: Collection[int]) -> tuple[int, ...]:
+    """The dying inputs whose buffer a result can take over."""
+    results = collections.Counter(zip(executable.outputs, executable.out_specs, strict=True))
+    donated = []
+    for i in sorted(dying):
+        buffer = (executable.inputs[i], executable.in_specs[i])
+        if results[buffer] and executable.inputs[i].nbytes and executable.in_specs[i] is not None:
+            results[buffer] -= 1
+            donated.append(i)
+    return tuple(donated)
+
+
+def _with_frees(
+    program: GroupProgram, last: Mapping[int, tuple[Name, ...]], executables: Mapping[str, Executable]
+) -> tuple[Instruction, ...]:
+    instructions: list[Instruction] = []
+    for position, instruction in enumerate(program.instructions):
+        instructions.append(instruction)
+        dying = last.get(position, ())
+        if isinstance(instruction, Run):
+            taken = {instruction.inputs[i] for i in executables[instruction.executable].donated}
+            dying = tuple(name for name in dying if name not in taken)
+        if dying:
+            instructions.append(Free(dying))
+    return tuple(instructions)

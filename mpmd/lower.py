@@ -1,0 +1,333 @@
+"""Writes the placed step down as one straight-line program per group.
+
+The instructions of all groups are projections of one total order in which a message is sent and its receive
+posted at the same moment. So no order of transports, not even one in which sender and receiver have to
+meet, can make the groups wait for one another in a circle.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from jax.extend.core import Var
+
+from mpmd.executables import ExecutableTable, to_aval
+from mpmd.fuse import fuse
+from mpmd.graph import Accumulator, PlacedEqn, PlacedGraph, Work
+from mpmd.ir import (
+    Aval,
+    Cell,
+    ConstantLeaf,
+    GroupProgram,
+    InputLeaf,
+    Instruction,
+    Name,
+    OutputLeaf,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    Spec,
+    Task,
+)
+from mpmd.jaxpr import free_variables, operands
+from mpmd.program import Program
+from mpmd.schedules import total_order
+
+INDEX = Aval((), "int32", 4)
+
+
+def lower(
+    placed: PlacedGraph,
+    specs: Mapping[Var, Spec],
+    default_spec: Spec | None,
+    donated: Sequence[bool],
+    mpmd_dim: int,
+) -> Program:
+    """Lowers a placed step to programs without frees and donations.
+
+    Args:
+      specs: how variables outside the loop are sharded within a group, as far as known.
+      default_spec: the same for all others; ``None`` leaves it to the compiler.
+      donated: for each argument, whether the caller gives it up.
+      mpmd_dim: the number of groups.
+    """
+    return _Lowering(placed, ExecutableTable(specs, default_spec), mpmd_dim).run(donated)
+
+
+class _Lowering:
+    def __init__(self, placed: PlacedGraph, table: ExecutableTable, mpmd_dim: int):
+        self._placed = placed
+        self._graph = placed.graph
+        self._table = table
+        self._programs: list[list[Instruction]] = [[] for _ in range(mpmd_dim)]
+        self._tags: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._names = self._argument_names()
+        self._stages = {stage.work: stage for stage in self._graph.stages}
+        self._accumulators: dict[Work, list[Accumulator]] = collections.defaultdict(list)
+        for accumulator in self._graph.accumulators:
+            self._accumulators[accumulator.work].append(accumulator)
+        self._accumulator_number = {a.after: i for i, a in enumerate(self._graph.accumulators)}
+        self._makers: dict[Var, list[Work]] = collections.defaultdict(list)
+        self._loop_readers: dict[Var, list[Work]] = collections.defaultdict(list)
+        for stage in self._graph.stages:
+            for var in stage.makes:
+                self._makers[var].append(stage.work)
+            for var in stage.reads:
+                self._loop_readers[var].append(stage.work)
+        self._in_loop = {self._graph.index, *(a.before for a in self._graph.accumulators)}
+        self._in_loop |= {v for stage in self._graph.stages for eqn in stage.eqns for v in eqn.outvars}
+        self._readers = self._groups_reading()
+        self._index_groups: dict[int, set[int]] = collections.defaultdict(set)
+
+    def run(self, donated: Sequence[bool]) -> Program:
+        self._outside(after=False)
+        self._loop()
+        self._outside(after=True)
+        plan = Plan(
+            tuple(GroupProgram(i, tuple(program)) for i, program in enumerate(self._programs)),
+            tuple(self._table.executables.values()),
+            self._input_leaves(donated),
+            self._constant_leaves(),
+            self._output_leaves(),
+        )
+        traced = self._graph.traced
+        constants = {self._names[var]: np.asarray(value) for var, value in traced.constants.items()}
+        constants |= {_index_name(m): np.int32(m) for m in self._index_groups}
+        return Program(plan, self._table.functions, constants)
+
+    # Names and leaves.
+
+    def _argument_names(self) -> dict[Var, Name]:
+        traced = self._graph.traced
+        names: dict[Var, Name] = dict(zip(traced.jaxpr.invars, traced.in_paths, strict=True))
+        names |= {var: f"constant_{i}" for i, var in enumerate(traced.jaxpr.constvars)}
+        return names
+
+    def _input_leaves(self, donated: Sequence[bool]) -> tuple[InputLeaf, ...]:
+        traced = self._graph.traced
+        return tuple(
+            InputLeaf(
+                path,
+                self._names[var] if self._placed.homes[var] else None,
+                to_aval(var),
+                tuple(sorted(self._placed.homes[var])),
+                self._table.specs.get(var, ()),
+                is_donated,
+            )
+            for path, var, is_donated in zip(traced.in_paths, traced.jaxpr.invars, donated, strict=True)
+        )
+
+    def _constant_leaves(self) -> tuple[ConstantLeaf, ...]:
+        homes = self._placed.homes
+        closed_over = (
+            ConstantLeaf(self._names[var], to_aval(var), tuple(sorted(homes[var])))
+            for var in self._graph.traced.jaxpr.constvars
+            if homes[var]
+        )
+        indices = (
+            ConstantLeaf(_index_name(m), INDEX, tuple(sorted(groups)))
+            for m, groups in sorted(self._index_groups.items())
+        )
+        return (*closed_over, *indices)
+
+    def _output_leaves(self) -> tuple[OutputLeaf, ...]:
+        graph = self._graph
+        return tuple(
+            OutputLeaf(
+                path,
+                self._names[var],
+                to_aval(var),
+                tuple(sorted(groups)),
+                self._table.specs.get(var, self._table.default),
+            )
+            for path, var, groups in zip(
+                graph.traced.out_paths, graph.outputs, self._placed.output_groups, strict=True
+            )
+        )
+
+    # Messages.
+
+    def _groups_reading(self) -> dict[Var, set[int]]:
+        """For each outer variable, the groups that need to have it."""
+        readers: dict[Var, set[int]] = collections.defaultdict(set)
+        for placed in self._placed.eqns:
+            for var in operands(placed.eqn):
+                readers[var].update(placed.levels)
+        for stage in self._graph.stages:
+            for var in stage.reads:
+                readers[var].add(self._placed.stage_groups[stage.work.stage])
+        for accumulator in self._graph.accumulators:
+            readers[accumulator.initial].add(self._placed.stage_groups[accumulator.work.stage])
+        for var, groups in zip(self._graph.outputs, self._placed.output_groups, strict=True):
+            readers[var].update(groups)
+        return readers
+
+    def _send(self, src: int, wanted: Mapping[Name, Iterable[int]]) -> None:
+        """Sends values to other groups, one message for each."""
+        by_group: dict[int, list[Name]] = collections.defaultdict(list)
+        for name, groups in wanted.items():
+            for group in groups:
+                by_group[group].append(name)
+        for dst, names in sorted(by_group.items()):
+            tag = self._tags[src, dst]
+            self._tags[src, dst] += 1
+            self._programs[src].append(Send(tuple(names), dst, tag))
+            self._programs[dst].append(Recv(tuple(names), src, tag))
+
+    # Outside the loop.
+
+    def _outside(self, after: bool) -> None:
+        members: dict[tuple[int, int], list[PlacedEqn]] = collections.defaultdict(list)
+        for placed in self._placed.eqns:
+            if placed.after == after:
+                for group, level in placed.levels.items():
+                    members[level, group].append(placed)
+        sources = self._sources(after)
+        for (level, group), eqns in sorted(members.items()):
+            self._run_outside(f"{'after' if after else 'before'}_{level}", group, eqns, sources)
+
+    def _sources(self, after: bool) -> dict[Var, tuple[int, int]]:
+        """For each variable made here, the level and the group that others get it from."""
+        return {
+            var: min((level, group) for group, level in placed.levels.items())
+            for placed in self._placed.eqns
+            if placed.after == after
+            for var in placed.eqn.outvars
+        }
+
+    def _run_outside(
+        self, label: str, group: int, members: Sequence[PlacedEqn], sources: Mapping[Var, tuple[int, int]]
+    ) -> None:
+        eqns = [placed.eqn for placed in members]
+        later = self._read_after(group, members)
+        makes = [var for eqn in eqns for var in eqn.outvars if var in later or self._sent(var, group, sources)]
+        if not makes and not any(eqn.effects for eqn in eqns):
+            return
+        reads = free_variables(eqns)
+        for i, var in enumerate(makes):
+            # Groups that compute the same value call it the same.
+            self._names.setdefault(var, f"{label}.{group}.{i}")
+        executable = self._table.add(f"{label}.{group}", reads, eqns, makes)
+        inputs, outputs = ([self._names[var] for var in variables] for variables in (reads, makes))
+        self._programs[group].append(Run(label, executable, tuple(inputs), tuple(outputs)))
+        self._send(group, {self._names[var]: self._sent(var, group, sources) for var in makes})
+
+    def _sent(self, var: Var, group: int, sources: Mapping[Var, tuple[int, int]]) -> list[int]:
+        """The groups that get a value made outside the loop from ``group``."""
+        if var not in sources or sources[var][1] != group:
+            return []
+        return sorted(self._readers[var] - self._placed.homes[var])
+
+    def _read_after(self, group: int, members: Sequence[PlacedEqn]) -> set[Var]:
+        """The variables that ``group`` reads elsewhere than in these equations."""
+        inside = {id(placed) for placed in members}
+        read = {
+            var
+            for placed in self._placed.eqns
+            if group in placed.levels and id(placed) not in inside
+            for var in operands(placed.eqn)
+        }
+        for stage in self._graph.stages:
+            if self._placed.stage_groups[stage.work.stage] == group:
+                read.update(stage.reads)
+                read.update(a.initial for a in self._accumulators[stage.work])
+        outputs = zip(self._graph.outputs, self._placed.output_groups, strict=True)
+        return read | {var for var, groups in outputs if group in groups}
+
+    # The loop.
+
+    def _loop(self) -> None:
+        graph = self._graph
+        state = {a.before: self._names[a.initial] for a in graph.accumulators}
+        for group, cell in total_order(graph.schedule.tasks(graph.num_microbatches)):
+            members = [task for task in cell.tasks if _work(task) in self._stages]
+            if members:
+                self._run_cell(group, cell, members, state)
+
+    def _run_cell(self, group: int, cell: Cell, tasks: Sequence[Task], state: dict[Var, Name]) -> None:
+        fused = fuse([(self._stages[_work(task)], task.microbatch) for task in tasks], self._in_loop)
+        updates = [(a, task.microbatch) for task in tasks for a in self._accumulators[_work(task)]]
+        before = [fused.variables[a.before, m] for a, m in updates if (a.before, m) in fused.variables]
+        after = [fused.variables[a.after, m] for a, m in updates]
+        # Accumulators come first on both sides, so that each is updated in its own buffer.
+        reads = [*before, *(var for var in fused.reads if var not in before)]
+        inputs = tuple(self._loop_name(*fused.origin[var], tasks, state, group) for var in reads)
+        made = self._made(tasks)
+        makes = [*after, *(fused.variables[value.var, value.task.microbatch] for value in made)]
+        label = "+".join(str(_work(task)) for task in tasks)
+        executable = self._table.add(label, reads, fused.eqns, makes)
+        wanted: dict[Name, Iterable[int]] = {value.name: value.receivers for value in made}
+        for accumulator, microbatch in updates:
+            name = f"{accumulator.work}.state{self._accumulator_number[accumulator.after]}@{microbatch}"
+            state[accumulator.before] = name
+            if microbatch == self._graph.num_microbatches - 1:
+                self._names[accumulator.result] = name
+                wanted[name] = sorted(self._readers[accumulator.result] - {group})
+        outputs = (*(state[a.before] for a, _ in updates), *(value.name for value in made))
+        self._programs[group].append(Run(str(cell), executable, inputs, outputs))
+        self._send(group, wanted)
+
+    def _loop_name(
+        self, var: Var, microbatch: int, tasks: Sequence[Task], state: Mapping[Var, Name], group: int
+    ) -> Name:
+        """The name of what a task reads."""
+        if var is self._graph.index:
+            self._index_groups[microbatch].add(group)
+            return _index_name(microbatch)
+        if var in state:
+            return state[var]
+        if var not in self._makers:
+            return self._names[var]
+        reader = next(
+            t for t in tasks if t.microbatch == microbatch and var in self._stages[_work(t)].reads
+        )
+        return self._value_name(var, self._maker(var, reader.stage), microbatch)
+
+    def _maker(self, var: Var, stage: int) -> Work:
+        """The work that a stage gets a value from: its own, if that computes it, or the only one."""
+        makers = self._makers[var]
+        return next((work for work in makers if work.stage == stage), makers[0])
+
+    def _value_name(self, var: Var, work: Work, microbatch: int) -> Name:
+        return f"{work}__{microbatch}.{self._stages[work].makes.index(var)}"
+
+    def _made(self, tasks: Sequence[Task]) -> list[_Made]:
+        """The values that tasks make for other tasks."""
+        inside = {(_work(task), task.microbatch) for task in tasks}
+        made = []
+        for task in tasks:
+            work = _work(task)
+            for var in self._stages[work].makes:
+                readers = [
+                    reader
+                    for reader in self._loop_readers[var]
+                    if self._maker(var, reader.stage) == work and (reader, task.microbatch) not in inside
+                ]
+                if readers:
+                    groups = {self._placed.stage_groups[reader.stage] for reader in readers}
+                    receivers = tuple(sorted(groups - {self._placed.stage_groups[task.stage]}))
+                    name = self._value_name(var, work, task.microbatch)
+                    made.append(_Made(task, var, name, receivers))
+        return made
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """A value that a task makes for others, and the other groups that read it."""
+
+    task: Task
+    var: Var
+    name: Name
+    receivers: tuple[int, ...]
+
+
+def _work(task: Task) -> Work:
+    return Work(task.kind, task.stage)
+
+
+def _index_name(microbatch: int) -> Name:
+    return f"index_{microbatch}"

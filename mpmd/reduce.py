@@ -1,0 +1,249 @@
+"""The microbatch loop: ``treduce`` and the operations that combine what the microbatches give."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from mpmd.schedules import Schedule
+
+
+class Op(Protocol):
+    """How one leaf of the loop's result is accumulated.
+
+    Its meaning, for ``n`` microbatches with results ``values``::
+
+        state = op.state(n, shape_and_dtype_of_a_value)
+        for index in range(n):
+            state = op.update(state, values[index], index)
+    """
+
+    def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
+        """The state before the first microbatch; ``a`` describes one microbatch's value."""
+        ...
+
+    def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
+        """The state after microbatch ``index`` (int32 scalar); same shape and dtype as ``state``."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _Add:
+    """Elementwise sum."""
+
+    def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros(a.shape, a.dtype)
+
+    def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
+        return lax.add(state, update)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Max:
+    """Elementwise maximum."""
+
+    def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.full(a.shape, _lowest(a.dtype), a.dtype)
+
+    def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
+        return lax.max(state, update)
+
+
+def _lowest(dtype) -> Any:
+    if dtype == jnp.bool_:
+        return False
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).min
+    return -jnp.inf
+
+
+Add = _Add()
+Max = _Max()
+
+
+@dataclasses.dataclass(frozen=True)
+class Concat:
+    """Stacks the microbatches' values along a new axis ``axis`` of the result."""
+
+    axis: int = 0
+
+    def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros((*a.shape[: self.axis], n, *a.shape[self.axis :]), a.dtype)
+
+    def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
+        return lax.dynamic_update_index_in_dim(state, update, index, self.axis)
+
+
+def treduce(
+    fun: Callable[[Any], Any],
+    xs: Any,
+    schedule: Schedule,
+    axis: int = 0,
+    operation: Any = (Concat(), Add),
+) -> Any:
+    """Applies ``fun`` to every microbatch and accumulates the results, pipelined by ``schedule``.
+
+    Its meaning, with a loop that ``mpmd_jit_with_loop`` pipelines and plain JAX runs as a ``lax.scan``::
+
+        def treduce(fun, xs, operation):
+            state = [operation.state(n, shape_of_result)]
+            for i in range(n):
+                state = operation.update(state, fun(xs[i]), i)
+            return state
+
+    Args:
+      fun: takes one microbatch, a pytree like ``xs`` without the axis, and returns a pytree of arrays.
+      xs: a pytree of arrays that all have the same size along ``axis``: the number of microbatches.
+      schedule: the order of the stages' work, e.g. ``mpmd.Std1F1B(num_stages=4)``.
+      axis: the axis of every leaf of ``xs`` that counts microbatches.
+      operation: an ``Op``, or a pytree prefix of the result with one for each part. By default the first
+        of two results is stacked and the second summed: the losses and the gradients.
+
+    Returns: the accumulated results.
+    Raises: ``ValueError`` when the leaves of ``xs`` differ in size along ``axis``, or when there is no
+      microbatch or no leaf; ``TypeError`` when ``operation`` does not match the result.
+    """
+    leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
+    if not leaves:
+        raise ValueError("treduce needs at least one array to take microbatches from; see treduce_i")
+    flat = [f"{path or 'xs'} with shape {jnp.shape(leaf)}" for path, leaf in leaves]
+    if short := [text for text, (_, leaf) in zip(flat, leaves, strict=True) if jnp.ndim(leaf) <= axis]:
+        raise ValueError(f"treduce takes microbatches along axis {axis}, which {'; '.join(short)} lacks")
+    sizes = {jnp.shape(leaf)[axis] for _, leaf in leaves}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"treduce needs the same number of microbatches, the size along axis {axis}, in every leaf; got "
+            + "; ".join(flat)
+        )
+
+    def fun_of_index(i):
+        return fun(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, axis, keepdims=False), xs))
+
+    return treduce_i(fun_of_index, sizes.pop(), schedule, operation)
+
+
+def treduce_i(
+    fun: Callable[[jax.Array], Any],
+    length: int,
+    schedule: Schedule,
+    operation: Any = (Concat(), Add),
+) -> Any:
+    """``treduce`` over the microbatch index: ``fun`` takes an int32 scalar from 0 to ``length - 1``.
+
+    Args, result and errors are those of ``treduce``.
+    """
+    if length < 1:
+        raise ValueError(f"treduce needs at least one microbatch, got {length}")
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    traced, out_shape = jax.make_jaxpr(fun, return_shape=True)(index)
+    outs, out_tree = jax.tree.flatten(out_shape)
+    ops = _broadcast_operation(operation, out_shape)
+    states = [op.state(length, out) for op, out in zip(ops, outs, strict=True)]
+    summed = tuple(isinstance(op, _Add) for op in ops)
+
+    def body(i, *carried):
+        values = core.jaxpr_as_fun(traced)(i)
+        remaining = iter(carried)
+        return [
+            value if is_sum else _updated(op, next(remaining), value, i)
+            for op, is_sum, value in zip(ops, summed, values, strict=True)
+        ]
+
+    carried = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
+    avals = [jax.ShapeDtypeStruct(jnp.shape(state), jnp.result_type(state)) for state in carried]
+    closed = jax.make_jaxpr(body)(index, *avals)
+    results = treduce_p.bind(
+        *closed.consts,
+        *states,
+        body=closed.jaxpr,
+        summed=summed,
+        length=length,
+        schedule=schedule,
+    )
+    return jax.tree.unflatten(out_tree, results)
+
+
+def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:
+    def is_op(x):
+        return hasattr(x, "state") and hasattr(x, "update")
+
+    try:
+        spread = jax.tree.map(
+            lambda op, part: jax.tree.map(lambda _: op, part), operation, out_shape, is_leaf=is_op
+        )
+    except ValueError as error:
+        raise TypeError(
+            f"treduce's operation {operation} is not a pytree prefix of the loop's result, which has the "
+            f"structure {jax.tree.structure(out_shape)}"
+        ) from error
+    ops = jax.tree.leaves(spread, is_leaf=is_op)
+    if wrong := [op for op in ops if not is_op(op)]:
+        raise TypeError(f"{wrong[0]!r} is not an operation: it has no methods state and update")
+    return ops
+
+
+def _updated(op: Op, state: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
+    new = op.update(state, value, index)
+    if jnp.shape(new) != state.shape or jnp.result_type(new) != state.dtype:
+        raise TypeError(
+            f"{op}.update returned {jnp.result_type(new)}{list(jnp.shape(new))} for a state of "
+            f"{state.dtype}{list(state.shape)}; it must keep the state's shape and dtype"
+        )
+    return new
+
+
+treduce_p = Primitive("treduce")
+"""Operands: the body's closed-over values, then the initial states.
+
+Parameters: ``body``, a jaxpr with the closed-over values as constvars, that takes the index and the states
+that are not plain sums; ``summed``, for each result, whether it is a plain sum of what the body returns
+(otherwise the body returns the new state); ``length``, the number of microbatches; ``schedule``."""
+treduce_p.multiple_results = True
+
+
+def as_scan(*operands, body: core.Jaxpr, summed: tuple[bool, ...], length: int, schedule=None):
+    """What the loop means: a scan over the microbatch index."""
+    consts, states = operands[: len(body.constvars)], operands[len(body.constvars) :]
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(body, consts))
+
+    def one(states, i):
+        values = run(i, *(state for state, is_sum in zip(states, summed, strict=True) if not is_sum))
+        return [
+            lax.add(state, value) if is_sum else lax.convert_element_type(value, state.dtype)
+            for state, value, is_sum in zip(states, values, summed, strict=True)
+        ], None
+
+    return lax.scan(one, list(states), jnp.arange(length, dtype=jnp.int32))[0]
+
+
+@treduce_p.def_impl
+def _impl(*operands, **params):
+    return jax.jit(partial(as_scan, **params))(*operands)
+
+
+@treduce_p.def_abstract_eval
+def _abstract_eval(*avals, body, summed, **params):
+    return avals[len(body.constvars) :]
+
+
+def _jvp(primals, tangents, **params):
+    return jax.jvp(partial(as_scan, **params), primals, tuple(map(ad.instantiate_zeros, tangents)))
+
+
+def _batch(args, dims, **params):
+    out = jax.vmap(partial(as_scan, **params), in_axes=tuple(dims))(*args)
+    return out, [0] * len(out)
+
+
+ad.primitive_jvps[treduce_p] = _jvp
+batching.primitive_batchers[treduce_p] = _batch
+mlir.register_lowering(treduce_p, mlir.lower_fun(as_scan, multiple_results=True))

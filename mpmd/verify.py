@@ -1,0 +1,224 @@
+"""Proves of a plan, before it runs, that it can run.
+
+For each group: every value is defined once, before its use, and not used after it was freed or donated;
+the step's results are there at the end. For the edges: the receives of an edge are its sends, in the same
+order, of the same values. Together: the groups cannot wait for one another for ever, even when a send
+waits for its receive to be posted and a receive for its message to arrive.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from mpmd.errors import PlanError
+from mpmd.ir import Aval, Free, GroupProgram, Name, Plan, Recv, Run, Send
+
+Edge = tuple[int, int]
+"""Source and destination group."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """What is known of a plan that passed.
+
+    Attributes:
+      peak_bytes: for each group, the most bytes of values it holds at once, counting each logical value
+        whole; a run's results and those of its inputs that are not donated to them count together.
+      sent_bytes: for each edge, the bytes of one step.
+      capacities: for each edge, the most messages that are on their way at once if every group receives as
+        late and sends as early as its program and its data allow.
+    """
+
+    peak_bytes: tuple[int, ...]
+    sent_bytes: Mapping[Edge, int]
+    capacities: Mapping[Edge, int]
+
+
+def verify(plan: Plan) -> Verified:
+    """Checks a plan. Raises ``PlanError`` with every fault found."""
+    avals = plan.avals()
+    faults = [fault for program in plan.programs for fault in _check_values(plan, program)]
+    faults += _check_edges(plan)
+    if not faults:
+        faults += _check_progress(plan)
+    if faults:
+        raise PlanError("the plan cannot run:\n  " + "\n  ".join(faults))
+    sent: collections.Counter[Edge] = collections.Counter()
+    for program in plan.programs:
+        for i in program.instructions:
+            if isinstance(i, Send):
+                sent[program.mpmd_idx, i.dst] += sum(avals[name].nbytes for name in i.values)
+    peaks = tuple(_peak_bytes(plan, program, avals) for program in plan.programs)
+    return Verified(peaks, dict(sent), _capacities(plan))
+
+
+def _check_values(plan: Plan, program: GroupProgram) -> Iterator[str]:
+    executables = {e.name: e for e in plan.executables}
+    alive = set(plan.resident(program.mpmd_idx))
+    gone: dict[Name, str] = {}
+    kept = {leaf.name for leaf in plan.inputs if leaf.name and not leaf.donated}
+    kept |= {leaf.name for leaf in plan.constants}
+
+    def faults_of_reading(names, where) -> Iterator[str]:
+        for name in names:
+            if name not in alive:
+                yield f"{where} uses {name}, which {gone.get(name, 'is never defined')}"
+
+    def faults_of_defining(names, where) -> Iterator[str]:
+        for name in names:
+            if name in alive or name in gone:
+                yield f"{where} defines {name} again"
+        alive.update(names)
+
+    for position, instruction in enumerate(program.instructions):
+        where = f"group {program.mpmd_idx}, instruction {position} ({_short(instruction)})"
+        match instruction:
+            case Run(_, name, inputs, outputs):
+                yield from faults_of_reading(inputs, where)
+                executable = executables.get(name)
+                if executable is None:
+                    yield f"{where} runs {name}, which does not exist"
+                    continue
+                if (len(executable.inputs), len(executable.outputs)) != (len(inputs), len(outputs)):
+                    yield f"{where} does not have the numbers of inputs and outputs of {name}"
+                    continue
+                for i in executable.donated:
+                    if inputs[i] in kept:
+                        yield f"{where} donates {inputs[i]}, which the caller keeps"
+                    if inputs.count(inputs[i]) > 1:
+                        yield f"{where} donates {inputs[i]} and reads it as another input too"
+                    alive.discard(inputs[i])
+                    gone[inputs[i]] = f"was donated in instruction {position}"
+                yield from faults_of_defining(outputs, where)
+            case Send(values):
+                yield from faults_of_reading(values, where)
+            case Recv(values):
+                yield from faults_of_defining(values, where)
+            case Free(values):
+                yield from faults_of_reading(values, where)
+                alive.difference_update(values)
+                gone.update(dict.fromkeys(values, f"was freed in instruction {position}"))
+    for leaf in plan.outputs:
+        if program.mpmd_idx in leaf.mpmd_idxs and leaf.name not in alive:
+            yield (
+                f"group {program.mpmd_idx} lacks the result {leaf.path} ({leaf.name}), which "
+                f"{gone.get(leaf.name, 'is never defined')}"
+            )
+
+
+def _short(instruction: Run | Send | Recv | Free) -> str:
+    return instruction.label if isinstance(instruction, Run) else str(instruction).split(" = ")[-1][:60]
+
+
+def _check_edges(plan: Plan) -> Iterator[str]:
+    sends: dict[Edge, list] = collections.defaultdict(list)
+    receives: dict[Edge, list] = collections.defaultdict(list)
+    for program in plan.programs:
+        for i in program.instructions:
+            if isinstance(i, Send):
+                sends[program.mpmd_idx, i.dst].append((i.tag, i.values))
+            elif isinstance(i, Recv):
+                receives[i.src, program.mpmd_idx].append((i.tag, i.values))
+    for edge in sorted({*sends, *receives}):
+        sent, received = sends[edge], receives[edge]
+        if not 0 <= edge[1] < len(plan.programs) or edge[0] == edge[1]:
+            yield f"edge {edge[0]} -> {edge[1]} leads to no other group"
+        for i in range(max(len(sent), len(received))):
+            left = sent[i] if i < len(sent) else "nothing"
+            right = received[i] if i < len(received) else "nothing"
+            if left != right:
+                yield f"edge {edge[0]} -> {edge[1]}, message {i}: sends {left}, receives {right}"
+                break
+        tags = [tag for tag, _ in sent]
+        if tags != sorted(set(tags)):
+            yield f"edge {edge[0]} -> {edge[1]}: tags do not ascend"
+
+
+def _check_progress(plan: Plan) -> Iterator[str]:
+    """Runs the programs with sends and receives that have to meet, and reports a circle of waits."""
+    positions = [0] * len(plan.programs)
+
+    def current(group: int):
+        instructions = plan.programs[group].instructions
+        return instructions[positions[group]] if positions[group] < len(instructions) else None
+
+    ready = list(range(len(plan.programs)))
+    while ready:
+        group = ready.pop()
+        while (instruction := current(group)) is not None:
+            if isinstance(instruction, (Send, Recv)):
+                peer = instruction.dst if isinstance(instruction, Send) else instruction.src
+                other = current(peer)
+                if not _meet(group, instruction, peer, other):
+                    break
+                positions[peer] += 1
+                ready.append(peer)
+            positions[group] += 1
+    stuck = [group for group in range(len(plan.programs)) if current(group) is not None]
+    if stuck:
+        waits = "; ".join(f"group {group} at {str(current(group))[:80]}" for group in stuck)
+        yield f"the groups wait for one another when sends and receives have to meet: {waits}"
+
+
+def _meet(group: int, instruction: Send | Recv, peer: int, other) -> bool:
+    if isinstance(instruction, Send):
+        return isinstance(other, Recv) and (other.src, other.tag) == (group, instruction.tag)
+    return isinstance(other, Send) and (other.dst, other.tag) == (group, instruction.tag)
+
+
+def _peak_bytes(plan: Plan, program: GroupProgram, avals: Mapping[Name, Aval]) -> int:
+    executables = {e.name: e for e in plan.executables}
+    held = dict(plan.resident(program.mpmd_idx))
+    live = peak = sum(aval.nbytes for aval in held.values())
+    for instruction in program.instructions:
+        match instruction:
+            case Run(_, name, inputs, outputs):
+                taken = [inputs[i] for i in executables[name].donated]
+                live -= sum(avals[n].nbytes for n in taken)
+                live += sum(avals[n].nbytes for n in outputs)
+            case Recv(values):
+                live += sum(avals[n].nbytes for n in values)
+            case Free(values):
+                live -= sum(avals[n].nbytes for n in values)
+        peak = max(peak, live)
+    return peak
+
+
+def _capacities(plan: Plan) -> dict[Edge, int]:
+    """Runs the programs with senders as far ahead as data allows and receivers that take what they use."""
+    positions = [0] * len(plan.programs)
+    in_flight: collections.Counter[Edge] = collections.Counter()
+    sent: set[tuple[int, int, int]] = set()
+    most: dict[Edge, int] = {}
+    posted: list[dict[Name, tuple[int, int]]] = [{} for _ in plan.programs]
+    moved = True
+    while moved:
+        moved = False
+        for group, program in enumerate(plan.programs):
+            while positions[group] < len(program.instructions):
+                instruction = program.instructions[positions[group]]
+                if isinstance(instruction, Send):
+                    edge = (group, instruction.dst)
+                    in_flight[edge] += 1
+                    most[edge] = max(most.get(edge, 0), in_flight[edge])
+                    sent.add((*edge, instruction.tag))
+                elif isinstance(instruction, Recv):
+                    key = (instruction.src, instruction.tag)
+                    posted[group].update(dict.fromkeys(instruction.values, key))
+                names = getattr(instruction, "inputs", ()) or (
+                    instruction.values if isinstance(instruction, Send) else ()
+                )
+                waits = {posted[group][n] for n in names if n in posted[group]}
+                if any((src, group, tag) not in sent for src, tag in waits):
+                    if isinstance(instruction, Send):
+                        in_flight[group, instruction.dst] -= 1
+                        sent.discard((group, instruction.dst, instruction.tag))
+                    break
+                for src, tag in waits:
+                    in_flight[src, group] -= 1
+                    posted[group] = {n: k for n, k in posted[group].items() if k != (src, tag)}
+                positions[group] += 1
+                moved = True
+    return most
