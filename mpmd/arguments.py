@@ -51,7 +51,9 @@ def check_donated_once(paths: Sequence[str], leaves: Sequence[Any], donated: Seq
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, (jax.Array, MpmdArray)):
             if leaf.is_deleted():
-                faults.append(f"{paths[i]} was deleted or donated to an earlier call; pass that call's result")
+                faults.append(
+                    f"{paths[i]} was deleted or donated to an earlier call; pass that call's result"
+                )
             j = first_seen.setdefault(id(leaf), i)
             if j != i and (donated[i] or donated[j]):
                 faults.append(
@@ -72,13 +74,13 @@ def flatten_specs(specs: Any, tree: Any, what: str) -> list[Any]:
 
     try:
         spread = jax.tree.map(
-            lambda spec, part: jax.tree.map(lambda _: (spec,), part), specs, tree, is_leaf=is_spec
+            lambda spec, part: jax.tree.map(lambda _: spec, part), specs, tree, is_leaf=is_spec
         )
     except ValueError as error:
         raise CompileError(
             f"{what} is not a pytree prefix of what it describes: {str(error).splitlines()[0]}"
         ) from error
-    leaves = [leaf[0] for leaf in jax.tree.leaves(spread, is_leaf=lambda x: isinstance(x, tuple))]
+    leaves = jax.tree.leaves(spread, is_leaf=is_spec)
     if wrong := [leaf for leaf in leaves if not is_spec(leaf)]:
         raise CompileError(f"{what} has {wrong[0]!r} where a PartitionSpec is needed")
     return [leaf.spec if isinstance(leaf, NamedSharding) else leaf for leaf in leaves]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.graph import Work
+from mpmd.ir import TaskKind
 from mpmd.jaxpr import is_transposed, operands
 from mpmd.replicate import Replica, is_weight
 
@@ -50,8 +51,9 @@ def assign(
     1. Work that a mark closes owns the backward slice of the mark's operands, less what earlier work owns.
        Only equations made by transposition count as backward; others are residuals or the loss, and belong
        to the forward that makes their operands.
-    2. What no mark closes goes to the latest work among its operands, or after the marks among them; if a parameter is among the operands
-       and lives on other stages only, to the next of those stages, as long as that is later.
+    2. What no mark closes goes to the latest work among its operands, or after the marks among them. If a
+       parameter is among the operands and lives on other stages only, it goes to the next of those stages,
+       as long as that is later.
     3. What reads only loop constants, and is too dear to be a replica, goes to its earliest reader.
 
     An equation that reads no stage's value and that no stage reads, only a result of the loop, gets
@@ -78,9 +80,7 @@ class _Assignment:
         self._earliest = earliest
         self._replicas = replicas
         self._timeline = timeline
-        self._own = [
-            i for i, eqn in enumerate(eqns) if not any(var in replicas for var in eqn.outvars)
-        ]
+        self._own = [i for i, eqn in enumerate(eqns) if not any(var in replicas for var in eqn.outvars)]
         self._maker = {var: i for i in self._own for var in eqns[i].outvars}
         self._times: list[int | None] = [None] * len(eqns)
         self._homes: dict[Var, set[int]] = {}  # for each parameter, the stages that read it
@@ -142,7 +142,7 @@ class _Assignment:
         stages = set().union(*(self._homes.get(parameter, ()) for parameter in self._parameters(i)))
         if not stages or (earliest is not None and self._timeline.work(earliest).stage in stages):
             return earliest
-        kind = "bwd" if backward else "fwd"
+        kind: TaskKind = "bwd" if backward else "fwd"
         times = [self._timeline.time(Work(kind, stage)) for stage in stages]
         later = [time for time in times if earliest is None or time >= earliest]
         return min(later, default=earliest)

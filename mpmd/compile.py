@@ -70,7 +70,8 @@ def compile_step(
 def _known_specs(
     traced: TracedStep, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
 ) -> dict[Var, Spec]:
-    arguments, results = traced.jaxpr.invars, traced.jaxpr.outvars
+    arguments = traced.jaxpr.invars
+    results = [atom for atom in traced.jaxpr.outvars if isinstance(atom, Var)]
     known: dict[Var, Spec] = dict(zip(arguments, in_specs or [()] * len(arguments), strict=True))
     known |= dict.fromkeys(traced.jaxpr.constvars, ())
     for argument, result in traced.fed_back:

@@ -28,9 +28,7 @@ class ExecutableTable:
     functions: dict[str, Function] = dataclasses.field(default_factory=dict)
     _known: dict[Any, str] = dataclasses.field(default_factory=dict)
 
-    def add(
-        self, name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]
-    ) -> str:
+    def add(self, name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]) -> str:
         """Returns the name of an executable for the equations: ``name``, or that of an equal one."""
         in_specs, out_specs = self._specs_of(invars), self._specs_of(outvars)
         key = (fingerprint(invars, eqns, outvars), in_specs, out_specs)
@@ -85,9 +83,7 @@ def decode(value: Any, aval: Any) -> Any:
     return jax.random.wrap_key_data(value, impl=key_impl_name(aval.dtype)) if is_key(aval) else value
 
 
-def _function(
-    name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]
-) -> Function:
+def _function(name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]) -> Function:
     run = jaxpr_as_fun(ClosedJaxpr(make_jaxpr(invars, eqns, outvars), ()))
     avals = [var.aval for var in invars]
 

@@ -29,7 +29,7 @@ from typing import Literal
 Name = str
 """Names a value, unique in the plan."""
 
-Spec = tuple[None | str | tuple[str, ...], ...]
+Spec = tuple[str | tuple[str, ...] | None, ...]
 """A ``jax.sharding.PartitionSpec`` as data: one entry per leading dimension."""
 
 TaskKind = Literal["fwd", "bwd", "bwdA", "bwdW"]
@@ -233,12 +233,13 @@ class Plan:
 
     def resident(self, mpmd_idx: int) -> dict[Name, Aval]:
         """The values a group holds before its first instruction: inputs and constants."""
-        leaves = (*self.inputs, *self.constants)
+        leaves: tuple[InputLeaf | ConstantLeaf, ...] = (*self.inputs, *self.constants)
         return {leaf.name: leaf.aval for leaf in leaves if leaf.name and mpmd_idx in leaf.mpmd_idxs}
 
     def avals(self) -> dict[Name, Aval]:
         """The shape and dtype of every value of the plan."""
-        found = {leaf.name: leaf.aval for leaf in (*self.inputs, *self.constants) if leaf.name}
+        leaves: tuple[InputLeaf | ConstantLeaf, ...] = (*self.inputs, *self.constants)
+        found = {leaf.name: leaf.aval for leaf in leaves if leaf.name}
         signatures = {e.name: e for e in self.executables}
         for program in self.programs:
             for instruction in program.instructions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,8 @@ _CALLS = {
 def where(eqn: JaxprEqn) -> str:
     """The user's line that an equation comes from, as ``file:line (function)``."""
     traceback = eqn.source_info.traceback
-    for frame in traceback.frames if traceback else ():
+    frames: Sequence[Any] = traceback.frames if traceback else ()
+    for frame in frames:
         if not frame.file_name.startswith((_JAX, _MPMD, "<")):
             return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
     return "an unknown line"
@@ -86,9 +88,7 @@ def called(eqn: JaxprEqn) -> core.ClosedJaxpr | None:
     return inner
 
 
-def inline_calls(
-    jaxpr: Jaxpr, should_inline: Callable[[JaxprEqn], bool]
-) -> tuple[Jaxpr, dict[Var, Any]]:
+def inline_calls(jaxpr: Jaxpr, should_inline: Callable[[JaxprEqn], bool]) -> tuple[Jaxpr, dict[Var, Any]]:
     """Replaces calls by the equations they call, recursively, where ``should_inline(eqn)`` says so.
 
     Returns: the jaxpr, and the constants that the called jaxprs closed over, which are constvars of it now.
@@ -102,8 +102,8 @@ def inline_calls(
             if should_inline(eqn) and (body := called(eqn)) is not None:
                 nested: dict[Var, Atom] = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
                 for var, value in zip(body.jaxpr.constvars, body.consts, strict=True):
-                    nested[var] = Var(var.aval)
-                    constants[nested[var]] = value
+                    nested[var] = constant = Var(var.aval)
+                    constants[constant] = value
                 emit(body.jaxpr, nested, True)
                 renamed.update(
                     (var, lookup(atom, nested))
@@ -147,21 +147,23 @@ def free_variables(eqns: Iterable[JaxprEqn]) -> list[Var]:
 
 def size(atom: Atom) -> int:
     """Number of elements."""
-    count = 1
-    for extent in atom.aval.shape:  # type: ignore[attr-defined]
-        count *= extent
-    return count
+    return math.prod(aval_of(atom).shape)
 
 
-def traced_eqns(fun, inputs: Sequence[Atom]) -> tuple[list[JaxprEqn], list[Var]]:
-    """The equations of ``fun(*inputs)`` and the variables of its results."""
-    avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in inputs]  # type: ignore[attr-defined]
+def aval_of(atom: Atom) -> Any:
+    """The shape, dtype and weak type of a variable's or literal's value."""
+    return atom.aval
+
+
+def traced_eqns(fun: Callable, inputs: Sequence[Atom]) -> tuple[list[JaxprEqn], list[Any]]:
+    """The equations of ``fun(*inputs)`` and its results, which are variables unless they are literals."""
+    avals = [jax.ShapeDtypeStruct(aval_of(a).shape, aval_of(a).dtype) for a in inputs]
     closed = jax.make_jaxpr(fun)(*avals)
     jaxpr, constants = inline_calls(closed.jaxpr, lambda eqn: True)
     assert not constants and not jaxpr.constvars, "the function closes over arrays"
     renamed: dict[Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
     eqns = [substitute(eqn, renamed) for eqn in jaxpr.eqns]
-    return eqns, [lookup(atom, renamed) for atom in jaxpr.outvars]  # type: ignore[misc]
+    return eqns, [lookup(atom, renamed) for atom in jaxpr.outvars]
 
 
 def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Any:

@@ -66,9 +66,7 @@ def _last_uses(program: GroupProgram, kept: Collection[Name]) -> dict[int, tuple
     return {position: tuple(names) for position, names in dying.items()}
 
 
-def _dying_inputs(
-    plan: Plan, last_uses: Sequence[Mapping[int, tuple[Name, ...]]]
-) -> dict[str, set[int]]:
+def _dying_inputs(plan: Plan, last_uses: Sequence[Mapping[int, tuple[Name, ...]]]) -> dict[str, set[int]]:
     """For each executable, the positions of the inputs that every run of it is the last to use."""
     dying: dict[str, set[int]] = {}
     for program, last in zip(plan.programs, last_uses, strict=True):

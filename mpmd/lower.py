@@ -96,7 +96,7 @@ class _Lowering:
         )
         traced = self._graph.traced
         constants = {self._names[var]: np.asarray(value) for var, value in traced.constants.items()}
-        constants |= {_index_name(m): np.int32(m) for m in self._index_groups}
+        constants |= {_index_name(m): np.asarray(m, np.int32) for m in self._index_groups}
         return Program(plan, self._table.functions, constants)
 
     # Names and leaves.
@@ -204,7 +204,9 @@ class _Lowering:
     ) -> None:
         eqns = [placed.eqn for placed in members]
         later = self._read_after(group, members)
-        makes = [var for eqn in eqns for var in eqn.outvars if var in later or self._sent(var, group, sources)]
+        makes = [
+            var for eqn in eqns for var in eqn.outvars if var in later or self._sent(var, group, sources)
+        ]
         if not makes and not any(eqn.effects for eqn in eqns):
             return
         reads = free_variables(eqns)
@@ -282,9 +284,7 @@ class _Lowering:
             return state[var]
         if var not in self._makers:
             return self._names[var]
-        reader = next(
-            t for t in tasks if t.microbatch == microbatch and var in self._stages[_work(t)].reads
-        )
+        reader = next(t for t in tasks if t.microbatch == microbatch and var in self._stages[_work(t)].reads)
         return self._value_name(var, self._maker(var, reader.stage), microbatch)
 
     def _maker(self, var: Var, stage: int) -> Work:

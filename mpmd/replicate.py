@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.cost import draws_random_bits, has_reduction, is_cheap
-from mpmd.jaxpr import Atom, operands, size
+from mpmd.jaxpr import Atom, aval_of, operands, size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def find_replicas(eqns: Sequence[JaxprEqn], index: Var, carried: frozenset[Var])
 
 def is_weight(var: Atom) -> bool:
     """Whether an outer value may be a parameter: floating-point and not a scalar."""
-    dtype = var.aval.dtype  # type: ignore[attr-defined]
+    dtype = aval_of(var).dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return False
     return size(var) > 1 and jnp.issubdtype(dtype, jnp.inexact)

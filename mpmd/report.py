@@ -51,7 +51,9 @@ class Report:
             for g in self.groups
         ]
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in (header, *rows)]
+        lines = [
+            "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in (header, *rows)
+        ]
         return "\n".join([*lines, f"{self.executables} different executables in all"])
 
 

@@ -8,7 +8,7 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.cost import is_elementwise
 from mpmd.ir import Spec
-from mpmd.jaxpr import operands
+from mpmd.jaxpr import aval_of, operands
 
 
 def infer_specs(eqns: Sequence[JaxprEqn], known: Mapping[Var, Spec]) -> dict[Var, Spec]:
@@ -33,7 +33,7 @@ def infer_specs(eqns: Sequence[JaxprEqn], known: Mapping[Var, Spec]) -> dict[Var
         if is_elementwise(eqn) and len(eqn.outvars) == 1:
             out = eqn.outvars[0]
             for var in operands(eqn):
-                if var.aval.shape == out.aval.shape and out.aval.shape:  # type: ignore[attr-defined]
+                if aval_of(var).shape == aval_of(out).shape != ():
                     parent[find(var)] = find(out)
     specs: dict[Var, set[Spec]] = {}
     for var, spec in known.items():

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
@@ -19,6 +18,7 @@ from mpmd.graph import Accumulator, StageWork, TaskGraph, TracedStep, Work
 from mpmd.jaxpr import (
     NAMELESS,
     Atom,
+    aval_of,
     free_variables,
     lookup,
     make_jaxpr,
@@ -28,7 +28,7 @@ from mpmd.jaxpr import (
     where,
 )
 from mpmd.reduce import as_scan, treduce_p
-from mpmd.replicate import Replica, find_replicas
+from mpmd.replicate import find_replicas
 
 _SUMS = ("add_any", "add")
 
@@ -63,9 +63,7 @@ class _Split:
         self._params = traced.loop.params
         self._num_stages: int = self._params["schedule"].num_stages
         self._timeline = Timeline(self._num_stages)
-        self._loop_position = next(
-            i for i, eqn in enumerate(traced.jaxpr.eqns) if eqn.primitive is treduce_p
-        )
+        self._loop_position = next(i for i, eqn in enumerate(traced.jaxpr.eqns) if eqn.primitive is treduce_p)
         self._accumulators: list[Accumulator] = []
         self._updates: dict[Work, list[JaxprEqn]] = {}
         self._sums_after: list[JaxprEqn] = []
@@ -90,6 +88,7 @@ class _Split:
                 members.setdefault(work, []).append(eqn)
         stages = self._stage_work(members)
         traced = self._traced
+        outputs = tuple(atom for atom in traced.jaxpr.outvars if isinstance(atom, Var))
         before = traced.jaxpr.eqns[: self._loop_position]
         after = traced.jaxpr.eqns[self._loop_position + 1 :]
         unstaged = self._unstaged_results(body)
@@ -97,7 +96,7 @@ class _Split:
         return TaskGraph(
             traced,
             outer,
-            tuple(traced.jaxpr.outvars),
+            outputs,
             stages,
             tuple(self._accumulators),
             body.index,
@@ -109,9 +108,7 @@ class _Split:
     def _body(self) -> _Body:
         body: Jaxpr = self._params["body"]
         stage_of = self._stages_ended([eqn for eqn in body.eqns if eqn.primitive is mark_p])
-        replacement: dict[Var, Atom] = dict(
-            zip(body.constvars, self._traced.loop.invars, strict=False)
-        )
+        replacement: dict[Var, Atom] = dict(zip(body.constvars, self._traced.loop.invars, strict=False))
         index, *carried = body.invars
         result = _Body([], [], [], index, carried, {})
         behind: dict[Var, int] = {}  # for what a mark returns, the time of the work after it
@@ -197,7 +194,7 @@ class _Split:
         else:
             self._split_sums |= self._inner_sums(value, uses)
         parts: list[Var] = []
-        for stage, contributions in sorted(by_stage.items()):
+        for _, contributions in sorted(by_stage.items()):
             works = [self._work(term) or latest for term in contributions]
             parts.append(Var(result.aval) if len(by_stage) > 1 else result)
             start = self._initial(jnp.copy if len(parts) == 1 else jnp.zeros_like, initial)
@@ -241,7 +238,7 @@ class _Split:
         eqn = self._maker.get(value) if isinstance(value, Var) and uses[value] == 1 else None
         if eqn is None or eqn.primitive.name not in _SUMS or self._work(value) is None:
             return None
-        same = all(atom.aval.shape == value.aval.shape for atom in eqn.invars)  # type: ignore[union-attr]
+        same = all(aval_of(atom).shape == aval_of(value).shape for atom in eqn.invars)
         return eqn if same else None
 
     def _is_split_sum(self, eqn: JaxprEqn) -> bool:
@@ -267,9 +264,7 @@ class _Split:
         )
         scan = partial(as_scan, body=needed, summed=summed, length=self._params["length"])
         eqns, results = traced_eqns(scan, [*outer, *(states[i] for i in self._unstaged)])
-        bound = {
-            var: self._traced.loop.outvars[i] for var, i in zip(results, self._unstaged, strict=True)
-        }
+        bound = {var: self._traced.loop.outvars[i] for var, i in zip(results, self._unstaged, strict=True)}
         return [eqn.replace(outvars=[bound.get(var, var) for var in eqn.outvars]) for eqn in eqns]
 
     def _carried_positions(self) -> list[int]:

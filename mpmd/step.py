@@ -54,7 +54,7 @@ def mpmd_jit_with_loop(
 
 
 class MpmdFunction:
-    """What ``mpmd_jit_with_loop`` returns: compiles for the arguments it is called with, once for each kind."""
+    """What ``mpmd_jit_with_loop`` returns: compiles once for each kind of arguments it is called with."""
 
     def __init__(self, fun: Callable, mesh: GroupMesh, in_specs: Any, out_specs: Any, signature: Signature):
         functools.update_wrapper(self, fun, updated=())
@@ -158,9 +158,7 @@ class LoadedStep:
                         puts[group],
                         profile=profile,
                     )
-                    for group, (inputs, outputs) in enumerate(
-                        zip(self._inputs, self._outputs, strict=True)
-                    )
+                    for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
                 }
             )
         )
@@ -172,9 +170,7 @@ class LoadedStep:
         ]
         return jax.tree.unflatten(self._out_tree, arrays), run
 
-    def _feed(
-        self, call: Call, runtime: Runtime
-    ) -> tuple[dict[int, Handle], list[dict[Handle, np.ndarray]]]:
+    def _feed(self, call: Call, runtime: Runtime) -> tuple[dict[int, Handle], list[dict[Handle, np.ndarray]]]:
         """A handle for each argument that is read; and for each group the values it does not have yet."""
         handles: dict[int, Handle] = {}
         puts: list[dict[Handle, np.ndarray]] = [{} for _ in self.plan.programs]

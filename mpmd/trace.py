@@ -108,7 +108,9 @@ def _check(jaxpr: Jaxpr) -> None:
                     "call it directly in the step, or in functions under jax.jit"
                 )
             if any_inside(eqn, mark_p):
-                faults.append(f"mark_stage_end inside {eqn.primitive} at {where(eqn)}, outside of any treduce")
+                faults.append(
+                    f"mark_stage_end inside {eqn.primitive} at {where(eqn)}, outside of any treduce"
+                )
     if not loops and not faults:
         faults.append("the step has no treduce: wrap the loop over microbatches in mpmd.treduce")
     if len(loops) > 1:
@@ -155,16 +157,14 @@ def _dce(jaxpr: Jaxpr) -> Jaxpr:
     needed = [False] * len(constvars) + [True] * len(jaxpr.invars)
     smaller, used = partial_eval.dce_jaxpr(open_jaxpr, [True] * len(jaxpr.outvars), needed)
     kept = sum(used[: len(constvars)])
-    return smaller.replace(
-        constvars=smaller.invars[:kept], invars=smaller.invars[kept:], debug_info=NAMELESS
-    )
+    return smaller.replace(constvars=smaller.invars[:kept], invars=smaller.invars[kept:], debug_info=NAMELESS)
 
 
 def _trim_loop(jaxpr: Jaxpr, loop: JaxprEqn) -> JaxprEqn:
     """Drops the loop's unused results, and what only they need."""
-    read = {var for eqn in jaxpr.eqns for var in operands(eqn)} | set(
+    read = {var for eqn in jaxpr.eqns for var in operands(eqn)} | {
         atom for atom in jaxpr.outvars if isinstance(atom, Var)
-    )
+    }
     used = [var in read for var in loop.outvars]
     body, summed = loop.params["body"], loop.params["summed"]
     closed_over, states = loop.invars[: len(body.constvars)], loop.invars[len(body.constvars) :]
@@ -198,5 +198,3 @@ def _trim_loop(jaxpr: Jaxpr, loop: JaxprEqn) -> JaxprEqn:
             "summed": tuple(is_sum for is_sum, keep in zip(summed, used, strict=True) if keep),
         },
     )
-
-

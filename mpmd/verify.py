@@ -38,13 +38,13 @@ class Verified:
 
 def verify(plan: Plan) -> Verified:
     """Checks a plan. Raises ``PlanError`` with every fault found."""
-    avals = plan.avals()
     faults = [fault for program in plan.programs for fault in _check_values(plan, program)]
     faults += _check_edges(plan)
     if not faults:
         faults += _check_progress(plan)
     if faults:
         raise PlanError("the plan cannot run:\n  " + "\n  ".join(faults))
+    avals = plan.avals()
     sent: collections.Counter[Edge] = collections.Counter()
     for program in plan.programs:
         for i in program.instructions:
@@ -116,11 +116,13 @@ def _check_edges(plan: Plan) -> Iterator[str]:
     sends: dict[Edge, list] = collections.defaultdict(list)
     receives: dict[Edge, list] = collections.defaultdict(list)
     for program in plan.programs:
-        for i in program.instructions:
-            if isinstance(i, Send):
-                sends[program.mpmd_idx, i.dst].append((i.tag, i.values))
-            elif isinstance(i, Recv):
-                receives[i.src, program.mpmd_idx].append((i.tag, i.values))
+        for instruction in program.instructions:
+            if isinstance(instruction, Send):
+                message = (instruction.tag, instruction.values)
+                sends[program.mpmd_idx, instruction.dst].append(message)
+            elif isinstance(instruction, Recv):
+                message = (instruction.tag, instruction.values)
+                receives[instruction.src, program.mpmd_idx].append(message)
     for edge in sorted({*sends, *receives}):
         sent, received = sends[edge], receives[edge]
         if not 0 <= edge[1] < len(plan.programs) or edge[0] == edge[1]:

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import jax
@@ -93,7 +94,7 @@ class InProcessRuntime:
 
         program = resolve_specs(program, output_specs)
         arguments = (number, program.plan, program.functions, program.constants)
-        loading = [group.submit(lambda w=group.worker: w.load(*arguments)) for group in self._groups]
+        loading = [group.submit(partial(group.worker.load, *arguments)) for group in self._groups]
         for future in loading:
             future.result()
         return number
@@ -102,7 +103,7 @@ class InProcessRuntime:
         futures = {}
         for mpmd_idx, request in requests.items():
             request = dataclasses.replace(request, frees=self._ledger.take_dropped(mpmd_idx))
-            futures[mpmd_idx] = self._groups[mpmd_idx].submit(lambda i=mpmd_idx, r=request: self._step(i, r))
+            futures[mpmd_idx] = self._groups[mpmd_idx].submit(partial(self._step, mpmd_idx, request))
         return futures
 
     def _step(self, mpmd_idx: int, request: StepRequest) -> StepReply:
@@ -117,7 +118,7 @@ class InProcessRuntime:
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         group = self._groups[mpmd_idx]
-        return group.submit(lambda: group.worker.fetch(handle))
+        return group.submit(partial(group.worker.fetch, handle))
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         self._ledger.drop(mpmd_idxs, handle)

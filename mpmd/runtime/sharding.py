@@ -9,7 +9,7 @@ from mpmd.ir import Spec
 
 def to_sharding(spec: Spec, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The sharding that ``spec`` means on a submesh."""
-    return NamedSharding(mesh, PartitionSpec(*spec))  # type: ignore[arg-type]
+    return NamedSharding(mesh, PartitionSpec(*spec))
 
 
 def to_spec(partition_spec: PartitionSpec) -> Spec:

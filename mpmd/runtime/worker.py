@@ -154,9 +154,7 @@ class GroupWorker:
 
     def _take_inputs(self, loaded: _Loaded, request: StepRequest) -> list[jax.Array]:
         inputs = []
-        for handle, sharding, donated in zip(
-            request.inputs, loaded.shardings, loaded.donated, strict=True
-        ):
+        for handle, sharding, donated in zip(request.inputs, loaded.shardings, loaded.donated, strict=True):
             if handle in request.puts:
                 # The host array may be a view of memory that its sender will reuse: copy.
                 self._values[handle] = jax.device_put(np.array(request.puts[handle]), sharding)
