@@ -32,6 +32,11 @@ def describe(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
             f"{path} is a {type(leaf).__name__}, not an array or a number; "
             "name it in static_argnums or static_argnames if the step depends on it"
         ) from error
+    return as_described(aval)
+
+
+def as_described(aval: Any) -> jax.ShapeDtypeStruct:
+    """The shape, dtype and weak type of an abstract value."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
@@ -167,8 +172,11 @@ class Call:
 
         return bound
 
-    def check_same(self, other: Call) -> None:
-        """Raises ``ValueError`` naming the leaves in which ``other`` differs from this call."""
+    def check_serves(self, other: Call) -> None:
+        """Raises ``ValueError`` naming the leaves in which ``other`` differs from this call.
+
+        Weak types may differ: they decide how a step is traced, and it has been.
+        """
         if self.key == other.key:
             return
         if self.static != other.static or self.treedef != other.treedef:
@@ -177,12 +185,12 @@ class Call:
                 f"{self.treedef} {self.static}, not {other.treedef} {other.static}"
             )
         differing = [
-            f"{path} is {there.dtype}{list(there.shape)}{' (weak)' * there.weak_type}, not "
-            f"{here.dtype}{list(here.shape)}{' (weak)' * here.weak_type}"
+            f"{path} is {there.dtype}{list(there.shape)}, not {here.dtype}{list(here.shape)}"
             for path, here, there in zip(self.paths, self.avals, other.avals, strict=True)
-            if (here.shape, here.dtype, here.weak_type) != (there.shape, there.dtype, there.weak_type)
+            if (here.shape, here.dtype) != (there.shape, there.dtype)
         ]
-        raise ValueError("the step was compiled for other arguments: " + "; ".join(differing))
+        if differing:
+            raise ValueError("the step was compiled for other arguments: " + "; ".join(differing))
 
 
 @dataclasses.dataclass(frozen=True)

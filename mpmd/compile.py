@@ -6,10 +6,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import Var
+from jax.sharding import AbstractMesh
 
 from mpmd.graph import TracedStep
 from mpmd.ir import Spec
+from mpmd.jaxpr import avals_of
 from mpmd.liveness import add_frees_and_donations
 from mpmd.lower import lower
 from mpmd.mesh import GroupMesh
@@ -51,7 +54,7 @@ def compile_step(
     Raises: ``CompileError``.
     """
     submesh = mesh.abstract_submesh
-    traced = trace(fun, args, dict(kwargs), submesh)
+    traced = _trace_as_fed_back(fun, args, dict(kwargs), submesh)
     placed = place(split(traced), mesh.mpmd_dim)
     is_open = submesh.size > 1 and (in_specs is not None or out_specs is not None)
     known = _known_specs(traced, in_specs, out_specs) if is_open else {}
@@ -65,6 +68,29 @@ def compile_step(
     program = lower(placed, specs, None if is_open else (), donated, mesh.mpmd_dim)
     program = dataclasses.replace(program, plan=add_frees_and_donations(program.plan))
     return CompiledStep(traced, program, verify(program.plan))
+
+
+def _trace_as_fed_back(
+    fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractMesh
+) -> TracedStep:
+    """Traces the step with the state as the step itself returns it, so that all calls are alike.
+
+    Arrays made of Python numbers, such as ``jnp.full(3, 0.1)``, have a weak type at first and, once updated,
+    no longer. The difference decides nothing but the result's dtype when dtypes mix; where it does, the step
+    is traced as it was called.
+    """
+    traced = trace(fun, args, kwargs, submesh)
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    arguments, results = map(avals_of, (traced.jaxpr.invars, traced.jaxpr.outvars))
+    weak = [i for i, j in traced.fed_back if arguments[i].weak_type and not results[j].weak_type]
+    if not weak:
+        return traced
+    for i in weak:
+        leaves[i] = jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype)
+    args, kwargs = jax.tree.unflatten(treedef, leaves)
+    strong = trace(fun, args, kwargs, submesh)
+    same = [r.dtype for r in results] == [r.dtype for r in avals_of(strong.jaxpr.outvars)]
+    return strong if same else traced
 
 
 def _known_specs(

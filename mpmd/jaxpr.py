@@ -155,6 +155,11 @@ def aval_of(atom: Atom) -> Any:
     return atom.aval
 
 
+def avals_of(atoms: Sequence[Atom]) -> list[Any]:
+    """``aval_of`` of each."""
+    return [aval_of(atom) for atom in atoms]
+
+
 def traced_eqns(fun: Callable, inputs: Sequence[Atom]) -> tuple[list[JaxprEqn], list[Any]]:
     """The equations of ``fun(*inputs)`` and its results, which are variables unless they are literals."""
     avals = [jax.ShapeDtypeStruct(aval_of(a).shape, aval_of(a).dtype) for a in inputs]

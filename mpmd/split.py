@@ -204,7 +204,7 @@ class _Split:
             assert eqns[-1].outvars == [total]
             self._sums_after += [*eqns[:-1], eqns[-1].replace(outvars=[result])]
 
-    def _add_accumulator(self, work: Work, terms: Sequence[Atom], initial: Atom, result: Var) -> None:
+    def _add_accumulator(self, work: Work, terms: Sequence[Atom], initial: Var, result: Var) -> None:
         before = Var(result.aval)
 
         def update(state, *values):

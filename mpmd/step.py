@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.arguments import Call, Signature, check_donated_once, check_specs, flatten_specs, to_host
+from mpmd.arguments import (
+    Call,
+    Signature,
+    as_described,
+    check_donated_once,
+    check_specs,
+    flatten_specs,
+    to_host,
+)
 from mpmd.array import MpmdArray, StepRun
 from mpmd.compile import CompiledStep, compile_step
 from mpmd.ir import Plan
@@ -75,7 +84,13 @@ class MpmdFunction:
 
     def _compile(self, call: Call) -> LoadedStep:
         if call.key not in self._loaded:
-            self._loaded[call.key] = LoadedStep(self._compiled(call), call, self._mesh, self._signature)
+            compiled = self._compiled(call)
+            traced = [as_described(var.aval) for var in compiled.traced.jaxpr.invars]
+            stable = dataclasses.replace(call, avals=tuple(traced))
+            loaded = self._loaded.get(stable.key)
+            if loaded is None:
+                loaded = LoadedStep(compiled, stable, self._mesh, self._signature)
+            self._loaded |= {call.key: loaded, stable.key: loaded}
         return self._loaded[call.key]
 
     def _compiled(self, call: Call) -> CompiledStep:
@@ -141,7 +156,7 @@ class LoadedStep:
 
     def run(self, call: Call, profile: bool = False) -> tuple[Any, StepRun]:
         """Submits a step. Raises ``ValueError`` for arguments it was not compiled for."""
-        self._expected.check_same(call)
+        self._expected.check_serves(call)
         check_donated_once(call.paths, call.leaves, call.donated)
         runtime = self._mesh.runtime
         handles, puts = self._feed(call, runtime)
