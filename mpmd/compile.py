@@ -81,7 +81,7 @@ def _trace_as_fed_back(
     """
     traced = trace(fun, args, kwargs, submesh)
     leaves, treedef = jax.tree.flatten((args, kwargs))
-    arguments, results = map(avals_of, (traced.jaxpr.invars, traced.jaxpr.outvars))
+    arguments, results = avals_of(traced.jaxpr.invars), avals_of(traced.jaxpr.outvars)
     weak = [i for i, j in traced.fed_back if arguments[i].weak_type and not results[j].weak_type]
     if not weak:
         return traced
