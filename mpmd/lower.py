@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from jax.extend.core import Var
@@ -80,6 +80,7 @@ class _Lowering:
                 self._loop_readers[var].append(stage.work)
         self._in_loop = {self._graph.index, *(a.before for a in self._graph.accumulators)}
         self._in_loop |= {v for stage in self._graph.stages for eqn in stage.eqns for v in eqn.outvars}
+        self._cells: dict[tuple[tuple[Work, int], ...], _LoweredCell] = {}
         self._readers = self._groups_reading()
         self._index_groups: dict[int, set[int]] = collections.defaultdict(set)
 
@@ -251,82 +252,121 @@ class _Lowering:
                 self._run_cell(group, cell, members, state)
 
     def _run_cell(self, group: int, cell: Cell, tasks: Sequence[Task], state: dict[Var, Name]) -> None:
-        fused = fuse([(self._stages[_work(task)], task.microbatch) for task in tasks], self._in_loop)
-        updates = [(a, task.microbatch) for task in tasks for a in self._accumulators[_work(task)]]
-        before = [fused.variables[a.before, m] for a, m in updates if (a.before, m) in fused.variables]
-        after = [fused.variables[a.after, m] for a, m in updates]
-        # Accumulators come first on both sides, so that each is updated in its own buffer.
-        reads = [*before, *(var for var in fused.reads if var not in before)]
-        inputs = tuple(self._loop_name(*fused.origin[var], tasks, state, group) for var in reads)
-        made = self._made(tasks)
-        makes = [*after, *(fused.variables[value.var, value.task.microbatch] for value in made)]
-        label = "+".join(str(_work(task)) for task in tasks)
-        executable = self._table.add(label, reads, fused.eqns, makes)
-        wanted: dict[Name, Iterable[int]] = {value.name: value.receivers for value in made}
-        for accumulator, microbatch in updates:
+        first = tasks[0].microbatch
+        shape = tuple((_work(task), task.microbatch - first) for task in tasks)
+        if shape not in self._cells:
+            self._cells[shape] = self._lower_cell(shape)
+        lowered = self._cells[shape]
+        inputs = tuple(self._loop_name(read, first, state, group) for read in lowered.reads)
+        outputs: list[Name] = []
+        wanted: dict[Name, Iterable[int]] = {}
+        for accumulator, offset in lowered.updates:
+            microbatch = first + offset
             name = f"{accumulator.work}.state{self._accumulator_number[accumulator.after]}@{microbatch}"
             state[accumulator.before] = name
+            outputs.append(name)
             if microbatch == self._graph.num_microbatches - 1:
                 self._names[accumulator.result] = name
                 wanted[name] = sorted(self._readers[accumulator.result] - {group})
-        outputs = (*(state[a.before] for a, _ in updates), *(value.name for value in made))
-        self._programs[group].append(Run(str(cell), executable, inputs, outputs))
+        for made in lowered.makes:
+            name = _value_name(made, first)
+            outputs.append(name)
+            wanted[name] = made.receivers
+        self._programs[group].append(Run(str(cell), lowered.executable, inputs, tuple(outputs)))
         self._send(group, wanted)
 
-    def _loop_name(
-        self, var: Var, microbatch: int, tasks: Sequence[Task], state: Mapping[Var, Name], group: int
-    ) -> Name:
-        """The name of what a task reads."""
-        if var is self._graph.index:
-            self._index_groups[microbatch].add(group)
-            return _index_name(microbatch)
-        if var in state:
-            return state[var]
+    def _lower_cell(self, shape: tuple[tuple[Work, int], ...]) -> _LoweredCell:
+        """The executable of a cell that has these works, each this many microbatches after the first one."""
+        fused = fuse([(self._stages[work], offset) for work, offset in shape], self._in_loop)
+        updates = [(a, offset) for work, offset in shape for a in self._accumulators[work]]
+        states = [(a.before, offset) for a, offset in updates]
+        before = [fused.variables[state] for state in states if state in fused.variables]
+        after = [fused.variables[a.after, offset] for a, offset in updates]
+        # Accumulators come first on both sides, so that each is updated in its own buffer.
+        reads = [*before, *(var for var in fused.reads if var not in before)]
+        makes = [made for work, offset in shape for made in self._made(work, offset, shape)]
+        outputs = [*after, *(fused.variables[made.var, made.offset] for made in makes)]
+        label = "+".join(str(work) for work, _ in shape)
+        return _LoweredCell(
+            self._table.add(label, reads, fused.eqns, outputs),
+            tuple(self._read(*fused.origin[var], shape) for var in reads),
+            tuple(updates),
+            tuple(makes),
+        )
+
+    def _read(self, var: Var, offset: int, shape: Sequence[tuple[Work, int]]) -> _Value:
+        """What a cell reads, with the work that makes it, if any does."""
         if var not in self._makers:
-            return self._names[var]
-        reader = next(t for t in tasks if t.microbatch == microbatch and var in self._stages[_work(t)].reads)
-        return self._value_name(var, self._maker(var, reader.stage), microbatch)
+            return _Value(var, offset)
+        reader = next(w for w, at in shape if at == offset and var in self._stages[w].reads)
+        maker = self._maker(var, reader.stage)
+        return _Value(var, offset, maker, self._stages[maker].makes.index(var))
+
+    def _loop_name(self, read: _Value, first: int, state: Mapping[Var, Name], group: int) -> Name:
+        if read.var is self._graph.index:
+            self._index_groups[first + read.offset].add(group)
+            return _index_name(first + read.offset)
+        if read.work is not None:
+            return _value_name(read, first)
+        return state.get(read.var) or self._names[read.var]
 
     def _maker(self, var: Var, stage: int) -> Work:
         """The work that a stage gets a value from: its own, if that computes it, or the only one."""
         makers = self._makers[var]
         return next((work for work in makers if work.stage == stage), makers[0])
 
-    def _value_name(self, var: Var, work: Work, microbatch: int) -> Name:
-        return f"{work}__{microbatch}.{self._stages[work].makes.index(var)}"
-
-    def _made(self, tasks: Sequence[Task]) -> list[_Made]:
-        """The values that tasks make for other tasks."""
-        inside = {(_work(task), task.microbatch) for task in tasks}
-        made = []
-        for task in tasks:
-            work = _work(task)
-            for var in self._stages[work].makes:
-                readers = [
-                    reader
-                    for reader in self._loop_readers[var]
-                    if self._maker(var, reader.stage) == work and (reader, task.microbatch) not in inside
-                ]
-                if readers:
-                    groups = {self._placed.stage_groups[reader.stage] for reader in readers}
-                    receivers = tuple(sorted(groups - {self._placed.stage_groups[task.stage]}))
-                    name = self._value_name(var, work, task.microbatch)
-                    made.append(_Made(task, var, name, receivers))
-        return made
+    def _made(self, work: Work, offset: int, shape: Sequence[tuple[Work, int]]) -> Iterator[_Value]:
+        """The values that work makes for tasks outside its cell."""
+        own = self._placed.stage_groups[work.stage]
+        for i, var in enumerate(self._stages[work].makes):
+            readers = [
+                reader
+                for reader in self._loop_readers[var]
+                if self._maker(var, reader.stage) == work and (reader, offset) not in shape
+            ]
+            if readers:
+                groups = {self._placed.stage_groups[reader.stage] for reader in readers}
+                yield _Value(var, offset, work, i, tuple(sorted(groups - {own})))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Made:
-    """A value that a task makes for others, and the other groups that read it."""
+class _Value:
+    """A value that a cell reads or makes.
 
-    task: Task
+    Attributes:
+      offset: how many microbatches after the cell's first one it belongs to.
+      work: what makes it; ``None`` for an outer value, an accumulator's state or the microbatch index.
+      position: among the values that ``work`` makes.
+      receivers: the other groups that get it.
+    """
+
     var: Var
-    name: Name
-    receivers: tuple[int, ...]
+    offset: int
+    work: Work | None = None
+    position: int = 0
+    receivers: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _LoweredCell:
+    """A cell for any microbatch.
+
+    The executable takes ``reads`` and returns the updated states of the accumulators in ``updates``, each
+    there with its microbatch's offset, and then ``makes``.
+    """
+
+    executable: str
+    reads: tuple[_Value, ...]
+    updates: tuple[tuple[Accumulator, int], ...]
+    makes: tuple[_Value, ...]
 
 
 def _work(task: Task) -> Work:
     return Work(task.kind, task.stage)
+
+
+def _value_name(value: _Value, first: int) -> Name:
+    return f"{value.work}__{first + value.offset}.{value.position}"
 
 
 def _index_name(microbatch: int) -> Name:
