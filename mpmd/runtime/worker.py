@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -153,19 +154,19 @@ class GroupWorker:
         return StepReply(inline, tuple(events or ()))
 
     def _take_inputs(self, loaded: _Loaded, request: StepRequest) -> list[jax.Array]:
-        inputs = []
-        for handle, sharding, donated in zip(request.inputs, loaded.shardings, loaded.donated, strict=True):
+        for handle, sharding in zip(request.inputs, loaded.shardings, strict=True):
             if handle in request.puts:
                 # The host array may be a view of memory that its sender will reuse: copy.
                 self._values[handle] = jax.device_put(np.array(request.puts[handle]), sharding)
-            value = self._value(handle)
+        inputs = [self._value(handle) for handle in request.inputs]
+        holders = collections.Counter(map(id, self._values.values())) if any(loaded.donated) else {}
+        for i, (value, sharding) in enumerate(zip(inputs, loaded.shardings, strict=True)):
             if value.sharding != sharding:
-                value = jax.device_put(value, sharding)
-            if donated:
-                del self._values[handle]
-                if any(value is other for other in self._values.values()):
-                    value = value.copy()  # another result is the same array, and it must survive
-            inputs.append(value)
+                inputs[i] = jax.device_put(value, sharding)
+            elif loaded.donated[i] and holders[id(value)] > 1:
+                inputs[i] = value.copy()  # another result is the same array, and it must survive
+            if loaded.donated[i]:
+                del self._values[request.inputs[i]]
         return inputs
 
     def _value(self, handle: Handle) -> jax.Array:
