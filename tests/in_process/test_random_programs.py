@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.parity import assert_parity, mesh_of
 
 import mpmd
+from tests.support.parity import assert_parity, mesh_of
 
 WIDTH, BATCH = 3, 2
 OPERATIONS = {

@@ -1,0 +1,106 @@
+"""Every example in one process, with small sizes: that it runs, and that it prints what it is for."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run_example(name: str, *arguments: object) -> str:
+    """Runs ``python examples/name.py`` from the root; what it printed."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", flags)  # the example asks for its own
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    finished = subprocess.run(
+        [sys.executable, f"examples/{name}.py", *map(str, arguments)],
+        check=False,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stdout
+    return finished.stdout
+
+
+SMALL_GPT = [
+    "--in-process",
+    "--layers",
+    "4",
+    "--d-model",
+    "16",
+    "--heads",
+    "2",
+    "--seq-len",
+    "16",
+    "--batch-size",
+    "8",
+    "--steps",
+    "6",
+]
+
+
+UNEVEN = ["--layers", 5, "--stages", 4, "--groups", 2, "--schedule", "Interleaved1F1B"]
+
+
+@pytest.mark.parametrize("arguments", [["--stages", 2], UNEVEN], ids=["Std1F1B", "Interleaved1F1B"])
+def test_train_gpt(arguments, tmp_path):
+    printed = run_example("train_gpt", *SMALL_GPT, *arguments, "--output", tmp_path)
+
+    losses = re.findall(r"^ +\d  +(\S+)  +(\S+)  +\S+$", printed, re.MULTILINE)
+    assert len(losses) == 3
+    for plain, pipelined in losses:
+        assert float(pipelined) == pytest.approx(float(plain), abs=2e-5)
+    validation_loss = float(re.search(r"validation loss: (\S+) nats/byte", printed)[1])
+    assert 4 < validation_loss < 6
+    for picture in ("loss.png", "timeline.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    names = {event["name"] for event in json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]}
+    assert {"fwd_0__0", "bwd_0__0"} <= names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch-size", 9, "--microbatches", 2], "9 sequences do not divide into 2 microbatches"),
+        (["--stages", 5], "4 layers cannot fill 5 stages"),
+        (["--heads", 3], "d_model 16 is not a multiple of 3 heads"),
+        (["--stages", 4, "--groups", 2], "Std1F1B puts one stage on a group: --groups must be 4"),
+        (["--steps", 0], "--steps must be at least 1"),
+    ],
+)
+def test_train_gpt_refuses_in_one_line(arguments, message, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import train_gpt
+
+    with pytest.raises(SystemExit, match="2"):
+        train_gpt.parse_arguments([*SMALL_GPT, *map(str, arguments)])
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {message}")
+
+
+def test_jaxpp_tutorial():
+    sizes = "--seq-len 8 --heads 2 --d-model 16 --fsdp 2 --steps 2".split()
+    printed = run_example("jaxpp_tutorial", *sizes)
+    for line in ("4 stages on 4 groups", "8 stages on 4 groups", "the task lists are the tutorial's"):
+        assert line in printed.splitlines()
+    assert printed.count("parameters: max |difference|") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "published_loss"), [("nabla_gpipe", None), ("nabla_2d", 3828.785)], ids=["gpipe", "2d"]
+)
+def test_nabla(name, published_loss):
+    printed = run_example(name)
+    for gradient in "wbx":
+        assert f"gradients of {gradient}: max |difference|" in printed
+    loss = float(re.search(r"loss: (\S+) in the pipeline", printed)[1])
+    if published_loss:
+        assert loss == pytest.approx(published_loss, rel=1e-6)
