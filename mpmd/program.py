@@ -28,13 +28,6 @@ class Program:
     functions: Mapping[str, Function]
     constants: Mapping[Name, np.ndarray]
 
-    def exported(self, submesh: AbstractMesh, platform: str) -> dict[str, bytes]:
-        """The functions as ``jax.export`` bytes for a submesh of that shape on that platform.
-
-        Raises ``ValueError`` when a function calls back into Python, which cannot travel.
-        """
-        return {e.name: _export(self.functions[e.name], e, submesh, platform) for e in self.plan.executables}
-
 
 def arguments(executable: Executable) -> list[jax.ShapeDtypeStruct]:
     """The executable's inputs as JAX describes them."""
@@ -56,7 +49,13 @@ def jitted(function: Function, executable: Executable, submesh: jax.sharding.Mes
     )
 
 
-def _export(function: Function, executable: Executable, submesh: AbstractMesh, platform: str) -> bytes:
+def export_function(
+    function: Function, executable: Executable, submesh: AbstractMesh, platform: str
+) -> bytes:
+    """``jax.export`` bytes of an executable's function, for a submesh of that shape on that platform.
+
+    Raises ``ValueError`` when the function calls back into Python, which cannot travel.
+    """
     # Donation is declared again where the function is compiled; exporting ignores it.
     undonated = dataclasses.replace(executable, donated=())
     try:

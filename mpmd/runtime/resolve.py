@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from mpmd.ir import Executable, GroupProgram, Name, Recv, Run, Spec
+from mpmd.ir import Executable, GroupProgram, Name, Run, Spec
 from mpmd.program import Function, Program
 
 OutputSpecs = Callable[[int, Executable, Function], tuple[Spec, ...]]
@@ -67,9 +67,9 @@ def _walk(programs: list[list], specs: dict[Name, Spec], close: Callable[[Run, i
         for mpmd_idx, program in enumerate(programs):
             while positions[mpmd_idx] < len(program):
                 instruction = program[positions[mpmd_idx]]
-                if isinstance(instruction, Recv) and not specs.keys() >= set(instruction.values):
-                    break
                 if isinstance(instruction, Run):
+                    if not specs.keys() >= set(instruction.inputs):
+                        break  # an input is still to be made by another group
                     program[positions[mpmd_idx]] = close(instruction, mpmd_idx)
                 positions[mpmd_idx] += 1
         assert positions != before, "the programs wait for one another: verify should have refused them"

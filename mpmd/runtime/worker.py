@@ -163,9 +163,10 @@ class GroupWorker:
         for i, (value, sharding) in enumerate(zip(inputs, loaded.shardings, strict=True)):
             if value.sharding != sharding:
                 inputs[i] = jax.device_put(value, sharding)
-            elif loaded.donated[i] and holders[id(value)] > 1:
-                inputs[i] = value.copy()  # another result is the same array, and it must survive
             if loaded.donated[i]:
+                if holders[id(value)] > 1:
+                    # Another result is the same array, or shares its buffer, and it must survive.
+                    inputs[i] = inputs[i].copy()
                 del self._values[request.inputs[i]]
         return inputs
 

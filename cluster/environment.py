@@ -1,0 +1,28 @@
+"""The environment variables of a group's process, which JAX reads when it is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
+
+
+def actor_environment(
+    given: Mapping[str, str], xla_flags: str, platform: str, num_devices: int, num_threads: int
+) -> dict[str, str]:
+    """Adds to the user's variables those that give a group its devices.
+
+    Args:
+      given: the variables that the user wants in the process; where they decide a thing, they win.
+      xla_flags: the driver's ``XLA_FLAGS``, for when ``given`` has none.
+      platform: what ``JAX_PLATFORMS`` becomes.
+      num_devices: devices of the group; on CPU they are slices of the host.
+      num_threads: this group's share of the host's cores, the size of XLA's thread pool.
+    """
+    environment = {"NPROC": str(num_threads), **given, "JAX_PLATFORMS": platform}
+    if platform == "cpu":
+        others = _DEVICE_COUNT.sub("", given.get("XLA_FLAGS", xla_flags)).split()
+        flags = [*others, f"--xla_force_host_platform_device_count={num_devices}"]
+        environment["XLA_FLAGS"] = " ".join(flags)
+    return environment

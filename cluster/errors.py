@@ -1,0 +1,38 @@
+"""Ray's errors as the errors of ``mpmd``."""
+
+from __future__ import annotations
+
+from ray import exceptions
+
+from mpmd.errors import GroupDiedError
+
+_DEATHS = (
+    exceptions.RayActorError,
+    exceptions.OutOfMemoryError,  # Ray's memory monitor has killed the process
+    exceptions.NodeDiedError,
+    exceptions.WorkerCrashedError,
+)
+
+
+def translate(error: BaseException, mpmd_idx: int) -> BaseException:
+    """What the failure of a call on a group's actor means to a user of ``mpmd``.
+
+    An exception raised on the actor comes back as itself, with the remote traceback as its
+    ``__cause__``; the death of the actor as ``GroupDiedError``.
+    """
+    error = error.with_traceback(None)  # of the thread that noticed, which explains nothing
+    if isinstance(error, exceptions.RayTaskError):
+        cause: BaseException = error.cause
+        cause.__cause__ = error
+        return cause
+    if isinstance(error, _DEATHS):
+        died = GroupDiedError(f"group {mpmd_idx} died: {_reason(error)}", mpmd_idx)
+        died.__cause__ = error
+        return died
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """The sentences of Ray's message, without the indented lines that list the actor's identifiers."""
+    lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
+    return " ".join(lines) or type(error).__name__

@@ -1,0 +1,189 @@
+"""Starts the groups: a placement group, an actor per group, and the mesh they make."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.driver import RayRuntime
+from cluster.environment import actor_environment
+from cluster.groups import Groups
+from cluster.mesh import ClusterMesh, abstract_submesh
+from cluster.resources import fitting_cpus, live_nodes, reserve, threads_per_group
+from cluster.worker import CONCURRENCY_GROUPS, GroupActor, GroupInfo
+
+_GPU_PLATFORMS = ("cuda", "rocm")
+
+
+def launch(
+    mesh_shape: Mapping[str, int],
+    mpmd_axis: str,
+    *,
+    platform: str | None = None,
+    cpus_per_group: float | None = None,
+    gpus_per_group: float | None = None,
+    address: str | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    timeout: float = 60.0,
+) -> ClusterMesh:
+    """Starts one actor per MPMD group on a Ray cluster and returns the mesh of them.
+
+    ``launch({"stage": 4, "fsdp": 2}, mpmd_axis="stage")`` makes four groups, each with a submesh of shape
+    ``{"stage": 1, "fsdp": 2}``. Uses the Ray that ``ray.init`` has connected to; without one, joins the
+    cluster at ``address``, or at the environment's ``RAY_ADDRESS``, which a Ray job has set, or else starts
+    Ray on this machine and says so. What ``launch`` has joined or started, closing the mesh leaves or stops.
+
+    Args:
+      mesh_shape: axis names and sizes of the whole mesh.
+      mpmd_axis: the axis along which the groups are.
+      platform: ``cpu``, ``cuda``, ``rocm`` or another platform of JAX; by default ``cuda`` where the
+        cluster has GPUs. On ``cpu`` a group's devices are slices of its host.
+      cpus_per_group: CPUs to reserve for each group, fractions allowed; by default one, or less where the
+        cluster has fewer CPUs than groups. XLA's CPU thread pool gets this size, or by default that of
+        the group's share of its node.
+      gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``.
+      address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.
+      runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``.
+      timeout: seconds to wait for the resources, and again for the actors to start.
+
+    Raises:
+      ValueError: ``mesh_shape`` or ``mpmd_axis`` makes no mesh.
+      RuntimeError: the resources are not there within ``timeout``, or an actor cannot start.
+      ConnectionError: there is no cluster at ``address``.
+    """
+    _check_arguments(mesh_shape, mpmd_axis, cpus_per_group, gpus_per_group)
+    num_groups = mesh_shape[mpmd_axis]
+    num_devices = math.prod(mesh_shape.values()) // num_groups
+    submesh = abstract_submesh(mesh_shape, mpmd_axis)
+    with contextlib.ExitStack() as undo:
+        on_close = _connect(address)
+        undo.callback(on_close)
+        platform = platform or _default_platform()
+        if gpus_per_group is None and platform in _GPU_PLATFORMS:
+            gpus_per_group = num_devices
+        bundle = {"CPU": cpus_per_group or fitting_cpus(_cpus_of_nodes(), num_groups)}
+        if gpus_per_group:
+            bundle["GPU"] = gpus_per_group
+        placement_group = reserve(bundle, num_groups, timeout)
+        undo.callback(remove_placement_group, placement_group)  # its actors go with it
+        threads = [int(max(cpus_per_group, 1))] * num_groups if cpus_per_group else None
+        environments = [
+            _runtime_env(runtime_env or {}, platform, num_devices, share)
+            for share in threads or threads_per_group(placement_group, num_groups)
+        ]
+        actors = _start(placement_group, bundle, environments, dict(submesh.shape))
+        groups = _introduce(actors, timeout)
+        runtime = RayRuntime(Groups(actors, placement_group), submesh, platform)
+        undo.pop_all()
+    return ClusterMesh(mesh_shape, mpmd_axis, platform, runtime, groups, on_close)
+
+
+def _check_arguments(
+    mesh_shape: Mapping[str, int], mpmd_axis: str, cpus: float | None, gpus: float | None
+) -> None:
+    if mpmd_axis not in mesh_shape:
+        raise ValueError(f"mesh_shape has no axis {mpmd_axis!r}; its axes are {', '.join(mesh_shape)}")
+    for axis, size in mesh_shape.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"the size of axis {axis!r} must be a positive int, not {size!r}")
+    if cpus is not None and cpus <= 0:
+        raise ValueError(f"cpus_per_group must be positive, not {cpus}")
+    if gpus is not None and gpus < 0:
+        raise ValueError(f"gpus_per_group must not be negative, not {gpus}")
+
+
+def _connect(address: str | None) -> Callable[[], None]:
+    """Makes sure that Ray is connected; returns what undoes it."""
+    if ray.is_initialized():
+        return lambda: None
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address:
+        _join(address)
+    else:
+        with warnings.catch_warnings():
+            # JAX warns of forks, rightly, but Ray's are followed by the start of another program.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            ray.init(address="local", include_dashboard=False)
+        cpus = ray.cluster_resources().get("CPU", 0)
+        print(
+            f"cluster.launch: not connected to a Ray cluster; started Ray on this machine, {cpus:g} CPUs",
+            file=sys.stderr,
+        )
+    return ray.shutdown
+
+
+def _join(address: str) -> None:
+    try:
+        ray.init(address=address)
+    except ConnectionError as error:
+        hint = ""
+        if "RAY_AUTH_MODE" not in os.environ:
+            hint = (
+                ". If the cluster uses token authentication, as it does by default, set RAY_AUTH_MODE=token "
+                "and have its token in ~/.ray/auth_token, RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+            )
+        raise ConnectionError(f"no connection to the Ray cluster at {address}: {error}{hint}") from error
+
+
+def _default_platform() -> str:
+    return "cuda" if any(node["Resources"].get("GPU") for node in live_nodes()) else "cpu"
+
+
+def _cpus_of_nodes() -> list[float]:
+    return [node["Resources"].get("CPU", 0) for node in live_nodes()]
+
+
+def _runtime_env(
+    given: Mapping[str, Any], platform: str, num_devices: int, num_threads: int
+) -> dict[str, Any]:
+    variables = given.get("env_vars") or {}
+    xla_flags = os.environ.get("XLA_FLAGS", "")
+    return {
+        **given,
+        "env_vars": actor_environment(variables, xla_flags, platform, num_devices, num_threads),
+    }
+
+
+def _start(
+    placement_group: PlacementGroup,
+    bundle: Mapping[str, float],
+    environments: Sequence[dict[str, Any]],
+    submesh_shape: dict[str, int],
+) -> list[ActorHandle]:
+    actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(GroupActor)  # type: ignore[call-overload]
+    return [
+        actor_class.options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            max_restarts=0,  # a new process would have none of the group's values
+            scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group, mpmd_idx),
+            runtime_env=environment,
+        ).remote(mpmd_idx, submesh_shape)
+        for mpmd_idx, environment in enumerate(environments)
+    ]
+
+
+def _introduce(actors: Sequence[ActorHandle], timeout: float) -> list[GroupInfo]:
+    """Waits until all actors run and know one another."""
+    calls: list[ray.ObjectRef] = [actor.connect.remote(actors) for actor in actors]
+    ready, waiting = ray.wait(calls, num_returns=len(calls), timeout=timeout)
+    for mpmd_idx, call in enumerate(calls):
+        if call in ready:
+            try:
+                ray.get(call)
+            except ray.exceptions.RayError as error:
+                raise RuntimeError(f"group {mpmd_idx} could not start: {error}") from error
+    if waiting:
+        late = ", ".join(str(i) for i, call in enumerate(calls) if call in waiting)
+        raise RuntimeError(f"the actors of groups {late} did not start within {timeout:g} s")
+    return ray.get(calls)

@@ -1,0 +1,97 @@
+"""Reserves room for the groups on the cluster, or says what is missing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+_PATIENCE_SECONDS = 2.0
+"""How long ``reserve`` waits before it says that it waits."""
+
+
+def fitting_cpus(cpus_of_nodes: Sequence[float], num_groups: int) -> float:
+    """The CPUs to ask for per group: one, or the largest 1/k with which all groups fit on the nodes."""
+    if not any(cpus_of_nodes):
+        return 1.0
+    k = 1
+    while sum(int(cpus * k) for cpus in cpus_of_nodes) < num_groups:
+        k += 1
+    return int(10_000 / k) / 10_000  # Ray counts in ten-thousandths
+
+
+def live_nodes() -> list[Mapping]:
+    """The cluster's nodes, as ``ray.nodes`` describes them."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def reserve(bundle: Mapping[str, float], num_groups: int, timeout: float) -> PlacementGroup:
+    """Reserves ``bundle`` once per group, each on one node, few nodes preferred.
+
+    Raises: ``RuntimeError`` when that is not possible within ``timeout`` seconds, with what was asked for and
+      what there is; nothing stays reserved then.
+    """
+    available = ray.available_resources()
+    bundles = [dict(bundle) for _ in range(num_groups)]
+    group = placement_group(bundles, strategy="PACK")
+    try:
+        if not group.wait(min(timeout, _PATIENCE_SECONDS)):
+            shortage = describe_shortage(bundle, num_groups, available, live_nodes())
+            waits = max(timeout - _PATIENCE_SECONDS, 0)
+            print(f"cluster.launch: waiting up to {timeout:g} s. {shortage}", file=sys.stderr)
+            if not _wait(group, waits):
+                raise RuntimeError(f"no room for the groups within {timeout:g} s. {shortage}")
+    except BaseException:
+        remove_placement_group(group)
+        raise
+    return group
+
+
+def _wait(group: PlacementGroup, seconds: float) -> bool:
+    # In slices, because an interrupt from the keyboard arrives between two of them.
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if group.wait(min(left, 1.0)):
+            return True
+    return False
+
+
+def describe_shortage(
+    bundle: Mapping[str, float], num_groups: int, available: Mapping[str, float], nodes: Sequence[Mapping]
+) -> str:
+    """What the groups ask for, resource by resource, against what the cluster has."""
+    lines = []
+    for name, amount in bundle.items():
+        asked = amount * num_groups
+        total = sum(node["Resources"].get(name, 0) for node in nodes)
+        free = available.get(name, 0)
+        missing = f", {asked - free:g} missing" if asked > free else ""
+        lines.append(f"  {name}: {asked:g} asked, {free:g} available of {total:g}{missing}")
+    each = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    have = "; ".join(
+        ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in bundle) for node in nodes[:8]
+    )
+    more = f"; and {len(nodes) - 8} more" if len(nodes) > 8 else ""
+    return "\n".join(
+        [
+            f"{num_groups} groups of {each} each, every one on one node:",
+            *lines,
+            f"  nodes: {have}{more}",
+        ]
+    )
+
+
+def threads_per_group(group: PlacementGroup, num_groups: int) -> list[int]:
+    """For each group, its share of the CPUs of the node it is placed on, one at least."""
+    cpus = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in live_nodes()}
+    placed = placement_group_table(group)["bundles_to_node_id"]
+    homes = [placed[mpmd_idx] for mpmd_idx in range(num_groups)]
+    return [max(1, int(cpus[home]) // homes.count(home)) for home in homes]

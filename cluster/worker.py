@@ -1,0 +1,155 @@
+"""The actor that hosts one group: a thin shell over ``mpmd.runtime.worker.GroupWorker``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+import ray
+from jax import export
+from ray.actor import ActorHandle
+
+from cluster.transports.object_store import ObjectStoreTransport
+from cluster.wire import Packed, pack, unpack
+from mpmd.errors import TaskError
+from mpmd.ir import Executable, Name, Plan, Run, Spec
+from mpmd.runtime.transport import MessageId
+from mpmd.runtime.worker import GroupWorker, Handle, StepReply, StepRequest
+
+CONCURRENCY_GROUPS = {"control": 2, "watch": 1}
+"""Threads beside the one that loads, steps and fetches in order: for calls that must not queue behind it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shipment:
+    """A program as it travels to the actors: the resolved plan, and the functions as exported bytes.
+
+    ``enable_x64`` is the driver's JAX setting; it decides whether 64-bit host arrays keep their dtype.
+    """
+
+    plan: Plan
+    exported: Mapping[str, bytes]
+    constants: Mapping[Name, np.ndarray]
+    enable_x64: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupInfo:
+    """Where a group lives: the node's address, the process there, and its devices as JAX prints them."""
+
+    mpmd_idx: int
+    node: str
+    pid: int
+    devices: tuple[str, ...]
+
+
+class GroupActor:
+    """One group. ``cluster.launch`` starts one for each, and sets its environment before JAX is imported.
+
+    Args:
+      mpmd_idx: the group.
+      submesh_shape: axis names and sizes of its submesh, the mpmd axis with size 1.
+    """
+
+    def __init__(self, mpmd_idx: int, submesh_shape: Mapping[str, int]):
+        self._mpmd_idx = mpmd_idx
+        submesh = _submesh(mpmd_idx, submesh_shape)
+        self._devices = tuple(str(device) for device in submesh.devices.flat)
+        self._transport = ObjectStoreTransport()
+        self._worker = GroupWorker(mpmd_idx, submesh, self._transport)
+        self._never = threading.Event()
+        # The monotonic clock is this node's own; the wall clock is the one that nodes agree on.
+        self._clock_offset = time.time() - time.perf_counter()
+
+    def __repr__(self) -> str:
+        return f"group {self._mpmd_idx}"  # how Ray labels this actor's log lines
+
+    def connect(self, peers: Sequence[ActorHandle]) -> GroupInfo:
+        """Introduces the actors of all groups to one another."""
+        self._transport.connect(peers)
+        return self._info()
+
+    def load(self, program: int, shipment: Shipment) -> None:
+        """Compiles this group's part. Raises ``TaskError`` with the label ``load`` when that fails."""
+        jax.config.update("jax_enable_x64", shipment.enable_x64)
+        instructions = shipment.plan.programs[self._mpmd_idx].instructions
+        needed = {i.executable for i in instructions if isinstance(i, Run)}
+        here = {leaf.name for leaf in shipment.plan.constants if self._mpmd_idx in leaf.mpmd_idxs}
+        try:
+            functions = {name: _function(name, shipment.exported[name]) for name in needed}
+            # The shipment lies in Ray's memory, and device_put may alias host memory: copy.
+            constants = {name: np.array(shipment.constants[name]) for name in here}
+            self._worker.load(program, shipment.plan, functions, constants)
+        except Exception as error:
+            where = f"loading the program failed on group {self._mpmd_idx}"
+            message = f"{where}: {type(error).__name__}: {error}"
+            raise TaskError(message, self._mpmd_idx, "load") from error
+
+    def output_specs(self, executable: Executable, exported: bytes) -> tuple[Spec, ...]:
+        """The output specs that this group's compiler chooses for an executable."""
+        return self._worker.output_specs(executable, _function(executable.name, exported))
+
+    def step(self, request: StepRequest, puts: Mapping[Handle, Packed]) -> StepReply:
+        """Runs one step; ``puts`` are those of the request, packed for the journey."""
+        arrays = {handle: unpack(packed) for handle, packed in puts.items()}
+        reply = self._worker.step(dataclasses.replace(request, puts=arrays))
+        offset = self._clock_offset
+        events = tuple(
+            dataclasses.replace(event, start=event.start + offset, end=event.end + offset)
+            for event in reply.events
+        )
+        return dataclasses.replace(reply, events=events)
+
+    def fetch(self, handle: Handle) -> Packed:
+        """The value under a handle, after the steps requested before."""
+        return pack(np.asarray(self._worker.fetch(handle)))
+
+    @ray.method(concurrency_group="control")
+    def deliver(self, message: MessageId, packed: Sequence[Packed]) -> None:
+        """Takes in a message of another group."""
+        self._transport.deliver(message, packed)
+
+    @ray.method(concurrency_group="control")
+    def abort(self, step: int, reason: str) -> None:
+        """Ends every wait of a step, now and later."""
+        self._transport.abort(step, reason)
+
+    @ray.method(concurrency_group="control")
+    def health(self) -> GroupInfo:
+        """Answers at once, whatever the group is doing."""
+        return self._info()
+
+    @ray.method(concurrency_group="watch")
+    def watch(self) -> None:
+        """Never returns: the call fails when the actor dies, which is how the driver notices."""
+        self._never.wait()
+
+    def _info(self) -> GroupInfo:
+        return GroupInfo(self._mpmd_idx, ray.util.get_node_ip_address(), os.getpid(), self._devices)
+
+
+def _submesh(mpmd_idx: int, shape: Mapping[str, int]) -> jax.sharding.Mesh:
+    sizes = tuple(shape.values())
+    needed = int(np.prod(sizes))
+    devices = jax.devices()
+    if len(devices) < needed:
+        raise RuntimeError(
+            f"group {mpmd_idx} needs {needed} devices for its submesh {dict(shape)}, "
+            f"but its process has {len(devices)}: {', '.join(map(str, devices))}"
+        )
+    return jax.sharding.Mesh(np.array(devices[:needed]).reshape(sizes), tuple(shape))
+
+
+def _function(name: str, exported: bytes) -> Callable[..., tuple[jax.Array, ...]]:
+    call = export.deserialize(bytearray(exported)).call
+
+    def function(*arguments: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(call(*arguments))
+
+    function.__name__ = name  # what profilers and compiler dumps show
+    return function

@@ -1,0 +1,27 @@
+"""One local Ray for all tests, and meshes that tests share, because actors take seconds to start."""
+
+import pytest
+import ray
+
+import cluster
+
+
+@pytest.fixture(scope="session")
+def local_ray():
+    ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=300 * 2**20)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def two_groups(local_ray):
+    """Two groups of two devices each. Tests leave it usable."""
+    with cluster.launch({"stage": 2, "fsdp": 2}, "stage", cpus_per_group=0.5) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="session")
+def four_groups(local_ray):
+    """Four groups of one device each. Tests leave it usable."""
+    with cluster.launch({"stage": 4}, "stage", cpus_per_group=0.25) as mesh:
+        yield mesh

@@ -1,0 +1,193 @@
+"""Starting groups, where it can fail, and ending them."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import pytest
+import ray
+
+import cluster
+from mpmd.mesh import GroupMesh
+
+
+def free_cpus_become(amount, seconds=20):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if ray.available_resources().get("CPU", 0) == amount:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def run_python(code, **environment):
+    """Runs a driver script of its own; returns its stdout and stderr."""
+    variables = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "XLA_FLAGS")}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_a_cluster_mesh_is_a_group_mesh(two_groups):
+    mesh: GroupMesh = two_groups
+    assert mesh.mpmd_dim == 2
+    assert mesh.mpmd_axis_name == "stage"
+    assert mesh.platform == "cpu"
+    assert mesh.abstract_submesh == jax.sharding.AbstractMesh((1, 2), ("stage", "fsdp"))
+    assert repr(mesh) == ("ClusterMesh({'stage': 2, 'fsdp': 2}, mpmd_axis='stage', platform='cpu', nodes=1)")
+
+
+def test_every_group_has_a_process_with_its_devices(two_groups):
+    assert [group.mpmd_idx for group in two_groups.groups] == [0, 1]
+    assert [len(group.devices) for group in two_groups.groups] == [2, 2]
+    assert len({os.getpid(), *(group.pid for group in two_groups.groups)}) == 3
+    answers = ray.get([actor.health.remote() for actor in two_groups.runtime.actors], timeout=20)
+    assert tuple(answers) == two_groups.groups
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "message"),
+    [
+        ({"stage": 2}, "stages", "no axis 'stages'; its axes are stage"),
+        ({}, "stage", "no axis 'stage'"),
+        ({"stage": 0}, "stage", "'stage' must be a positive int, not 0"),
+        ({"stage": 2, "fsdp": -1}, "stage", "'fsdp' must be a positive int, not -1"),
+        ({"stage": 2, "fsdp": 1.5}, "stage", "'fsdp' must be a positive int, not 1.5"),
+        ({"stage": True}, "stage", "must be a positive int, not True"),
+    ],
+)
+def test_a_shape_that_is_no_mesh_is_refused_before_anything_starts(shape, axis, message):
+    with pytest.raises(ValueError, match=message):
+        cluster.launch(shape, axis)
+
+
+@pytest.mark.parametrize(("name", "value"), [("cpus_per_group", 0), ("gpus_per_group", -1)])
+def test_amounts_that_cannot_be_asked_for_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must"):
+        cluster.launch({"stage": 2}, "stage", **{name: value})
+
+
+def test_too_few_resources_say_what_is_asked_and_what_is_there(local_ray, capsys):
+    free = ray.available_resources()["CPU"]
+    start = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        cluster.launch({"stage": 3}, "stage", cpus_per_group=50, gpus_per_group=1, timeout=3)
+    assert time.monotonic() - start < 20
+    said = str(caught.value)
+    assert "no room for the groups within 3 s" in said
+    assert "3 groups of 50 CPU, 1 GPU each, every one on one node" in said
+    assert f"CPU: 150 asked, {free:g} available of 4, {150 - free:g} missing" in said
+    assert "GPU: 3 asked, 0 available of 0, 3 missing" in said
+    assert "nodes: 4 CPU, 0 GPU" in said
+    assert "waiting up to 3 s" in capsys.readouterr().err
+    assert free_cpus_become(free)
+
+
+def test_an_actor_that_cannot_start_names_the_group(local_ray):
+    free = ray.available_resources()["CPU"]
+    with pytest.raises(RuntimeError, match="group 0 could not start") as caught:
+        cluster.launch({"stage": 1}, "stage", platform="nowhere", cpus_per_group=0.25)
+    assert "nowhere" in str(caught.value)
+    assert free_cpus_become(free)
+
+
+def test_close_gives_the_resources_back_and_may_be_repeated(local_ray):
+    free = ray.available_resources()["CPU"]
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.5) as mesh:
+        assert free_cpus_become(free - 1)
+    mesh.close()
+    assert repr(mesh).endswith("closed)")
+    assert free_cpus_become(free)
+    assert ray.is_initialized()
+
+
+def test_dropping_the_mesh_ends_the_groups(local_ray):
+    free = ray.available_resources()["CPU"]
+    mesh = cluster.launch({"stage": 1}, "stage", cpus_per_group=0.5)
+    del mesh
+    assert free_cpus_become(free)
+
+
+def environment_of(group):
+    with open(f"/proc/{group.pid}/environ", "rb") as file:
+        return dict(entry.decode().split("=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="reads it")
+def test_every_group_has_its_share_of_the_node(four_groups):
+    environments = [environment_of(group) for group in four_groups.groups]
+    assert {e["NPROC"] for e in environments} == {"1"}
+    assert {e["JAX_PLATFORMS"] for e in environments} == {"cpu"}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="reads it")
+def test_the_users_runtime_env_reaches_the_groups(local_ray):
+    variables = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "OF_MINE": "kept"}
+    runtime_env = {"env_vars": variables}
+    shape = {"stage": 1, "fsdp": 3}
+    with cluster.launch(shape, "stage", cpus_per_group=0.25, runtime_env=runtime_env) as mesh:
+        assert len(mesh.groups[0].devices) == 3
+        environment = environment_of(mesh.groups[0])
+    assert environment["OF_MINE"] == "kept"
+    assert environment["XLA_FLAGS"].startswith(variables["XLA_FLAGS"])
+    assert runtime_env == {"env_vars": variables}
+
+
+def test_without_ray_a_local_one_is_started_and_said_and_ended():
+    out, err = run_python(
+        """
+        import cluster, ray
+        if __name__ == "__main__":
+            with cluster.launch({"stage": 2}, mpmd_axis="stage") as mesh:
+                print(mesh.mpmd_dim, ray.is_initialized())
+            print(ray.is_initialized())
+        """
+    )
+    assert out.split() == ["2", "True", "False"]
+    assert err.count("started Ray on this machine") == 1
+
+
+@pytest.mark.parametrize("way", ["argument", "variable"])
+def test_launch_joins_the_cluster_at_an_address(local_ray, way):
+    """The driver leaves without closing: its groups end with it."""
+    address = ray.get_runtime_context().gcs_address
+    free = ray.available_resources()["CPU"]
+    given = repr(address) if way == "argument" else None
+    out, err = run_python(
+        f"""
+        import cluster, ray
+        mesh = cluster.launch({{"stage": 1}}, "stage", cpus_per_group=0.25, address={given})
+        print(ray.get_runtime_context().gcs_address)
+        """,
+        **({"RAY_ADDRESS": address} if way == "variable" else {}),
+    )
+    assert out.split() == [address]
+    assert "started Ray" not in err
+    assert free_cpus_become(free)
+
+
+def test_ray_shut_down_under_the_mesh_fails_what_is_outstanding_and_starts_no_other():
+    out, _ = run_python(
+        """
+        import cluster, ray
+        ray.init(address="local", num_cpus=1, include_dashboard=False)
+        mesh = cluster.launch({"stage": 1}, "stage")
+        forever = mesh.runtime._groups.call(0, "watch")
+        ray.shutdown()
+        later = mesh.runtime.fetch(0, 0)
+        print(forever.exception(timeout=30) is not None, later.exception(timeout=30) is not None)
+        mesh.close()
+        print(ray.is_initialized())
+        """
+    )
+    assert out.split() == ["True", "True", "False"]
