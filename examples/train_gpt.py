@@ -1,0 +1,254 @@
+"""Trains a byte-level GPT on the source of Python's standard library, one group of stages per Ray actor.
+
+    python examples/train_gpt.py                      four actors of a local Ray, about three minutes
+    python examples/train_gpt.py --address auto       on the Ray cluster that is running
+    python examples/train_gpt.py --in-process         without Ray, on four fake devices
+
+The first steps are also run by plain ``jax.jit`` on one device: the same numbers. A loss curve and a
+timeline of one step are written to ``--output``.
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+import time
+from typing import NamedTuple
+
+import common
+import gpt
+import jax
+import matplotlib.figure
+import numpy as np
+import optax
+import text_data
+import tqdm
+
+import mpmd
+from mpmd import render
+
+REFERENCE_STEPS = 3
+VALIDATIONS = 10
+VALIDATION_BATCHES = 8
+READ_TOGETHER, LEAVE_UNREAD = 10, 2
+
+
+class TrainState(NamedTuple):
+    params: dict
+    opt_state: optax.OptState
+
+
+def main(argv: list[str] | None = None) -> None:
+    args, config, schedule = parse_arguments(argv)
+    if args.in_process:
+        common.fake_devices(args.groups)
+    axes = {"stage": args.groups}
+    with common.open_mesh(axes, on_ray=not args.in_process, address=args.address) as mesh:
+        run(args, config, schedule, mesh)
+
+
+def run(args: argparse.Namespace, config: gpt.GPTConfig, schedule, mesh) -> None:
+    batch, validation_batch = load_data(args)
+    optimizer = make_optimizer(args.learning_rate, args.steps)
+    train_step = make_train_step(config, optimizer, schedule)
+    state = init_state(args.seed, config, optimizer)
+    reference_losses = plain_jax_losses(train_step, state, batch, min(REFERENCE_STEPS, args.steps - 1))
+
+    step = mpmd.mpmd_jit_with_loop(train_step, mpmd_mesh=mesh, donate_argnums=(0,))
+    step = step.compile(state, *batch(0))
+    evaluate = mpmd.mpmd_jit_with_loop(make_evaluate(config, schedule), mpmd_mesh=mesh)
+    evaluate = evaluate.compile(state.params, *validation_batch)
+
+    state = first_steps(step, state, batch, reference_losses)
+    steps = range(len(reference_losses), args.steps)
+    state, losses, validations = train(step, state, batch, steps, evaluate, validation_batch)
+    print(f"validation loss: {validations[args.steps]:.3f} nats/byte")
+    print_sample(state.params, config, args.seed)
+    print(step.report())
+    args.output.mkdir(parents=True, exist_ok=True)
+    draw_losses([*reference_losses, *losses], validations, args.output / "loss.png")
+    draw_timeline(step, state, batch(args.steps), args.output)
+    print(f"loss.png, timeline.png and timeline.json are in {args.output}/")
+
+
+def load_data(args: argparse.Namespace):
+    """A function from the step to its batch, and the batch to validate with.
+
+    A batch is tokens and targets, each int32[num_microbatches, microbatch_size, seq_len].
+    """
+    train_text, validation_text = text_data.standard_library()
+    print(f"text: {len(train_text):,} bytes to train on, {len(validation_text):,} to validate with")
+    size = args.batch_size // args.microbatches
+    shape = (args.microbatches, size, args.seq_len)
+    validation_shape = (args.microbatches, VALIDATION_BATCHES * size, args.seq_len)
+    batch = functools.partial(text_data.random_batch, train_text, shape, args.seed)
+    return batch, text_data.evenly_spaced(validation_text, validation_shape)
+
+
+def make_optimizer(learning_rate: float, steps: int) -> optax.GradientTransformation:
+    """AdamW with clipping, a linear warm-up and a cosine decay to a tenth."""
+    warmup_steps = max(1, min(50, steps // 10))
+    schedule = optax.warmup_cosine_decay_schedule(
+        learning_rate / warmup_steps, learning_rate, warmup_steps, max(steps, 2), learning_rate / 10
+    )
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.1))
+
+
+def make_train_step(config: gpt.GPTConfig, optimizer: optax.GradientTransformation, schedule):
+    """The train step, as one would write it for one device.
+
+    Its ``tokens`` and ``targets`` are int32[num_microbatches, microbatch_size, seq_len].
+    """
+
+    def train_step(state: TrainState, tokens, targets):
+        def loss_and_gradients(microbatch):
+            return jax.value_and_grad(gpt.loss)(state.params, *microbatch, config)
+
+        sums = mpmd.treduce(loss_and_gradients, (tokens, targets), schedule=schedule, operation=mpmd.Add)
+        loss, gradients = jax.tree.map(lambda leaf: leaf / len(tokens), sums)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
+
+    return train_step
+
+
+def make_evaluate(config: gpt.GPTConfig, schedule):
+    """The mean loss of a batch shaped as in ``make_train_step``: only forwards, in the same pipeline."""
+
+    def evaluate(params: dict, tokens, targets):
+        def loss(microbatch):
+            return gpt.loss(params, *microbatch, config)
+
+        return mpmd.treduce(loss, (tokens, targets), schedule=schedule, operation=mpmd.Add) / len(tokens)
+
+    return evaluate
+
+
+def init_state(seed: int, config: gpt.GPTConfig, optimizer: optax.GradientTransformation) -> TrainState:
+    params = gpt.init_params(jax.random.key(seed), config)
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"model: {num_params:,} parameters in {config.num_layers} layers and {config.num_stages} stages")
+    return TrainState(params, optimizer.init(params))
+
+
+def plain_jax_losses(train_step, state: TrainState, batch, steps: int) -> list[float]:
+    """The losses of the first steps on one device. ``treduce`` is then a scan, a mark the identity."""
+    step = jax.jit(train_step)
+    losses = []
+    for index in range(steps):
+        state, loss = step(state, *batch(index))
+        losses.append(float(loss))
+    return losses
+
+
+def first_steps(step, state: TrainState, batch, reference_losses: list[float]) -> TrainState:
+    """Runs the first steps in the pipeline and prints their losses beside those of plain ``jax.jit``."""
+    print("step  plain jax.jit   pipeline  difference")
+    for index, reference in enumerate(reference_losses):
+        state, loss = step(state, *batch(index))
+        print(f"{index + 1:4}  {reference:13.6f}  {float(loss):9.6f}  {float(loss) - reference:10.1e}")
+        if not abs(float(loss) - reference) < 1e-3:
+            raise SystemExit("the pipeline does not compute what plain jax.jit computes")
+    return state
+
+
+def train(step, state: TrainState, batch, steps: range, evaluate, validation_batch):
+    """Trains for ``steps``; returns the state, the losses, and {step: validation loss}.
+
+    Calls return at once, with arrays that stay on the actors until they are read. Reading only losses
+    that are a few steps old leaves the actors with the next steps at hand.
+    """
+    losses, unread, validations = [], [], {}
+    validate_at = {steps.stop * part // VALIDATIONS for part in range(1, VALIDATIONS + 1)}
+    tokens_per_step = batch(0)[0].size
+    began = time.perf_counter()
+    with tqdm.tqdm(unit="step", initial=steps.start, total=steps.stop) as progress:
+
+        def read(count: int) -> None:
+            losses.extend(map(float, unread[:count]))
+            del unread[:count]
+            speed = len(losses) * tokens_per_step / (time.perf_counter() - began)
+            progress.set_postfix_str(f"loss {losses[-1]:.3f}, {speed:,.0f} tokens/s", refresh=False)
+            progress.update(count)
+
+        for index in steps:
+            state, loss = step(state, *batch(index))
+            unread.append(loss)
+            if index + 1 in validate_at:
+                validations[index + 1] = evaluate(state.params, *validation_batch)
+            if len(unread) == READ_TOGETHER + LEAVE_UNREAD:
+                read(READ_TOGETHER)
+        read(len(unread))
+    seconds = time.perf_counter() - began
+    print(f"trained for {seconds:.0f} s at {len(losses) * tokens_per_step / seconds:,.0f} tokens/s")
+    return state, losses, {index: float(loss) for index, loss in validations.items()}
+
+
+def print_sample(params: dict, config: gpt.GPTConfig, seed: int) -> None:
+    """Has the model write 400 bytes, in this process."""
+    params = jax.tree.map(np.asarray, params)  # from the actors that hold them
+    sample = gpt.generate(params, b"def ", 400, config, seed)
+    print(f"sample:\n{sample.decode(errors='replace')}\n")
+
+
+def draw_losses(losses: list[float], validations: dict[int, float], path: pathlib.Path) -> None:
+    figure = matplotlib.figure.Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, len(losses) + 1), losses, alpha=0.6, label="training")
+    axes.plot(validations.keys(), validations.values(), "o-", label="validation")
+    axes.set(xlabel="step", ylabel="loss (nats per byte)", title="GPT on Python's standard library")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def draw_timeline(step, state: TrainState, batch, directory: pathlib.Path) -> None:
+    """Measures when each task of one step ran, and draws it; uses up ``state``."""
+    _, events = step.profile(state, *batch)
+    render.timeline_png(events, directory / "timeline.png")
+    (directory / "timeline.json").write_text(json.dumps(render.chrome_trace(events)))
+
+
+def parse_arguments(argv: list[str] | None):
+    """The arguments, the model's configuration and the schedule; exits with one line if they disagree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--stages", type=int, default=4, help="pipeline stages; layers are spread evenly (default: 4)")
+    add("--groups", type=int, help="MPMD groups, that is actors (default: one per stage)")
+    add("--schedule", choices=("GPipe", "Std1F1B", "Eager1F1B", "Interleaved1F1B"), default="Std1F1B")
+    add("--microbatches", type=int, default=8, help="microbatches per step (default: 8)")
+    add("--layers", type=int, default=8)
+    add("--d-model", type=int, default=112)
+    add("--heads", type=int, default=4)
+    add("--seq-len", type=int, default=128, help="bytes per sequence (default: 128)")
+    add("--batch-size", type=int, default=8, help="sequences per step (default: 8)")
+    add("--steps", type=int, default=600)
+    add("--learning-rate", type=float, default=3e-3)
+    add("--seed", type=int, default=0)
+    add("--address", help="the Ray cluster to join, e.g. 'auto'; by default a local one is started")
+    add("--in-process", action="store_true", help="no Ray: one thread per group, on fake devices")
+    add("--output", type=pathlib.Path, default=pathlib.Path("demo_output"))
+    args = parser.parse_args(argv)
+    args.groups = args.groups or args.stages
+    try:
+        return args, *make_config_and_schedule(args)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def make_config_and_schedule(args: argparse.Namespace):
+    """Raises ``ValueError`` if the arguments do not fit together."""
+    for name in ("stages", "groups", "microbatches", "layers", "heads", "seq_len", "batch_size", "steps"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    if args.batch_size % args.microbatches:
+        raise ValueError(f"{args.batch_size} sequences do not divide into {args.microbatches} microbatches")
+    config = gpt.GPTConfig(args.layers, args.d_model, args.heads, args.seq_len, args.stages)
+    if args.schedule == "Interleaved1F1B":
+        return config, mpmd.Interleaved1F1B(num_stages=args.stages, mpmd_dim=args.groups)
+    if args.groups != args.stages:
+        raise ValueError(f"{args.schedule} puts one stage on a group: --groups must be {args.stages}")
+    return config, getattr(mpmd, args.schedule)(num_stages=args.stages)
+
+
+if __name__ == "__main__":
+    main()
