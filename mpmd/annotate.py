@@ -42,7 +42,7 @@ def mark_stage_end(x: Tree, name: str | None = None) -> Tree:
     Raises: ``TypeError`` when ``x`` has no array.
     """
     leaves, treedef = jax.tree.flatten(x)
-    arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype") or isinstance(leaf, complex)]
+    arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
     if not arrays:
         raise TypeError(f"mark_stage_end needs a pytree with at least one array, got {x!r}")
     marked = mark_p.bind(*(leaves[i] for i in arrays), boundary=Boundary(name), forward=True, linear=False)

@@ -44,7 +44,7 @@ def assign(
     earliest: Sequence[int | None],
     closing: Mapping[Work, Sequence[Var]],
     replicas: Mapping[Var, Replica],
-    num_stages: int,
+    timeline: Timeline,
 ) -> list[Work | None]:
     """The work that each equation belongs to; ``None`` for replicas.
 
@@ -65,7 +65,7 @@ def assign(
       closing: for work that ends with a mark, the mark's operands.
       replicas: the variables of equations that are computed wherever they are read.
     """
-    return _Assignment(eqns, earliest, replicas, Timeline(num_stages)).run(closing)
+    return _Assignment(eqns, earliest, replicas, timeline).run(closing)
 
 
 class _Assignment:
