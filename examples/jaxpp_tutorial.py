@@ -168,11 +168,11 @@ def train(step, state: TrainState, xs, targets, num_steps: int):
 
 
 def check_placement(state: TrainState, num_layers: int, num_stages: int) -> None:
-    """Stage ``s`` lives on group ``s % NUM_GROUPS``; Adam's step counter, which all weights need, on all."""
+    """Stage ``s`` lives on group ``s % NUM_GROUPS``; the step counters on all groups."""
     count = state.opt_state[0].count
     print("step", state.step)
     print("Adam's count", count)
-    assert count.mpmd_idxs == tuple(range(NUM_GROUPS)), count.mpmd_idxs
+    assert count.mpmd_idxs == state.step.mpmd_idxs == tuple(range(NUM_GROUPS)), count.mpmd_idxs
     for layer in range(num_layers):
         kernel = state.params[f"block_{layer}"]["Dense_0"]["kernel"]
         print(f"block_{layer}", kernel)

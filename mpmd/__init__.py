@@ -1,5 +1,6 @@
 """Pipeline-parallel JAX: one ordinary train step, cut into stages that groups of devices run."""
 
+from mpmd import render
 from mpmd.annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
 from mpmd.array import MpmdArray
 from mpmd.errors import CompileError, GroupDiedError, PlanError, StepAborted, TaskError
@@ -29,6 +30,7 @@ __all__ = [
     "mark_stage_end",
     "mpmd_jit_with_loop",
     "pipeline_enter_stage",
+    "render",
     "treduce",
     "treduce_i",
 ]

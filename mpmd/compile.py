@@ -57,14 +57,11 @@ def compile_step(
     traced = _trace_as_fed_back(fun, args, dict(kwargs), submesh)
     placed = place(split(traced), mesh.mpmd_dim)
     is_open = submesh.size > 1 and (in_specs is not None or out_specs is not None)
-    known = _known_specs(traced, in_specs, out_specs) if is_open else {}
+    known = _known_specs(traced, in_specs, out_specs)
     specs = infer_specs(placed.graph.outer, known)
-    if is_open:
-        for accumulator in placed.graph.accumulators:
-            # An accumulator goes into the task that updates it as it comes out.
-            spec = specs.get(accumulator.result, ())
-            specs |= dict.fromkeys((accumulator.initial, accumulator.before, accumulator.after), spec)
-            specs[accumulator.result] = spec
+    for a in placed.graph.accumulators:
+        # An accumulator goes into the task that updates it as it comes out.
+        specs |= dict.fromkeys((a.initial, a.before, a.after, a.result), specs.get(a.result, ()))
     program = lower(placed, specs, None if is_open else (), donated, mesh.mpmd_dim)
     program = dataclasses.replace(program, plan=add_frees_and_donations(program.plan))
     return CompiledStep(traced, program, verify(program.plan))

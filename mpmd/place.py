@@ -162,8 +162,13 @@ class _Placement:
         if anchor:
             return (anchor & wanted) or frozenset({min(anchor)})
         if not wanted:
-            return self._preference(eqn) or frozenset({0})
+            return self._preference(eqn) or self._unread(eqn)
         return wanted if is_cheap(eqn) else frozenset({min(wanted)})
+
+    def _unread(self, eqn: JaxprEqn) -> Groups:
+        """Where to run what only feeds a next step: scalars, such as a step counter, are for everyone."""
+        scalars = all(size(atom) == 1 for atom in (*eqn.invars, *eqn.outvars))
+        return frozenset(self._stage_groups if scalars else self._stage_groups[:1])
 
     def _homes(self, runs: list[Groups], demanded: Mapping[Var, Groups]) -> dict[Var, Groups]:
         jaxpr = self._graph.traced.jaxpr
