@@ -15,8 +15,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from mpmd.array import MpmdArray
 from mpmd.errors import CompileError
 from mpmd.ir import Spec
-from mpmd.paths import argument_paths
-from mpmd.runtime.sharding import to_spec
+from mpmd.sharding import to_spec
+from mpmd.tree import argument_paths, spread_prefix
 
 
 def describe(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
@@ -78,14 +78,11 @@ def flatten_specs(specs: Any, tree: Any, what: str) -> list[Any]:
         return x is None or isinstance(x, (PartitionSpec, NamedSharding))
 
     try:
-        spread = jax.tree.map(
-            lambda spec, part: jax.tree.map(lambda _: spec, part), specs, tree, is_leaf=is_spec
-        )
+        leaves = spread_prefix(specs, tree, is_spec)
     except ValueError as error:
         raise CompileError(
             f"{what} is not a pytree prefix of what it describes: {str(error).splitlines()[0]}"
         ) from error
-    leaves = jax.tree.leaves(spread, is_leaf=is_spec)
     if wrong := [leaf for leaf in leaves if not is_spec(leaf)]:
         raise CompileError(f"{what} has {wrong[0]!r} where a PartitionSpec is needed")
     return [leaf.spec if isinstance(leaf, NamedSharding) else leaf for leaf in leaves]

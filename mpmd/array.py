@@ -14,8 +14,8 @@ from mpmd.errors import StepAborted
 from mpmd.executables import decode
 from mpmd.ir import Spec
 from mpmd.runtime.runtime import Runtime
-from mpmd.runtime.sharding import to_sharding
 from mpmd.runtime.worker import Handle, StepReply
+from mpmd.sharding import to_sharding
 
 
 class StepRun:

@@ -11,7 +11,7 @@ from jax import export
 from jax.sharding import AbstractMesh
 
 from mpmd.ir import Executable, Name, Plan
-from mpmd.runtime.sharding import to_sharding
+from mpmd.sharding import to_sharding
 
 Function = Callable[..., Sequence[jax.Array]]
 """Flat arrays in, a sequence of arrays out; traceable by JAX."""

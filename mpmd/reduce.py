@@ -15,6 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from mpmd.schedules import Schedule
+from mpmd.tree import spread_prefix
 
 
 class Op(Protocol):
@@ -177,15 +178,12 @@ def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:
         return hasattr(x, "state") and hasattr(x, "update")
 
     try:
-        spread = jax.tree.map(
-            lambda op, part: jax.tree.map(lambda _: op, part), operation, out_shape, is_leaf=is_op
-        )
+        ops = spread_prefix(operation, out_shape, is_op)
     except ValueError as error:
         raise TypeError(
             f"treduce's operation {operation} is not a pytree prefix of the loop's result, which has the "
             f"structure {jax.tree.structure(out_shape)}"
         ) from error
-    ops = jax.tree.leaves(spread, is_leaf=is_op)
     if wrong := [op for op in ops if not is_op(op)]:
         raise TypeError(f"{wrong[0]!r} is not an operation: it has no methods state and update")
     return ops

@@ -16,8 +16,8 @@ from mpmd.errors import CompileError
 from mpmd.feedback import find_feedback
 from mpmd.graph import TracedStep
 from mpmd.jaxpr import NAMELESS, any_inside, inline_calls, operands, subjaxprs, traced_eqns, where, with_eqns
-from mpmd.paths import argument_paths, paths
 from mpmd.reduce import treduce_p
+from mpmd.tree import argument_paths, paths
 
 
 def trace(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractMesh) -> TracedStep:

@@ -12,8 +12,8 @@ import numpy as np
 from mpmd.ir import Executable, Name, Plan, Recv, Run, Spec
 from mpmd.program import Function, arguments, jitted
 from mpmd.runtime.executor import Executor
-from mpmd.runtime.sharding import to_sharding, to_spec
 from mpmd.runtime.transport import Transport
+from mpmd.sharding import to_sharding, to_spec
 from mpmd.timeline import Event
 
 Handle = int

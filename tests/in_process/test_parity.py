@@ -7,65 +7,20 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from tests.support.models import (
+    BATCH,
+    SGD,
+    WIDTH,
+    batch,
+    init,
+    keys,
+    layer,
+    make_step,
+    mlp,
+    mse,
+    weights,
+)
 from tests.support.parity import assert_close, assert_parity, mesh_of
-
-WIDTH, BATCH, MICROBATCHES = 4, 3, 4
-SGD = optax.sgd(0.1)
-
-
-def keys(count):
-    return list(jax.random.split(jax.random.key(0), count))
-
-
-def weights(stages):
-    return [
-        {"w": jax.random.normal(key, (WIDTH, WIDTH)) / 2, "b": jnp.full(WIDTH, 0.1)} for key in keys(stages)
-    ]
-
-
-def batch(microbatches=MICROBATCHES):
-    x, y = keys(2)
-    shape = (microbatches, BATCH, WIDTH)
-    return jax.random.normal(x, shape), jax.random.normal(y, shape)
-
-
-def layer(params, h):
-    return jnp.tanh(h @ params["w"] + params["b"])
-
-
-def mlp(params, x):
-    h = x
-    for i, stage in enumerate(params):
-        h = layer(stage, h)
-        if i < len(params) - 1:
-            h = mpmd.mark_stage_end(h)
-    return h
-
-
-def mse(params, x, y):
-    return jnp.mean((mlp(params, x) - y) ** 2)
-
-
-def make_step(loss_fn, schedule, optimizer=SGD, operation=mpmd.Add):
-    """``(params, optimizer state), xs, ys`` to the same and the loss and gradients."""
-
-    def step(state, xs, ys):
-        params, opt_state = state
-        loss, grads = mpmd.treduce(
-            lambda mb: jax.value_and_grad(loss_fn)(params, *mb),
-            (xs, ys),
-            schedule=schedule,
-            operation=operation,
-        )
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), (loss, grads)
-
-    return step
-
-
-def init(params, optimizer=SGD):
-    return params, optimizer.init(params)
-
 
 SCHEDULES = {
     "GPipe": lambda stages, groups: mpmd.GPipe(stages),
@@ -392,9 +347,12 @@ def test_submeshes_of_several_devices(axes):
     state = init(weights(3), optimizer)
     specs = jax.tree.map(lambda leaf: state_spec if leaf.ndim else P(), state)
     step = make_step(mse, mpmd.Std1F1B(3), optimizer)
-    x, y = keys(2)
-    xs, ys = (jax.random.normal(k, (MICROBATCHES, 4, WIDTH)) for k in (x, y))
     loaded = assert_parity(
-        step, state, xs, ys, mesh=mesh_of(3, **axes), in_specs=(specs, batch_spec, batch_spec), tolerance=1e-4
+        step,
+        state,
+        *batch(),
+        mesh=mesh_of(3, **axes),
+        in_specs=(specs, batch_spec, batch_spec),
+        tolerance=1e-4,
     )
     assert loaded.plan.inputs[0].spec == ((axis,) if axis == "fsdp" else ())

@@ -1,7 +1,8 @@
-"""What users call the leaves of arguments and results."""
+"""Pytrees: what users call their leaves, and prefixes of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,3 +16,14 @@ def argument_paths(args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
 def paths(tree: Any) -> tuple[str, ...]:
     """The name of every leaf within ``tree``."""
     return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree))
+
+
+def spread_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """For every leaf of ``tree``, the leaf of ``prefix`` that stands for it.
+
+    Raises ``ValueError`` when ``prefix`` is no pytree prefix of ``tree``.
+    """
+    spread = jax.tree.map(
+        lambda leaf, part: jax.tree.map(lambda _: leaf, part), prefix, tree, is_leaf=is_leaf
+    )
+    return jax.tree.leaves(spread, is_leaf=is_leaf)

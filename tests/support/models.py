@@ -1,0 +1,66 @@
+"""A small model in stages, and train steps of it."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import mpmd
+
+WIDTH, BATCH, MICROBATCHES = 4, 4, 4
+SGD = optax.sgd(0.1)
+CLIPPED_ADAM = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
+
+
+def keys(count):
+    return list(jax.random.split(jax.random.key(0), count))
+
+
+def weights(stages, dtype=jnp.float32):
+    return [
+        {"w": jax.random.normal(key, (WIDTH, WIDTH), dtype) / 2, "b": jnp.full(WIDTH, 0.1, dtype)}
+        for key in keys(stages)
+    ]
+
+
+def batch(microbatches=MICROBATCHES):
+    x, y = keys(2)
+    shape = (microbatches, BATCH, WIDTH)
+    return jax.random.normal(x, shape), jax.random.normal(y, shape)
+
+
+def layer(params, h):
+    return jnp.tanh(h @ params["w"] + params["b"])
+
+
+def mlp(params, x):
+    h = x
+    for i, stage in enumerate(params):
+        h = layer(stage, h)
+        if i < len(params) - 1:
+            h = mpmd.mark_stage_end(h)
+    return h
+
+
+def mse(params, x, y):
+    return jnp.mean((mlp(params, x) - y) ** 2)
+
+
+def make_step(loss_fn, schedule, optimizer=SGD, operation=mpmd.Add):
+    """``(params, optimizer state), xs, ys`` to the same and the loss and gradients."""
+
+    def step(state, xs, ys):
+        params, opt_state = state
+        loss, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(loss_fn)(params, *mb),
+            (xs, ys),
+            schedule=schedule,
+            operation=operation,
+        )
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), (loss, grads)
+
+    return step
+
+
+def init(params, optimizer=SGD):
+    return params, optimizer.init(params)
