@@ -49,8 +49,10 @@ class RayRuntime:
         """The actors, by ``mpmd_idx``."""
         return self._groups.actors
 
-    def load(self, program: Program) -> int:
-        """Ships a program once, and returns its number when every group has compiled its part.
+    def load(self, program: Program) -> tuple[int, Program]:
+        """Ships a program once, and has all groups compile their part at the same time.
+
+        Returns: the program's number, and the program with every spec known.
 
         Raises: ``TaskError`` with the label ``load`` when a group cannot, ``GroupDiedError`` when one died,
           ``ValueError`` when a function cannot travel.
@@ -71,7 +73,7 @@ class RayRuntime:
         concurrent.futures.wait(loading)
         for future in loading:
             future.result()
-        return number
+        return number, program
 
     def submit(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         (step,) = {request.step for request in requests.values()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,20 +20,13 @@ from mpmd.sharding import to_spec
 from mpmd.tree import argument_paths, spread_prefix
 
 
-def describe(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
+def describe(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape, dtype and weak type of an argument leaf. Raises ``TypeError`` when it is not an array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     if isinstance(leaf, MpmdArray):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
-    try:
-        aval = jax.typeof(leaf)
-    except TypeError as error:
-        raise TypeError(
-            f"{path} is a {type(leaf).__name__}, not an array or a number; "
-            "name it in static_argnums or static_argnames if the step depends on it"
-        ) from error
-    return as_described(aval)
+    return as_described(jax.typeof(leaf))
 
 
 def as_described(aval: Any) -> jax.ShapeDtypeStruct:
@@ -49,20 +43,20 @@ def to_host(leaf: Any, described: jax.ShapeDtypeStruct) -> np.ndarray:
     return np.asarray(leaf, dtype=described.dtype)
 
 
-def check_donated_once(paths: Sequence[str], leaves: Sequence[Any], donated: Sequence[bool]) -> None:
+def check_donated_once(call: Call) -> None:
     """Raises ``ValueError`` when an array that is given up is passed a second time, or was before."""
     faults = []
     first_seen: dict[int, int] = {}
-    for i, leaf in enumerate(leaves):
+    for i, leaf in enumerate(call.leaves):
         if isinstance(leaf, (jax.Array, MpmdArray)):
             if leaf.is_deleted():
                 faults.append(
-                    f"{paths[i]} was deleted or donated to an earlier call; pass that call's result"
+                    f"{call.paths[i]} was deleted or donated to an earlier call; pass that call's result"
                 )
             j = first_seen.setdefault(id(leaf), i)
-            if j != i and (donated[i] or donated[j]):
+            if j != i and (call.donated[i] or call.donated[j]):
                 faults.append(
-                    f"{paths[j]} and {paths[i]} are the same array and it is donated; pass a copy of it"
+                    f"{call.paths[j]} and {call.paths[i]} are the same array and it is donated; pass a copy"
                 )
     if faults:
         raise ValueError("\n".join(faults))
@@ -137,17 +131,20 @@ class Call:
     Attributes:
       static: the static arguments by position and by name.
       treedef: of the pair of the other arguments, a tuple and a dict.
-      leaves, paths, avals, donated: for each leaf, itself, its name for people, its shape and dtype, and
-        whether the caller gives it up.
+      leaves, avals, donated: for each leaf, itself, its shape and dtype, and whether the caller gives it up.
     """
 
     static: tuple[tuple[int | str, Any], ...]
     num_args: int
     treedef: Any
     leaves: tuple[Any, ...]
-    paths: tuple[str, ...]
     avals: tuple[jax.ShapeDtypeStruct, ...]
     donated: tuple[bool, ...]
+
+    @functools.cached_property
+    def paths(self) -> tuple[str, ...]:
+        """What to call the leaves in messages."""
+        return argument_paths(*jax.tree.unflatten(self.treedef, self.leaves))
 
     @functools.cached_property
     def key(self) -> Any:
@@ -197,6 +194,24 @@ class Signature:
     static_argnums: tuple[int, ...]
     static_argnames: tuple[str, ...]
     donate_argnums: tuple[int, ...]
+    donate_argnames: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        fun: Callable,
+        static_argnums: tuple[int, ...],
+        static_argnames: tuple[str, ...],
+        donate_argnums: tuple[int, ...],
+    ) -> Signature:
+        """An argument that is named by position may be passed by name, and the other way round."""
+        names = _positional_names(fun)
+        by_name = {names[i] for i in static_argnums if -len(names) <= i < len(names)}
+        by_position = {names.index(name) for name in static_argnames if name in names}
+        donated = {names[i] for i in donate_argnums if -len(names) <= i < len(names)}
+        return cls(
+            (*static_argnums, *by_position), (*static_argnames, *by_name), donate_argnums, tuple(donated)
+        )
 
     def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> Call:
         """Flattens a call's arguments.
@@ -217,8 +232,37 @@ class Signature:
         traced = tuple(args[i] for i in positions)
         traced_kwargs = {name: value for name, value in kwargs.items() if name not in self.static_argnames}
         leaves, treedef = jax.tree.flatten((traced, traced_kwargs))
-        paths = argument_paths(traced, traced_kwargs)
         donated = [i in donated_positions for i in positions for _ in jax.tree.leaves(args[i])]
-        donated += [False] * (len(leaves) - len(donated))
-        avals = tuple(describe(path, leaf) for path, leaf in zip(paths, leaves, strict=True))
-        return Call(static, len(args), treedef, tuple(leaves), paths, avals, tuple(donated))
+        # Dicts are flattened in the order of their keys.
+        donated += [
+            name in self.donate_argnames
+            for name in sorted(traced_kwargs)
+            for _ in jax.tree.leaves(traced_kwargs[name])
+        ]
+        try:
+            avals = tuple(map(describe, leaves))
+        except TypeError:
+            raise TypeError(_not_arrays(argument_paths(traced, traced_kwargs), leaves)) from None
+        return Call(static, len(args), treedef, tuple(leaves), avals, tuple(donated))
+
+
+def _positional_names(fun: Callable) -> list[str]:
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (ValueError, TypeError):  # not every callable tells
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in positional]
+
+
+def _not_arrays(paths: Sequence[str], leaves: Sequence[Any]) -> str:
+    faults = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        try:
+            describe(leaf)
+        except TypeError:
+            faults.append(
+                f"{path} is a {type(leaf).__name__}, not an array or a number; "
+                "name it in static_argnums or static_argnames if the step depends on it"
+            )
+    return "\n".join(faults)

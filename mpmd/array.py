@@ -28,11 +28,11 @@ class StepRun:
         """Waits for a group. Raises what went wrong, wherever in the step it did."""
         try:
             return self._replies[mpmd_idx].result()
-        except StepAborted as aborted:
+        except StepAborted:
             for reply in self._replies.values():
                 error = reply.exception()
                 if error is not None and not isinstance(error, StepAborted):
-                    raise error from aborted
+                    raise error from error.__cause__  # what went wrong there, not that this group heard of it
             raise
 
     def replies(self) -> list[StepReply]:
@@ -92,6 +92,10 @@ class MpmdArray:
     @property
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=int))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
 
     @property
     def sharding(self) -> NamedSharding:
@@ -173,6 +177,13 @@ class MpmdArray:
     def __index__(self) -> int:
         return np.asarray(self).__index__()
 
+    def __format__(self, format_spec: str) -> str:
+        return format(self.item() if not self.shape else self, format_spec)
+
+    def item(self) -> Any:
+        """The value of an array of one element, as a Python number."""
+        return np.asarray(self).item()
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a scalar array")
@@ -182,5 +193,5 @@ class MpmdArray:
         state = ", deleted" if self._deleted else ""
         return (
             f"MpmdArray(shape={self.shape}, dtype={self.dtype}, mpmd_idxs={self.mpmd_idxs}, "
-            f"sharding={self.sharding}{state})"
+            f"spec={self.spec}{state})"
         )

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
+from mpmd.errors import CompileError
 from mpmd.graph import Work
 from mpmd.ir import TaskKind
-from mpmd.jaxpr import is_transposed, operands
+from mpmd.jaxpr import is_transposed, operands, where
 from mpmd.replicate import Replica, is_weight
 
 
@@ -64,6 +65,8 @@ def assign(
       earliest: for each equation that reads what a mark returns, the time of the work after the mark.
       closing: for work that ends with a mark, the mark's operands.
       replicas: the variables of equations that are computed wherever they are read.
+
+    Raises: ``CompileError`` when a microbatch would have to pass a stage a second time.
     """
     return _Assignment(eqns, earliest, replicas, timeline).run(closing)
 
@@ -132,7 +135,13 @@ class _Assignment:
         latest = max((time for time in (*made, self._earliest[i]) if time is not None), default=None)
         backward = is_transposed(eqn) or (latest is not None and timeline.is_backward(latest))
         if closed_by is not None and backward >= timeline.is_backward(closed_by):
-            assert latest is None or latest <= closed_by, f"{eqn.primitive} reads a value of later work"
+            if latest is not None and latest > closed_by:
+                raise CompileError(
+                    f"{timeline.work(closed_by)} needs what {eqn.primitive} computes at {where(eqn)}, which "
+                    f"depends on {timeline.work(latest)}: a microbatch passes the stages forwards and then "
+                    "backwards once. Take derivatives within the loss, such as a gradient penalty, inside "
+                    "one stage, not through mark_stage_end"
+                )
             return closed_by
         if latest is not None and backward and not timeline.is_backward(latest):
             latest = timeline.mirrored(latest)

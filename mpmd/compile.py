@@ -73,8 +73,8 @@ def _trace_as_fed_back(
     """Traces the step with the state as the step itself returns it, so that all calls are alike.
 
     Arrays made of Python numbers, such as ``jnp.full(3, 0.1)``, have a weak type at first and, once updated,
-    no longer. The difference decides nothing but the result's dtype when dtypes mix; where it does, the step
-    is traced as it was called.
+    no longer. The difference only matters where dtypes mix; where it does, the step is traced as it was
+    called, and the second call compiles again, as under ``jax.jit``.
     """
     traced = trace(fun, args, kwargs, submesh)
     leaves, treedef = jax.tree.flatten((args, kwargs))
@@ -86,8 +86,13 @@ def _trace_as_fed_back(
         leaves[i] = jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype)
     args, kwargs = jax.tree.unflatten(treedef, leaves)
     strong = trace(fun, args, kwargs, submesh)
-    same = [r.dtype for r in results] == [r.dtype for r in avals_of(strong.jaxpr.outvars)]
-    return strong if same else traced
+    return strong if _dtypes(strong) == _dtypes(traced) else traced
+
+
+def _dtypes(traced: TracedStep) -> list[Any]:
+    """The dtypes of all that a step computes."""
+    eqns = (*traced.jaxpr.eqns, *traced.loop.params["body"].eqns)
+    return [aval.dtype for eqn in eqns for aval in avals_of(eqn.outvars)]
 
 
 def _known_specs(

@@ -9,15 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Var
 
-from mpmd.jaxpr import operands
+from mpmd.jaxpr import aval_of, operands
 
 
 def find_feedback(arguments: Sequence[Any], result: Any, jaxpr: Jaxpr) -> tuple[tuple[int, int], ...]:
     """Pairs (argument leaf, result leaf) that a training loop will connect.
 
     A part of the result goes with the first argument that has the same structure, shapes and dtypes and is
-    not taken; of single arrays only with one that it depends on, which tells a step counter from a loss. A
-    wrong guess costs a transfer when the step is called, never a wrong number.
+    not taken; of single arrays only with one that it depends on, scalars of the same weak type too, which
+    tells a step counter from a loss. A wrong guess costs a transfer when the step is called, never a wrong
+    number.
 
     Args:
       arguments: the step's arguments.
@@ -35,7 +36,7 @@ def find_feedback(arguments: Sequence[Any], result: Any, jaxpr: Jaxpr) -> tuple[
         for i, argument in free.items():
             if signature[1] and _signature(argument) == signature:
                 leaves = range(len(signature[1]))
-                if len(leaves) > 1 or _depends(jaxpr, starts[i], first_leaf):
+                if len(leaves) > 1 or _connected(jaxpr, starts[i], first_leaf):
                     pairs.extend((starts[i] + k, first_leaf + k) for k in leaves)
                     del free[i]
                     return
@@ -59,7 +60,10 @@ def _children(tree: Any) -> list[Any]:
     return [child for child in children if child is not tree]
 
 
-def _depends(jaxpr: Jaxpr, argument: int, result: int) -> bool:
+def _connected(jaxpr: Jaxpr, argument: int, result: int) -> bool:
+    before, after = aval_of(jaxpr.invars[argument]), aval_of(jaxpr.outvars[result])
+    if before.shape == () and before.weak_type != after.weak_type:
+        return False
     reached = {jaxpr.invars[argument]}
     for eqn in jaxpr.eqns:
         if any(var in reached for var in operands(eqn)):

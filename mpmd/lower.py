@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from jax.extend.core import Var
 
-from mpmd.executables import ExecutableTable, to_aval
+from mpmd.executables import ExecutableTable, encode, to_aval
 from mpmd.fuse import fuse
 from mpmd.graph import Accumulator, PlacedEqn, PlacedGraph, Work
 from mpmd.ir import (
@@ -96,7 +96,7 @@ class _Lowering:
             self._output_leaves(),
         )
         traced = self._graph.traced
-        constants = {self._names[var]: np.asarray(value) for var, value in traced.constants.items()}
+        constants = {self._names[var]: np.asarray(encode(value)) for var, value in traced.constants.items()}
         constants |= {_index_name(m): np.asarray(m, np.int32) for m in self._index_groups}
         return Program(plan, self._table.functions, constants)
 

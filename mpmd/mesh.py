@@ -84,9 +84,7 @@ class MpmdMesh:
 
     @property
     def abstract_submesh(self) -> AbstractMesh:
-        # Of the shape alone: what is compiled does not depend on which devices these are.
-        submesh = self.unstack[0]
-        return AbstractMesh(submesh.axis_sizes, submesh.axis_names, axis_types=submesh.axis_types)
+        return self.unstack[0].abstract_mesh
 
     @property
     def platform(self) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from jax.extend.core import JaxprEqn, Var
 
+from mpmd.conds import can_be_split, with_results
 from mpmd.cost import is_cheap
 from mpmd.errors import CompileError
 from mpmd.graph import Groups, PlacedEqn, PlacedGraph, TaskGraph
@@ -57,15 +58,16 @@ class _Placement:
     def __init__(self, graph: TaskGraph, stage_groups: tuple[int, ...]):
         self._graph = graph
         self._stage_groups = stage_groups
-        self._eqns = graph.outer
         self._loop_reads = self._groups_reading_in_loop()
         self._results = {a.result: frozenset({stage_groups[a.work.stage]}) for a in graph.accumulators}
+        self._eqns: list[JaxprEqn] = []
+        self._anchor_of: list[Groups] = []
+        self._anchor_all()
         self._before = self._equations_before_loop()
 
     def run(self) -> PlacedGraph:
         graph = self._graph
         arguments = graph.traced.jaxpr.invars
-        self._anchor_all()
         required: dict[int, Groups] = {}
         while True:
             runs, demanded = self._demand(required)
@@ -107,22 +109,35 @@ class _Placement:
     # Rule 1: anchors.
 
     def _anchor_all(self) -> None:
-        """For each variable the groups it is naturally on, if any, and else those it prefers."""
+        """For each variable the groups it is naturally on, if any, and else those it prefers.
+
+        A conditional over the values of several groups, such as an optimizer's that skips a step, becomes
+        one for each of them.
+        """
         jaxpr = self._graph.traced.jaxpr
         self._anchors: dict[Var, Groups] = dict(self._results)
         self._preferred: dict[Var, Groups] = dict(self._results)
         for var in (*jaxpr.invars, *jaxpr.constvars):
             if size(var) > 1 and self._loop_reads.get(var):
                 self._anchors[var] = self._loop_reads[var]
-        self._anchor_of: list[Groups] = []
-        for eqn in self._eqns:
-            anchor = self._anchor(eqn)
-            self._anchor_of.append(anchor)
-            preferred = anchor or self._preference(eqn)
-            for var in eqn.outvars:
-                if anchor:
-                    self._anchors[var] = anchor
-                self._preferred[var] = preferred
+        for whole in self._graph.outer:
+            for eqn in self._parts(whole):
+                anchor = self._anchor(eqn)
+                self._eqns.append(eqn)
+                self._anchor_of.append(anchor)
+                preferred = anchor or self._preference(eqn)
+                for var in eqn.outvars:
+                    if anchor:
+                        self._anchors[var] = anchor
+                    self._preferred[var] = preferred
+
+    def _parts(self, eqn: JaxprEqn) -> list[JaxprEqn]:
+        if not can_be_split(eqn):
+            return [eqn]
+        together: dict[Groups, list[int]] = collections.defaultdict(list)
+        for i in range(len(eqn.outvars)):
+            together[self._anchor(with_results(eqn, [i]))].append(i)
+        return [eqn] if len(together) == 1 else [with_results(eqn, kept) for kept in together.values()]
 
     def _anchor(self, eqn: JaxprEqn) -> Groups:
         large = [var for var in operands(eqn) if size(var) > 1 and self._anchors.get(var)]

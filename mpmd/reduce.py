@@ -73,15 +73,18 @@ Max = _Max()
 
 @dataclasses.dataclass(frozen=True)
 class Concat:
-    """Stacks the microbatches' values along a new axis ``axis`` of the result."""
+    """Stacks the microbatches' values along a new axis ``axis`` of the result (from its end, if negative)."""
 
     axis: int = 0
 
     def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
-        return jnp.zeros((*a.shape[: self.axis], n, *a.shape[self.axis :]), a.dtype)
+        if not -len(a.shape) - 1 <= self.axis <= len(a.shape):
+            raise ValueError(f"{self} cannot stack values of shape {a.shape}: the result has no such axis")
+        axis = self.axis % (len(a.shape) + 1)
+        return jnp.zeros((*a.shape[:axis], n, *a.shape[axis:]), a.dtype)
 
     def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
-        return lax.dynamic_update_index_in_dim(state, update, index, self.axis)
+        return lax.dynamic_update_index_in_dim(state, update, index, self.axis % state.ndim)
 
 
 def treduce(
@@ -117,7 +120,11 @@ def treduce(
     if not leaves:
         raise ValueError("treduce needs at least one array to take microbatches from; see treduce_i")
     flat = [f"{path or 'xs'} with shape {jnp.shape(leaf)}" for path, leaf in leaves]
-    if short := [text for text, (_, leaf) in zip(flat, leaves, strict=True) if jnp.ndim(leaf) <= axis]:
+    if short := [
+        text
+        for text, (_, leaf) in zip(flat, leaves, strict=True)
+        if not -jnp.ndim(leaf) <= axis < jnp.ndim(leaf)
+    ]:
         raise ValueError(f"treduce takes microbatches along axis {axis}, which {'; '.join(short)} lacks")
     sizes = {jnp.shape(leaf)[axis] for _, leaf in leaves}
     if len(sizes) > 1:
@@ -175,7 +182,7 @@ def treduce_i(
 
 def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:
     def is_op(x):
-        return hasattr(x, "state") and hasattr(x, "update")
+        return hasattr(x, "state") and hasattr(x, "update") and not isinstance(x, type)
 
     try:
         ops = spread_prefix(operation, out_shape, is_op)
@@ -228,9 +235,9 @@ def _impl(*operands, **params):
     return jax.jit(partial(as_scan, **params))(*operands)
 
 
-@treduce_p.def_abstract_eval
+@treduce_p.def_effectful_abstract_eval
 def _abstract_eval(*avals, body, summed, **params):
-    return avals[len(body.constvars) :]
+    return list(avals[len(body.constvars) :]), body.effects
 
 
 def _jvp(primals, tangents, **params):

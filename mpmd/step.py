@@ -27,6 +27,7 @@ from mpmd.report import Report, report
 from mpmd.runtime.runtime import Runtime
 from mpmd.runtime.worker import Handle, StepRequest
 from mpmd.timeline import Event
+from mpmd.verify import verify
 
 
 def mpmd_jit_with_loop(
@@ -52,13 +53,13 @@ def mpmd_jit_with_loop(
       out_specs: the same for the result; ``None`` anywhere: as the argument that it updates, or left to
         the compiler.
       static_argnums, static_argnames: hashable arguments that are not arrays.
-      donate_argnums: positional arguments, such as the state, whose buffers the step may take over; they
+      donate_argnums: arguments, such as the state, whose buffers the step may take over; they
         cannot be used after the call.
 
     Raises, when called: ``CompileError`` (a ``ValueError``) for what cannot be compiled, ``TypeError`` for
       arguments that are not arrays.
     """
-    signature = Signature(_ints(static_argnums), _names(static_argnames), _ints(donate_argnums))
+    signature = Signature.of(fun, _ints(static_argnums), _names(static_argnames), _ints(donate_argnums))
     return MpmdFunction(fun, mpmd_mesh, in_specs, out_specs, signature)
 
 
@@ -83,15 +84,16 @@ class MpmdFunction:
         return self._compile(call).run(call)[0]
 
     def _compile(self, call: Call) -> LoadedStep:
-        if call.key not in self._loaded:
+        runtime = self._mesh.runtime  # another one after the mesh was closed
+        if (runtime, call.key) not in self._loaded:
             compiled = self._compiled(call)
             traced = [as_described(var.aval) for var in compiled.traced.jaxpr.invars]
             stable = dataclasses.replace(call, avals=tuple(traced))
-            loaded = self._loaded.get(stable.key)
+            loaded = self._loaded.get((runtime, stable.key))
             if loaded is None:
                 loaded = LoadedStep(compiled, stable, self._mesh, self._signature)
-            self._loaded |= {call.key: loaded, stable.key: loaded}
-        return self._loaded[call.key]
+            self._loaded |= {(runtime, call.key): loaded, (runtime, stable.key): loaded}
+        return self._loaded[runtime, call.key]
 
     def _compiled(self, call: Call) -> CompiledStep:
         submesh, axis = self._mesh.abstract_submesh, self._mesh.mpmd_axis_name
@@ -125,8 +127,10 @@ class LoadedStep:
         self._expected = call
         self._out_avals = [var.aval for var in compiled.traced.jaxpr.outvars]
         self._out_tree = jax.tree.structure(compiled.traced.out_shape)
-        self._program = mesh.runtime.load(compiled.program)
-        plan = compiled.program.plan
+        self._runtime = mesh.runtime
+        self._program, loaded = self._runtime.load(compiled.program)
+        self._plan = plan = loaded.plan
+        self._verified = compiled.verified if plan is compiled.program.plan else verify(plan)
         groups = range(len(plan.programs))
         self._inputs = [
             [i for i, leaf in enumerate(plan.inputs) if leaf.name and group in leaf.mpmd_idxs]
@@ -139,12 +143,12 @@ class LoadedStep:
     @property
     def plan(self) -> Plan:
         """The verified programs of all groups; printable."""
-        return self._compiled.program.plan
+        return self._plan
 
     def report(self) -> Report:
         """Per group: tasks, executables, bytes of parameters, peak live bytes, bytes sent per step."""
         fed_back = {argument for argument, _ in self._compiled.traced.fed_back}
-        return report(self.plan, self._compiled.verified, fed_back)
+        return report(self.plan, self._verified, fed_back)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(self._signature.bind(args, kwargs))[0]
@@ -157,8 +161,8 @@ class LoadedStep:
     def run(self, call: Call, profile: bool = False) -> tuple[Any, StepRun]:
         """Submits a step. Raises ``ValueError`` for arguments it was not compiled for."""
         self._expected.check_serves(call)
-        check_donated_once(call.paths, call.leaves, call.donated)
-        runtime = self._mesh.runtime
+        check_donated_once(call)
+        runtime = self._runtime
         handles, puts = self._feed(call, runtime)
         results = [runtime.next_handle() for _ in self.plan.outputs]
         step = runtime.next_handle()  # only has to be another number for every step
@@ -197,21 +201,20 @@ class LoadedStep:
                 continue
             handles[i] = runtime.next_handle()
             value = to_host(leaf, call.avals[i])
-            if call.donated[i] and isinstance(leaf, jax.Array):
-                value = value.copy()  # it may be a view of the array, which will be deleted
+            if isinstance(leaf, np.ndarray) or call.donated[i]:
+                value = value.copy()  # the caller may write to it, or it is a view of what will be deleted
             for group in wanted.mpmd_idxs:
                 puts[group][handles[i]] = value
         return handles, puts
 
     def _release(self, call: Call, handles: dict[int, Handle], puts: list[dict[Handle, np.ndarray]]) -> None:
         """Gives up donated arguments, and the handles of those that were put for this step alone."""
-        runtime = self._mesh.runtime
         for i, leaf in enumerate(call.leaves):
             if call.donated[i] and isinstance(leaf, (jax.Array, MpmdArray)):
                 leaf.delete()
         for handle in {handle for put in puts for handle in put}:
             groups = tuple(group for group, put in enumerate(puts) if handle in put)
-            runtime.free(groups, handle)
+            self._runtime.free(groups, handle)
 
 
 def _ints(numbers: int | Sequence[int]) -> tuple[int, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -50,27 +52,39 @@ class _GroupThread:
 
     def __init__(self, worker: GroupWorker):
         self.worker = worker
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], bool, Future] | None] = queue.SimpleQueue()
         name = f"mpmd group {worker.mpmd_idx}"
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], Any]) -> Future:
+        """Raises ``RuntimeError`` when the thread was closed."""
+        if self._closed:
+            raise RuntimeError("the mesh was closed, and the values on it are gone")
         future: Future = Future()
-        self._calls.put((call, future))
+        # The setting may be a context of the caller's thread.
+        self._calls.put((call, jax.config.jax_enable_x64, future))  # type: ignore[attr-defined]
         return future
 
     def _serve(self) -> None:
         while (item := self._calls.get()) is not None:
-            call, future = item
+            call, enable_x64, future = item
             try:
-                future.set_result(call())
+                with jax.enable_x64(enable_x64):
+                    future.set_result(call())
             except BaseException as error:  # whatever it is, it belongs to whoever waits for the call
                 future.set_exception(error)
             del item, call, future  # an idle thread must not keep the last call's arrays alive
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Ends the thread after the calls already made; does not wait for it."""
+        self._closed = True
         self._calls.put(None)
+
+    def close(self) -> None:
+        """Ends the thread and waits for it."""
+        self.end()
         self._thread.join()
 
 
@@ -84,10 +98,13 @@ class InProcessRuntime:
             for i, submesh in enumerate(submeshes)
         ]
         self._ledger = HandleLedger(len(submeshes))
-        self._programs = 0
+        self._programs = itertools.count()
+        self._submitting = threading.Lock()
+        for group in self._groups:
+            weakref.finalize(self, group.end).atexit = False  # daemon threads end with the process
 
-    def load(self, program: Program) -> int:
-        number, self._programs = self._programs, self._programs + 1
+    def load(self, program: Program) -> tuple[int, Program]:
+        number = next(self._programs)
 
         def output_specs(mpmd_idx: int, executable: Executable, function: Function):
             return self._groups[mpmd_idx].worker.output_specs(executable, function)
@@ -97,13 +114,14 @@ class InProcessRuntime:
         loading = [group.submit(partial(group.worker.load, *arguments)) for group in self._groups]
         for future in loading:
             future.result()
-        return number
+        return number, program
 
     def submit(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         futures = {}
-        for mpmd_idx, request in requests.items():
-            request = dataclasses.replace(request, frees=self._ledger.take_dropped(mpmd_idx))
-            futures[mpmd_idx] = self._groups[mpmd_idx].submit(partial(self._step, mpmd_idx, request))
+        with self._submitting:  # all groups must see the steps in the same order
+            for mpmd_idx, request in requests.items():
+                request = dataclasses.replace(request, frees=self._ledger.take_dropped(mpmd_idx))
+                futures[mpmd_idx] = self._groups[mpmd_idx].submit(partial(self._step, mpmd_idx, request))
         return futures
 
     def _step(self, mpmd_idx: int, request: StepRequest) -> StepReply:

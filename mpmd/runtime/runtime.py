@@ -17,8 +17,11 @@ from mpmd.runtime.worker import Handle, StepReply, StepRequest
 class Runtime(Protocol):
     """The groups of one mesh. Requests to a group are carried out in the order they were made."""
 
-    def load(self, program: Program) -> int:
-        """Has every group compile its part, waits until all have, and returns the program's number."""
+    def load(self, program: Program) -> tuple[int, Program]:
+        """Has every group compile its part, and waits until all have.
+
+        Returns: the program's number, and the program with the specs that it left open.
+        """
         ...
 
     def submit(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:

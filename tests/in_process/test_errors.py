@@ -203,6 +203,43 @@ def test_a_failing_task_is_named_and_later_steps_run():
         float(compiled(PARAMS[:2], XS)[1])
 
 
+def test_derivatives_through_a_mark_within_the_loss():
+    def loss(params, x):
+        slope = jax.grad(lambda x: jnp.sum(layers(params, x, (0,))))(x)
+        return jnp.mean(slope**2)
+
+    message = compile_error(step_of(loss))
+    assert "passes the stages forwards and then backwards once" in message
+    assert "test_errors.py:" in message
+
+
+def test_a_closed_mesh_loses_its_values_and_starts_anew():
+    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
+    mesh = mesh_of(2)
+    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+    with mesh:
+        params, loss = compiled(PARAMS, XS)
+        expected = float(loss)
+    with pytest.raises(RuntimeError, match="the mesh was closed"):
+        (
+            np.asarray(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(PARAMS, XS)[0][0]),
+            params[0].block_until_ready(),
+        )
+        params[0].to_mpmd_local_array  # noqa: B018
+    other = mpmd.mpmd_jit_with_loop(step_of(lambda p, x: jnp.sum(layers(p, x, (0,)))), mpmd_mesh=mesh)
+    with mesh:
+        other(PARAMS, XS)
+        assert float(compiled(PARAMS, XS)[1]) == expected
+
+
+def test_concat_along_an_axis_that_is_not_there():
+    def step(xs):
+        return mpmd.treduce(jnp.sum, xs, schedule=mpmd.GPipe(1), operation=mpmd.Concat(axis=3))
+
+    with pytest.raises(ValueError, match=r"Concat\(axis=3\) cannot stack values of shape \(\)"):
+        jax.eval_shape(step, XS)
+
+
 def test_values_move_to_where_they_are_needed():
     """A result may be used by another step that wants it elsewhere."""
     step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))

@@ -1,7 +1,10 @@
 """Programs a user would write, each compared with plain JAX over two steps with the state fed back."""
 
+import concurrent.futures
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -70,7 +73,9 @@ def test_a_mark_after_the_last_stage_is_allowed():
 )
 def test_optimizers(optimizer):
     step = make_step(mse, mpmd.Std1F1B(4), optimizer)
-    assert_parity(step, init(weights(4), optimizer), *batch(), mesh=mesh_of(4), tolerance=1e-4)
+    loaded = assert_parity(step, init(weights(4), optimizer), *batch(), mesh=mesh_of(4), tolerance=1e-4)
+    held = [group.parameter_bytes for group in loaded.report().groups]
+    assert max(held) - min(held) <= 64, "each group holds the optimizer's state of its own weights"
 
 
 @pytest.mark.parametrize("optimizer", [SGD, optax.adamw(1e-2)], ids=["sgd", "adamw"])
@@ -336,6 +341,122 @@ def test_donated_state():
         assert_close((second, rest), expected)
         with pytest.raises(ValueError, match="donated to an earlier call"):
             compiled(first, xs, ys)
+
+
+def test_numpy_arguments_are_read_during_the_call():
+    step = make_step(mse, mpmd.Std1F1B(2))
+    state = init(weights(2))
+    xs, ys = map(np.array, batch())
+    expected = jax.jit(step)(state, xs, ys)
+    with mesh_of(2) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(state, xs, ys)
+        actual = compiled(state, xs, ys)
+        xs[:] = 0
+        assert_close(actual, expected)
+
+
+def test_weak_types_decide_as_under_jit_where_dtypes_mix():
+    def loss(params, x, y, scale):
+        h = mpmd.mark_stage_end(layer(params[0], x) * scale)
+        return jnp.mean((layer(params[1], h) * scale - y) ** 2)
+
+    def step(params, xs, ys, scale):
+        total, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(loss)(params, *mb, scale),
+            (xs, ys),
+            schedule=mpmd.Std1F1B(2),
+            operation=mpmd.Add,
+        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), total
+
+    arguments = [jnp.bfloat16(leaf) for leaf in batch()]
+    params = weights(2, jnp.bfloat16)
+    with mesh_of(2) as mesh:
+        actual = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(params, *arguments, 1.1)
+        assert_close(actual, jax.jit(step)(params, *arguments, 1.1), 2e-2)
+        assert actual[1].dtype == jnp.bfloat16
+
+
+def test_a_typed_key_from_outside_and_static_arguments_by_name():
+    key = jax.random.key(3)
+
+    def step(state, xs, ys, power):
+        def loss(params, x, y):
+            noise = jax.random.normal(key, x.shape)
+            return jnp.mean((mlp(params, x + noise) - y) ** power)
+
+        return make_step(loss, mpmd.Std1F1B(2))(state, xs, ys)
+
+    state = init(weights(2))
+    expected = jax.jit(step, static_argnames="power")(state, *batch(), 2)
+    with mesh_of(2) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, static_argnames="power")
+        assert_close(compiled(state, *batch(), 2), expected)
+        assert_close(compiled(state, *batch(), power=2), expected)
+
+
+def test_negative_axes_of_concat():
+    def step(params, xs, ys):
+        stacked = mpmd.treduce(
+            lambda mb: mlp(params, mb[0]), (xs, ys), schedule=mpmd.GPipe(2), operation=mpmd.Concat(axis=-1)
+        )
+        return params, stacked
+
+    assert_parity(step, weights(2), *batch(), mesh=mesh_of(2))
+    assert jax.eval_shape(step, weights(2), *batch())[1].shape == (BATCH, WIDTH, len(batch()[0]))
+
+
+def test_what_the_compiler_shards_shows_it():
+    def step(params, xs, ys):
+        grads = mpmd.treduce(
+            lambda mb: jax.grad(mse)(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Add
+        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), jnp.cumsum(xs, -1)
+
+    specs = (P(), P(None, "data"), P(None, "data"))
+    with mesh_of(2, data=2) as mesh:
+        _, sums = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=specs)(weights(2), *batch())
+        assert sums.spec == sums.to_mpmd_local_array.sharding.spec
+
+
+def test_steps_from_several_threads():
+    step = make_step(mse, mpmd.Std1F1B(3))
+    state = init(weights(3))
+    expected = jax.jit(step)(state, *batch())
+    with mesh_of(3) as mesh, concurrent.futures.ThreadPoolExecutor(4) as threads:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(state, *batch())
+        for actual in threads.map(lambda _: compiled(state, *batch()), range(40)):
+            assert_close(actual, expected)
+
+
+def test_shard_map_within_a_stage():
+    mesh = mesh_of(2, data=2)
+    batch_spec = P("data")
+
+    def make_loss(layer):
+        def loss(params, x, y):
+            h = mpmd.mark_stage_end(layer(params[0], x))
+            return jnp.mean((layer(params[1], h) - y) ** 2)
+
+        return loss
+
+    sharded = jax.shard_map(
+        layer, mesh=mesh.abstract_submesh, in_specs=(P(), batch_spec), out_specs=batch_spec
+    )
+    state = init(weights(2))
+    expected = jax.jit(make_step(make_loss(layer), mpmd.Std1F1B(2)))(state, *batch())
+    specs = (P(), P(None, "data"), P(None, "data"))
+    with mesh:
+        step = make_step(make_loss(sharded), mpmd.Std1F1B(2))
+        assert_close(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=specs)(state, *batch()), expected)
+
+
+def test_64_bit_arithmetic_within_a_context():
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), weights(2))
+        arguments = [jnp.asarray(leaf, jnp.float64) for leaf in batch()]
+        loaded = assert_parity(make_step(mse, mpmd.Std1F1B(2)), init(params), *arguments, mesh=mesh_of(2))
+    assert loaded.plan.inputs[0].aval.dtype == "float64"
 
 
 @pytest.mark.parametrize("axes", [{"data": 2}, {"fsdp": 2}])
