@@ -45,8 +45,8 @@ class MpmdMesh:
     """Groups of this process's devices: ``jax_mesh`` cut along the axis ``mpmd_axis_name``.
 
     Every group's submesh keeps all the axes, the mpmd axis with size 1, so that specs may name any other
-    axis. A thread per group starts with the first step; ``close``, or leaving ``with``, ends them. A
-    process that exits needs neither.
+    axis. A thread per group starts with the first step; ``close``, or leaving ``with``, ends them, and
+    so does the exit of the process, each after the steps already submitted.
 
     Args:
       jax_mesh: a mesh of devices of this process, all axes ``Auto``.

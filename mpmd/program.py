@@ -11,7 +11,7 @@ from jax import export
 from jax.sharding import AbstractMesh
 
 from mpmd.ir import Executable, Name, Plan
-from mpmd.sharding import to_sharding
+from mpmd.sharding import to_sharding, within
 
 Function = Callable[..., Sequence[jax.Array]]
 """Flat arrays in, a sequence of arrays out; traceable by JAX."""
@@ -59,7 +59,7 @@ def export_function(
     # Donation is declared again where the function is compiled; exporting ignores it.
     undonated = dataclasses.replace(executable, donated=())
     try:
-        with jax.sharding.use_abstract_mesh(submesh):
+        with within(submesh):
             exported = export.export(jitted(function, undonated, submesh), platforms=[platform])
             return bytes(exported(*arguments(executable)).serialize())
     except NotImplementedError as error:

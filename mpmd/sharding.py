@@ -1,8 +1,11 @@
-"""Specs as data to shardings on a group's submesh, and back."""
+"""Shardings on a group's submesh, and as data."""
 
 from __future__ import annotations
 
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+import contextlib
+from collections.abc import Iterator
+
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from mpmd.ir import Spec
 
@@ -18,3 +21,14 @@ def to_spec(partition_spec: PartitionSpec) -> Spec:
     while entries and entries[-1] is None:
         entries.pop()
     return tuple(entries)
+
+
+@contextlib.contextmanager
+def within(submesh: AbstractMesh) -> Iterator[None]:
+    """The context in which a step is traced: specs without a mesh are over the group's submesh.
+
+    The caller may be within ``jax.set_mesh`` of the whole mesh, for which JAX allows no mesh of another size
+    except, first, none.
+    """
+    with use_abstract_mesh(AbstractMesh((), ())), use_abstract_mesh(submesh):
+        yield

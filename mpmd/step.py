@@ -26,6 +26,7 @@ from mpmd.mesh import GroupMesh
 from mpmd.report import Report, report
 from mpmd.runtime.runtime import Runtime
 from mpmd.runtime.worker import Handle, StepRequest
+from mpmd.sharding import within
 from mpmd.timeline import Event
 from mpmd.verify import verify
 
@@ -106,7 +107,7 @@ class MpmdFunction:
             checked = check_specs(call.paths, call.avals, specs, submesh, axis, "in_specs")
             in_specs = [spec or () for spec in checked]
         if self._out_specs is not None:
-            with jax.sharding.use_abstract_mesh(submesh):
+            with within(submesh):
                 out_shape = jax.eval_shape(fun, *args, **kwargs)
             specs = flatten_specs(self._out_specs, out_shape, "out_specs")
             paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(out_shape)]

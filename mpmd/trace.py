@@ -17,6 +17,7 @@ from mpmd.feedback import find_feedback
 from mpmd.graph import TracedStep
 from mpmd.jaxpr import NAMELESS, any_inside, inline_calls, operands, subjaxprs, traced_eqns, where, with_eqns
 from mpmd.reduce import treduce_p
+from mpmd.sharding import within
 from mpmd.tree import argument_paths, paths
 
 
@@ -29,7 +30,7 @@ def trace(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractM
 
     Raises: ``CompileError`` for a step without exactly one loop, and for marks where no stage can end.
     """
-    with jax.sharding.use_abstract_mesh(submesh):
+    with within(submesh):
         closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(*args, **kwargs)
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     jaxpr, hoisted = inline_calls(closed.jaxpr, lambda eqn: True)

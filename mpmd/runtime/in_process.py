@@ -82,10 +82,17 @@ class _GroupThread:
         self._closed = True
         self._calls.put(None)
 
-    def close(self) -> None:
-        """Ends the thread and waits for it."""
-        self.end()
-        self._thread.join()
+    def join(self) -> None:
+        """Waits for the end, unless this is the thread itself."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+
+def _close_all(groups: Sequence[_GroupThread]) -> None:
+    for group in groups:
+        group.end()
+    for group in groups:
+        group.join()
 
 
 class InProcessRuntime:
@@ -100,14 +107,15 @@ class InProcessRuntime:
         self._ledger = HandleLedger(len(submeshes))
         self._programs = itertools.count()
         self._submitting = threading.Lock()
-        for group in self._groups:
-            weakref.finalize(self, group.end).atexit = False  # daemon threads end with the process
+        # Also at exit: a thread that the interpreter's end catches within XLA would take the process down.
+        self._close = weakref.finalize(self, _close_all, tuple(self._groups))
 
     def load(self, program: Program) -> tuple[int, Program]:
         number = next(self._programs)
 
         def output_specs(mpmd_idx: int, executable: Executable, function: Function):
-            return self._groups[mpmd_idx].worker.output_specs(executable, function)
+            group = self._groups[mpmd_idx]
+            return group.submit(partial(group.worker.output_specs, executable, function)).result()
 
         program = resolve_specs(program, output_specs)
         arguments = (number, program.plan, program.functions, program.constants)
@@ -145,5 +153,5 @@ class InProcessRuntime:
         return self._ledger.next_handle()
 
     def close(self) -> None:
-        for group in self._groups:
-            group.close()
+        """Ends the threads after the steps already submitted, and waits for them."""
+        self._close()

@@ -451,6 +451,20 @@ def test_shard_map_within_a_stage():
         assert_close(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=specs)(state, *batch()), expected)
 
 
+def test_calls_within_the_context_of_the_whole_mesh():
+    def loss(params, x, y):
+        return mse(params, jax.lax.with_sharding_constraint(x, P("data")), y)
+
+    state = init(weights(2))
+    expected = jax.jit(make_step(mse, mpmd.Std1F1B(2)))(state, *batch())
+    with mesh_of(2, data=2) as mesh, jax.set_mesh(mesh.jax_mesh):
+        specs = (P(), P(None, "data"), P(None, "data"))
+        compiled = mpmd.mpmd_jit_with_loop(
+            make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=specs, out_specs=P()
+        )
+        assert_close(compiled(state, *batch()), expected)
+
+
 def test_64_bit_arithmetic_within_a_context():
     with jax.enable_x64(True):
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), weights(2))

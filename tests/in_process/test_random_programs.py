@@ -12,16 +12,17 @@ import mpmd
 from tests.support.parity import assert_parity, mesh_of
 
 WIDTH, BATCH = 3, 2
+# Bounded, lest a step that overshoots turns rounding into chaos.
 OPERATIONS = {
     "tanh": jnp.tanh,
     "relu": jax.nn.relu,
-    "square": lambda h: h * h * 0.3,
+    "square": lambda h: jnp.tanh(h * h),
     "softmax": jax.nn.softmax,
     "mask": lambda h: jnp.where(jnp.arange(h.shape[-1]) > 0, h, 0.5),
     "checkpoint": jax.checkpoint(lambda h: jnp.sin(jnp.sin(h))),
     "jit": jax.jit(lambda h: jnp.cos(h) * 2),
     "scan": lambda h: jax.lax.scan(lambda c, _: (jnp.tanh(c), None), h, None, length=2)[0],
-    "stop": lambda h: h + jax.lax.stop_gradient(h),
+    "stop": lambda h: (h + jax.lax.stop_gradient(h)) / 2,
 }
 
 
@@ -45,7 +46,6 @@ class Program:
     schedule: str
     clip: bool
     integers: bool
-    donate: bool
 
 
 @st.composite
@@ -65,7 +65,7 @@ def programs(draw):
     divisors = [g for g in range(1, count + 1) if count % g == 0]
     schedule = draw(st.sampled_from(["GPipe", "Std1F1B", "Eager1F1B", "Interleaved1F1B"]))
     groups = draw(st.sampled_from(divisors)) if schedule == "Interleaved1F1B" else count
-    booleans = [draw(st.booleans()) for _ in range(3)]
+    booleans = [draw(st.booleans()) for _ in range(2)]
     return Program(stages, groups, draw(st.integers(1, 5)), schedule, *booleans)
 
 
@@ -113,7 +113,7 @@ def step_of(program):
         if program.clip:
             norm = jnp.sqrt(sum(jnp.sum(g**2) for g in grads))
             grads = [g / jnp.maximum(norm, 1.0) for g in grads]
-        params = [p - 0.1 * g for p, g in zip(params, grads, strict=True)]
+        params = [p - 0.01 * g for p, g in zip(params, grads, strict=True)]
         return params, (total, last, counts, grads)
 
     return step
