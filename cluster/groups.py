@@ -99,6 +99,7 @@ class Groups:
                 self._settle(item)
                 del item  # an idle thread must not keep the last result in the object store
         except Exception:
+            # Whatever Ray raises once it was shut down under the mesh: the futures say so. Else a fault.
             if self._connected():
                 raise
         finally:

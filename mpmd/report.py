@@ -17,7 +17,8 @@ class GroupReport:
     Attributes:
       tasks: executables run in one step.
       executables: different ones among them, each compiled once.
-      parameter_bytes: arguments held by the group that the step returns updated: weights and optimizer state.
+      parameter_bytes: arguments held by the group that the step returns updated: weights and optimizer
+        state; 0 for a step that updates nothing.
       peak_bytes: the most bytes of values held at once.
       sent_bytes: sent to other groups in one step.
     """
