@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding, use_abstract_mesh
 
 from mpmd.ir import Spec
 
@@ -21,6 +22,20 @@ def to_spec(partition_spec: PartitionSpec) -> Spec:
     while entries and entries[-1] is None:
         entries.pop()
     return tuple(entries)
+
+
+def spec_of(sharding: Sharding, submesh: Mesh, ndim: int) -> Spec:
+    """How a sharding that XLA chose is written over a submesh; as replicated where no spec says the same."""
+    if isinstance(sharding, NamedSharding):
+        return to_spec(sharding.spec)
+    axes = [None, *(name for name, size in submesh.shape.items() if size > 1)]
+    for entries in itertools.product(axes, repeat=ndim):
+        used = [entry for entry in entries if entry is not None]
+        if len(used) == len(set(used)):
+            candidate = NamedSharding(submesh, PartitionSpec(*entries))
+            if candidate.is_equivalent_to(sharding, ndim):
+                return to_spec(candidate.spec)
+    return ()
 
 
 @contextlib.contextmanager

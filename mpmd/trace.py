@@ -16,6 +16,7 @@ from mpmd.errors import CompileError
 from mpmd.feedback import find_feedback
 from mpmd.graph import TracedStep
 from mpmd.jaxpr import NAMELESS, any_inside, inline_calls, operands, subjaxprs, traced_eqns, where, with_eqns
+from mpmd.meshes import without_devices
 from mpmd.reduce import treduce_p
 from mpmd.sharding import within
 from mpmd.tree import argument_paths, paths
@@ -30,10 +31,9 @@ def trace(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractM
 
     Raises: ``CompileError`` for a step without exactly one loop, and for marks where no stage can end.
     """
-    with within(submesh):
-        closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(*args, **kwargs)
+    closed, out_shape = _make_jaxpr(fun, args, kwargs, submesh)
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    jaxpr, hoisted = inline_calls(closed.jaxpr, lambda eqn: True)
+    jaxpr, hoisted = inline_calls(without_devices(closed.jaxpr, submesh), lambda eqn: True)
     constants |= hoisted
     jaxpr, hoisted = _bare_body(jaxpr)
     constants |= hoisted
@@ -53,6 +53,23 @@ def trace(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractM
         out_shape,
         find_feedback((*args, *kwargs.values()), out_shape, jaxpr),
     )
+
+
+def _make_jaxpr(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractMesh) -> tuple[Any, Any]:
+    """Traces within the submesh, for specs without a mesh, or else without, for ``shard_map``s with one.
+
+    Within a mesh JAX refuses a ``shard_map`` over another one, with a ``ValueError`` like any other.
+    """
+    make = jax.make_jaxpr(fun, return_shape=True)
+    try:
+        with within(submesh):
+            return make(*args, **kwargs)
+    except ValueError as error:
+        try:
+            with within(AbstractMesh((), ())):
+                return make(*args, **kwargs)
+        except (ValueError, RuntimeError):
+            raise error from error.__cause__
 
 
 def _bare_body(jaxpr: Jaxpr) -> tuple[Jaxpr, dict[Var, Any]]:

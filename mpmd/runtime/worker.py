@@ -13,7 +13,7 @@ from mpmd.ir import Executable, Name, Plan, Recv, Run, Spec
 from mpmd.program import Function, arguments, jitted
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.transport import Transport
-from mpmd.sharding import to_sharding, to_spec
+from mpmd.sharding import spec_of, to_sharding
 from mpmd.timeline import Event
 
 Handle = int
@@ -83,7 +83,8 @@ class GroupWorker:
     def output_specs(self, executable: Executable, function: Function) -> tuple[Spec, ...]:
         """Compiles an executable whose ``out_specs`` are open and returns those the compiler chose."""
         compiled = jitted(function, executable, self.submesh).lower(*arguments(executable)).compile()
-        return tuple(to_spec(sharding.spec) for sharding in compiled.output_shardings)
+        chosen = zip(compiled.output_shardings, executable.outputs, strict=True)
+        return tuple(spec_of(sharding, self.submesh, len(aval.shape)) for sharding, aval in chosen)
 
     def load(
         self,
