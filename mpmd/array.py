@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpmd.errors import StepAborted
 from mpmd.executables import decode
@@ -40,12 +41,12 @@ class StepRun:
         return [self.reply(mpmd_idx) for mpmd_idx in self._replies]
 
 
-class MpmdArray:
+class MpmdArray(NDArrayOperatorsMixin):
     """An array on one or more groups, sharded over the submesh of each in the same way.
 
     It exists at once, like the result of a function under ``jax.jit``: the step that computes it may still
-    run. Looking at the value (``np.asarray``, ``float``, ...) waits, and raises what went wrong in the step:
-    ``TaskError``, ``GroupDiedError``.
+    run. Looking at the value (``np.asarray``, ``float``, arithmetic, which gives numpy arrays) waits, and
+    raises what went wrong in the step: ``TaskError``, ``GroupDiedError``.
 
     Attributes:
       shape, dtype, weak_type: of the logical array.
@@ -161,6 +162,18 @@ class MpmdArray:
         if jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
             raise TypeError(f"{self!r} has no numpy equivalent; see jax.random.key_data")
         return np.array(self.raw_value(), dtype=dtype, copy=copy)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(out, MpmdArray) for out in kwargs.get("out", ())):
+            del kwargs["out"]  # ``a += 1`` makes another array, as for jax arrays
+        values = [np.asarray(value) if isinstance(value, MpmdArray) else value for value in inputs]
+        return getattr(ufunc, method)(*values, **kwargs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.asarray(self)[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(np.asarray(self))
 
     def __jax_array__(self) -> jax.Array:
         return decode(jax.numpy.asarray(self.raw_value()), self._aval)
