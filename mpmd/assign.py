@@ -90,9 +90,7 @@ class _Assignment:
 
     def run(self, closing: Mapping[Work, Sequence[Var]]) -> list[Work | None]:
         closed_by = self._slices(closing)
-        for i, time in closed_by.items():
-            if not self._timeline.is_backward(time):
-                self._note_homes(i, time)
+        self._find_homes(closed_by)
         for i in self._own:
             self._set(i, self._placed(i, closed_by.get(i)))
         self._place_floating()
@@ -109,6 +107,25 @@ class _Assignment:
                     closed_by[i] = time
                     stack.extend(operands(self._eqns[i]))
         return closed_by
+
+    def _find_homes(self, closed_by: Mapping[int, int]) -> None:
+        """Notes where forwards read parameters: the stages that marks close, then the last one.
+
+        An equation on parameters alone, such as a penalty, may stand before the model that has them.
+        """
+        times: dict[int, int] = {i: t for i, t in closed_by.items() if not self._timeline.is_backward(t)}
+        for i, time in times.items():
+            self._note_homes(i, time)
+        known = set(self._homes)
+        for i in self._own:
+            if i in times or is_transposed(self._eqns[i]):
+                continue
+            made = (times.get(self._maker[var]) for var in operands(self._eqns[i]) if var in self._maker)
+            latest = max((t for t in (*made, self._earliest[i]) if t is not None), default=None)
+            if latest is not None and not self._timeline.is_backward(latest):
+                times[i] = latest
+                for parameter in self._parameters(i) - known:
+                    self._homes.setdefault(parameter, set()).add(self._timeline.work(latest).stage)
 
     def _set(self, i: int, time: int | None) -> None:
         self._times[i] = time

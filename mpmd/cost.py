@@ -10,7 +10,7 @@ _ELEMENTWISE = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz
     convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt
-    imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
+    imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul ne neg nextafter not or
     population_count pow real reduce_precision rem round rsqrt select_n shift_left
     shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor
     """.split()
@@ -19,9 +19,12 @@ _ELEMENTWISE = frozenset(
 _LAYOUT = frozenset(
     """
     broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty expand_dims gather iota pad
-    reshape rev sharding_constraint slice split squeeze transpose
+    reshape rev scatter scatter-add scatter-max scatter-min scatter-mul sharding_constraint slice split
+    squeeze transpose
     """.split()
 )
+
+_ORDER = frozenset("cumlogsumexp cummax cummin cumprod cumsum sort top_k".split())
 
 _REDUCTION = frozenset(
     """
@@ -35,7 +38,7 @@ _RANDOM = frozenset(
     """.split()
 )
 
-_CHEAP = _ELEMENTWISE | _LAYOUT | _REDUCTION | _RANDOM
+_CHEAP = _ELEMENTWISE | _LAYOUT | _ORDER | _REDUCTION | _RANDOM
 
 
 def is_cheap(eqn: JaxprEqn) -> bool:

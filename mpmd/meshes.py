@@ -33,6 +33,8 @@ def _moved_jaxpr(jaxpr: Jaxpr, submesh: AbstractMesh, faults: dict[str, None]) -
 
 
 def _moved_eqn(eqn: JaxprEqn, submesh: AbstractMesh, faults: dict[str, None]) -> JaxprEqn:
+    names_devices = eqn.primitive.name == "shard_map"  # of others a mesh is the context they were traced in
+
     def moved(value: Any) -> Any:
         match value:
             case Jaxpr():
@@ -44,7 +46,7 @@ def _moved_eqn(eqn: JaxprEqn, submesh: AbstractMesh, faults: dict[str, None]) ->
                 parts = [moved(part) for part in value]
                 same = all(new is old for new, old in zip(parts, value, strict=True))
                 return value if same else type(value)(parts)
-            case Mesh() if value.empty:
+            case Mesh() if not names_devices:
                 return value
             case Mesh() if value.size == submesh.size:
                 return value.abstract_mesh
