@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from typing import Self
 
 from mpmd.ir import Cell
+
+Placement = tuple[int, ...]
+"""The group that runs each stage."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,11 @@ class Schedule(abc.ABC):
             if getattr(self, name) < 1:
                 raise ValueError(f"{self.name} needs {name} to be at least 1, got {getattr(self, name)}")
 
+    @classmethod
+    def of_size(cls, num_stages: int, mpmd_dim: int) -> Self:
+        """The schedule of a size, all else as it is by default. Raises ``ValueError`` as the class does."""
+        return cls(num_stages, mpmd_dim)
+
     @abc.abstractmethod
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         """What each group runs, first to last; all tasks of a stage are on one group.
@@ -60,6 +69,99 @@ class OneStagePerGroup(Schedule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "mpmd_dim", self.num_stages)
         super().__post_init__()
+
+    @classmethod
+    def of_size(cls, num_stages: int, mpmd_dim: int) -> Self:
+        if num_stages != mpmd_dim:
+            raise ValueError(
+                f"{cls.__name__} places one stage on each group: mpmd_dim={mpmd_dim} takes "
+                f"num_stages={mpmd_dim}, got num_stages={num_stages}"
+            )
+        return cls(num_stages)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundRobin(Schedule):
+    """A schedule in which group ``i`` of ``p`` runs the ``v`` stages ``i, i + p, i + 2 p, ...``.
+
+    Raises ``ValueError`` when ``num_stages`` is not a multiple of ``mpmd_dim``.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_stages % self.mpmd_dim:
+            sizes = ", ".join(str(v * self.mpmd_dim) for v in (1, 2, 3))
+            raise ValueError(
+                f"{self.name} places equally many stages on each group: mpmd_dim={self.mpmd_dim} takes "
+                f"num_stages={sizes}, ..., got num_stages={self.num_stages}"
+            )
+
+    @property
+    def stages_per_group(self) -> int:
+        """The ``v`` of the formulas."""
+        return self.num_stages // self.mpmd_dim
+
+    def stages_of(self, mpmd_idx: int) -> range:
+        """The stages that a group runs, in the order in which forwards pass them."""
+        return range(mpmd_idx, self.num_stages, self.mpmd_dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class VShaped(Schedule):
+    """A schedule in which group ``i`` of ``p`` runs the stages ``i`` and ``2 p - 1 - i``.
+
+    Forwards go down the groups and up again, as along the letter V. The first group has the first stage and
+    the last one: a microbatch's backward starts where its forward started, and a weight that is tied between
+    those stages is held once.
+
+    Raises ``ValueError`` unless ``num_stages`` is twice ``mpmd_dim``.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_stages != 2 * self.mpmd_dim:
+            raise ValueError(
+                f"{self.name} places two stages on each group: mpmd_dim={self.mpmd_dim} takes "
+                f"num_stages={2 * self.mpmd_dim}, got num_stages={self.num_stages}"
+            )
+
+    def stages_of(self, mpmd_idx: int) -> tuple[int, int]:
+        """The stages that a group runs: the one on the way down, and the one on the way up."""
+        return mpmd_idx, self.num_stages - 1 - mpmd_idx
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed(Schedule):
+    """A schedule for any placement of the stages.
+
+    Attributes:
+      placement: the group of each stage; ``v_shape(mpmd_dim)`` is that of ``VShaped`` schedules. By default
+        that of ``RoundRobin`` schedules, which for as many stages as groups is one stage per group.
+
+    Raises ``ValueError`` unless every stage has a group and every group a stage.
+    """
+
+    placement: Placement = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        placement = tuple(self.placement) or round_robin(self.num_stages, self.mpmd_dim)
+        object.__setattr__(self, "placement", placement)
+        if len(self.placement) != self.num_stages or {*self.placement} != {*range(self.mpmd_dim)}:
+            raise ValueError(
+                f"{self.name} needs a group for each stage and a stage for each group: "
+                f"{self.num_stages} stages on {self.mpmd_dim} groups cannot be placed as {self.placement}"
+            )
+
+
+def round_robin(num_stages: int, mpmd_dim: int) -> Placement:
+    """The placement of ``RoundRobin`` schedules, for any number of stages."""
+    return tuple(stage % mpmd_dim for stage in range(num_stages))
+
+
+def v_shape(mpmd_dim: int) -> Placement:
+    """The placement of ``VShaped`` schedules."""
+    return (*range(mpmd_dim), *reversed(range(mpmd_dim)))
 
 
 def check_num_microbatches(num_microbatches: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from mpmd.ir import Cell
-from mpmd.schedules.base import OneStagePerGroup, check_num_microbatches
-from mpmd.schedules.orders import tasks_of
+from mpmd.schedules.base import OneStagePerGroup, RoundRobin, check_num_microbatches
+from mpmd.schedules.orders import in_rounds, rounds_of, tasks_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,3 +29,51 @@ class GPipe(OneStagePerGroup):
             tasks_of("fwd", [stage], microbatches) + tasks_of("bwd", [stage], microbatches)
             for stage in range(self.num_stages)
         ]
+
+
+@dataclasses.dataclass(frozen=True)
+class InterleavedGPipe(RoundRobin):
+    """GPipe with several stages per group, in the rounds of ``Interleaved1F1B``.
+
+    For few microbatches, or with rematerialisation, when all residuals fit. With ``p`` groups, ``v`` stages
+    on each and ``m`` microbatches:
+
+    - bubble, ``m >= p``: ``(p - 1) / (v m + p - 1)`` of the step;
+    - step, ``m < p``: as long as ``m + v p - 1`` forwards and backwards of one stage;
+    - memory: the residuals of all ``v m`` stages' microbatches on every group.
+
+    Every round pays for the latency of messages as they go round the groups; see ``LoopedBFS``. Raises
+    ``ValueError`` when ``num_stages`` is not a multiple of ``mpmd_dim``.
+
+    Source: GPipe (see there) on the placement of Narayanan et al., "Efficient Large-Scale Language Model
+    Training on GPU Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 2.2.2.
+    """
+
+    def tasks(self, num_microbatches: int) -> list[list[Cell]]:
+        check_num_microbatches(num_microbatches)
+        return self._in_rounds(rounds_of(num_microbatches, self.mpmd_dim))
+
+    def _in_rounds(self, rounds: list[range]) -> list[list[Cell]]:
+        return [
+            in_rounds("fwd", stages, rounds) + in_rounds("bwd", stages[::-1], rounds)
+            for stages in map(self.stages_of, range(self.mpmd_dim))
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopedBFS(InterleavedGPipe):
+    """Breadth first: each group runs all microbatches on one of its stages before it turns to the next.
+
+    Bubble and memory are those of ``InterleavedGPipe``. A stage's weights are used in one stretch of the
+    forward and one of the backward, and its gradient is complete early: the order for weights that are
+    gathered for use (fully sharded data parallelism) and for gradients that are reduced meanwhile. A latency
+    of ``c`` per message, up to half a forward, adds ``2 (p - 1) c`` for ``m >= 2 p - 1``.
+
+    Raises ``ValueError`` when ``num_stages`` is not a multiple of ``mpmd_dim``.
+
+    Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022, arXiv:2211.05953.
+    """
+
+    def tasks(self, num_microbatches: int) -> list[list[Cell]]:
+        check_num_microbatches(num_microbatches)
+        return self._in_rounds([range(num_microbatches)])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator
+from typing import ClassVar
 
 from mpmd.ir import Cell
-from mpmd.schedules.base import Schedule, check_num_microbatches
-from mpmd.schedules.orders import fuse_forward_with_backward, merge, tasks_of
+from mpmd.schedules.base import RoundRobin, check_num_microbatches
+from mpmd.schedules.orders import (
+    forwards_before_backwards,
+    fuse_forward_with_backward,
+    in_rounds,
+    merge,
+    rounds_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Interleaved1F1B(Schedule):
+class Interleaved1F1B(RoundRobin):
     """Group ``i`` of ``p`` runs the ``v`` stages ``i, i + p, i + 2 p, ...``, in rounds of microbatches.
 
     In a round of ``R`` microbatches a group runs the forwards of all of them on its first stage, then on its
@@ -32,54 +37,39 @@ class Interleaved1F1B(Schedule):
     Megatron-LM", 2021, arXiv:2104.04473, section 2.2.2, which asks for ``m`` to be a multiple of ``p``.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_stages % self.mpmd_dim:
-            sizes = ", ".join(str(v * self.mpmd_dim) for v in (1, 2, 3))
-            raise ValueError(
-                f"{self.name} places equally many stages on each group: mpmd_dim={self.mpmd_dim} takes "
-                f"num_stages={sizes}, ..., got num_stages={self.num_stages}"
-            )
-
-    @property
-    def stages_per_group(self) -> int:
-        """The ``v`` of the formulas."""
-        return self.num_stages // self.mpmd_dim
+    extra_warmup: ClassVar[int] = 0
+    """Forwards that each group runs earlier than it must."""
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         check_num_microbatches(num_microbatches)
-        rounds = _rounds(num_microbatches, self.mpmd_dim)
+        rounds = rounds_of(num_microbatches, self.mpmd_dim)
         groups = [self._group_tasks(mpmd_idx, rounds) for mpmd_idx in range(self.mpmd_dim)]
         return [*groups[:-1], fuse_forward_with_backward(groups[-1], self.num_stages - 1)]
 
     def _group_tasks(self, mpmd_idx: int, rounds: list[range]) -> list[Cell]:
-        stages = range(mpmd_idx, self.num_stages, self.mpmd_dim)
-        forwards = [task for part in rounds for task in tasks_of("fwd", stages, part)]
-        backwards = [task for part in rounds for task in tasks_of("bwd", reversed(stages), part)]
+        stages = self.stages_of(mpmd_idx)
         # The hops from here to the last group and back, each of them time for one more forward.
-        ahead = 2 * (self.mpmd_dim - 1 - mpmd_idx)
-        counts = _forwards_before(rounds, self.stages_per_group)
-        return merge(forwards, backwards, (count + ahead for count in counts))
+        ahead = 2 * (self.mpmd_dim - 1 - mpmd_idx) + self.extra_warmup
+        counts = forwards_before_backwards(rounds, self.stages_per_group)
+        return merge(
+            in_rounds("fwd", stages, rounds),
+            in_rounds("bwd", stages[::-1], rounds),
+            (count + ahead for count in counts),
+        )
 
 
-def _rounds(num_microbatches: int, mpmd_dim: int) -> list[range]:
-    # A round shorter than the number of groups would leave the first group waiting for the last one.
-    count = max(1, num_microbatches // mpmd_dim)
-    size, longer = divmod(num_microbatches, count)
-    sizes = [size + 1] * longer + [size] * (count - longer)
-    bounds = itertools.accumulate(sizes, initial=0)
-    return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
+@dataclasses.dataclass(frozen=True)
+class KimiK2(Interleaved1F1B):
+    """``Interleaved1F1B`` with one forward more in the warm-up of every group.
 
+    Then a backward's neighbour in the list is the forward of another microbatch, on the last group too, and
+    what one of them sends (the all-to-all of a mixture of experts, say) can travel while the other runs. The
+    last stage runs each forward and the backward after it as one task. Bubble and step are those of
+    ``Interleaved1F1B``, memory is one stage's microbatch more, up to ``v m``.
 
-def _forwards_before(rounds: list[range], stages_per_group: int) -> Iterator[int]:
-    """How many forwards precede each backward on the last group.
+    Raises ``ValueError`` when ``num_stages`` is not a multiple of ``mpmd_dim``.
 
-    A round's first backward needs the round's forwards on all the group's stages but the last one. From
-    there each backward follows a forward, the last stage's its own, until the forwards that the next round
-    needs are done; a round longer than the next has backwards left over then, which run alone.
+    Source: Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, section 2.4.2.
     """
-    firsts = [stages_per_group * part.start + (stages_per_group - 1) * len(part) for part in rounds]
-    ends = [*firsts[1:], stages_per_group * rounds[-1].stop]
-    for part, first, end in zip(rounds, firsts, ends, strict=True):
-        for index in range(stages_per_group * len(part)):
-            yield min(first + index + 1, end)
+
+    extra_warmup: ClassVar[int] = 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 from mpmd.ir import Cell, FusedTask, Task, TaskKind
 
@@ -10,6 +11,11 @@ from mpmd.ir import Cell, FusedTask, Task, TaskKind
 def tasks_of(kind: TaskKind, stages: Iterable[int], microbatches: Sequence[int]) -> list[Cell]:
     """One task per stage and microbatch; the microbatch changes fastest."""
     return [Task(kind, stage, microbatch) for stage in stages for microbatch in microbatches]
+
+
+def in_rounds(kind: TaskKind, stages: Sequence[int], rounds: Iterable[Sequence[int]]) -> list[Cell]:
+    """The tasks of each round's microbatches in turn; within a round all of a stage, then of the next."""
+    return [task for part in rounds for task in tasks_of(kind, stages, part)]
 
 
 def merge(forwards: list[Cell], backwards: list[Cell], forwards_before: Iterable[int]) -> list[Cell]:
@@ -30,17 +36,58 @@ def alternate(forwards: list[Cell], backwards: list[Cell], warmup: int) -> list[
     return merge(forwards, backwards, range(warmup + 1, warmup + 1 + len(backwards)))
 
 
-def fuse_forward_with_backward(cells: list[Cell], stage: int) -> list[Cell]:
-    """Makes one task of each forward of ``stage`` and the backward right after it.
+def rounds_of(num_microbatches: int, mpmd_dim: int) -> list[range]:
+    """Rounds of ``mpmd_dim`` or more microbatches, as equal as can be, the longer ones first."""
+    # A round shorter than the number of groups would leave the first group waiting for the last one.
+    count = max(1, num_microbatches // mpmd_dim)
+    size, longer = divmod(num_microbatches, count)
+    sizes = [size + 1] * longer + [size] * (count - longer)
+    bounds = itertools.accumulate(sizes, initial=0)
+    return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
 
-    That is for the last stage: nothing else waits for its forward, and its residuals need not leave the
-    executable.
+
+def forwards_before_backwards(rounds: list[range], stages_per_group: int) -> Iterator[int]:
+    """How many forwards precede each backward on the last group.
+
+    A round's first backward needs the round's forwards on all the group's stages but the last one. From
+    there each backward follows a forward, the last stage's its own, until the forwards that the next round
+    needs are done; a round longer than the next has backwards left over then, which run alone.
+    """
+    firsts = [stages_per_group * part.start + (stages_per_group - 1) * len(part) for part in rounds]
+    ends = [*firsts[1:], stages_per_group * rounds[-1].stop]
+    for part, first, end in zip(rounds, firsts, ends, strict=True):
+        for index in range(stages_per_group * len(part)):
+            yield min(first + index + 1, end)
+
+
+def fuse_forward_with_backward(cells: list[Cell], stage: int) -> list[Cell]:
+    """Makes one task of each forward of ``stage`` and the backward right after it, if there is one.
+
+    That is for the last stage: nothing but its own backward waits for its forward, so the forward may wait
+    for what the backward needs.
     """
     fused: list[Cell] = []
     for cell in cells:
         previous = fused[-1] if fused else None
-        if isinstance(cell, Task) and previous == Task("fwd", stage, cell.microbatch) and cell.kind == "bwd":
+        if (
+            isinstance(previous, Task)
+            and isinstance(cell, Task)
+            and (previous.kind, previous.stage, cell.kind) == ("fwd", stage, "bwd")
+        ):
             fused[-1] = FusedTask((previous, cell))
         else:
             fused.append(cell)
     return fused
+
+
+def with_weight_gradients(cells: list[Cell], delay: int) -> list[Cell]:
+    """Adds each ``bwdW`` after the ``bwdA`` that comes ``delay`` later than its own, or at the end."""
+    waiting: list[Cell] = []
+    merged: list[Cell] = []
+    for cell in cells:
+        merged.append(cell)
+        if isinstance(cell, Task) and cell.kind == "bwdA":
+            waiting.append(Task("bwdW", cell.stage, cell.microbatch))
+        if len(waiting) > delay:
+            merged.append(waiting.pop(0))
+    return merged + waiting

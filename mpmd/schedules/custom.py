@@ -1,0 +1,68 @@
+"""A schedule that is given as its lists of tasks: of one's own, or read from text."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+
+from mpmd.ir import Cell
+from mpmd.schedules.base import Schedule
+from mpmd.schedules.check import check_schedule
+from mpmd.schedules.text import from_text
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomSchedule(Schedule):
+    """Runs the lists it is made of, for the number of microbatches that occur in them.
+
+    ``num_stages``, ``mpmd_dim`` and ``num_microbatches`` follow from the lists::
+
+        CustomSchedule.from_text('''
+            0  F0 F1 .  B0--- B1---
+            1  .  F0 B0--- F1 B1---
+        ''')
+
+    Args:
+      lists: for each group what it runs, first to last.
+
+    Raises ``ScheduleError``, a ``ValueError``, for lists that cannot run; see ``check_schedule``.
+    """
+
+    num_stages: int = dataclasses.field(init=False)
+    mpmd_dim: int = dataclasses.field(init=False)
+    num_microbatches: int = dataclasses.field(init=False)
+    lists: Sequence[Sequence[Cell]] = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        lists = tuple(map(tuple, self.lists))
+        tasks = [task for cells in lists for cell in cells if isinstance(cell, Cell) for task in cell.tasks]
+        object.__setattr__(self, "lists", lists)
+        object.__setattr__(self, "num_stages", 1 + max((task.stage for task in tasks), default=0))
+        object.__setattr__(self, "mpmd_dim", len(lists))
+        object.__setattr__(self, "num_microbatches", 1 + max((task.microbatch for task in tasks), default=0))
+        super().__post_init__()
+        check_schedule(lists, self.num_stages, self.num_microbatches)
+
+    @classmethod
+    def from_text(cls, text: str) -> CustomSchedule:
+        """Reads the lists in any form that ``mpmd.schedules.text`` describes.
+
+        Raises ``ValueError`` with the line and column of everything that is no cell.
+        """
+        return cls(from_text(text))
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> CustomSchedule:
+        """Reads the lists from a file, as ``from_text`` does."""
+        return cls.from_text(pathlib.Path(path).read_text(encoding="utf-8"))
+
+    def tasks(self, num_microbatches: int) -> list[list[Cell]]:
+        """The lists. Raises ``ValueError`` for another number of microbatches than they are for."""
+        if num_microbatches != self.num_microbatches:
+            raise ValueError(
+                f"{self.name} has the tasks of {self.num_microbatches} microbatches, "
+                f"got num_microbatches={num_microbatches}; use as many, or write lists for that number"
+            )
+        return [list(cells) for cells in self.lists]

@@ -1,0 +1,86 @@
+"""The families of schedules by name, for tools that let a user choose one."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping
+
+from mpmd.schedules.base import RoundRobin, Schedule, VShaped
+from mpmd.schedules.dualpipe import DualPipeV
+from mpmd.schedules.forward_only import ForwardOnly
+from mpmd.schedules.gpipe import GPipe, InterleavedGPipe, LoopedBFS
+from mpmd.schedules.interleaved import Interleaved1F1B, KimiK2
+from mpmd.schedules.list_schedule import ListSchedule
+from mpmd.schedules.one_f_one_b import Eager1F1B, Std1F1B
+from mpmd.schedules.v_shaped import VHalf, VMin, ZeroBubbleV
+from mpmd.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubble, ZeroBubbleH2
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Schedules of one class, of all sizes.
+
+    Attributes:
+      schedule: the class.
+      stages_per_group: how many stages a group has when nobody says.
+    """
+
+    schedule: type[Schedule]
+    stages_per_group: int
+
+    @property
+    def name(self) -> str:
+        return self.schedule.__name__
+
+    def build(self, mpmd_dim: int | None = None, num_stages: int | None = None) -> Schedule:
+        """The schedule of a size; of which one number follows from the other, if it is left out.
+
+        Raises ``ValueError`` when there is neither, or when the class does not take the size, which says
+        which sizes it takes.
+        """
+        if mpmd_dim is None:
+            if num_stages is None:
+                raise ValueError(f"{self.name} needs a size: mpmd_dim, num_stages or both")
+            # Rounded up, for a number of stages that does not fit is to be refused.
+            mpmd_dim = -(-num_stages // self.stages_per_group)
+        if num_stages is None:
+            num_stages = mpmd_dim * self.stages_per_group
+        return self.schedule.of_size(num_stages, mpmd_dim)
+
+
+FAMILIES: Mapping[str, Family] = types.MappingProxyType(
+    {
+        schedule.__name__: Family(schedule, 2 if issubclass(schedule, RoundRobin | VShaped) else 1)
+        for schedule in (
+            GPipe,
+            Std1F1B,
+            Eager1F1B,
+            ZeroBubble,
+            ZeroBubbleH2,
+            InterleavedGPipe,
+            LoopedBFS,
+            Interleaved1F1B,
+            KimiK2,
+            InterleavedZeroBubble,
+            ZeroBubbleV,
+            VHalf,
+            VMin,
+            DualPipeV,
+            ListSchedule,
+            ForwardOnly,
+        )
+    }
+)
+"""All families by the name of their class."""
+
+
+def build(name: str, mpmd_dim: int | None = None, num_stages: int | None = None) -> Schedule:
+    """The schedule of a family, by its name in any case; see ``Family.build``.
+
+    Raises ``ValueError`` when there is no such family, which lists those there are.
+    """
+    found = [family for family in FAMILIES.values() if family.name.lower() == name.lower()]
+    if not found:
+        raise ValueError(f"there is no schedule {name!r}; there are {', '.join(FAMILIES)}")
+    return found[0].build(mpmd_dim, num_stages)

@@ -1,0 +1,115 @@
+"""What is wrong with lists of tasks, and a picture that shows where."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpmd.ir import Cell
+from mpmd.schedules.text import short_text
+
+Position = tuple[int, int]
+"""A cell's group, and its index in that group's list."""
+
+_FAULTS, _ROWS, _CELLS, _NEAR = 20, 12, 12, 2
+"""The most faults listed, rows drawn and cells drawn in a row; the cells drawn on either side of a mark."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong; ``cells`` are those it concerns, none if it is about what is not there."""
+
+    message: str
+    cells: tuple[Position, ...] = ()
+
+
+class ScheduleError(ValueError):
+    """Lists of tasks that cannot run. The message numbers the faults, and marks their cells in the lists.
+
+    Attributes:
+      faults: all of them; the message stops after the first 20.
+    """
+
+    def __init__(self, summary: str, faults: Sequence[Fault], tasks: Sequence[Sequence[Any]]):
+        super().__init__(summary, faults, tasks)
+        self.faults = tuple(faults)
+        lines = [f"  [{i}] {fault.message}" for i, fault in enumerate(self.faults[:_FAULTS], start=1)]
+        if len(self.faults) > _FAULTS:
+            lines.append(f"  and {len(self.faults) - _FAULTS} more")
+        grid = marked_grid(tasks, self.faults[:_FAULTS])
+        self._message = "\n".join([summary, *lines, *(["", grid] if grid else [])])
+
+    def __str__(self) -> str:
+        return self._message
+
+
+def marked_grid(tasks: Sequence[Sequence[Any]], faults: Sequence[Fault]) -> str:
+    """The lists by position, one row per group, with the number of each fault after its cells::
+
+        0  F0     B0[1]  B0[1]  (9)
+        1  B0[2]  F0[2]  (10)
+
+    Of long lists only the cells near a mark are there, and ``(9)`` stands for nine others; of many groups
+    only those with marks. Empty if no fault has cells.
+    """
+    marks: dict[Position, list[int]] = collections.defaultdict(list)
+    for number, fault in enumerate(faults, start=1):
+        for cell in fault.cells:
+            if number not in marks[cell]:
+                marks[cell].append(number)
+    marked = sorted({mpmd_idx for mpmd_idx, _ in marks})
+    if not marked:
+        return ""
+    with_stage = _stages_need_names(tasks)
+    rows = marked if len(tasks) > _ROWS else range(len(tasks))
+    shown = [_row(tasks[row], row, marks, with_stage) for row in rows[:_ROWS]]
+    width = max((len(text) for row in shown for text in row), default=0)
+    label = len(str(len(tasks) - 1))
+    lines = [
+        f"    {row:>{label}}  {'  '.join(text.ljust(width) for text in texts)}".rstrip()
+        for row, texts in zip(rows, shown, strict=False)
+    ]
+    if unshown := len(tasks) - len(shown):
+        lines.append(f"    and {unshown} more groups, {len(marked[_ROWS:]) or 'none'} of them with marks")
+    return "\n".join(lines)
+
+
+def _stages_need_names(tasks: Sequence[Sequence[Any]]) -> bool:
+    """Whether some group runs another stage than the one that has its number."""
+    return any(
+        task.stage != mpmd_idx
+        for mpmd_idx, cells in enumerate(tasks)
+        for cell in cells
+        if isinstance(cell, Cell)
+        for task in cell.tasks
+    )
+
+
+def _row(
+    cells: Sequence[Any], mpmd_idx: int, marks: Mapping[Position, Sequence[int]], with_stage: bool
+) -> list[str]:
+    shown = _near(len(cells), [index for group, index in marks if group == mpmd_idx])
+    texts: list[str] = []
+    end = 0
+    for index in [*shown, len(cells)]:
+        if index > end:
+            texts.append(f"({index - end})")
+        if index < len(cells):
+            numbers = "".join(f"[{number}]" for number in marks.get((mpmd_idx, index), ()))
+            texts.append(_text(cells[index], with_stage) + numbers)
+        end = index + 1
+    return texts
+
+
+def _near(length: int, marked: Sequence[int]) -> Sequence[int]:
+    """The positions of a list to draw: all, or the first that are near a mark."""
+    if length <= _CELLS:
+        return range(length)
+    near = {i for mark in marked for i in range(mark - _NEAR, mark + _NEAR + 1) if 0 <= i < length}
+    return (sorted(near) or range(length))[:_CELLS]
+
+
+def _text(cell: Any, with_stage: bool) -> str:
+    return (isinstance(cell, Cell) and short_text(cell, with_stage)) or repr(cell)[:16]
