@@ -4,6 +4,7 @@ from mpmd import render
 from mpmd.annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
 from mpmd.array import MpmdArray
 from mpmd.errors import CompileError, GroupDiedError, PlanError, StepAborted, TaskError
+from mpmd.explain import explain
 from mpmd.mesh import MpmdMesh
 from mpmd.reduce import Add, Concat, Max, Op, treduce, treduce_i
 from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Schedule, Std1F1B
@@ -26,6 +27,7 @@ __all__ = [
     "Std1F1B",
     "StepAborted",
     "TaskError",
+    "explain",
     "mark_pipeline_boundary",
     "mark_stage_end",
     "mpmd_jit_with_loop",
