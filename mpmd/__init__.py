@@ -3,7 +3,7 @@
 from mpmd import render
 from mpmd.annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
 from mpmd.array import MpmdArray
-from mpmd.errors import CompileError, GroupDiedError, PlanError, StepAborted, TaskError
+from mpmd.errors import CompileError, GroupDiedError, PerformanceWarning, PlanError, StepAborted, TaskError
 from mpmd.explain import explain
 from mpmd.mesh import MpmdMesh
 from mpmd.reduce import Add, Concat, Max, Op, treduce, treduce_i
@@ -22,6 +22,7 @@ __all__ = [
     "MpmdArray",
     "MpmdMesh",
     "Op",
+    "PerformanceWarning",
     "PlanError",
     "Schedule",
     "Std1F1B",

@@ -31,6 +31,18 @@ def test_a_second_pass_through_the_model_that_nothing_uses():
     assert_parity(make_step(loss, mpmd.Std1F1B(3)), init(weights(3)), *batch(), mesh=mesh_of(3))
 
 
+@pytest.mark.parametrize("stages", [2, 4])
+def test_derivatives_through_marks_run_on_one_group_and_say_so(stages):
+    def loss(params, x, y):
+        h, pull_back = jax.vjp(lambda x: mlp(params, x), x)
+        (slope,) = pull_back(jnp.ones_like(h))
+        return jnp.mean((h - y) ** 2) + 1e-3 * jnp.mean((jnp.sum(slope**2, -1) - 1) ** 2)
+
+    step = make_step(loss, mpmd.Std1F1B(stages))
+    with pytest.warns(mpmd.PerformanceWarning, match=r"such as \w+ at .*models.py.* runs in bwd_0, on one"):
+        assert_parity(step, init(weights(stages)), *batch(), mesh=mesh_of(stages))
+
+
 def test_the_last_stage_of_a_loss_under_jit_keeps_its_backward():
     @jax.jit
     def loss(params, x, y):
