@@ -3,7 +3,8 @@
 from mpmd import render, simulate
 from mpmd.annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
 from mpmd.array import MpmdArray
-from mpmd.errors import CompileError, GroupDiedError, PlanError, StepAborted, TaskError
+from mpmd.errors import CompileError, GroupDiedError, PerformanceWarning, PlanError, StepAborted, TaskError
+from mpmd.explain import explain
 from mpmd.mesh import MpmdMesh
 from mpmd.reduce import Add, Concat, Max, Op, treduce, treduce_i
 from mpmd.schedules import (
@@ -49,6 +50,7 @@ __all__ = [
     "MpmdArray",
     "MpmdMesh",
     "Op",
+    "PerformanceWarning",
     "PlanError",
     "Schedule",
     "Std1F1B",
@@ -60,6 +62,7 @@ __all__ = [
     "ZeroBubble",
     "ZeroBubbleH2",
     "ZeroBubbleV",
+    "explain",
     "mark_pipeline_boundary",
     "mark_stage_end",
     "mpmd_jit_with_loop",

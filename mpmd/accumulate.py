@@ -74,7 +74,8 @@ def accumulate(
         elif state is None:
             builder.add_sum(value, initial[position], loop.outvars[position])
         else:
-            builder.add_other(value, state, initial[position], loop.outvars[position])
+            ordered = loop.params["ordered"][position]
+            builder.add_other(value, state, initial[position], loop.outvars[position], ordered)
     if unstaged:
         result.after.extend(_scan_outside(traced, body, states, unstaged))
     return result
@@ -92,14 +93,14 @@ class _Builder:
     def work(self, atom: Atom) -> Work | None:
         return self._work_of.get(atom) if isinstance(atom, Var) else None
 
-    def add_other(self, value: Atom, before: Var, initial: Atom, result: Var) -> None:
+    def add_other(self, value: Atom, before: Var, initial: Atom, result: Var, ordered: bool) -> None:
         work = self.work(value)
         assert work is not None, "no stage makes the value"
         # A copy, because other work or another result may read the same value under its own name.
         eqns, (after,) = traced_eqns(lambda x: [jnp.copy(x)], [value])
         self._result.updates.setdefault(work, []).extend(eqns)
         start = self._initial(jnp.copy, initial)
-        self._result.accumulators.append(Accumulator(work, before, after, start, result))
+        self._result.accumulators.append(Accumulator(work, before, after, start, result, ordered))
 
     def add_sum(self, value: Atom, initial: Atom, result: Var) -> None:
         summands, inner_sums = self._summands(value)
@@ -126,7 +127,7 @@ class _Builder:
             lambda state, *values: [lax.add(state, _sum_in_order(values))], [before, *summands]
         )
         self._result.updates.setdefault(work, []).extend(eqns)
-        self._result.accumulators.append(Accumulator(work, before, after, initial, result))
+        self._result.accumulators.append(Accumulator(work, before, after, initial, result, False))
 
     def _initial(self, fun: Callable, state: Atom) -> Var:
         """A value of its own for an accumulator to start from, because it will be updated in place."""

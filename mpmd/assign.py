@@ -7,11 +7,12 @@ S-1 to 0. A value may only be read by the work that makes it and by later work, 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.errors import CompileError
+from mpmd.errors import PerformanceWarning
 from mpmd.graph import Work
 from mpmd.ir import TaskKind
 from mpmd.jaxpr import is_transposed, operands, where
@@ -66,7 +67,8 @@ def assign(
       closing: for work that ends with a mark, the mark's operands.
       replicas: the variables of equations that are computed wherever they are read.
 
-    Raises: ``CompileError`` when a microbatch would have to pass a stage a second time.
+    Warns: ``PerformanceWarning`` when a microbatch would have to pass the stages a second time, as for a
+      penalty on derivatives that were taken through marks. That all goes to the latest work by then.
     """
     return _Assignment(eqns, earliest, replicas, timeline).run(closing)
 
@@ -87,6 +89,7 @@ class _Assignment:
         self._maker = {var: i for i in self._own for var in eqns[i].outvars}
         self._times: list[int | None] = [None] * len(eqns)
         self._homes: dict[Var, set[int]] = {}  # for each parameter, the stages that read it
+        self._passed_again: list[tuple[int, int]] = []
 
     def run(self, closing: Mapping[Work, Sequence[Var]]) -> list[Work | None]:
         closed_by = self._slices(closing)
@@ -94,6 +97,8 @@ class _Assignment:
         for i in self._own:
             self._set(i, self._placed(i, closed_by.get(i)))
         self._place_floating()
+        if self._passed_again:
+            self._warn(*self._passed_again[-1])
         return [None if time is None else self._timeline.work(time) for time in self._times]
 
     def _slices(self, closing: Mapping[Work, Sequence[Var]]) -> dict[int, int]:
@@ -153,16 +158,22 @@ class _Assignment:
         backward = is_transposed(eqn) or (latest is not None and timeline.is_backward(latest))
         if closed_by is not None and backward >= timeline.is_backward(closed_by):
             if latest is not None and latest > closed_by:
-                raise CompileError(
-                    f"{timeline.work(closed_by)} needs what {eqn.primitive} computes at {where(eqn)}, which "
-                    f"depends on {timeline.work(latest)}: a microbatch passes the stages forwards and then "
-                    "backwards once. Take derivatives within the loss, such as a gradient penalty, inside "
-                    "one stage, not through mark_stage_end"
-                )
+                self._passed_again.append((i, latest))
+                return latest
             return closed_by
         if latest is not None and backward and not timeline.is_backward(latest):
             latest = timeline.mirrored(latest)
         return self._nearest_home(i, latest, backward)
+
+    def _warn(self, i: int, time: int) -> None:
+        example = f"{self._eqns[i].primitive} at {where(self._eqns[i])}"
+        warnings.warn(
+            "a microbatch passes the stages forwards and backwards once, but the loss takes derivatives "
+            f"through mark_stage_end: what follows them, such as {example}, all runs in "
+            f"{self._timeline.work(time)}, on one group. Such derivatives inside one stage would be spread",
+            PerformanceWarning,
+            stacklevel=2,
+        )
 
     def _nearest_home(self, i: int, earliest: int | None, backward: bool) -> int | None:
         stages = set().union(*(self._homes.get(parameter, ()) for parameter in self._parameters(i)))

@@ -13,6 +13,10 @@ class CompileError(ValueError):
         super().__init__("\n".join(self.faults))
 
 
+class PerformanceWarning(UserWarning):
+    """The step computes the right numbers, but not as a pipeline should; the message says how to mend it."""
+
+
 class PlanError(AssertionError):
     """A plan breaks one of its invariants; a fault of the compiler, or of a hand-written plan."""
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, Var
+from jax.interpreters import mlir
 
 from mpmd.compat import key_impl_name
 from mpmd.ir import Aval, Executable, Spec
-from mpmd.jaxpr import fingerprint, make_jaxpr
+from mpmd.jaxpr import avals_of, fingerprint, make_jaxpr
 from mpmd.program import Function
 
 
@@ -83,13 +84,26 @@ def decode(value: Any, aval: Any) -> Any:
     return jax.random.wrap_key_data(value, impl=key_impl_name(aval.dtype)) if is_key(aval) else value
 
 
+call_p = Primitive("call_jaxpr")
+"""Calls the jaxpr ``call_jaxpr`` as it is; ``jaxpr_as_fun`` would trace it again. ``name`` is for profilers."""
+call_p.multiple_results = True
+
+
+@call_p.def_effectful_abstract_eval
+def _abstract_eval(*avals, call_jaxpr: ClosedJaxpr, name: str):
+    return call_jaxpr.out_avals, call_jaxpr.effects
+
+
+mlir.register_lowering(call_p, mlir.core_call_lowering, cacheable=False)
+
+
 def _function(name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]) -> Function:
-    run = jaxpr_as_fun(ClosedJaxpr(make_jaxpr(invars, eqns, outvars), ()))
-    avals = [var.aval for var in invars]
+    jaxpr = ClosedJaxpr(make_jaxpr(invars, eqns, outvars), ())
+    avals = avals_of(invars)
 
     def function(*arguments):
-        results = run(*(decode(value, aval) for value, aval in zip(arguments, avals, strict=True)))
-        return tuple(map(encode, results))
+        decoded = (decode(value, aval) for value, aval in zip(arguments, avals, strict=True))
+        return tuple(map(encode, call_p.bind(*decoded, call_jaxpr=jaxpr, name=name)))
 
     function.__name__ = function.__qualname__ = name
     return function

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from jax.extend.core import JaxprEqn, Var
 
@@ -27,19 +27,22 @@ class FusedWork:
     variables: dict[tuple[Var, int], Var]
 
 
-def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var]) -> FusedWork:
+def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Mapping[Var, Var]) -> FusedWork:
     """Puts the equations of tasks, each a work with its microbatch, after one another.
 
     Equations that several tasks of one microbatch have, because each would compute a replica for itself, are
-    kept once. Tasks of different microbatches get variables of their own.
+    kept once. Tasks of different microbatches get variables of their own; of a state that several of them
+    update, each goes on with what the one before it has left.
 
     Args:
       in_loop: the variables that are another value in every microbatch.
+      states: for each updated state of an accumulator, the variable of the state before.
     """
     first = members[0][1]
     variables: dict[tuple[Var, int], Var] = {}
     defined: set[Var] = set()
     eqns: list[JaxprEqn] = []
+    current: dict[Var, Var] = {}  # for states that have been updated
 
     def variable(var: Var, microbatch: int) -> Var:
         if var not in in_loop:
@@ -48,7 +51,9 @@ def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var]) -> FusedWo
         return variables.setdefault((var, microbatch), fresh)
 
     def renamed(atom: Atom, microbatch: int) -> Atom:
-        return variable(atom, microbatch) if isinstance(atom, Var) else atom
+        if not isinstance(atom, Var):
+            return atom
+        return current.get(atom) or variable(atom, microbatch)
 
     for stage, microbatch in members:
         for eqn in stage.eqns:
@@ -58,6 +63,9 @@ def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var]) -> FusedWo
             defined.update(outvars)
             invars = [renamed(atom, microbatch) for atom in eqn.invars]
             eqns.append(eqn.replace(invars=invars, outvars=outvars))
+            for var, fresh in zip(eqn.outvars, outvars, strict=True):
+                if var in states:
+                    current[states[var]] = fresh
     stands_for = {var: key for key, var in variables.items()}
     reads = tuple(free_variables(eqns))
     origin = {var: stands_for.get(var, (var, first)) for var in reads}

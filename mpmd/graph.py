@@ -15,7 +15,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.ir import TaskKind
+from mpmd.ir import Cell, TaskKind
 from mpmd.schedules import Schedule
 
 
@@ -43,7 +43,10 @@ class TracedStep:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Work:
-    """A kind of task of a stage, for any microbatch."""
+    """A kind of task of a stage, for any microbatch.
+
+    A stage's backward is either one ``bwd``, or a ``bwdA`` and a ``bwdW`` if the schedule has such tasks.
+    """
 
     kind: TaskKind
     stage: int
@@ -75,6 +78,7 @@ class Accumulator:
       work: the work whose equations turn ``before`` into ``after``.
       initial: the outer value it starts from, which nothing else reads.
       result: the outer variable of its value after the last microbatch.
+      ordered: whether the order of the microbatches may decide the result.
     """
 
     work: Work
@@ -82,6 +86,7 @@ class Accumulator:
     after: Var
     initial: Var
     result: Var
+    ordered: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +101,7 @@ class TaskGraph:
       stages: the work of the loop, in the order in which one microbatch passes through it. Its equations
         read outer variables directly.
       index: the variable of the microbatch index.
+      tasks: what each group runs in the loop, first to last; it has been checked.
     """
 
     traced: TracedStep
@@ -107,6 +113,7 @@ class TaskGraph:
     num_stages: int
     num_microbatches: int
     schedule: Schedule
+    tasks: tuple[tuple[Cell, ...], ...]
 
 
 Groups = frozenset[int]

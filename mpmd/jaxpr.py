@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
@@ -32,13 +33,22 @@ _CALLS = {
 }
 
 
-def where(eqn: JaxprEqn) -> str:
-    """The user's line that an equation comes from, as ``file:line (function)``."""
+def user_frames(eqn: JaxprEqn) -> Iterator[Any]:
+    """The calls that an equation comes from, innermost first, less those within JAX and this package.
+
+    They end where tracing began, so an equation that a pass of the compiler made has none.
+    """
     traceback = eqn.source_info.traceback
     frames: Sequence[Any] = traceback.frames if traceback else ()
     for frame in frames:
         if not frame.file_name.startswith((_JAX, _MPMD, "<")):
-            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+            yield frame
+
+
+def where(eqn: JaxprEqn) -> str:
+    """The user's line that an equation comes from, as ``file:line (function)``."""
+    for frame in user_frames(eqn):
+        return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
     return "an unknown line"
 
 
@@ -65,6 +75,11 @@ def any_inside(eqn: JaxprEqn, primitive: Primitive) -> bool:
 def operands(eqn: JaxprEqn) -> Iterator[Var]:
     """The variables an equation reads."""
     return (atom for atom in eqn.invars if isinstance(atom, Var))
+
+
+def is_dropped(var: Var) -> bool:
+    """Whether a result of an equation is named only because it has to be."""
+    return type(var) is not Var
 
 
 def substitute(eqn: JaxprEqn, replacement: Mapping[Var, Atom]) -> JaxprEqn:
@@ -96,20 +111,22 @@ def inline_calls(jaxpr: Jaxpr, should_inline: Callable[[JaxprEqn], bool]) -> tup
     eqns: list[JaxprEqn] = []
     constants: dict[Var, Any] = {}
 
-    def emit(inner: Jaxpr, renamed: dict[Var, Atom], is_called: bool) -> None:
+    def emit(inner: Jaxpr, renamed: dict[Var, Atom], call: JaxprEqn | None) -> None:
         for eqn in inner.eqns:
             eqn = substitute(eqn, renamed)
+            if call is not None:
+                eqn = _as_called(call, eqn)
             if should_inline(eqn) and (body := called(eqn)) is not None:
                 nested: dict[Var, Atom] = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
                 for var, value in zip(body.jaxpr.constvars, body.consts, strict=True):
                     nested[var] = constant = Var(var.aval)
                     constants[constant] = value
-                emit(body.jaxpr, nested, True)
+                emit(body.jaxpr, nested, eqn)
                 renamed.update(
                     (var, lookup(atom, nested))
                     for var, atom in zip(eqn.outvars, body.jaxpr.outvars, strict=True)
                 )
-            elif is_called:  # the same jaxpr may be called again: its variables need to be new
+            elif call is not None:  # the same jaxpr may be called again: its variables need to be new
                 fresh = [Var(var.aval) for var in eqn.outvars]
                 renamed.update(zip(eqn.outvars, fresh, strict=True))
                 eqns.append(eqn.replace(outvars=fresh))
@@ -117,10 +134,51 @@ def inline_calls(jaxpr: Jaxpr, should_inline: Callable[[JaxprEqn], bool]) -> tup
                 eqns.append(eqn)
 
     replacement: dict[Var, Atom] = {}
-    emit(jaxpr, replacement, False)
+    emit(jaxpr, replacement, None)
     outvars = [lookup(atom, replacement) for atom in jaxpr.outvars]
     constvars = [*jaxpr.constvars, *constants]
     return with_eqns(jaxpr, eqns, outvars=outvars, constvars=constvars), constants
+
+
+def _as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
+    """An equation that ``call`` calls, with the transformations of the call, such as ``transpose``.
+
+    If it has no line of a user, as those of ``jnp``, it gets that of the call.
+    """
+    own, outer = eqn.source_info, call.source_info
+    traceback = own.traceback if next(user_frames(eqn), None) else outer.traceback
+    source_info = own.replace(traceback=traceback, name_stack=outer.name_stack + own.name_stack)
+    return eqn.replace(source_info=source_info)
+
+
+def inlined_eqns(eqns: Iterable[JaxprEqn], body: Callable[[JaxprEqn], Jaxpr | None]) -> list[JaxprEqn]:
+    """Equations with those of the functions they call, recursively, in place of the calls.
+
+    The variables that the calls define keep their names.
+
+    Args:
+      body: the jaxpr, without constants, of a call that is to be replaced.
+    """
+    inlined: list[JaxprEqn] = []
+    for eqn in eqns:
+        inner = body(eqn)
+        if inner is None:
+            inlined.append(eqn)
+            continue
+        renamed: dict[Var, Atom] = dict(zip(inner.invars, eqn.invars, strict=True))
+        results: dict[Var, Var] = {}
+        for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
+            if isinstance(atom, Var) and atom not in renamed and not is_dropped(var):
+                results.setdefault(atom, var)
+        for member in inlined_eqns(inner.eqns, body):
+            outvars = [results.get(var) or Var(var.aval) for var in member.outvars]
+            inlined.append(_as_called(eqn, substitute(member, renamed)).replace(outvars=outvars))
+            renamed.update(zip(member.outvars, outvars, strict=True))
+        for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
+            if not is_dropped(var) and (value := lookup(atom, renamed)) is not var:
+                copies, _ = traced_eqns(lambda x: [jnp.copy(x)], [value])
+                inlined.append(copies[-1].replace(outvars=[var]))
+    return inlined
 
 
 def with_eqns(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], **changes: Any) -> Jaxpr:
@@ -133,6 +191,11 @@ def make_jaxpr(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequenc
     """A jaxpr of its parts."""
     effects = frozenset().union(*(eqn.effects for eqn in eqns))
     return Jaxpr([], list(invars), list(outvars), list(eqns), effects, NAMELESS)
+
+
+def closed(jaxpr: Jaxpr) -> core.ClosedJaxpr:
+    """A jaxpr without constants as a closed one."""
+    return core.ClosedJaxpr(jaxpr, ())
 
 
 def free_variables(eqns: Iterable[JaxprEqn]) -> list[Var]:
@@ -180,7 +243,7 @@ def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequen
 
     def atom_key(atom: Atom) -> Any:
         if isinstance(atom, Literal):
-            return ("literal", str(atom.aval), np.asarray(atom.val).tobytes())
+            return ("literal", atom.aval, np.asarray(atom.val).tobytes())
         return numbers[atom]
 
     def eqn_key(eqn: JaxprEqn) -> Any:
@@ -192,10 +255,9 @@ def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequen
             for name, value in sorted(eqn.params.items())
             if name not in _PARAMS_FOR_DIFFERENTIATION
         )
-        return (eqn.primitive.name, inputs, params, tuple(str(var.aval) for var in eqn.outvars))
+        return (eqn.primitive, inputs, params, tuple(avals_of(eqn.outvars)))
 
-    arguments = tuple(str(var.aval) for var in invars)
-    return (arguments, tuple(map(eqn_key, eqns)), tuple(map(atom_key, outvars)))
+    return (tuple(avals_of(invars)), tuple(map(eqn_key, eqns)), tuple(map(atom_key, outvars)))
 
 
 # Rules that a differentiated function no longer needs, and that are new objects in every trace.

@@ -12,14 +12,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from jax.extend.core import Var
+from jax.extend.core import Jaxpr, Var
 
 from mpmd.executables import ExecutableTable, encode, to_aval
 from mpmd.fuse import fuse
 from mpmd.graph import Accumulator, PlacedEqn, PlacedGraph, Work
 from mpmd.ir import (
     Aval,
-    Cell,
     ConstantLeaf,
     GroupProgram,
     InputLeaf,
@@ -31,9 +30,9 @@ from mpmd.ir import (
     Run,
     Send,
     Spec,
-    Task,
+    TaskKind,
 )
-from mpmd.jaxpr import free_variables, operands
+from mpmd.jaxpr import free_variables, make_jaxpr, operands
 from mpmd.program import Program
 from mpmd.schedules import total_order
 
@@ -71,17 +70,21 @@ class _Lowering:
         for accumulator in self._graph.accumulators:
             self._accumulators[accumulator.work].append(accumulator)
         self._accumulator_number = {a.after: i for i, a in enumerate(self._graph.accumulators)}
-        self._makers: dict[Var, list[Work]] = collections.defaultdict(list)
+        # For each variable the works that make it, with its position among all that each makes.
+        self._makers: dict[Var, dict[Work, int]] = collections.defaultdict(dict)
         self._loop_readers: dict[Var, list[Work]] = collections.defaultdict(list)
         for stage in self._graph.stages:
-            for var in stage.makes:
-                self._makers[var].append(stage.work)
+            for position, var in enumerate(stage.makes):
+                self._makers[var][stage.work] = position
             for var in stage.reads:
                 self._loop_readers[var].append(stage.work)
-        self._in_loop = {self._graph.index, *(a.before for a in self._graph.accumulators)}
+        self._states = {a.after: a.before for a in self._graph.accumulators}
+        self._in_loop = {self._graph.index, *self._states.values()}
         self._in_loop |= {v for stage in self._graph.stages for eqn in stage.eqns for v in eqn.outvars}
-        self._cells: dict[tuple[tuple[Work, int], ...], _LoweredCell] = {}
+        self._cells: dict[tuple[tuple[TaskKind, int, int], ...], _LoweredCell | None] = {}
+        self._jaxprs: dict[tuple[int, str], Jaxpr] = {}
         self._readers = self._groups_reading()
+        self._uses = self._uses_by_group()
         self._index_groups: dict[int, set[int]] = collections.defaultdict(set)
 
     def run(self, donated: Sequence[bool]) -> Program:
@@ -98,7 +101,7 @@ class _Lowering:
         traced = self._graph.traced
         constants = {self._names[var]: np.asarray(encode(value)) for var, value in traced.constants.items()}
         constants |= {_index_name(m): np.asarray(m, np.int32) for m in self._index_groups}
-        return Program(plan, self._table.functions, constants)
+        return Program(plan, self._table.functions, constants, self._jaxprs)
 
     # Names and leaves.
 
@@ -204,9 +207,12 @@ class _Lowering:
         self, label: str, group: int, members: Sequence[PlacedEqn], sources: Mapping[Var, tuple[int, int]]
     ) -> None:
         eqns = [placed.eqn for placed in members]
-        later = self._read_after(group, members)
+        here = collections.Counter(var for eqn in eqns for var in operands(eqn))
         makes = [
-            var for eqn in eqns for var in eqn.outvars if var in later or self._sent(var, group, sources)
+            var
+            for eqn in eqns
+            for var in eqn.outvars
+            if self._uses[group][var] > here[var] or self._sent(var, group, sources)
         ]
         if not makes and not any(eqn.effects for eqn in eqns):
             return
@@ -215,6 +221,7 @@ class _Lowering:
             # Groups that compute the same value call it the same.
             self._names.setdefault(var, f"{label}.{group}.{i}")
         executable = self._table.add(f"{label}.{group}", reads, eqns, makes)
+        self._jaxprs[group, label] = make_jaxpr(reads, eqns, makes)
         inputs, outputs = ([self._names[var] for var in variables] for variables in (reads, makes))
         self._programs[group].append(Run(label, executable, tuple(inputs), tuple(outputs)))
         self._send(group, {self._names[var]: self._sent(var, group, sources) for var in makes})
@@ -225,108 +232,126 @@ class _Lowering:
             return []
         return sorted(self._readers[var] - self._placed.homes[var])
 
-    def _read_after(self, group: int, members: Sequence[PlacedEqn]) -> set[Var]:
-        """The variables that ``group`` reads elsewhere than in these equations."""
-        inside = {id(placed) for placed in members}
-        read = {
-            var
-            for placed in self._placed.eqns
-            if group in placed.levels and id(placed) not in inside
-            for var in operands(placed.eqn)
-        }
+    def _uses_by_group(self) -> dict[int, collections.Counter[Var]]:
+        """How often each group reads each outer variable."""
+        uses: dict[int, collections.Counter[Var]] = collections.defaultdict(collections.Counter)
+        for placed in self._placed.eqns:
+            read = list(operands(placed.eqn))
+            for group in placed.levels:
+                uses[group].update(read)
         for stage in self._graph.stages:
-            if self._placed.stage_groups[stage.work.stage] == group:
-                read.update(stage.reads)
-                read.update(a.initial for a in self._accumulators[stage.work])
-        outputs = zip(self._graph.outputs, self._placed.output_groups, strict=True)
-        return read | {var for var, groups in outputs if group in groups}
+            group = self._placed.stage_groups[stage.work.stage]
+            uses[group].update(stage.reads)
+            uses[group].update(a.initial for a in self._accumulators[stage.work])
+        for var, groups in zip(self._graph.outputs, self._placed.output_groups, strict=True):
+            for group in groups:
+                uses[group][var] += 1
+        return uses
 
     # The loop.
 
     def _loop(self) -> None:
         graph = self._graph
         state = {a.before: self._names[a.initial] for a in graph.accumulators}
-        for group, cell in total_order(graph.schedule.tasks(graph.num_microbatches)):
-            members = [task for task in cell.tasks if _work(task) in self._stages]
-            if members:
-                self._run_cell(group, cell, members, state)
+        for group, cell in total_order(graph.tasks):
+            first = cell.tasks[0].microbatch
+            shape = tuple((task.kind, task.stage, task.microbatch - first) for task in cell.tasks)
+            if shape not in self._cells:
+                self._cells[shape] = self._lower_cell(list(self._works(shape)))
+            if (lowered := self._cells[shape]) is not None:
+                self._run_cell(group, str(cell), lowered, first, state)
+        self._send_results(state)
 
-    def _run_cell(self, group: int, cell: Cell, tasks: Sequence[Task], state: dict[Var, Name]) -> None:
-        first = tasks[0].microbatch
-        shape = tuple((_work(task), task.microbatch - first) for task in tasks)
-        if shape not in self._cells:
-            self._cells[shape] = self._lower_cell(shape)
-        lowered = self._cells[shape]
-        inputs = tuple(self._loop_name(read, first, state, group) for read in lowered.reads)
-        outputs: list[Name] = []
-        wanted: dict[Name, Iterable[int]] = {}
-        for accumulator, offset in lowered.updates:
-            microbatch = first + offset
-            name = f"{accumulator.work}.state{self._accumulator_number[accumulator.after]}@{microbatch}"
-            state[accumulator.before] = name
-            outputs.append(name)
-            if microbatch == self._graph.num_microbatches - 1:
-                self._names[accumulator.result] = name
-                wanted[name] = sorted(self._readers[accumulator.result] - {group})
-        for made in lowered.makes:
-            name = _value_name(made, first)
-            outputs.append(name)
-            wanted[name] = made.receivers
-        self._programs[group].append(Run(str(cell), lowered.executable, inputs, tuple(outputs)))
-        self._send(group, wanted)
+    def _send_results(self, state: Mapping[Var, Name]) -> None:
+        wanted: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
+        for accumulator in self._graph.accumulators:
+            name = self._names[accumulator.result] = state[accumulator.before]
+            group = self._placed.stage_groups[accumulator.work.stage]
+            wanted[group][name] = sorted(self._readers[accumulator.result] - {group})
+        for group, names in sorted(wanted.items()):
+            self._send(group, names)
 
-    def _lower_cell(self, shape: tuple[tuple[Work, int], ...]) -> _LoweredCell:
+    def _run_cell(
+        self, group: int, label: str, cell: _LoweredCell, first: int, state: dict[Var, Name]
+    ) -> None:
+        inputs = tuple(
+            value.pattern % (first + value.offset)
+            if value.pattern
+            else state.get(value.var) or self._names[value.var]
+            for value in cell.reads
+        )
+        outputs = tuple(value.pattern % (first + value.offset) for value in cell.makes)
+        for offset in cell.indices:
+            self._index_groups[first + offset].add(group)
+        state.update(zip(cell.updates, outputs, strict=False))
+        self._programs[group].append(Run(label, cell.executable, inputs, outputs))
+        self._jaxprs[group, label] = cell.jaxpr
+        self._send(group, {outputs[i]: cell.makes[i].receivers for i in cell.sent})
+
+    def _works(self, shape: Iterable[tuple[TaskKind, int, int]]) -> Iterator[tuple[Work, int]]:
+        """The work of a cell's tasks, as far as there is any; of a backward both halves if it has halves."""
+        for kind, stage, offset in shape:
+            halves: tuple[TaskKind, ...] = ("bwd", "bwdA", "bwdW") if kind == "bwd" else (kind,)
+            yield from ((w, offset) for half in halves if (w := Work(half, stage)) in self._stages)
+
+    def _lower_cell(self, works: Sequence[tuple[Work, int]]) -> _LoweredCell | None:
         """The executable of a cell that has these works, each this many microbatches after the first one."""
-        fused = fuse([(self._stages[work], offset) for work, offset in shape], self._in_loop)
-        updates = [(a, offset) for work, offset in shape for a in self._accumulators[work]]
-        states = [(a.before, offset) for a, offset in updates]
-        before = [fused.variables[state] for state in states if state in fused.variables]
-        after = [fused.variables[a.after, offset] for a, offset in updates]
+        if not works:
+            return None
+        members = [(self._stages[work], offset) for work, offset in works]
+        fused = fuse(members, self._in_loop, self._states)
+        # Of several updates the first one reads what the cell does, and the last one leaves it.
+        updates = {a: offset for work, offset in works for a in self._accumulators[work]}
+        read = {fused.origin[var][0]: var for var in fused.reads}
+        before = [read[a.before] for a in updates if a.before in read]
         # Accumulators come first on both sides, so that each is updated in its own buffer.
         reads = [*before, *(var for var in fused.reads if var not in before)]
-        makes = [made for work, offset in shape for made in self._made(work, offset, shape)]
-        outputs = [*after, *(fused.variables[made.var, made.offset] for made in makes)]
-        label = "+".join(str(work) for work, _ in shape)
+        makes = [self._updated(*update) for update in updates.items()]
+        makes += [made for work, offset in works for made in self._made(work, offset, works)]
+        outputs = [fused.variables[made.var, made.offset] for made in makes]
+        origins = [fused.origin[var] for var in reads]
+        label = "+".join(str(work) for work, _ in works)
         return _LoweredCell(
             self._table.add(label, reads, fused.eqns, outputs),
-            tuple(self._read(*fused.origin[var], shape) for var in reads),
-            tuple(updates),
+            make_jaxpr(reads, fused.eqns, outputs),
+            tuple(self._read(var, offset, works) for var, offset in origins),
+            tuple(offset for var, offset in origins if var is self._graph.index),
+            tuple(a.before for a in updates),
             tuple(makes),
+            tuple(i for i, made in enumerate(makes) if made.receivers),
         )
 
-    def _read(self, var: Var, offset: int, shape: Sequence[tuple[Work, int]]) -> _Value:
-        """What a cell reads, with the work that makes it, if any does."""
+    def _read(self, var: Var, offset: int, works: Sequence[tuple[Work, int]]) -> _Value:
+        """What a cell reads."""
+        if var is self._graph.index:
+            return _Value(var, offset, _INDEX)
         if var not in self._makers:
             return _Value(var, offset)
-        reader = next(w for w, at in shape if at == offset and var in self._stages[w].reads)
+        reader = next(work for work, at in works if at == offset and work in self._loop_readers[var])
         maker = self._maker(var, reader.stage)
-        return _Value(var, offset, maker, self._stages[maker].makes.index(var))
-
-    def _loop_name(self, read: _Value, first: int, state: Mapping[Var, Name], group: int) -> Name:
-        if read.var is self._graph.index:
-            self._index_groups[first + read.offset].add(group)
-            return _index_name(first + read.offset)
-        if read.work is not None:
-            return _value_name(read, first)
-        return state.get(read.var) or self._names[read.var]
+        return _Value(var, offset, _pattern(maker, self._makers[var][maker]))
 
     def _maker(self, var: Var, stage: int) -> Work:
         """The work that a stage gets a value from: its own, if that computes it, or the only one."""
-        makers = self._makers[var]
+        makers = list(self._makers[var])
         return next((work for work in makers if work.stage == stage), makers[0])
 
-    def _made(self, work: Work, offset: int, shape: Sequence[tuple[Work, int]]) -> Iterator[_Value]:
+    def _updated(self, accumulator: Accumulator, offset: int) -> _Value:
+        number = self._accumulator_number[accumulator.after]
+        return _Value(accumulator.after, offset, f"{accumulator.work}.state{number}@%d")
+
+    def _made(self, work: Work, offset: int, works: Sequence[tuple[Work, int]]) -> Iterator[_Value]:
         """The values that work makes for tasks outside its cell."""
         own = self._placed.stage_groups[work.stage]
-        for i, var in enumerate(self._stages[work].makes):
+        for position, var in enumerate(self._stages[work].makes):
             readers = [
                 reader
                 for reader in self._loop_readers[var]
-                if self._maker(var, reader.stage) == work and (reader, offset) not in shape
+                if self._maker(var, reader.stage) == work and (reader, offset) not in works
             ]
             if readers:
                 groups = {self._placed.stage_groups[reader.stage] for reader in readers}
-                yield _Value(var, offset, work, i, tuple(sorted(groups - {own})))
+                yield _Value(var, offset, _pattern(work, position), tuple(sorted(groups - {own})))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,15 +360,13 @@ class _Value:
 
     Attributes:
       offset: how many microbatches after the cell's first one it belongs to.
-      work: what makes it; ``None`` for an outer value, an accumulator's state or the microbatch index.
-      position: among the values that ``work`` makes.
+      pattern: its name, with the microbatch left out; none for an outer value or an accumulator's state.
       receivers: the other groups that get it.
     """
 
     var: Var
     offset: int
-    work: Work | None = None
-    position: int = 0
+    pattern: str = ""
     receivers: tuple[int, ...] = ()
 
 
@@ -351,23 +374,26 @@ class _Value:
 class _LoweredCell:
     """A cell for any microbatch.
 
-    The executable takes ``reads`` and returns the updated states of the accumulators in ``updates``, each
-    there with its microbatch's offset, and then ``makes``.
+    The executable takes ``reads`` and returns ``makes``, of which the first are what becomes of the states
+    ``updates``. ``indices`` are the offsets of the microbatch indices it reads, ``sent`` the positions of
+    what other groups get.
     """
 
     executable: str
+    jaxpr: Jaxpr
     reads: tuple[_Value, ...]
-    updates: tuple[tuple[Accumulator, int], ...]
+    indices: tuple[int, ...]
+    updates: tuple[Var, ...]
     makes: tuple[_Value, ...]
+    sent: tuple[int, ...]
 
 
-def _work(task: Task) -> Work:
-    return Work(task.kind, task.stage)
+_INDEX = "index_%d"
 
 
-def _value_name(value: _Value, first: int) -> Name:
-    return f"{value.work}__{first + value.offset}.{value.position}"
+def _pattern(work: Work, position: int) -> str:
+    return f"{work}__%d.{position}"
 
 
 def _index_name(microbatch: int) -> Name:
-    return f"index_{microbatch}"
+    return _INDEX % microbatch

@@ -11,7 +11,7 @@ from mpmd.annotate import Boundary, mark_p
 from mpmd.assign import Timeline
 from mpmd.errors import CompileError
 from mpmd.graph import TracedStep, Work
-from mpmd.jaxpr import Atom, lookup, operands, substitute, where
+from mpmd.jaxpr import Atom, lookup, operands, substitute, where, with_eqns
 from mpmd.schedules import Schedule
 
 
@@ -34,6 +34,27 @@ class LoopBody:
     carried: list[Var]
 
 
+def number_marks(body: Jaxpr, schedule: Schedule) -> Jaxpr:
+    """Notes in the marks which stages they end, as long as dead ones can be counted too.
+
+    A loss that is made before the last stage leaves the marks of later stages without use.
+    """
+    marks = [eqn for eqn in body.eqns if eqn.primitive is mark_p]
+    ends = _ends(marks)
+    if not _fits(ends, schedule):
+        return body
+    stages = _stages_ended(marks, ends)
+    return with_eqns(
+        body,
+        [
+            eqn.replace(params={**eqn.params, "stage": stages[eqn.outvars[0]]})
+            if eqn.primitive is mark_p
+            else eqn
+            for eqn in body.eqns
+        ],
+    )
+
+
 def take_out_marks(traced: TracedStep) -> LoopBody:
     """Reads the loop's body off a traced step.
 
@@ -42,7 +63,7 @@ def take_out_marks(traced: TracedStep) -> LoopBody:
     body: Jaxpr = traced.loop.params["body"]
     schedule: Schedule = traced.loop.params["schedule"]
     timeline = Timeline(schedule.num_stages)
-    stage_of = _stages_ended([eqn for eqn in body.eqns if eqn.primitive is mark_p], schedule)
+    stage_of = _live_stages([eqn for eqn in body.eqns if eqn.primitive is mark_p], schedule)
     replacement: dict[Var, Atom] = dict(zip(body.constvars, traced.loop.invars, strict=False))
     index, *carried = body.invars
     bare = LoopBody([], [], {}, [], index, carried)
@@ -66,11 +87,27 @@ def take_out_marks(traced: TracedStep) -> LoopBody:
     return bare
 
 
-def _stages_ended(marks: Sequence[JaxprEqn], schedule: Schedule) -> dict[Var, int]:
+def _ends(marks: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+    """The marks that a user's calls have left, without those that differentiation derived from them."""
+    return [mark for mark in marks if mark.params["forward"] and not mark.params["linear"]]
+
+
+def _fits(ends: Sequence[JaxprEqn], schedule: Schedule) -> bool:
+    return len(ends) in (schedule.num_stages - 1, schedule.num_stages)
+
+
+def _live_stages(marks: Sequence[JaxprEqn], schedule: Schedule) -> dict[Var, int]:
+    """The stage that each mark ends, by the mark's first result, after dead code was removed."""
+    ends = _ends(marks)
+    if _fits(ends, schedule):
+        return _stages_ended(marks, ends)
+    if marks and all("stage" in mark.params for mark in marks):
+        return {mark.outvars[0]: mark.params["stage"] for mark in marks}
+    raise CompileError(_wrong_number_of_marks(ends, schedule))
+
+
+def _stages_ended(marks: Sequence[JaxprEqn], ends: Sequence[JaxprEqn]) -> dict[Var, int]:
     """The stage that each mark ends, by the mark's first result."""
-    ends = [m for m in marks if m.params["forward"] and not m.params["linear"]]
-    if len(ends) not in (schedule.num_stages - 1, schedule.num_stages):
-        raise CompileError(_wrong_number_of_marks(ends, schedule))
     boundaries = dict.fromkeys(mark.params["boundary"] for mark in marks)
     return {
         mark.outvars[0]: stage for boundary in boundaries for mark, stage in _numbered(marks, ends, boundary)

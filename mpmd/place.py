@@ -22,7 +22,6 @@ from mpmd.cost import is_cheap
 from mpmd.errors import CompileError
 from mpmd.graph import Groups, PlacedEqn, PlacedGraph, TaskGraph
 from mpmd.jaxpr import operands, size
-from mpmd.schedules import check_schedule
 
 NOWHERE: Groups = frozenset()
 
@@ -30,7 +29,7 @@ NOWHERE: Groups = frozenset()
 def place(graph: TaskGraph, mpmd_dim: int) -> PlacedGraph:
     """Places a task graph on ``mpmd_dim`` groups.
 
-    Raises: ``CompileError`` when the schedule needs more groups, or gives lists of tasks that cannot run.
+    Raises: ``CompileError`` when the schedule needs more groups.
     """
     return _Placement(graph, _stage_groups(graph, mpmd_dim)).run()
 
@@ -43,13 +42,11 @@ def _stage_groups(graph: TaskGraph, mpmd_dim: int) -> tuple[int, ...]:
             "give it as many groups, or put several stages on a group with "
             f"Interleaved1F1B(num_stages={schedule.num_stages}, mpmd_dim={mpmd_dim})"
         )
-    tasks = schedule.tasks(graph.num_microbatches)
-    try:
-        check_schedule(tasks, graph.num_stages, graph.num_microbatches, schedule.mpmd_dim)
-    except ValueError as error:
-        raise CompileError(f"{schedule.name}.tasks({graph.num_microbatches}): {error}") from error
     groups = {
-        task.stage: mpmd_idx for mpmd_idx, cells in enumerate(tasks) for cell in cells for task in cell.tasks
+        task.stage: mpmd_idx
+        for mpmd_idx, cells in enumerate(graph.tasks)
+        for cell in cells
+        for task in cell.tasks
     }
     return tuple(groups[stage] for stage in range(graph.num_stages))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 from jax import export
+from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh
 
 from mpmd.ir import Executable, Name, Plan
@@ -22,11 +23,16 @@ class Program:
     """A plan with the functions of its executables and the values of its constants.
 
     ``functions`` know no device; whoever runs them compiles them for its own submesh.
+
+    ``jaxprs`` has for every ``Run``, by its group and label, what it computes, with its inputs and outputs in
+    the plan's order. Unlike an executable, which equal tasks share, it keeps the lines it came from. It
+    explains the plan; nobody runs it.
     """
 
     plan: Plan
     functions: Mapping[str, Function]
     constants: Mapping[Name, np.ndarray]
+    jaxprs: Mapping[tuple[int, str], Jaxpr] = dataclasses.field(default_factory=dict)
 
 
 def arguments(executable: Executable) -> list[jax.ShapeDtypeStruct]:

@@ -174,6 +174,7 @@ def treduce_i(
         *states,
         body=closed.jaxpr,
         summed=summed,
+        ordered=tuple(not isinstance(op, (_Add, _Max, Concat)) for op in ops),
         length=length,
         schedule=schedule,
     )
@@ -211,11 +212,12 @@ treduce_p = Primitive("treduce")
 
 Parameters: ``body``, a jaxpr with the closed-over values as constvars, that takes the index and the states
 that are not plain sums; ``summed``, for each result, whether it is a plain sum of what the body returns
-(otherwise the body returns the new state); ``length``, the number of microbatches; ``schedule``."""
+(otherwise the body returns the new state); ``ordered``, for each result, whether the order of the
+microbatches may decide it; ``length``, the number of microbatches; ``schedule``."""
 treduce_p.multiple_results = True
 
 
-def as_scan(*operands, body: core.Jaxpr, summed: tuple[bool, ...], length: int, schedule=None):
+def as_scan(*operands, body: core.Jaxpr, summed: tuple[bool, ...], length: int, **of_pipeline):
     """What the loop means: a scan over the microbatch index."""
     consts, states = operands[: len(body.constvars)], operands[len(body.constvars) :]
     run = core.jaxpr_as_fun(core.ClosedJaxpr(body, consts))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.accumulate import accumulate
 from mpmd.assign import Timeline, assign
-from mpmd.graph import StageWork, TaskGraph, TracedStep, Work
+from mpmd.backward import with_halves
+from mpmd.fit import check_fit, checked_tasks
+from mpmd.graph import Accumulator, StageWork, TaskGraph, TracedStep, Work
 from mpmd.jaxpr import free_variables, operands
 from mpmd.marks import LoopBody, take_out_marks
 from mpmd.reduce import treduce_p
@@ -18,9 +21,11 @@ from mpmd.replicate import Replica, find_replicas
 def split(traced: TracedStep) -> TaskGraph:
     """Splits a traced step into work.
 
-    Raises ``CompileError`` when the marks do not make as many stages as the schedule has.
+    Raises ``CompileError`` when the schedule gives lists of tasks that cannot run or do not fit the loop, and
+    when the marks do not make as many stages as it has.
     """
     params = traced.loop.params
+    tasks = checked_tasks(params["schedule"], params["length"])
     timeline = Timeline(params["schedule"].num_stages)
     body = take_out_marks(traced)
     replicas = find_replicas(body.eqns, body.index, frozenset(body.carried))
@@ -34,18 +39,23 @@ def split(traced: TracedStep) -> TaskGraph:
             members.setdefault(work, []).append(eqn)
     for work, updates in accumulation.updates.items():
         members.setdefault(work, []).extend(updates)
+    stages = _stage_work(members, body, replicas, timeline)
+    stages = with_halves(stages, tasks, replicas)
+    accumulators = tuple(_with_half(accumulator, stages) for accumulator in accumulation.accumulators)
+    check_fit(params["schedule"], tasks, stages, accumulators)
     at = next(i for i, eqn in enumerate(traced.jaxpr.eqns) if eqn.primitive is treduce_p)
     before, after = traced.jaxpr.eqns[:at], traced.jaxpr.eqns[at + 1 :]
     return TaskGraph(
         traced,
         (*before, *accumulation.before, *accumulation.after, *after),
         tuple(atom for atom in traced.jaxpr.outvars if isinstance(atom, Var)),
-        _stage_work(members, body, replicas, timeline),
-        tuple(accumulation.accumulators),
+        stages,
+        accumulators,
         body.index,
         params["schedule"].num_stages,
         params["length"],
         params["schedule"],
+        tasks,
     )
 
 
@@ -67,6 +77,13 @@ def _stage_work(
         )
         for work in works
     )
+
+
+def _with_half(accumulator: Accumulator, stages: Sequence[StageWork]) -> Accumulator:
+    """The accumulator with the half of a backward that updates it."""
+    halves = [stage for stage in stages if stage.work.stage == accumulator.work.stage]
+    updating = (s.work for s in halves if any(accumulator.after in eqn.outvars for eqn in s.eqns))
+    return dataclasses.replace(accumulator, work=next(updating))
 
 
 def _place_replicas(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from mpmd.errors import CompileError
 from mpmd.feedback import find_feedback
 from mpmd.graph import TracedStep
 from mpmd.jaxpr import NAMELESS, any_inside, inline_calls, operands, subjaxprs, traced_eqns, where, with_eqns
+from mpmd.marks import number_marks
 from mpmd.meshes import without_devices
 from mpmd.reduce import treduce_p
 from mpmd.sharding import within
@@ -38,6 +40,7 @@ def trace(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractM
     jaxpr, hoisted = _bare_body(jaxpr)
     constants |= hoisted
     _check(jaxpr)
+    jaxpr = _with_numbered_marks(jaxpr)
     jaxpr = _with_results_as_values(jaxpr)
     jaxpr = _without_dead_code(jaxpr)
     loop = next((eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p), None)
@@ -86,6 +89,16 @@ def _bare_body(jaxpr: Jaxpr) -> tuple[Jaxpr, dict[Var, Any]]:
             constants |= hoisted
         eqns.append(eqn)
     return with_eqns(jaxpr, eqns, constvars=[*jaxpr.constvars, *constants]), constants
+
+
+def _with_numbered_marks(jaxpr: Jaxpr) -> Jaxpr:
+    eqns = [
+        eqn.replace(params={**eqn.params, "body": number_marks(eqn.params["body"], eqn.params["schedule"])})
+        if eqn.primitive is treduce_p
+        else eqn
+        for eqn in jaxpr.eqns
+    ]
+    return with_eqns(jaxpr, eqns)
 
 
 def _with_results_as_values(jaxpr: Jaxpr) -> Jaxpr:
@@ -213,6 +226,6 @@ def _trim_loop(jaxpr: Jaxpr, loop: JaxprEqn) -> JaxprEqn:
         params={
             **loop.params,
             "body": smaller,
-            "summed": tuple(is_sum for is_sum, keep in zip(summed, used, strict=True) if keep),
+            **{name: tuple(itertools.compress(loop.params[name], used)) for name in ("summed", "ordered")},
         },
     )

@@ -203,16 +203,6 @@ def test_a_failing_task_is_named_and_later_steps_run():
         float(compiled(PARAMS[:2], XS)[1])
 
 
-def test_derivatives_through_a_mark_within_the_loss():
-    def loss(params, x):
-        slope = jax.grad(lambda x: jnp.sum(layers(params, x, (0,))))(x)
-        return jnp.mean(slope**2)
-
-    message = compile_error(step_of(loss))
-    assert "passes the stages forwards and then backwards once" in message
-    assert "test_errors.py:" in message
-
-
 def test_a_closed_mesh_loses_its_values_and_starts_anew():
     step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
     mesh = mesh_of(2)

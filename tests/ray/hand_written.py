@@ -49,7 +49,7 @@ class Driver:
 
     def __init__(self, runtime, program, values, feedback=()):
         self.runtime, self.plan = runtime, program.plan
-        self.number, _ = runtime.load(program)
+        self.number = runtime.load(program).number
         self.handles = {name: runtime.next_handle() for name in values}
         self.unsent = {name: np.asarray(value) for name, value in values.items()}
         self.feedback = dict(feedback)

@@ -7,8 +7,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PASSES = {"trace", "split", "place", "specs", "lower", "liveness", "verify"}
-PARTS = {"accumulate", "marks", "assign", "replicate", "fuse", "cost", "jaxpr", "graph", "executables"}
-WITHOUT_JAX = {"ir", "errors", "timeline", "render", "liveness", "verify", "report"}
+PARTS = set(
+    "accumulate assign backward conds cost executables feedback fit fuse graph jaxpr marks meshes "
+    "replicate".split()
+)
+WITHOUT_JAX = {"ir", "errors", "explanation", "liveness", "render", "report", "text", "timeline", "verify"}
 
 
 def imports(path):
