@@ -34,25 +34,26 @@ class LoopBody:
     carried: list[Var]
 
 
-def number_marks(body: Jaxpr, schedule: Schedule) -> Jaxpr:
+def number_marks(loop: JaxprEqn) -> JaxprEqn:
     """Notes in the marks which stages they end, as long as dead ones can be counted too.
 
-    A loss that is made before the last stage leaves the marks of later stages without use.
+    A loss that is made before the last stage leaves the marks of later stages without use. The loop gets the
+    parameter ``numbered``: whether there are as many marks as its schedule has stages.
     """
+    body = loop.params["body"]
     marks = [eqn for eqn in body.eqns if eqn.primitive is mark_p]
     ends = _ends(marks)
-    if not _fits(ends, schedule):
-        return body
-    stages = _stages_ended(marks, ends)
-    return with_eqns(
-        body,
-        [
+    numbered = _fits(ends, loop.params["schedule"])
+    if numbered:
+        stages = _stages_ended(marks, ends)
+        eqns = [
             eqn.replace(params={**eqn.params, "stage": stages[eqn.outvars[0]]})
             if eqn.primitive is mark_p
             else eqn
             for eqn in body.eqns
-        ],
-    )
+        ]
+        body = with_eqns(body, eqns)
+    return loop.replace(params={**loop.params, "body": body, "numbered": numbered})
 
 
 def take_out_marks(traced: TracedStep) -> LoopBody:
@@ -63,7 +64,7 @@ def take_out_marks(traced: TracedStep) -> LoopBody:
     body: Jaxpr = traced.loop.params["body"]
     schedule: Schedule = traced.loop.params["schedule"]
     timeline = Timeline(schedule.num_stages)
-    stage_of = _live_stages([eqn for eqn in body.eqns if eqn.primitive is mark_p], schedule)
+    stage_of = _live_stages([eqn for eqn in body.eqns if eqn.primitive is mark_p], traced.loop)
     replacement: dict[Var, Atom] = dict(zip(body.constvars, traced.loop.invars, strict=False))
     index, *carried = body.invars
     bare = LoopBody([], [], {}, [], index, carried)
@@ -96,12 +97,12 @@ def _fits(ends: Sequence[JaxprEqn], schedule: Schedule) -> bool:
     return len(ends) in (schedule.num_stages - 1, schedule.num_stages)
 
 
-def _live_stages(marks: Sequence[JaxprEqn], schedule: Schedule) -> dict[Var, int]:
+def _live_stages(marks: Sequence[JaxprEqn], loop: JaxprEqn) -> dict[Var, int]:
     """The stage that each mark ends, by the mark's first result, after dead code was removed."""
-    ends = _ends(marks)
+    ends, schedule = _ends(marks), loop.params["schedule"]
     if _fits(ends, schedule):
         return _stages_ended(marks, ends)
-    if marks and all("stage" in mark.params for mark in marks):
+    if loop.params["numbered"]:
         return {mark.outvars[0]: mark.params["stage"] for mark in marks}
     raise CompileError(_wrong_number_of_marks(ends, schedule))
 

@@ -40,7 +40,8 @@ def trace(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractM
     jaxpr, hoisted = _bare_body(jaxpr)
     constants |= hoisted
     _check(jaxpr)
-    jaxpr = _with_numbered_marks(jaxpr)
+    numbered = [number_marks(eqn) if eqn.primitive is treduce_p else eqn for eqn in jaxpr.eqns]
+    jaxpr = with_eqns(jaxpr, numbered)
     jaxpr = _with_results_as_values(jaxpr)
     jaxpr = _without_dead_code(jaxpr)
     loop = next((eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p), None)
@@ -89,16 +90,6 @@ def _bare_body(jaxpr: Jaxpr) -> tuple[Jaxpr, dict[Var, Any]]:
             constants |= hoisted
         eqns.append(eqn)
     return with_eqns(jaxpr, eqns, constvars=[*jaxpr.constvars, *constants]), constants
-
-
-def _with_numbered_marks(jaxpr: Jaxpr) -> Jaxpr:
-    eqns = [
-        eqn.replace(params={**eqn.params, "body": number_marks(eqn.params["body"], eqn.params["schedule"])})
-        if eqn.primitive is treduce_p
-        else eqn
-        for eqn in jaxpr.eqns
-    ]
-    return with_eqns(jaxpr, eqns)
 
 
 def _with_results_as_values(jaxpr: Jaxpr) -> Jaxpr:

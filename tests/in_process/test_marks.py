@@ -23,6 +23,14 @@ def test_stages_after_the_loss_have_no_work(last):
     assert_parity(make_step(loss, mpmd.Std1F1B(3)), init(weights(3)), *batch(), mesh=mesh_of(3))
 
 
+def test_a_loss_that_reads_no_mark():
+    def loss(params, x, y):
+        h = mpmd.mark_stage_end(layer(params[0], x))
+        return jnp.mean((layer(params[1], jnp.zeros_like(h)) - y) ** 2)
+
+    assert_parity(make_step(loss, mpmd.Std1F1B(2)), init(weights(2)), *batch(), mesh=mesh_of(2))
+
+
 def test_a_second_pass_through_the_model_that_nothing_uses():
     def loss(params, x, y):
         mlp(params, 2 * x)
