@@ -1,0 +1,96 @@
+"""Every family of schedules trains with the numbers of plain JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.ir import parse_cell
+from mpmd.schedules.families import FAMILIES, build
+from tests.support.models import batch, init, keys, layer, make_step, mse, weights
+from tests.support.parity import assert_parity, mesh_of
+
+TRAINING = [name for name in FAMILIES if name != "ForwardOnly"]
+
+
+@pytest.mark.parametrize(("groups", "microbatches"), [(2, 5), (3, 2)])
+@pytest.mark.parametrize("name", TRAINING)
+def test_training(name, groups, microbatches):
+    schedule = build(name, groups)
+    state = init(weights(schedule.num_stages))
+    loaded = assert_parity(make_step(mse, schedule), state, *batch(microbatches), mesh=mesh_of(groups))
+    parameters = [leaf for leaf in loaded.plan.inputs if leaf.path.startswith("args[0][0]")]
+    assert all(len(leaf.mpmd_idxs) == 1 for leaf in parameters)
+
+
+@pytest.mark.parametrize("name", ["ZeroBubble", "ZeroBubbleV", "DualPipeV", "InterleavedZeroBubble"])
+def test_tied_weights_dropout_and_checkpoints(name):
+    schedule = build(name, 2)
+    stages = schedule.num_stages
+
+    def step(state, xs, ys):
+        (table, layers), key = state
+
+        def loss(params, i):
+            table, layers = params
+            h, k = xs[i] @ table, jax.random.fold_in(key, i)
+            for stage, p in enumerate(layers):
+                k, mine = jax.random.split(k)
+                h = jax.checkpoint(layer)(p, h) * jax.random.bernoulli(mine, 0.8, h.shape)
+                if stage < stages - 1:
+                    h, k = mpmd.mark_stage_end((h, k))
+            return jnp.mean((h @ table.T - ys[i]) ** 2)
+
+        total, grads = mpmd.treduce_i(
+            lambda i: jax.value_and_grad(loss)((table, layers), i), len(xs), schedule, mpmd.Add
+        )
+        updated = jax.tree.map(lambda p, g: p - 0.1 * g, (table, layers), grads)
+        return (updated, key), total
+
+    table = jax.random.normal(keys(1)[0], (4, 4)) / 2
+    assert_parity(step, ((table, weights(stages)), jax.random.key(7)), *batch(3), mesh=mesh_of(2))
+
+
+def test_gradients_are_bitwise_those_of_any_schedule_with_the_same_executables():
+    def gradients(schedule):
+        def step(params, xs, ys):
+            return mpmd.treduce(
+                lambda mb: jax.value_and_grad(mse)(params, *mb), (xs, ys), schedule, operation=mpmd.Add
+            )
+
+        with mesh_of(3) as mesh:
+            result = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(3), *batch(5))
+            return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result)]
+
+    split = [gradients(schedule) for schedule in (mpmd.ZeroBubble(3), mpmd.ZeroBubbleH2(3))]
+    assert split[0] == split[1]
+    whole = [gradients(schedule) for schedule in (mpmd.GPipe(3), mpmd.Std1F1B(3), mpmd.Eager1F1B(3))]
+    assert whole[0] == whole[1] == whole[2]
+
+
+def test_forward_only_evaluates_and_refuses_gradients():
+    def evaluate(params, xs, ys):
+        return mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), mpmd.ForwardOnly(3, 3), operation=mpmd.Add)
+
+    xs, ys = batch(5)
+    with mesh_of(3) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
+        expected = jax.jit(evaluate)(weights(3), xs, ys)
+        np.testing.assert_allclose(np.asarray(compiled(weights(3), xs, ys)), expected, rtol=1e-6)
+        training = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.ForwardOnly(3, 3)), mpmd_mesh=mesh)
+        with pytest.raises(mpmd.CompileError, match="runs forwards only, but the loop takes gradients"):
+            training(init(weights(3)), xs, ys)
+
+
+def test_a_schedule_in_a_file_trains():
+    text = """
+    fwd_0__0 fwd_0__1 bwdA_0__0 bwdA_0__1 bwdW_0__0 bwdW_0__1
+    fwd_1__0 bwdA_1__0 fwd_1__1 bwdA_1__1 bwdW_1__0 bwdW_1__1
+    """
+    assert parse_cell("bwdA_1__0").kind == "bwdA"
+    schedule = mpmd.CustomSchedule.from_text(text)
+    step = make_step(mse, schedule)
+    assert_parity(step, init(weights(2)), *batch(2), mesh=mesh_of(2))
+    with mesh_of(2) as mesh, pytest.raises(mpmd.CompileError, match="2 microbatches"):
+        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(init(weights(2)), *batch(3))
