@@ -204,7 +204,7 @@ def draw_losses(losses: list[float], validations: dict[int, float], path: pathli
 def draw_timeline(step, state: TrainState, batch, directory: pathlib.Path) -> None:
     """Measures when each task of one step ran, and draws it; uses up ``state``."""
     _, events = step.profile(state, *batch)
-    render.timeline_png(events, directory / "timeline.png")
+    render.draw_timeline(events, directory / "timeline.png")
     (directory / "timeline.json").write_text(json.dumps(render.chrome_trace(events)))
 
 

@@ -1,22 +1,23 @@
 """Proves of a plan, before it runs, that it can run.
 
-For each group: every value is defined once, before its use, and not used after it was freed or donated;
-the step's results are there at the end. For the edges: the receives of an edge are its sends, in the same
-order, of the same values. Together: the groups cannot wait for one another for ever, even when a send
-waits for its receive to be posted and a receive for its message to arrive.
+For each group: every value is defined once, before its use, and is what its readers were compiled for; none
+is used after its buffer was freed or given away; at the end the step's results are there, and nothing else
+but what the caller keeps. For the edges: the receives of an edge are its sends, in the same order, of the
+same values, and each message is read. Together: the groups cannot wait for one another for ever.
+``docs/verification.md`` says what follows from this, and what is assumed.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpmd.errors import PlanError
-from mpmd.ir import Aval, Free, GroupProgram, Name, Plan, Recv, Run, Send
-
-Edge = tuple[int, int]
-"""Source and destination group."""
+from mpmd.holdings import follow
+from mpmd.ir import Aval, ConstantLeaf, Executable, InputLeaf, Name, OutputLeaf, Plan, Recv, Run, Send
+from mpmd.progress import Edge, channels, meeting_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,202 +26,171 @@ class Verified:
 
     Attributes:
       peak_bytes: for each group, the most bytes of values it holds at once, counting each logical value
-        whole; a run's results and those of its inputs that are not donated to them count together.
+        whole; a run's results and those of its inputs that are not donated to them count together, and what
+        a message brings counts from where its receive is posted.
+      peak_values: for each group, the most values it holds at once, counted in the same way.
       sent_bytes: for each edge, the bytes of one step.
-      capacities: for each edge, the most messages that are on their way at once if every group receives as
-        late and sends as early as its program and its data allow.
+      capacities: for each edge, the most messages of a step that can be under way at once, sent and not yet
+        read, whatever the timing.
     """
 
     peak_bytes: tuple[int, ...]
+    peak_values: tuple[int, ...]
     sent_bytes: Mapping[Edge, int]
     capacities: Mapping[Edge, int]
 
 
 def verify(plan: Plan) -> Verified:
-    """Checks a plan. Raises ``PlanError`` with every fault found."""
-    faults = [fault for program in plan.programs for fault in _check_values(plan, program)]
-    faults += _check_edges(plan)
-    if not faults:
-        faults += _check_progress(plan)
-    if faults:
-        raise PlanError("the plan cannot run:\n  " + "\n  ".join(faults))
-    avals = plan.avals()
-    sent: collections.Counter[Edge] = collections.Counter()
-    for program in plan.programs:
-        for i in program.instructions:
-            if isinstance(i, Send):
-                sent[program.mpmd_idx, i.dst] += sum(avals[name].nbytes for name in i.values)
-    peaks = tuple(_peak_bytes(plan, program, avals) for program in plan.programs)
-    return Verified(peaks, dict(sent), _capacities(plan))
+    """Checks a plan, in time proportional to its size.
 
-
-def _check_values(plan: Plan, program: GroupProgram) -> Iterator[str]:
+    Raises ``PlanError`` with every fault in how the plan is put together; if there are none, with every fault
+    in what groups hold and send; if there are none, with those for which groups or messages would wait.
+    """
     executables = {e.name: e for e in plan.executables}
-    alive = set(plan.resident(program.mpmd_idx))
-    gone: dict[Name, str] = {}
-    kept = {leaf.name for leaf in plan.inputs if leaf.name and not leaf.donated}
-    kept |= {leaf.name for leaf in plan.constants}
-
-    def faults_of_reading(names, where) -> Iterator[str]:
-        for name in names:
-            if name not in alive:
-                yield f"{where} uses {name}, which {gone.get(name, 'is never defined')}"
-
-    def faults_of_defining(names, where) -> Iterator[str]:
-        for name in names:
-            if name in alive or name in gone:
-                yield f"{where} defines {name} again"
-        alive.update(names)
-
-    for position, instruction in enumerate(program.instructions):
-        where = f"group {program.mpmd_idx}, instruction {position} ({_short(instruction)})"
-        match instruction:
-            case Run(_, name, inputs, outputs):
-                yield from faults_of_reading(inputs, where)
-                executable = executables.get(name)
-                if executable is None:
-                    yield f"{where} runs {name}, which does not exist"
-                    continue
-                if (len(executable.inputs), len(executable.outputs)) != (len(inputs), len(outputs)):
-                    yield f"{where} does not have the numbers of inputs and outputs of {name}"
-                    continue
-                for i in executable.donated:
-                    if inputs[i] in kept:
-                        yield f"{where} donates {inputs[i]}, which the caller keeps"
-                    if inputs.count(inputs[i]) > 1:
-                        yield f"{where} donates {inputs[i]} and reads it as another input too"
-                    alive.discard(inputs[i])
-                    gone[inputs[i]] = f"was donated in instruction {position}"
-                yield from faults_of_defining(outputs, where)
-            case Send(values):
-                yield from faults_of_reading(values, where)
-            case Recv(values):
-                yield from faults_of_defining(values, where)
-            case Free(values):
-                yield from faults_of_reading(values, where)
-                alive.difference_update(values)
-                gone.update(dict.fromkeys(values, f"was freed in instruction {position}"))
-    for leaf in plan.outputs:
-        if program.mpmd_idx in leaf.mpmd_idxs and leaf.name not in alive:
-            yield (
-                f"group {program.mpmd_idx} lacks the result {leaf.path} ({leaf.name}), which "
-                f"{gone.get(leaf.name, 'is never defined')}"
-            )
+    _raise([*_check_leaves(plan), *_check_executables(plan), *_check_references(plan, executables)])
+    avals, faults = _avals(plan, executables)
+    messages = _Messages.of(plan)
+    holdings = [follow(plan, program, executables, avals) for program in plan.programs]
+    _raise([*faults, *(fault for group in holdings for fault in group.faults), *messages.faults()])
+    order = meeting_order(plan)
+    _raise(_check_progress(plan, order))
+    carried = channels(plan, order)
+    _raise([f"edge {a} -> {b}, message {tag}: nothing of it is read" for (a, b), tag in carried.unread])
+    return Verified(
+        tuple(group.peak_bytes for group in holdings),
+        tuple(group.peak_values for group in holdings),
+        messages.nbytes(avals),
+        carried.capacities,
+    )
 
 
-def _short(instruction: Run | Send | Recv | Free) -> str:
-    return instruction.label if isinstance(instruction, Run) else str(instruction).split(" = ")[-1][:60]
+def _raise(faults: Iterable[str]) -> None:
+    if faults := tuple(faults):
+        raise PlanError("\n  ".join(["the plan cannot run:", *faults]))
 
 
-def _check_edges(plan: Plan) -> Iterator[str]:
-    sends: dict[Edge, list] = collections.defaultdict(list)
-    receives: dict[Edge, list] = collections.defaultdict(list)
+def _check_leaves(plan: Plan) -> Iterator[str]:
+    leaves: tuple[InputLeaf | ConstantLeaf | OutputLeaf, ...] = (*_residents(plan), *plan.outputs)
+    for leaf in leaves:
+        if not set(leaf.mpmd_idxs) <= set(range(len(plan.programs))):
+            yield f"{leaf.name} is on groups {leaf.mpmd_idxs}, of which not all exist"
+    names = collections.Counter(leaf.name for leaf in _residents(plan) if leaf.name)
+    yield from (
+        f"{count} inputs or constants are called {name}" for name, count in names.items() if count > 1
+    )
+    yield from (f"no group has the result {leaf.path}" for leaf in plan.outputs if not leaf.mpmd_idxs)
+
+
+def _residents(plan: Plan) -> tuple[InputLeaf | ConstantLeaf, ...]:
+    return *plan.inputs, *plan.constants
+
+
+def _check_executables(plan: Plan) -> Iterator[str]:
+    names = collections.Counter(e.name for e in plan.executables)
+    yield from (f"{count} executables are called {name}" for name, count in names.items() if count > 1)
+    for e in plan.executables:
+        if (len(e.in_specs), len(e.out_specs)) != (len(e.inputs), len(e.outputs)):
+            yield f"{e.name} does not have a spec for each of its inputs and outputs"
+        if len(set(e.donated)) < len(e.donated) or not set(e.donated) <= set(range(len(e.inputs))):
+            yield f"{e.name} donates {e.donated} of {len(e.inputs)} inputs"
+            continue
+        takers = collections.Counter(e.outputs)
+        takers.subtract(e.inputs[i] for i in e.donated)
+        for aval in (aval for aval, count in takers.items() if count < 0):
+            yield f"{e.name} donates more inputs of {aval} than it has outputs to take them over"
+
+
+def _check_references(plan: Plan, executables: Mapping[str, Executable]) -> Iterator[str]:
+    """What programs refer to: executables, and one another."""
+    groups = range(len(plan.programs))
+    for mpmd_idx, program in enumerate(plan.programs):
+        if program.mpmd_idx != mpmd_idx:
+            yield f"the program at {mpmd_idx} is that of group {program.mpmd_idx}"
+        for position, instruction in enumerate(program.instructions):
+            if isinstance(instruction, Run):
+                fault = _misfit(instruction, executables.get(instruction.executable))
+            elif isinstance(instruction, (Send, Recv)):
+                peer = instruction.dst if isinstance(instruction, Send) else instruction.src
+                fault = "" if peer in groups and peer != mpmd_idx else "has no other group at its other end"
+            else:
+                continue
+            if fault:
+                yield f"{_at(plan, mpmd_idx, position)} {fault}"
+
+
+def _misfit(run: Run, executable: Executable | None) -> str:
+    if executable is None:
+        return f"runs {run.executable}, which does not exist"
+    if (len(run.inputs), len(run.outputs)) != (len(executable.inputs), len(executable.outputs)):
+        return f"does not have the numbers of inputs and outputs of {run.executable}"
+    return ""
+
+
+def _at(plan: Plan, group: int, position: int) -> str:
+    instruction = str(plan.programs[group].instructions[position])[:80]
+    return f"group {group}, instruction {position} ({instruction})"
+
+
+def _avals(plan: Plan, executables: Mapping[str, Executable]) -> tuple[dict[Name, Aval], list[str]]:
+    """The shape and dtype of every value, and where a value is said to have others."""
+    avals = {leaf.name: leaf.aval for leaf in _residents(plan) if leaf.name}
+    faults = []
     for program in plan.programs:
         for instruction in program.instructions:
-            if isinstance(instruction, Send):
-                message = (instruction.tag, instruction.values)
-                sends[program.mpmd_idx, instruction.dst].append(message)
-            elif isinstance(instruction, Recv):
-                message = (instruction.tag, instruction.values)
-                receives[instruction.src, program.mpmd_idx].append(message)
-    for edge in sorted({*sends, *receives}):
-        sent, received = sends[edge], receives[edge]
-        if not 0 <= edge[1] < len(plan.programs) or edge[0] == edge[1]:
-            yield f"edge {edge[0]} -> {edge[1]} leads to no other group"
-        for i in range(max(len(sent), len(received))):
-            left = sent[i] if i < len(sent) else "nothing"
-            right = received[i] if i < len(received) else "nothing"
-            if left != right:
-                yield f"edge {edge[0]} -> {edge[1]}, message {i}: sends {left}, receives {right}"
-                break
-        tags = [tag for tag, _ in sent]
-        if tags != sorted(set(tags)):
-            yield f"edge {edge[0]} -> {edge[1]}: tags do not ascend"
+            if isinstance(instruction, Run):
+                outputs = executables[instruction.executable].outputs
+                for name, aval in zip(instruction.outputs, outputs, strict=True):
+                    if (known := avals.setdefault(name, aval)) != aval:
+                        where = f"group {program.mpmd_idx}, {instruction.label}"
+                        faults.append(f"{where}: makes {name} as {aval}, which elsewhere is {known}")
+    for leaf in plan.outputs:
+        if (known := avals.get(leaf.name, leaf.aval)) != leaf.aval:
+            faults.append(f"the result {leaf.path} is to be {leaf.aval}, but {leaf.name} is {known}")
+    return avals, faults
 
 
-def _check_progress(plan: Plan) -> Iterator[str]:
-    """Runs the programs with sends and receives that have to meet, and reports a circle of waits."""
-    positions = [0] * len(plan.programs)
+@dataclasses.dataclass(frozen=True)
+class _Messages:
+    """What is sent over each edge and what is received, in the order of the programs."""
 
-    def current(group: int):
-        instructions = plan.programs[group].instructions
-        return instructions[positions[group]] if positions[group] < len(instructions) else None
+    sends: Mapping[Edge, list[Send]]
+    receives: Mapping[Edge, list[Recv]]
 
-    ready = list(range(len(plan.programs)))
-    while ready:
-        group = ready.pop()
-        while (instruction := current(group)) is not None:
-            if isinstance(instruction, (Send, Recv)):
-                peer = instruction.dst if isinstance(instruction, Send) else instruction.src
-                other = current(peer)
-                if not _meet(group, instruction, peer, other):
-                    break
-                positions[peer] += 1
-                ready.append(peer)
-            positions[group] += 1
-    stuck = [group for group in range(len(plan.programs)) if current(group) is not None]
-    if stuck:
-        waits = "; ".join(f"group {group} at {str(current(group))[:80]}" for group in stuck)
-        yield f"the groups wait for one another when sends and receives have to meet: {waits}"
-
-
-def _meet(group: int, instruction: Send | Recv, peer: int, other) -> bool:
-    if isinstance(instruction, Send):
-        return isinstance(other, Recv) and (other.src, other.tag) == (group, instruction.tag)
-    return isinstance(other, Send) and (other.dst, other.tag) == (group, instruction.tag)
-
-
-def _peak_bytes(plan: Plan, program: GroupProgram, avals: Mapping[Name, Aval]) -> int:
-    executables = {e.name: e for e in plan.executables}
-    held = dict(plan.resident(program.mpmd_idx))
-    live = peak = sum(aval.nbytes for aval in held.values())
-    for instruction in program.instructions:
-        match instruction:
-            case Run(_, name, inputs, outputs):
-                taken = [inputs[i] for i in executables[name].donated]
-                live -= sum(avals[n].nbytes for n in taken)
-                live += sum(avals[n].nbytes for n in outputs)
-            case Recv(values):
-                live += sum(avals[n].nbytes for n in values)
-            case Free(values):
-                live -= sum(avals[n].nbytes for n in values)
-        peak = max(peak, live)
-    return peak
-
-
-def _capacities(plan: Plan) -> dict[Edge, int]:
-    """Runs the programs with senders as far ahead as data allows and receivers that take what they use."""
-    positions = [0] * len(plan.programs)
-    in_flight: collections.Counter[Edge] = collections.Counter()
-    sent: set[tuple[int, int, int]] = set()
-    most: dict[Edge, int] = {}
-    posted: list[dict[Name, tuple[int, int]]] = [{} for _ in plan.programs]
-    moved = True
-    while moved:
-        moved = False
-        for group, program in enumerate(plan.programs):
-            while positions[group] < len(program.instructions):
-                instruction = program.instructions[positions[group]]
+    @staticmethod
+    def of(plan: Plan) -> _Messages:
+        messages = _Messages(collections.defaultdict(list), collections.defaultdict(list))
+        for program in plan.programs:
+            for instruction in program.instructions:
                 if isinstance(instruction, Send):
-                    edge = (group, instruction.dst)
-                    in_flight[edge] += 1
-                    most[edge] = max(most.get(edge, 0), in_flight[edge])
-                    sent.add((*edge, instruction.tag))
+                    messages.sends[program.mpmd_idx, instruction.dst].append(instruction)
                 elif isinstance(instruction, Recv):
-                    key = (instruction.src, instruction.tag)
-                    posted[group].update(dict.fromkeys(instruction.values, key))
-                names = getattr(instruction, "inputs", ()) or (
-                    instruction.values if isinstance(instruction, Send) else ()
-                )
-                waits = {posted[group][n] for n in names if n in posted[group]}
-                if any((src, group, tag) not in sent for src, tag in waits):
-                    if isinstance(instruction, Send):
-                        in_flight[group, instruction.dst] -= 1
-                        sent.discard((group, instruction.dst, instruction.tag))
+                    messages.receives[instruction.src, program.mpmd_idx].append(instruction)
+        return messages
+
+    def faults(self) -> Iterator[str]:
+        for edge in sorted({*self.sends, *self.receives}):
+            pairs = itertools.zip_longest(self.sends[edge], self.receives[edge])
+            for i, (sent, received) in enumerate(pairs):
+                if not (sent and received and (sent.tag, sent.values) == (received.tag, received.values)):
+                    left, right = sent or "nothing", received or "nothing"
+                    yield f"edge {edge[0]} -> {edge[1]}, message {i}: {left}, but {right}"
                     break
-                for src, tag in waits:
-                    in_flight[src, group] -= 1
-                    posted[group] = {n: k for n, k in posted[group].items() if k != (src, tag)}
-                positions[group] += 1
-                moved = True
-    return most
+            tags = [send.tag for send in self.sends[edge]]
+            if any(tag >= after for tag, after in itertools.pairwise(tags)):
+                yield f"edge {edge[0]} -> {edge[1]}: tags do not ascend"
+
+    def nbytes(self, avals: Mapping[Name, Aval]) -> dict[Edge, int]:
+        """The bytes sent over each edge."""
+        return {
+            edge: sum(avals[name].nbytes for send in sends for name in send.values)
+            for edge, sends in self.sends.items()
+            if sends
+        }
+
+
+def _check_progress(plan: Plan, order: Sequence[int]) -> Iterator[str]:
+    ran = collections.Counter(order)
+    stuck = [p.mpmd_idx for p in plan.programs if ran[p.mpmd_idx] < len(p.instructions)]
+    if stuck:
+        waits = "; ".join(_at(plan, group, ran[group]) for group in stuck)
+        yield f"the groups wait for one another when sends and receives have to meet: {waits}"

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Self
 
 from mpmd.ir import Cell
 from mpmd.schedules.base import Schedule
@@ -46,7 +47,11 @@ class CustomSchedule(Schedule):
         check_schedule(lists, self.num_stages, self.num_microbatches)
 
     @classmethod
-    def from_text(cls, text: str) -> CustomSchedule:
+    def of_size(cls, num_stages: int, mpmd_dim: int) -> Self:
+        raise ValueError(f"{cls.__name__} has the size of its lists; make one of lists of that size")
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
         """Reads the lists in any form that ``mpmd.schedules.text`` describes.
 
         Raises ``ValueError`` with the line and column of everything that is no cell.
@@ -54,7 +59,7 @@ class CustomSchedule(Schedule):
         return cls(from_text(text))
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> CustomSchedule:
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """Reads the lists from a file, as ``from_text`` does."""
         return cls.from_text(pathlib.Path(path).read_text(encoding="utf-8"))
 

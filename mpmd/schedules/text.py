@@ -11,8 +11,9 @@ The grammar, one row per group::
     letter  ::= "F" | "B" | "A" | "I" | "W"
 
 ``F`` is a ``fwd``, ``B`` a ``bwd``, ``W`` a ``bwdW``, and both ``A`` (here) and ``I`` (in PyTorch) are a
-``bwdA``. Without a stage, a task belongs to the stage that has its group's number. A row may begin with the
-number of its group; blank rows are no groups, and a group without tasks is a row with an idle cell.
+``bwdA``. Without a stage, a task belongs to the stage that has its group's number; grids are printed so where
+each group runs that stage alone. A row may begin with the number of its group; blank rows are no groups, and
+a group without tasks is a row with an idle cell.
 """
 
 from __future__ import annotations
@@ -71,8 +72,7 @@ def _action(cell: Cell) -> str:
 def from_text(text: str) -> list[list[Cell]]:
     """Reads lists of tasks in any of the forms above; each cell tells its own.
 
-    Whether the lists can run is for ``check_schedule`` to say. The text grid of a schedule that has one stage
-    per group leaves the stages out: there group ``i`` is taken to run stage ``i``.
+    Whether the lists can run is for ``check_schedule`` to say.
 
     Raises ``ValueError`` with the line and column of everything that is no cell.
     """

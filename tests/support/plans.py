@@ -28,7 +28,7 @@ EXECUTABLES = (
 
 
 def pipeline_plan(schedule: Schedule, num_microbatches: int) -> Plan:
-    """A step in which each stage has a weight, turns ``h<s>@<m>`` into ``h<s+1>@<m>``, and backwards ``d<s>``.
+    """A step in which each stage has a weight, turns ``h<s>@<m>`` into ``h<s+1>@<m>``, and ``d<s+1>`` back.
 
     The last stage's backward takes its activation for a gradient; the weights are donated and returned.
     """

@@ -1,4 +1,4 @@
-"""Lists of tasks that cannot run: every fault is named, and its cells are marked in a picture of the lists."""
+"""Lists of tasks that cannot run: every fault is named, and its cells are marked in a grid of the lists."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def test_of_a_large_schedule_only_the_neighbourhood_of_the_faults_is_shown():
         "  [1] missing: fwd_7__3, bwd_40__3\n"
         "  [2] more than once: fwd_7__9 (group 7), fwd_7__9 (group 7)\n"
         "\n"
-        "     7  (1)     F1      F2      F9[2]   F4      F5      (1)     F7      F8      F9[2]   F10     F11   "
-        "  (1012)\n"
+        "     7  (1)     F1      F2      F9[2]   F4      F5      (1)     "
+        "F7      F8      F9[2]   F10     F11     (1012)\n"
         "    and 63 more groups, none of them with marks"
     )
 

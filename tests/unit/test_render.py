@@ -1,16 +1,16 @@
-"""Pictures of schedules and of measured steps."""
+"""Schedules as text, and steps as traces and as the data of pictures."""
 
 from __future__ import annotations
 
 import json
-import re
-import sys
 
 import pytest
 
 from mpmd.ir import Cell, FusedTask, Task
-from mpmd.render import chrome_trace, schedule_grid, timeline_png
-from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B
+from mpmd.render import chrome_trace, schedule_grid
+from mpmd.render.chart import Chart
+from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B, from_text
+from mpmd.simulate import Costs, Link, simulate
 from mpmd.timeline import Event
 
 EVENTS = [
@@ -47,6 +47,12 @@ def test_a_schedule_as_text(schedule):
     assert schedule_grid(schedule.tasks(2)) == GRIDS[schedule].strip()
 
 
+@pytest.mark.parametrize("schedule", GRIDS)
+def test_the_text_reads_back(schedule):
+    tasks = schedule.tasks(2)
+    assert from_text(schedule_grid(tasks)) == tasks
+
+
 def test_split_backwards_and_wide_numbers_as_text() -> None:
     group: list[Cell] = [
         FusedTask((Task("fwd", 0, 9), Task("bwdA", 0, 9))),
@@ -54,6 +60,29 @@ def test_split_backwards_and_wide_numbers_as_text() -> None:
         Task("fwd", 0, 10),
     ]
     assert schedule_grid([group]) == "0  F9 +A9  W9  F10"
+
+
+def test_columns_are_as_fine_as_the_times() -> None:
+    costs = Costs(link=Link(latency=0.5))
+    assert schedule_grid(Std1F1B(2).tasks(1), costs) == (
+        "0  F0- . . . . . . . . B0-----\n"
+        "1  . . . F0- B0----- . . . . ."
+    )  # fmt: skip
+    thirds = Costs({"fwd": 1.0, "bwd": 5 / 3})
+    assert schedule_grid(Std1F1B(1).tasks(1), thirds) == "0  F0--- B0-------"
+
+
+def test_times_without_a_common_unit_are_rounded_and_tasks_that_take_no_time_left_out():
+    lists = from_text("F0 A0 W0\nF0 A0 W0")
+    assert schedule_grid(lists, Costs({"fwd": 1.0, "bwdA": 2.013, "bwdW": 0.0})) == (
+        "0  F0 .  .  .  A0---\n"
+        "1  .  F0 A0--- .  ."
+    )  # fmt: skip
+
+
+def test_stages_are_named_where_they_are_not_the_groups():
+    lists = from_text("1F0 1B0\n0F0 0B0")
+    assert schedule_grid(lists) == "0  .   1F0 1B0---- .   .\n1  0F0 .   .   .   0B0----"
 
 
 def test_a_schedule_that_gets_stuck_is_an_error():
@@ -65,12 +94,15 @@ def test_an_empty_schedule_is_empty_text():
     assert schedule_grid([]) == ""
 
 
+def slices(trace):
+    return [entry for entry in trace["traceEvents"] if entry["ph"] == "X"]
+
+
 def test_a_trace_has_a_row_per_group_in_microseconds():
     trace = json.loads(json.dumps(chrome_trace(EVENTS)))
     names = [entry for entry in trace["traceEvents"] if entry["name"] == "thread_name"]
     assert [(entry["tid"], entry["args"]["name"]) for entry in names] == [(0, "group 0"), (1, "group 1")]
-    slices = [entry for entry in trace["traceEvents"] if entry["ph"] == "X"]
-    rows = [(e["tid"], e["name"], e["cat"], round(e["ts"]), round(e["dur"])) for e in slices]
+    rows = [(e["tid"], e["name"], e["cat"], round(e["ts"]), round(e["dur"])) for e in slices(trace)]
     assert rows == [
         (0, "fwd_0__0", "fwd", 0, 1000),
         (0, "wait for group 1", "other", 1000, 3000),
@@ -78,59 +110,52 @@ def test_a_trace_has_a_row_per_group_in_microseconds():
         (0, "after_0", "other", 6000, 3000),
         (1, "FusedTask(fwd_1__0, bwd_1__0)", "fwd+bwd", 1000, 3000),
     ]
-    assert slices[2]["args"] == {"stage": 0, "microbatch": 0}
+    assert slices(trace)[2]["args"] == {"stage": 0, "microbatch": 0}
 
 
 def test_a_trace_of_nothing_is_empty():
     assert chrome_trace([])["traceEvents"] == []
 
 
-def test_a_timeline_is_written_as_png(tmp_path):
-    pytest.importorskip("matplotlib")
-    timeline_png(EVENTS, tmp_path / "step.png")
-    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+def test_a_trace_of_a_simulation_says_why_groups_are_idle_and_what_they_hold():
+    trace = chrome_trace(simulate(Std1F1B(2).tasks(1)))
+    seconds = [(e["tid"], e["name"], e["cat"], e["ts"] / 1e6, e["dur"] / 1e6) for e in slices(trace)]
+    assert seconds == [
+        (0, "fwd_0__0", "fwd", 0, 1),
+        (0, "waits for bwd_1__0 of group 1", "idle", 1, 3),
+        (0, "bwd_0__0", "bwd", 4, 2),
+        (1, "waits for its first input, fwd_0__0 of group 0", "idle", 0, 1),
+        (1, "fwd_1__0", "fwd", 1, 1),
+        (1, "bwd_1__0", "bwd", 2, 2),
+        (1, "nothing left to do", "idle", 4, 2),
+    ]
+    counters = [entry for entry in trace["traceEvents"] if entry["ph"] == "C"]
+    of_group_1 = [(e["ts"] / 1e6, e["args"]["held"]) for e in counters if e["name"] == "memory of group 1"]
+    assert of_group_1 == [(0, 0), (1, 1), (4, 0)]
 
 
-def test_a_timeline_says_what_it_shows(tmp_path):
-    texts = drawn_texts(EVENTS, tmp_path / "step.svg", title="A step")
-    assert {"A step", "2 groups, 2 stages, 9 ms, 50% idle", "group 0", "group 1"} <= set(texts)
-    assert {"67%", "33%"} <= set(texts)
-    assert {"stage 0", "stage 1", "forward", "backward", "outside the loop", "waiting", "idle"} <= set(texts)
-    assert "after_0" in texts
-    assert "wait for group 1" not in texts
+def test_a_chart_divides_fused_tasks_by_what_their_kinds_take():
+    events = [
+        Event(0, "fwd_0__0", 0.0, 1.0),
+        Event(0, "bwd_0__0", 1.0, 4.0),
+        Event(1, "FusedTask(fwd_0__1, bwd_0__1)", 0.0, 2.0),
+    ]
+    chart = Chart.of(events)
+    assert [(str(box.task), box.start, box.end) for box in chart.boxes if box.lane == 1] == [
+        ("fwd_0__1", 0.0, 0.5),
+        ("bwd_0__1", 0.5, 2.0),
+    ]
+    assert chart.fused == [(1, 0.0, 2.0)]
 
 
-def test_a_timeline_of_split_backwards_names_both_halves(tmp_path):
-    events = [Event(0, f"{kind}_0__0", i, i + 1) for i, kind in enumerate(("fwd", "bwdA", "bwdW"))]
-    texts = drawn_texts(events, tmp_path / "step.svg")
-    assert {
-        "backward, input gradient",
-        "backward, weight gradient",
-        "1 groups, 1 stages, 3 s, 0% idle",
-    } <= set(texts)
+def test_a_chart_measures_memory_in_microbatches_of_a_whole_group():
+    one, two = simulate(Std1F1B(2).tasks(4)), simulate(Interleaved1F1B(4, 2).tasks(4))
+    assert Chart.of(one).peaks == list(one.peaks) == [2, 1]
+    assert Chart.of(two).peaks == [peak / 2 for peak in two.peaks] == [2.5, 1.5]
 
 
-def test_numbers_that_do_not_fit_are_left_out(tmp_path):
-    events = [Event(0, "fwd_0__777", 0.0, 1e-6), Event(0, "bwd_0__888", 1e-6, 1.0)]
-    texts = drawn_texts(events, tmp_path / "step.svg")
-    assert "888" in texts
-    assert "777" not in texts
-
-
-def drawn_texts(events, path, **options):
-    matplotlib = pytest.importorskip("matplotlib")
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        timeline_png(events, path, **options)
-    return re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())
-
-
-def test_a_timeline_of_nothing_is_an_error(tmp_path):
-    pytest.importorskip("matplotlib")
-    with pytest.raises(ValueError, match="no events to draw"):
-        timeline_png([], tmp_path / "step.png")
-
-
-def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install 'mpmd\[plot\]'"):
-        timeline_png(EVENTS, tmp_path / "step.png")
+def test_a_chart_of_measured_events_starts_with_the_first_and_does_not_count_waiting_as_work():
+    chart = Chart.of(EVENTS)
+    assert (chart.groups, round(chart.makespan, 6), chart.memory) == ((0, 1), 0.009, ())
+    assert [round(busy, 6) for busy in chart.busy] == [round(6 / 9, 6), round(3 / 9, 6)]
+    assert chart.time(chart.makespan) == "9 ms"

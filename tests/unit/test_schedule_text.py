@@ -13,12 +13,14 @@ import mpmd
 from mpmd.ir import Cell, FusedTask, Task
 from mpmd.render import schedule_grid
 from mpmd.schedules import (
+    FAMILIES,
     CustomSchedule,
-    Eager1F1B,
+    ForwardOnly,
     GPipe,
     Interleaved1F1B,
     ScheduleError,
     Std1F1B,
+    build,
     check_schedule,
     from_text,
     to_text,
@@ -28,7 +30,12 @@ kinds = st.sampled_from(["fwd", "bwd", "bwdA", "bwdW"])
 tasks = st.builds(Task, kinds, st.integers(0, 99), st.integers(0, 999))
 fused_tasks = st.builds(FusedTask, st.lists(tasks, min_size=2, max_size=4).map(tuple))
 lists = st.lists(st.lists(tasks | fused_tasks, max_size=6), min_size=1, max_size=5)
-schedules = [GPipe(3), Std1F1B(4), Eager1F1B(2), Eager1F1B(1), Interleaved1F1B(8, 4), Interleaved1F1B(6, 2)]
+schedules = [
+    *(build(name, 3) for name in FAMILIES),
+    Interleaved1F1B(6, 2),
+    Std1F1B(1),
+    ForwardOnly(2, 2, placement=(1, 0)),
+]
 
 
 @settings(deadline=None)
@@ -42,6 +49,7 @@ def test_what_is_written_reads_back(written, form):
 def test_the_printed_grid_reads_back(schedule, num_microbatches):
     written = schedule.tasks(num_microbatches)
     assert from_text(schedule_grid(written)) == written
+    assert from_text(to_text(written, "csv")) == written
 
 
 def test_a_grid_with_split_backwards_and_wide_numbers_reads_back() -> None:
@@ -165,6 +173,11 @@ def test_another_number_of_microbatches_is_an_error():
 def test_lists_that_cannot_run_are_refused(text):
     with pytest.raises(ScheduleError, match="the schedule cannot run"):
         CustomSchedule.from_text(text)
+
+
+def test_the_size_of_a_schedule_of_lists_is_theirs():
+    with pytest.raises(ValueError, match="CustomSchedule has the size of its lists"):
+        CustomSchedule.of_size(2, 2)
 
 
 def test_no_groups_are_refused():

@@ -1,0 +1,137 @@
+"""Follows what a group holds from instruction to instruction: faults on the way, and the most at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from mpmd.ir import Aval, Executable, Free, GroupProgram, Instruction, Name, OutputLeaf, Plan, Recv, Run, Send
+
+
+@dataclasses.dataclass(frozen=True)
+class Holdings:
+    """What came out for a group; ``peak_bytes`` and ``peak_values`` are the most it holds at once."""
+
+    faults: tuple[str, ...]
+    peak_bytes: int
+    peak_values: int
+
+
+def follow(
+    plan: Plan,
+    program: GroupProgram,
+    executables: Mapping[str, Executable],
+    avals: Mapping[Name, Aval],
+) -> Holdings:
+    """Follows one group's program from the values it holds before the step to those it holds after.
+
+    Every value is defined once, before its use, and is what its readers were compiled for. Only values that
+    the step may give up are freed or donated, the latter only if they are no other input of the same run and
+    in no message, which might still be under way; afterwards they are not used. At the end the step's results
+    are there, and nothing else but what the caller keeps.
+
+    Args:
+      executables: those of the plan, by name.
+      avals: the shape and dtype of every value of the plan.
+    """
+    group = _Group(plan, program, executables, avals)
+    for position, instruction in enumerate(program.instructions):
+        group.step(position, instruction)
+    group.end([leaf for leaf in plan.outputs if program.mpmd_idx in leaf.mpmd_idxs])
+    return Holdings(tuple(group.faults), group.peak_bytes, group.peak_values)
+
+
+class _Group:
+    def __init__(
+        self,
+        plan: Plan,
+        program: GroupProgram,
+        executables: Mapping[str, Executable],
+        avals: Mapping[Name, Aval],
+    ):
+        self.faults: list[str] = []
+        self._mpmd_idx = program.mpmd_idx
+        self._executables = executables
+        self._avals = avals
+        self._held = plan.resident(program.mpmd_idx)
+        given_up = {leaf.name for leaf in plan.inputs if leaf.donated}
+        self._kept = {name for name in self._held if name not in given_up}
+        self._gone: dict[Name, str] = {}
+        self._sent: dict[Name, int] = {}
+        self._bytes = self.peak_bytes = sum(aval.nbytes for aval in self._held.values())
+        self.peak_values = len(self._held)
+
+    def step(self, position: int, instruction: Instruction) -> None:
+        self._position, self._instruction = position, instruction
+        match instruction:
+            case Run():
+                self._run(instruction, self._executables[instruction.executable])
+            case Send(values=values):
+                for name in values:
+                    self._read(name)
+                    self._sent[name] = position
+            case Recv(values=values):
+                for name in values:
+                    self._define(name)
+            case Free(values=values):
+                for name in values:
+                    self._read(name)
+                    self._give_up(name, "freed")
+        if self._bytes > self.peak_bytes:
+            self.peak_bytes = self._bytes
+        if len(self._held) > self.peak_values:
+            self.peak_values = len(self._held)
+
+    def end(self, results: Sequence[OutputLeaf]) -> None:
+        """Checks what is left after the last instruction."""
+        where = f"group {self._mpmd_idx}"
+        for leaf in results:
+            if leaf.name not in self._held:
+                name = f"{leaf.path} ({leaf.name})"
+                self.faults.append(f"{where} lacks the result {name}, which {self._why_not(leaf.name)}")
+        needed = self._kept | {leaf.name for leaf in results}
+        for name in (name for name in self._held if name not in needed):
+            self.faults.append(f"{where} holds {name} to the end, where nothing needs it")
+
+    def _run(self, run: Run, executable: Executable) -> None:
+        for name, aval in zip(run.inputs, executable.inputs, strict=True):
+            found = self._read(name)
+            if found is not None and found != aval:
+                self._fault(f"reads {name} as {aval}, but it is {found}")
+        for i in executable.donated:
+            name = run.inputs[i]
+            if run.inputs.count(name) > 1:
+                self._fault(f"donates {name} and reads it as another input too")
+            if name in self._sent:
+                sent = f"instruction {self._sent[name]} sends and the message may still need"
+                self._fault(f"donates {name}, which {sent}")
+            self._give_up(name, "donated")
+        for name in run.outputs:
+            self._define(name)
+
+    def _read(self, name: Name) -> Aval | None:
+        held = self._held.get(name)
+        if held is None:
+            self._fault(f"uses {name}, which {self._why_not(name)}")
+        return held
+
+    def _define(self, name: Name) -> None:
+        if name in self._held or name in self._gone:
+            self._fault(f"defines {name} again")
+        elif name in self._avals:
+            aval = self._held[name] = self._avals[name]
+            self._bytes += aval.nbytes
+
+    def _give_up(self, name: Name, how: str) -> None:
+        if name in self._kept:
+            self._fault(f"{name} is {how}, but the caller keeps it")
+        if name in self._held:
+            self._bytes -= self._held.pop(name).nbytes
+            self._gone[name] = f"was {how} in instruction {self._position}"
+
+    def _why_not(self, name: Name) -> str:
+        return self._gone.get(name, "is not defined before")
+
+    def _fault(self, what: str) -> None:
+        text = self._instruction.label if isinstance(self._instruction, Run) else str(self._instruction)[:60]
+        self.faults.append(f"group {self._mpmd_idx}, instruction {self._position} ({text}) {what}")

@@ -1,0 +1,69 @@
+"""Schedules as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from mpmd.ir import Cell, Task
+from mpmd.render.chart import Chart
+from mpmd.schedules.text import short_text
+from mpmd.simulate import Costs, simulate
+
+
+def schedule_grid(tasks: Sequence[Sequence[Cell]], costs: Costs | None = None) -> str:
+    """The lists of tasks as a text grid: one row per group, one column per unit of time.
+
+    A forward (``F``) takes one unit, a backward (``B``) two, its halves ``bwdA`` and ``bwdW`` (``A``, ``W``)
+    one each, unless ``costs`` say otherwise; the number is the microbatch. A stage comes before the letter
+    where groups have another than the one with their number, ``+`` joins fused tasks, which run one after
+    another, and ``.`` is idle::
+
+        0  F0 F1 .  .  B0--- B1---
+        1  .  F0+B0--- F1+B1--- .
+
+    Times that are no multiples of a common unit are rounded; a task that takes no time is not shown.
+
+    Raises ``ValueError`` when the groups get stuck.
+    """
+    if not any(tasks):
+        return ""
+    chart = Chart.of(simulate(tasks, costs))
+    unit = _unit(chart)
+    spans = {box: (_column(box.start, unit), _column(box.end, unit)) for box in chart.boxes}
+    spans = {box: (start, end) for box, (start, end) in spans.items() if end > start}
+    with_stage = any(task.stage != mpmd_idx for mpmd_idx, task in _members(tasks))
+    texts = {box: short_text(box.task, with_stage) for box in spans if box.task}
+    width = max((math.ceil((len(text) + 1) / _length(spans[box])) for box, text in texts.items()), default=1)
+    width = max(width, 2)
+    joined = {task for cells in tasks for cell in cells for task in cell.tasks[:-1]}
+    lanes = [[".".ljust(width)] * _column(chart.makespan, unit) for _ in tasks]
+    for box, text in texts.items():
+        start, end = spans[box]
+        text = text.ljust((end - start) * width - 1, "-" if end - start > 1 else " ")
+        lanes[box.lane][start:end] = [text + ("+" if box.task in joined else " "), *[""] * (end - start - 1)]
+    label_width = len(str(len(tasks) - 1))
+    rows = (f"{mpmd_idx:>{label_width}}  {''.join(lane)}".rstrip() for mpmd_idx, lane in enumerate(lanes))
+    return "\n".join(rows)
+
+
+def _members(tasks: Sequence[Sequence[Cell]]) -> Iterator[tuple[int, Task]]:
+    return ((i, task) for i, cells in enumerate(tasks) for cell in cells for task in cell.tasks)
+
+
+def _length(span: tuple[int, int]) -> int:
+    return span[1] - span[0]
+
+
+def _column(time: float, unit: float) -> int:
+    return math.floor(time / unit + 0.5)
+
+
+def _unit(chart: Chart) -> float:
+    """The largest part of the shortest task that all times are multiples of; if there is none, all of it."""
+    shortest = min((box.end - box.start for box in chart.boxes if box.end > box.start), default=1.0)
+    times = {time / shortest for box in chart.boxes for time in (box.start, box.end)}
+    for parts in range(1, 11):
+        if all(abs(time * parts - round(time * parts)) < 1e-6 for time in times):
+            return shortest / parts
+    return shortest

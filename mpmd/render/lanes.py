@@ -1,0 +1,240 @@
+"""Draws a chart into axes whose x is the time and whose y counts the lanes downwards."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpmd.ir import TaskKind
+from mpmd.render.chart import Box, Chart
+from mpmd.render.style import (
+    FAINT,
+    FUSED,
+    INK,
+    KINDS,
+    LANE,
+    MEMORY,
+    MEMORY_EDGE,
+    OTHER,
+    RULE,
+    WAITING,
+    Colour,
+    colour_of,
+    oklch,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SMALLEST, LARGEST = 5.0, 9.0
+"""Font sizes of microbatches' numbers, in points."""
+
+SAMPLES = 1000
+"""How many times are drawn of the memory of thin lanes."""
+
+Points = list[tuple[float, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large a chart is on paper, in points: a unit of its time, a lane, and its shortest task."""
+
+    time: float
+    lane: float
+    shortest: float
+
+    @staticmethod
+    def of(chart: Chart, width: float, height: float) -> Scale:
+        """The scale of lanes that are so many inches wide, and all together so many high."""
+        time = width * 72 / chart.makespan
+        shortest = min((box.end - box.start for box in chart.boxes if box.task), default=0.0)
+        return Scale(time, height * 72 / len(chart.groups), shortest * time)
+
+    @property
+    def thick(self) -> bool:
+        """Whether lanes have room for lines and numbers."""
+        return self.lane >= 12
+
+    @property
+    def hatched(self) -> bool:
+        """Whether a pattern within a task can be seen."""
+        return self.thick and self.shortest >= 9
+
+    @property
+    def half(self) -> float:
+        """Half the height of a task, in lanes."""
+        # Gaps between lanes thinner than that would differ, as pixels come.
+        return 0.38 if self.thick else 0.46 if self.lane >= 3 else 0.5
+
+    @property
+    def edge(self) -> float:
+        """The width of the white edge of a task; it must not swallow narrow ones."""
+        return min(0.6, 0.1 * self.shortest, 0.05 * self.lane) if min(self.shortest, self.lane) > 2 else 0.0
+
+
+def draw_boxes(axes: Axes, chart: Chart, scale: Scale) -> None:
+    """A box per task: the hue is the stage's, the lightness the kind's; weight gradients are hatched."""
+    _set_limits(axes, chart)
+    whole = [_corners(0, chart.makespan, lane, scale.half) for lane in range(len(chart.groups))]
+    _add(axes, whole, facecolor=LANE)
+    for look, boxes in _looks(chart, scale):
+        spans = [_corners(box.start, box.end, box.lane, 0.12 if box.waits else scale.half) for box in boxes]
+        _add(axes, spans, antialiased=scale.lane >= 3, **look)
+
+
+def underline_fused(axes: Axes, chart: Chart, scale: Scale) -> None:
+    """A line below the members of each fused task."""
+    from matplotlib.collections import LineCollection
+
+    y, inset = 0.44, 1.0 / scale.time
+    lines = [[(start + inset, lane + y), (end - inset, lane + y)] for lane, start, end in chart.fused]
+    axes.add_collection(LineCollection(lines, **FUSED, capstyle="butt"), autolim=False)
+
+
+def _set_limits(axes: Axes, chart: Chart) -> None:
+    axes.set_xlim(0, chart.makespan)
+    axes.set_ylim(len(chart.groups) - 0.5, -0.5)
+
+
+def _corners(start: float, end: float, lane: int, half: float) -> Points:
+    top, bottom = lane - half, lane + half
+    return [(start, top), (end, top), (end, bottom), (start, bottom)]
+
+
+def _add(axes: Axes, spans: Sequence[Points], **style: Any) -> None:
+    """Draws spans of one look as one path, which a file has far fewer bytes for."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    corners = [corner for span in spans for corner in (*span, span[0])]
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(spans)
+    axes.add_artist(PathPatch(Path(corners, codes), **{"linewidth": 0, **style}))
+
+
+def _looks(chart: Chart, scale: Scale) -> list[tuple[dict[str, Any], list[Box]]]:
+    """The boxes by what they look like."""
+    alike: dict[tuple[int, int, TaskKind], list[Box]] = {}
+    for box in chart.boxes:
+        if box.task:
+            alike.setdefault((box.lane, box.task.stage, box.task.kind), []).append(box)
+    edges = {"edgecolor": "white", "linewidth": scale.edge}
+    colours = stage_colours(chart)
+    looks: list[tuple[dict[str, Any], list[Box]]] = [
+        (WAITING, [box for box in chart.boxes if box.waits]),
+        ({"facecolor": OTHER, **edges}, [box for box in chart.boxes if not box.task and not box.waits]),
+    ]
+    for (lane, stage, kind), boxes in alike.items():
+        hatch = {"hatch": "////"} if kind == "bwdW" and scale.hatched else {}
+        looks.append(({"facecolor": colours[lane, stage][kind], **edges, **hatch}, boxes))
+    return [(look, boxes) for look, boxes in looks if boxes]
+
+
+def stage_colours(chart: Chart) -> dict[tuple[int, int], dict[TaskKind, Colour]]:
+    """For each lane and stage on it the colours of the kinds of task."""
+    most = max(map(len, chart.stages))
+    last = max(1, len(chart.groups) - 1)
+    return {
+        (lane, stage): {kind: colour_of(kind, nth, most, lane / last) for kind in KINDS}
+        for lane, stages in enumerate(chart.stages)
+        for nth, stage in enumerate(stages)
+    }
+
+
+def room(box: Box) -> float:
+    """How much time on paper would have to be an em for the box's text to fill the box."""
+    return (box.end - box.start) / (0.62 * len(box.text) + 0.35)
+
+
+def rooms(chart: Chart) -> dict[TaskKind, float]:
+    """For each kind the room in its boxes, but for a few: of measured ones, some are far shorter."""
+    found = {kind: sorted(room(box) for box in chart.boxes if box.kind == kind) for kind in KINDS}
+    return {kind: values[len(values) // 50] for kind, values in found.items() if values}
+
+
+def draw_numbers(axes: Axes, chart: Chart, scale: Scale) -> None:
+    """The microbatches' numbers, for a kind or not at all, of one size; other text where it fits."""
+    fitting = {kind: em * scale.time for kind, em in rooms(chart).items() if em * scale.time >= SMALLEST}
+    size = min([LARGEST, 0.62 * scale.lane, *fitting.values()])
+    if size < SMALLEST:
+        return
+    shown = [box for box in chart.boxes if (box.kind in fitting or not box.task) and not box.waits]
+    shown = [box for box in shown if room(box) * scale.time >= size]
+    if scale.hatched:
+        _draw_grounds(axes, chart, scale, [box for box in shown if box.kind == "bwdW"], size)
+    for box in shown:
+        colour = "white" if box.kind in ("bwd", "bwdA") else INK
+        x = (box.start + box.end) / 2
+        axes.text(x, box.lane, box.text, ha="center", va="center_baseline", fontsize=size, color=colour)
+
+
+def _draw_grounds(axes: Axes, chart: Chart, scale: Scale, boxes: Sequence[Box], size: float) -> None:
+    """Leaves hatching out where numbers are, which would be lost in it."""
+    grounds: dict[tuple[int, int], list[Points]] = {}
+    for box in boxes:
+        assert box.task, "only tasks are hatched"
+        x, half = (box.start + box.end) / 2, (0.31 * len(box.text) + 0.2) * size / scale.time
+        half = min(half, 0.45 * (box.end - box.start))
+        ground = _corners(x - half, x + half, box.lane, 0.6 * size / scale.lane)
+        grounds.setdefault((box.lane, box.task.stage), []).append(ground)
+    for where, spans in grounds.items():
+        _add(axes, spans, facecolor=stage_colours(chart)[where]["bwdW"])
+
+
+def draw_memory(axes: Axes, chart: Chart, scale: Scale) -> None:
+    """What each group holds, to one scale: a curve, or in thin lanes shades."""
+    _set_limits(axes, chart)
+    if scale.lane < 7:
+        _draw_shades(axes, chart)
+        return
+    top = max(chart.peaks) or 1.0
+    for lane, steps in enumerate(chart.memory):
+        # Of several changes at one time only the outcome is seen.
+        held = dict(steps)
+        times = [*held, chart.makespan]
+        base = lane + 0.42
+        heights = [base - 0.84 * amount / top for amount in [*held.values(), steps[-1][1]]]
+        axes.fill_between(times, heights, base, step="post", facecolor=MEMORY, linewidth=0)
+        axes.step(times, heights, where="post", color=MEMORY_EDGE, linewidth=0.8)
+        axes.axhline(base, color=RULE, linewidth=0.5, zorder=0)
+
+
+def _draw_shades(axes: Axes, chart: Chart) -> None:
+    top = max(chart.peaks) or 1.0
+    shades = [oklch(0.95 - 0.005 * i, 0.006 + 0.0004 * i, 262.0) for i in range(101)]
+    samples = [(i + 0.5) * chart.makespan / SAMPLES for i in range(SAMPLES)]
+    rows = []
+    for steps in chart.memory:
+        times = [time for time, _ in steps]
+        amounts = (steps[bisect.bisect_right(times, sample) - 1][1] for sample in samples)
+        rows.append([shades[round(100 * amount / top)] for amount in amounts])
+    whole = (0, chart.makespan, len(rows) - 0.5, -0.5)
+    axes.imshow(rows, extent=whole, aspect="auto", interpolation="nearest")
+
+
+def label_lanes(axes: Axes, chart: Chart, scale: Scale, head: str, texts: Sequence[str]) -> None:
+    """Names the lanes, and has a column of texts right of them; for every few lanes where they are thin."""
+    every = 1 << max(0, math.ceil(math.log2(12 / scale.lane)))
+    named = range(0, len(chart.groups), every)
+    axes.set_yticks(named, [f"group {chart.groups[lane]}" for lane in named])
+    axes.tick_params(axis="y", labelsize=8.5, labelcolor=INK, pad=7)
+    for lane in named:
+        _beside(axes, (1, lane), axes.get_yaxis_transform(), 0, texts[lane], INK, "center_baseline")
+    _beside(axes, (1, 1), axes.transAxes, 5, head, FAINT, "baseline")
+
+
+def label_time(axes: Axes, scale: float = 1.0, unit: str = "") -> None:
+    """The time axis, below, with times as multiplied by ``scale``."""
+    axes.xaxis.set_major_formatter(lambda time, _: f"{time * scale:g}")
+    axes.tick_params(axis="x", length=3, color=FAINT)
+    _beside(axes, (1, 0), axes.transAxes, -6.5, unit or "time", FAINT, "top")
+
+
+def _beside(
+    axes: Axes, at: tuple[float, float], within: Any, up: float, text: str, colour: str, va: str
+) -> None:
+    axes.annotate(
+        text, at, (7, up), xycoords=within, textcoords="offset points", va=va, fontsize=8.5, color=colour
+    )

@@ -1,0 +1,98 @@
+"""What the colours and patterns of pictures mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpmd.render.chart import Chart
+from mpmd.render.lanes import Scale, stage_colours
+from mpmd.render.style import FUSED, INK, KINDS, LANE, OTHER, WAITING, Colour, grey_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROW = 0.27
+"""The height of a row, in inches."""
+
+Entry = tuple[str, Any]
+"""Text, and the style of its patch, or the colours of a strip of them."""
+
+
+def stage_rows(chart: Chart, width: float) -> list[list[Entry]]:
+    """For the first, second, ... stage of the groups, which these are and their colours."""
+    stages, colours = chart.stages, stage_colours(chart)
+    present = {box.kind for box in chart.boxes}
+    kinds = [kind for kind in KINDS if kind in present][:2]
+    entries: list[Entry] = []
+    for nth in range(max(map(len, stages))):
+        lanes = [lane for lane, found in enumerate(stages) if len(found) > nth]
+        # The patch of a legend has room for a few, from the first to the last.
+        shown = sorted({lanes[round(i * (len(lanes) - 1) / 3)] for i in range(4)})
+        strip = [colours[lane, stages[lane][nth]][kind] for kind in kinds for lane in shown]
+        entries.append((_range([stages[lane][nth] for lane in lanes]), strip))
+    per_row = max(1, int(width / 1.8))
+    return [entries[first : first + per_row] for first in range(0, len(entries), per_row)]
+
+
+def _range(stages: list[int]) -> str:
+    first, last = stages[0], stages[-1]
+    if len(stages) == 1:
+        return f"stage {first}"
+    if stages in (list(range(first, last + 1)), list(range(first, last - 1, -1))):
+        return f"stages {first} to {last}"
+    return f"stages {', '.join(map(str, stages[:3]))}" + (", ..." if len(stages) > 3 else "")
+
+
+def kind_row(charts: Sequence[Chart], scale: Scale | None = None) -> list[Entry]:
+    """The kinds that are drawn, in grey; without a scale the details of tasks are not drawn."""
+    boxes = [box for chart in charts for box in chart.boxes]
+    present = {box.kind for box in boxes}
+    entries: list[Entry] = []
+    for kind, (text, _, _) in KINDS.items():
+        if kind in present:
+            hatch = {"hatch": "////"} if kind == "bwdW" and scale and scale.hatched else {}
+            entries.append((text, {"facecolor": grey_of(kind), "edgecolor": "white", **hatch}))
+    if any(not box.task and not box.waits for box in boxes):
+        entries.append(("outside the loop", {"facecolor": OTHER}))
+    if any(box.waits for box in boxes):
+        entries.append(("waiting", WAITING))
+    entries.append(("idle", {"facecolor": LANE}))
+    if scale and scale.thick and any(chart.fused for chart in charts):
+        entries.append(("fused", FUSED))
+    return entries
+
+
+def draw_legend(figure: Figure, rows: Sequence[Sequence[Entry]], left: float, bottom: float) -> None:
+    """The rows, from so many inches above the figure's bottom upwards; each is a legend of matplotlib's."""
+    from matplotlib.legend_handler import HandlerTuple
+
+    across, down = figure.get_size_inches()
+    for above, row in enumerate(reversed(rows)):
+        figure.legend(
+            [_handle(look) for _, look in row],
+            [text for text, _ in row],
+            ncols=len(row),
+            loc="lower left",
+            bbox_to_anchor=(left / across, (bottom + ROW * above) / down),
+            handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+            frameon=False,
+            fontsize=8.5,
+            labelcolor=INK,
+            borderaxespad=0,
+            borderpad=0,
+            columnspacing=1.8,
+            handlelength=3.0,
+            handletextpad=0.6,
+        )
+
+
+def _handle(look: dict[str, Any] | list[Colour]) -> Any:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    if look is FUSED:
+        return Line2D([], [], **look)
+    if isinstance(look, dict):
+        return Patch(**{"linewidth": 0, **look})
+    return tuple(Patch(facecolor=colour, linewidth=0) for colour in look)

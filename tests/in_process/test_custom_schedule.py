@@ -1,0 +1,32 @@
+"""Steps whose schedule is written down as text."""
+
+import pytest
+
+import mpmd
+from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.parity import assert_parity, mesh_of
+
+GRID = """
+0  F0 F1 .  B0--- A1 W1
+1  .  F0 B0--- F1+B1---
+"""
+
+CSV = """
+0F0,0F1,,,0I0,0I1,0W0,0W1
+,1F0,1B0,(1F1;1I1)OVERLAP_F_B,1W1
+"""
+
+
+@pytest.mark.parametrize("text", [GRID, CSV], ids=["grid", "csv"])
+def test_a_schedule_of_text_trains_with_the_numbers_of_jax(text):
+    schedule = mpmd.CustomSchedule.from_text(text)
+    assert_parity(make_step(mse, schedule), init(weights(2)), *batch(2), mesh=mesh_of(2))
+
+
+def test_another_number_of_microbatches_is_an_error():
+    step = make_step(mse, mpmd.CustomSchedule.from_text(GRID))
+    with (
+        mesh_of(2) as mesh,
+        pytest.raises(mpmd.CompileError, match="of 2 microbatches, got num_microbatches=3"),
+    ):
+        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(weights(2)), *batch(3))

@@ -1,0 +1,29 @@
+"""Whatever is changed in the plan of a compiled step, verify finds it, or it changes nothing that matters."""
+
+import pytest
+
+import mpmd
+from tests.support.models import CLIPPED_ADAM, SGD, batch, init, make_step, mse, weights
+from tests.support.mutations import assert_found_or_harmless
+from tests.support.parity import mesh_of
+
+
+def tied(params, x, y):
+    """The first stage's weight is used by the last stage, too."""
+    last = {"w": params[-1]["w"] + params[0]["w"], "b": params[-1]["b"]}
+    return mse([*params[:-1], last], x, y)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "schedule", "optimizer"),
+    [(mse, mpmd.Std1F1B(3), CLIPPED_ADAM), (tied, mpmd.Interleaved1F1B(4, 2), SGD)],
+    ids=["global norm and AdamW", "tied weights, several stages per group"],
+)
+def test_every_mutation_is_found_or_harmless(loss_fn, schedule, optimizer):
+    state = init(weights(schedule.num_stages), optimizer)
+    step = make_step(loss_fn, schedule, optimizer)
+    with mesh_of(schedule.mpmd_dim) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, donate_argnums=0)
+        plan = compiled.compile(state, *batch(2)).plan
+    found = assert_found_or_harmless(plan)
+    assert found[True] > 2000 and found[False] < found[True] / 50
