@@ -117,12 +117,17 @@ def _stages_ended(marks: Sequence[JaxprEqn], ends: Sequence[JaxprEqn]) -> dict[V
 
 def _wrong_number_of_marks(ends: Sequence[JaxprEqn], schedule: Schedule) -> str:
     wanted = schedule.num_stages
-    places = "".join(f"\n  stage {i} ends at {where(mark)}" for i, mark in enumerate(ends))
+    places = "".join(f"\n  stage {i} ends at {_place(mark)}" for i, mark in enumerate(ends))
     return (
         f"the function that treduce applies has {len(ends)} calls of mark_stage_end, which end "
         f"{len(ends)} stages, but the schedule {schedule} has {wanted} stages: it needs {wanted - 1} "
         f"marks, or {wanted} with one after the last stage.{places}"
     )
+
+
+def _place(mark: JaxprEqn) -> str:
+    name = mark.params["boundary"].name
+    return f"{where(mark)}: {name!r}" if name else where(mark)
 
 
 def _numbered(
