@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from mpmd.errors import PlanError
-from mpmd.ir import Aval, Free, GroupProgram, Name, Plan, Recv, Run, Send
+from mpmd.ir import ConstantLeaf, Free, GroupProgram, InputLeaf, Name, Plan, Recv, Run, Send
 
 Edge = tuple[int, int]
 """Source and destination group."""
@@ -44,13 +44,13 @@ def verify(plan: Plan) -> Verified:
         faults += _check_progress(plan)
     if faults:
         raise PlanError("the plan cannot run:\n  " + "\n  ".join(faults))
-    avals = plan.avals()
+    sizes = _sizes(plan)
     sent: collections.Counter[Edge] = collections.Counter()
     for program in plan.programs:
         for i in program.instructions:
             if isinstance(i, Send):
-                sent[program.mpmd_idx, i.dst] += sum(avals[name].nbytes for name in i.values)
-    peaks = tuple(_peak_bytes(plan, program, avals) for program in plan.programs)
+                sent[program.mpmd_idx, i.dst] += sum(sizes[name] for name in i.values)
+    peaks = tuple(_peak_bytes(plan, program, sizes) for program in plan.programs)
     return Verified(peaks, dict(sent), _capacities(plan))
 
 
@@ -61,43 +61,43 @@ def _check_values(plan: Plan, program: GroupProgram) -> Iterator[str]:
     kept = {leaf.name for leaf in plan.inputs if leaf.name and not leaf.donated}
     kept |= {leaf.name for leaf in plan.constants}
 
-    def faults_of_reading(names, where) -> Iterator[str]:
-        for name in names:
-            if name not in alive:
-                yield f"{where} uses {name}, which {gone.get(name, 'is never defined')}"
+    def where() -> str:
+        return f"group {program.mpmd_idx}, instruction {position} ({_short(instruction)})"
 
-    def faults_of_defining(names, where) -> Iterator[str]:
-        for name in names:
-            if name in alive or name in gone:
-                yield f"{where} defines {name} again"
+    def faults_of_reading(names) -> list[str]:
+        lacking = [name for name in names if name not in alive]
+        return [f"{where()} uses {name}, which {gone.get(name, 'is never defined')}" for name in lacking]
+
+    def faults_of_defining(names) -> list[str]:
+        known = [name for name in names if name in alive or name in gone]
         alive.update(names)
+        return [f"{where()} defines {name} again" for name in known]
 
     for position, instruction in enumerate(program.instructions):
-        where = f"group {program.mpmd_idx}, instruction {position} ({_short(instruction)})"
         match instruction:
             case Run(_, name, inputs, outputs):
-                yield from faults_of_reading(inputs, where)
+                yield from faults_of_reading(inputs)
                 executable = executables.get(name)
                 if executable is None:
-                    yield f"{where} runs {name}, which does not exist"
+                    yield f"{where()} runs {name}, which does not exist"
                     continue
                 if (len(executable.inputs), len(executable.outputs)) != (len(inputs), len(outputs)):
-                    yield f"{where} does not have the numbers of inputs and outputs of {name}"
+                    yield f"{where()} does not have the numbers of inputs and outputs of {name}"
                     continue
                 for i in executable.donated:
                     if inputs[i] in kept:
-                        yield f"{where} donates {inputs[i]}, which the caller keeps"
+                        yield f"{where()} donates {inputs[i]}, which the caller keeps"
                     if inputs.count(inputs[i]) > 1:
-                        yield f"{where} donates {inputs[i]} and reads it as another input too"
+                        yield f"{where()} donates {inputs[i]} and reads it as another input too"
                     alive.discard(inputs[i])
                     gone[inputs[i]] = f"was donated in instruction {position}"
-                yield from faults_of_defining(outputs, where)
+                yield from faults_of_defining(outputs)
             case Send(values):
-                yield from faults_of_reading(values, where)
+                yield from faults_of_reading(values)
             case Recv(values):
-                yield from faults_of_defining(values, where)
+                yield from faults_of_defining(values)
             case Free(values):
-                yield from faults_of_reading(values, where)
+                yield from faults_of_reading(values)
                 alive.difference_update(values)
                 gone.update(dict.fromkeys(values, f"was freed in instruction {position}"))
     for leaf in plan.outputs:
@@ -170,20 +170,33 @@ def _meet(group: int, instruction: Send | Recv, peer: int, other) -> bool:
     return isinstance(other, Send) and (other.dst, other.tag) == (group, instruction.tag)
 
 
-def _peak_bytes(plan: Plan, program: GroupProgram, avals: Mapping[Name, Aval]) -> int:
+def _sizes(plan: Plan) -> dict[Name, int]:
+    """The bytes of every value."""
+    leaves: tuple[InputLeaf | ConstantLeaf, ...] = (*plan.inputs, *plan.constants)
+    sizes = {leaf.name: leaf.aval.nbytes for leaf in leaves if leaf.name}
+    made = {e.name: [aval.nbytes for aval in e.outputs] for e in plan.executables}
+    for program in plan.programs:
+        for i in program.instructions:
+            if isinstance(i, Run):
+                sizes.update(zip(i.outputs, made[i.executable], strict=True))
+    return sizes
+
+
+def _peak_bytes(plan: Plan, program: GroupProgram, sizes: Mapping[Name, int]) -> int:
     executables = {e.name: e for e in plan.executables}
-    held = dict(plan.resident(program.mpmd_idx))
-    live = peak = sum(aval.nbytes for aval in held.values())
+
+    def bytes_of(names: Iterable[Name]) -> int:
+        return sum(map(sizes.__getitem__, names))
+
+    live = peak = bytes_of(plan.resident(program.mpmd_idx))
     for instruction in program.instructions:
         match instruction:
             case Run(_, name, inputs, outputs):
-                taken = [inputs[i] for i in executables[name].donated]
-                live -= sum(avals[n].nbytes for n in taken)
-                live += sum(avals[n].nbytes for n in outputs)
+                live += bytes_of(outputs) - bytes_of([inputs[i] for i in executables[name].donated])
             case Recv(values):
-                live += sum(avals[n].nbytes for n in values)
+                live += bytes_of(values)
             case Free(values):
-                live -= sum(avals[n].nbytes for n in values)
+                live -= bytes_of(values)
         peak = max(peak, live)
     return peak
 
@@ -194,33 +207,29 @@ def _capacities(plan: Plan) -> dict[Edge, int]:
     in_flight: collections.Counter[Edge] = collections.Counter()
     sent: set[tuple[int, int, int]] = set()
     most: dict[Edge, int] = {}
-    posted: list[dict[Name, tuple[int, int]]] = [{} for _ in plan.programs]
+    posted: list[dict[Name, tuple[int, int, int]]] = [{} for _ in plan.programs]
     moved = True
     while moved:
         moved = False
         for group, program in enumerate(plan.programs):
             while positions[group] < len(program.instructions):
                 instruction = program.instructions[positions[group]]
-                if isinstance(instruction, Send):
-                    edge = (group, instruction.dst)
-                    in_flight[edge] += 1
-                    most[edge] = max(most.get(edge, 0), in_flight[edge])
-                    sent.add((*edge, instruction.tag))
-                elif isinstance(instruction, Recv):
-                    key = (instruction.src, instruction.tag)
-                    posted[group].update(dict.fromkeys(instruction.values, key))
-                names = getattr(instruction, "inputs", ()) or (
-                    instruction.values if isinstance(instruction, Send) else ()
-                )
-                waits = {posted[group][n] for n in names if n in posted[group]}
-                if any((src, group, tag) not in sent for src, tag in waits):
-                    if isinstance(instruction, Send):
-                        in_flight[group, instruction.dst] -= 1
-                        sent.discard((group, instruction.dst, instruction.tag))
-                    break
-                for src, tag in waits:
-                    in_flight[src, group] -= 1
-                    posted[group] = {n: k for n, k in posted[group].items() if k != (src, tag)}
+                match instruction:
+                    case Recv(values, src, tag):
+                        posted[group].update(dict.fromkeys(values, (src, group, tag)))
+                    case Run(inputs=values) | Send(values):
+                        waits = {posted[group][name] for name in values if name in posted[group]}
+                        if not waits <= sent:
+                            break
+                        for src, _, _ in waits:
+                            in_flight[src, group] -= 1
+                        if waits:
+                            posted[group] = {n: k for n, k in posted[group].items() if k not in waits}
+                        if isinstance(instruction, Send):
+                            edge = (group, instruction.dst)
+                            in_flight[edge] += 1
+                            most[edge] = max(most.get(edge, 0), in_flight[edge])
+                            sent.add((*edge, instruction.tag))
                 positions[group] += 1
                 moved = True
     return most
