@@ -206,7 +206,11 @@ class MpmdArray(NDArrayOperatorsMixin):
         return np.asarray(self).__index__()
 
     def __format__(self, format_spec: str) -> str:
-        return format(self.item() if not self.shape else self, format_spec)
+        return format(self.item() if not self.shape else np.asarray(self), format_spec)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and deep-copied as the value, a numpy array: the groups it is on are not elsewhere."""
+        return np.asarray, (np.asarray(self),)
 
     def item(self) -> Any:
         """The value of an array of one element, as a Python number."""

@@ -1,5 +1,8 @@
 """What is not a step, a mesh or an argument is refused at once, with what to write instead."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,3 +119,6 @@ def test_results_behave_like_arrays():
     assert weight.T.shape == weight.shape[::-1] and weight.mean() == np.asarray(weight).mean()
     assert len(list(weight)) == len(weight) and weight[0].shape == weight.shape[1:]
     assert not hasattr(weight, "fill")
+    assert f"{weight}" == f"{np.asarray(weight)}" and f"{loss:.2f}" == f"{float(value):.2f}"
+    for copied in (copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        np.testing.assert_array_equal(copied, np.asarray(weight))
