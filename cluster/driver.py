@@ -19,8 +19,9 @@ from cluster.worker import Shipment
 from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program, export_function
 from mpmd.runtime.resolve import resolve_specs
-from mpmd.runtime.runtime import HandleLedger
+from mpmd.runtime.runtime import HandleLedger, Loaded
 from mpmd.runtime.worker import Handle, StepReply, StepRequest
+from mpmd.timing import Stopwatch
 
 
 class RayRuntime:
@@ -49,31 +50,31 @@ class RayRuntime:
         """The actors, by ``mpmd_idx``."""
         return self._groups.actors
 
-    def load(self, program: Program) -> tuple[int, Program]:
+    def load(self, program: Program) -> Loaded:
         """Ships a program once, and has all groups compile their part at the same time.
-
-        Returns: the program's number, and the program with every spec known.
 
         Raises: ``TaskError`` with the label ``load`` when a group cannot, ``GroupDiedError`` when one died,
           ``ValueError`` when a function cannot travel.
         """
         number = next(self._programs)
-        exports = _Exports(self._submesh, self._platform)
+        watch = Stopwatch()
+        exports = _Exports(self._submesh, self._platform, watch)
 
         def output_specs(mpmd_idx: int, executable: Executable, function: Function) -> tuple[Spec, ...]:
             exported = exports.of(executable, function)
             return self._groups.call(mpmd_idx, "output_specs", executable, exported).result()
 
-        program = resolve_specs(program, output_specs)
+        with watch("resolve"):
+            program = resolve_specs(program, output_specs)
         exported = {e.name: exports.of(e, program.functions[e.name]) for e in program.plan.executables}
-        shipment = ray.put(
-            Shipment(program.plan, exported, program.constants, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
-        )
-        loading = [self._groups.call(i, "load", number, shipment) for i in range(len(self.actors))]
-        concurrent.futures.wait(loading)
-        for future in loading:
-            future.result()
-        return number, program
+        with watch("load"):
+            shipment = ray.put(
+                Shipment(program.plan, exported, program.constants, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+            )
+            loading = [self._groups.call(i, "load", number, shipment) for i in range(len(self.actors))]
+            concurrent.futures.wait(loading)
+            xla_seconds = tuple(future.result() for future in loading)
+        return Loaded(number, program, watch.seconds, xla_seconds)
 
     def submit(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         (step,) = {request.step for request in requests.values()}
@@ -109,15 +110,17 @@ class RayRuntime:
 class _Exports:
     """Exports each function once for the input specs it is wanted with."""
 
-    def __init__(self, submesh: jax.sharding.AbstractMesh, platform: str):
+    def __init__(self, submesh: jax.sharding.AbstractMesh, platform: str, watch: Stopwatch):
         self._submesh = submesh
         self._platform = platform
+        self._watch = watch
         self._done: dict[tuple, bytes] = {}
 
     def of(self, executable: Executable, function: Function) -> bytes:
         key = (id(function), executable.inputs, executable.in_specs)
         if key not in self._done:
-            self._done[key] = export_function(function, executable, self._submesh, self._platform)
+            with self._watch("export"):
+                self._done[key] = export_function(function, executable, self._submesh, self._platform)
         return self._done[key]
 
 

@@ -74,8 +74,11 @@ class GroupActor:
         self._transport.connect(peers)
         return self._info()
 
-    def load(self, program: int, shipment: Shipment) -> None:
-        """Compiles this group's part. Raises ``TaskError`` with the label ``load`` when that fails."""
+    def load(self, program: int, shipment: Shipment) -> float:
+        """Compiles this group's part, and returns the seconds that XLA took.
+
+        Raises ``TaskError`` with the label ``load`` when that fails.
+        """
         jax.config.update("jax_enable_x64", shipment.enable_x64)
         instructions = shipment.plan.programs[self._mpmd_idx].instructions
         needed = {i.executable for i in instructions if isinstance(i, Run)}
@@ -84,7 +87,7 @@ class GroupActor:
             functions = {name: _function(name, shipment.exported[name]) for name in needed}
             # The shipment lies in Ray's memory, and device_put may alias host memory: copy.
             constants = {name: np.array(shipment.constants[name]) for name in here}
-            self._worker.load(program, shipment.plan, functions, constants)
+            return self._worker.load(program, shipment.plan, functions, constants)
         except Exception as error:
             where = f"loading the program failed on group {self._mpmd_idx}"
             message = f"{where}: {type(error).__name__}: {error}"

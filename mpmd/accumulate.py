@@ -76,8 +76,8 @@ def accumulate(
         else:
             ordered = loop.params["ordered"][position]
             builder.add_other(value, state, initial[position], loop.outvars[position], ordered)
-    if unstaged:
-        result.after.extend(_scan_outside(traced, body, states, unstaged))
+    for position in unstaged:  # one each, as each has a place of its own
+        result.after.extend(_scan_outside(traced, body, states, position))
     return result
 
 
@@ -118,13 +118,13 @@ class _Builder:
             work = max((self.work(summand) or latest for summand in mine), key=self._timeline.time)
             parts.append(Var(result.aval))
             self._add_part(work, mine, start, parts[-1])
-        eqns, _ = traced_eqns(lambda *values: [_sum_in_order(values)], parts)
+        eqns, _ = traced_eqns(lambda *values: [_sum_in_order(values, aval_of(result).dtype)], parts)
         self._result.after.extend([*eqns[:-1], eqns[-1].replace(outvars=[result])])
 
     def _add_part(self, work: Work, summands: Sequence[Atom], initial: Var, result: Var) -> None:
         before = Var(result.aval)
         eqns, (after,) = traced_eqns(
-            lambda state, *values: [lax.add(state, _sum_in_order(values))], [before, *summands]
+            lambda state, *values: [lax.add(state, _sum_in_order(values, state.dtype))], [before, *summands]
         )
         self._result.updates.setdefault(work, []).extend(eqns)
         self._result.accumulators.append(Accumulator(work, before, after, initial, result, False))
@@ -136,7 +136,10 @@ class _Builder:
         return start
 
     def _summands(self, value: Atom) -> tuple[list[Atom], list[Var]]:
-        """The summands of ``value``, as far as it is a sum that nothing else reads, and the sums between."""
+        """The summands of ``value``, as far as it is a sum that nothing else reads, and the sums between.
+
+        A sum of halves that is then widened, as for weights that the loss casts, is a sum of widened halves.
+        """
         summands: list[Atom] = []
         inner: list[Var] = []
         stack = [value]
@@ -152,39 +155,48 @@ class _Builder:
 
     def _sum_eqn(self, value: Atom) -> JaxprEqn | None:
         eqn = self._maker.get(value) if isinstance(value, Var) and self._uses[value] == 1 else None
-        if eqn is None or eqn.primitive.name not in _SUMS or self.work(value) is None:
+        if eqn is None or self.work(value) is None or not (eqn.primitive.name in _SUMS or _widens(eqn)):
             return None
         same = all(aval_of(atom).shape == aval_of(value).shape for atom in eqn.invars)
         return eqn if same else None
 
 
-def _sum_in_order(values):
-    total = values[0]
-    for value in values[1:]:
+def _widens(eqn: JaxprEqn) -> bool:
+    """Whether the equation converts floats to floats of more bits."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    narrow, wide = aval_of(eqn.invars[0]).dtype, aval_of(eqn.outvars[0]).dtype
+    floats = jnp.issubdtype(narrow, jnp.floating) and jnp.issubdtype(wide, jnp.floating)
+    return bool(floats and narrow.itemsize < wide.itemsize)
+
+
+def _sum_in_order(values, dtype):
+    total, *others = (lax.convert_element_type(value, dtype) for value in values)
+    for value in others:
         total = lax.add(total, value)
     return total
 
 
 def _scan_outside(
-    traced: TracedStep, body: LoopBody, states: Sequence[Var | None], positions: Sequence[int]
+    traced: TracedStep, body: LoopBody, states: Sequence[Var | None], position: int
 ) -> list[JaxprEqn]:
-    """The equations of the results at ``positions``, which no stage has a part in."""
+    """The equations of the result at ``position``, which no stage has a part in."""
     params = traced.loop.params
-    initial = traced.loop.invars[len(params["body"].constvars) :]
-    inputs = [body.index, *(state for i in positions if (state := states[i]) is not None)]
+    initial = traced.loop.invars[len(params["body"].constvars) + position]
+    state = states[position]
+    inputs = [body.index] if state is None else [body.index, state]
     inside = {body.index, *body.carried, *(var for eqn in body.eqns for var in eqn.outvars)}
-    outputs = [body.outputs[i] for i in positions]
+    outputs = [body.outputs[position]]
     read = [*free_variables(body.eqns), *(atom for atom in outputs if isinstance(atom, Var))]
     outer = [var for var in dict.fromkeys(read) if var not in inside]
     whole = make_jaxpr([*outer, *inputs], body.eqns, outputs)
     instantiate = [False] * len(outer) + [True] * len(inputs)
-    needed, used = partial_eval.dce_jaxpr(whole, [True] * len(outputs), instantiate)
+    needed, used = partial_eval.dce_jaxpr(whole, [True], instantiate)
     outer = [var for var, is_used in zip(outer, used, strict=False) if is_used]
     needed = needed.replace(
         constvars=needed.invars[: len(outer)], invars=needed.invars[len(outer) :], debug_info=NAMELESS
     )
-    summed = tuple(params["summed"][i] for i in positions)
-    scan = partial(as_scan, body=needed, summed=summed, length=params["length"])
-    eqns, results = traced_eqns(scan, [*outer, *(initial[i] for i in positions)])
-    bound = {var: traced.loop.outvars[i] for var, i in zip(results, positions, strict=True)}
+    scan = partial(as_scan, body=needed, summed=(state is None,), length=params["length"])
+    eqns, (result,) = traced_eqns(scan, [*outer, initial])
+    bound = {result: traced.loop.outvars[position]}
     return [eqn.replace(outvars=[bound.get(var, var) for var in eqn.outvars]) for eqn in eqns]

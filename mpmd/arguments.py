@@ -74,9 +74,8 @@ def flatten_specs(specs: Any, tree: Any, what: str) -> list[Any]:
     try:
         leaves = spread_prefix(specs, tree, is_spec)
     except ValueError as error:
-        raise CompileError(
-            f"{what} is not a pytree prefix of what it describes: {str(error).splitlines()[0]}"
-        ) from error
+        reason = " ".join(str(error).split()).replace("tree_map tree", what)
+        raise CompileError(f"{what} is not a pytree prefix of what it describes: {reason}") from error
     if wrong := [leaf for leaf in leaves if not is_spec(leaf)]:
         raise CompileError(f"{what} has {wrong[0]!r} where a PartitionSpec is needed")
     return [leaf.spec if isinstance(leaf, NamedSharding) else leaf for leaf in leaves]
@@ -204,8 +203,15 @@ class Signature:
         static_argnames: tuple[str, ...],
         donate_argnums: tuple[int, ...],
     ) -> Signature:
-        """An argument that is named by position may be passed by name, and the other way round."""
+        """An argument that is named by position may be passed by name, and the other way round.
+
+        Raises: ``ValueError`` for positions that ``fun`` does not have.
+        """
         names = _positional_names(fun)
+        for what, positions in (("static_argnums", static_argnums), ("donate_argnums", donate_argnums)):
+            wrong = [i for i in positions if not -len(names) <= i < len(names)]
+            if wrong and not _takes_any_number(fun):
+                raise ValueError(f"{what} has {wrong}, but the step takes {len(names)} positional arguments")
         by_name = {names[i] for i in static_argnums if -len(names) <= i < len(names)}
         by_position = {names.index(name) for name in static_argnames if name in names}
         donated = {names[i] for i in donate_argnums if -len(names) <= i < len(names)}
@@ -221,13 +227,18 @@ class Signature:
         """
         static_positions = {i % len(args) for i in self.static_argnums if -len(args) <= i < len(args)}
         donated_positions = {i % len(args) for i in self.donate_argnums if -len(args) <= i < len(args)}
+        if both := static_positions & donated_positions:
+            raise ValueError(f"the arguments {sorted(both)} are both static and donated")
         named = [(name, value) for name, value in kwargs.items() if name in self.static_argnames]
         static = tuple((i, args[i]) for i in sorted(static_positions)) + tuple(sorted(named))
         for where, value in static:
             try:
                 hash(value)
             except TypeError as error:
-                raise ValueError(f"the static argument {where!r} is not hashable: {value!r}") from error
+                raise ValueError(
+                    f"the static argument {where!r} is a {type(value).__name__}, which is not hashable; "
+                    "arrays and pytrees of arrays cannot be static"
+                ) from error
         positions = [i for i in range(len(args)) if i not in static_positions]
         traced = tuple(args[i] for i in positions)
         traced_kwargs = {name: value for name, value in kwargs.items() if name not in self.static_argnames}
@@ -239,11 +250,25 @@ class Signature:
             for name in sorted(traced_kwargs)
             for _ in jax.tree.leaves(traced_kwargs[name])
         ]
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise TypeError(
+                "a step compiled by mpmd_jit_with_loop runs on groups of devices and cannot be traced: call "
+                "it outside of jax.jit, jax.grad and jax.vmap, or transform the function it was made from"
+            )
         try:
             avals = tuple(map(describe, leaves))
         except TypeError:
             raise TypeError(_not_arrays(argument_paths(traced, traced_kwargs), leaves)) from None
         return Call(static, len(args), treedef, tuple(leaves), avals, tuple(donated))
+
+
+def _takes_any_number(fun: Callable) -> bool:
+    """Whether more positional arguments are possible than those with names."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (ValueError, TypeError):  # not every callable tells
+        return True
+    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
 
 
 def _positional_names(fun: Callable) -> list[str]:

@@ -18,6 +18,14 @@ from mpmd.runtime.runtime import Runtime
 from mpmd.runtime.worker import Handle, StepReply
 from mpmd.sharding import to_sharding
 
+_OF_ARRAYS = frozenset(
+    """
+    T all any argmax argmin argsort astype clip conj cumsum diagonal dot flatten imag itemsize max mean min
+    nonzero prod ravel real repeat reshape round squeeze std sum swapaxes take tobytes tolist trace transpose
+    var
+    """.split()
+)
+
 
 class StepRun:
     """One submitted step: a reply to come from each group."""
@@ -46,7 +54,8 @@ class MpmdArray(NDArrayOperatorsMixin):
 
     It exists at once, like the result of a function under ``jax.jit``: the step that computes it may still
     run. Looking at the value (``np.asarray``, ``float``, arithmetic, which gives numpy arrays) waits, and
-    raises what went wrong in the step: ``TaskError``, ``GroupDiedError``.
+    raises what went wrong in the step: ``TaskError``, ``GroupDiedError``. ``jnp.asarray`` is the way into
+    functions under ``jax.jit``.
 
     Attributes:
       shape, dtype, weak_type: of the logical array.
@@ -169,6 +178,12 @@ class MpmdArray(NDArrayOperatorsMixin):
         values = [np.asarray(value) if isinstance(value, MpmdArray) else value for value in inputs]
         return getattr(ufunc, method)(*values, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        """What arrays can do without being changed; the results are numpy's."""
+        if name not in _OF_ARRAYS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(np.asarray(self), name)
+
     def __getitem__(self, index: Any) -> Any:
         return np.asarray(self)[index]
 
@@ -191,7 +206,11 @@ class MpmdArray(NDArrayOperatorsMixin):
         return np.asarray(self).__index__()
 
     def __format__(self, format_spec: str) -> str:
-        return format(self.item() if not self.shape else self, format_spec)
+        return format(self.item() if not self.shape else np.asarray(self), format_spec)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and deep-copied as the value, a numpy array: the groups it is on are not elsewhere."""
+        return np.asarray, (np.asarray(self),)
 
     def item(self) -> Any:
         """The value of an array of one element, as a Python number."""

@@ -15,7 +15,7 @@ from jax.extend.core import JaxprEqn, Var
 from mpmd.errors import PerformanceWarning
 from mpmd.graph import Work
 from mpmd.ir import TaskKind
-from mpmd.jaxpr import is_transposed, operands, where
+from mpmd.jaxpr import is_transposed, operands, size, where
 from mpmd.replicate import Replica, is_weight
 
 
@@ -44,6 +44,7 @@ class Timeline:
 def assign(
     eqns: Sequence[JaxprEqn],
     earliest: Sequence[int | None],
+    written: Sequence[int],
     closing: Mapping[Work, Sequence[Var]],
     replicas: Mapping[Var, Replica],
     timeline: Timeline,
@@ -52,10 +53,12 @@ def assign(
 
     1. Work that a mark closes owns the backward slice of the mark's operands, less what earlier work owns.
        Only equations made by transposition count as backward; others are residuals or the loss, and belong
-       to the forward that makes their operands.
+       to the forward that makes their operands. A gradient that passes marks by, as that of a skip
+       connection, stays at the stage it comes from for as long as it does not meet others.
     2. What no mark closes goes to the latest work among its operands, or after the marks among them. If a
        parameter is among the operands and lives on other stages only, it goes to the next of those stages,
-       as long as that is later.
+       as long as that is later. A parameter lives on the stages whose marks close what reads it; one that no
+       mark closes, on the stage that its first reader is written in.
     3. What reads only loop constants, and is too dear to be a replica, goes to its earliest reader.
 
     An equation that reads no stage's value and that no stage reads, only a result of the loop, gets
@@ -64,13 +67,14 @@ def assign(
     Args:
       eqns: the loop's body, without marks and without dead code.
       earliest: for each equation that reads what a mark returns, the time of the work after the mark.
+      written: for each equation, the stage in whose forward it is written.
       closing: for work that ends with a mark, the mark's operands.
       replicas: the variables of equations that are computed wherever they are read.
 
     Warns: ``PerformanceWarning`` when a microbatch would have to pass the stages a second time, as for a
       penalty on derivatives that were taken through marks. That all goes to the latest work by then.
     """
-    return _Assignment(eqns, earliest, replicas, timeline).run(closing)
+    return _Assignment(eqns, earliest, written, replicas, timeline).run(closing)
 
 
 class _Assignment:
@@ -78,11 +82,13 @@ class _Assignment:
         self,
         eqns: Sequence[JaxprEqn],
         earliest: Sequence[int | None],
+        written: Sequence[int],
         replicas: Mapping[Var, Replica],
         timeline: Timeline,
     ):
         self._eqns = eqns
         self._earliest = earliest
+        self._written = written
         self._replicas = replicas
         self._timeline = timeline
         self._own = [i for i, eqn in enumerate(eqns) if not any(var in replicas for var in eqn.outvars)]
@@ -128,9 +134,11 @@ class _Assignment:
             made = (times.get(self._maker[var]) for var in operands(self._eqns[i]) if var in self._maker)
             latest = max((t for t in (*made, self._earliest[i]) if t is not None), default=None)
             if latest is not None and not self._timeline.is_backward(latest):
-                times[i] = latest
-                for parameter in self._parameters(i) - known:
-                    self._homes.setdefault(parameter, set()).add(self._timeline.work(latest).stage)
+                # A weight belongs to the stage that is written with it, whatever it is multiplied with.
+                own = self._parameters(i) - known
+                times[i] = max(latest, self._written[i]) if own else latest
+                for parameter in own:
+                    self._homes.setdefault(parameter, set()).add(times[i])
 
     def _set(self, i: int, time: int | None) -> None:
         self._times[i] = time
@@ -160,10 +168,20 @@ class _Assignment:
             if latest is not None and latest > closed_by:
                 self._passed_again.append((i, latest))
                 return latest
-            return closed_by
+            return latest if latest is not None and self._skips_to_mark(i, latest) else closed_by
         if latest is not None and backward and not timeline.is_backward(latest):
             latest = timeline.mirrored(latest)
         return self._nearest_home(i, latest, backward)
+
+    def _skips_to_mark(self, i: int, latest: int) -> bool:
+        """Whether a gradient that passed marks by is still at the stage before the one that a mark closes.
+
+        It belongs to the stage whose weights made the value, as the keys of a decoder's second block, which
+        read what the encoder made.
+        """
+        made = (var for var in operands(self._eqns[i]) if size(var) > 1 and var in self._maker)
+        here = any(self._times[self._maker[var]] == latest for var in made)
+        return here and self._timeline.is_backward(latest)
 
     def _warn(self, i: int, time: int) -> None:
         example = f"{self._eqns[i].primitive} at {where(self._eqns[i])}"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import Var
 from jax.sharding import AbstractMesh
 
-from mpmd.graph import TracedStep
+from mpmd.graph import PlacedGraph, TracedStep
 from mpmd.ir import Spec
-from mpmd.jaxpr import avals_of
+from mpmd.jaxpr import aval_of, avals_of
 from mpmd.liveness import add_frees_and_donations
 from mpmd.lower import lower
 from mpmd.mesh import GroupMesh
@@ -20,26 +22,44 @@ from mpmd.place import place
 from mpmd.program import Program
 from mpmd.specs import infer_specs
 from mpmd.split import split
+from mpmd.timing import Stopwatch
 from mpmd.trace import trace
 from mpmd.verify import Verified, verify
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A step that is ready to be loaded: what was traced, the program, and what was proven of it."""
+    """A step that is ready to be loaded: what was traced, the program, and what was proven of it.
+
+    ``seconds`` has how long each pass took; ``jax`` is the step itself, as JAX traces it.
+    """
 
     traced: TracedStep
     program: Program
     verified: Verified
+    seconds: Mapping[str, float]
 
 
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Lets equations pile up undisturbed: a collection looks at each of them again, and finds nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_garbage_collection()
 def compile_step(
     fun: Callable,
     args: tuple,
     kwargs: Mapping[str, Any],
     mesh: GroupMesh,
     in_specs: Sequence[Spec] | None,
-    out_specs: Sequence[Spec | None] | None,
+    out_specs: Callable[[Any], Sequence[Spec | None]] | None,
     donated: Sequence[bool],
 ) -> CompiledStep:
     """Compiles a step for a mesh.
@@ -48,23 +68,29 @@ def compile_step(
       fun: the step; static arguments are bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
       in_specs: for each argument leaf how it is sharded within a group; ``None``: everything is replicated.
-      out_specs: the same for result leaves, of which those that are ``None`` are left to the compiler.
+      out_specs: the same for result leaves, given the shape of the result; those that are ``None`` are left
+        to the compiler.
       donated: for each argument leaf, whether the caller gives it up.
 
     Raises: ``CompileError``.
     """
+    watch = Stopwatch()
     submesh = mesh.abstract_submesh
-    traced = _trace_as_fed_back(fun, args, dict(kwargs), submesh)
-    placed = place(split(traced), mesh.mpmd_dim)
-    is_open = submesh.size > 1 and (in_specs is not None or out_specs is not None)
-    known = _known_specs(traced, in_specs, out_specs)
-    specs = infer_specs(placed.graph.outer, known)
-    for a in placed.graph.accumulators:
-        # An accumulator goes into the task that updates it as it comes out.
-        specs |= dict.fromkeys((a.initial, a.before, a.after, a.result), specs.get(a.result, ()))
-    program = lower(placed, specs, None if is_open else (), donated, mesh.mpmd_dim)
-    program = dataclasses.replace(program, plan=add_frees_and_donations(program.plan))
-    return CompiledStep(traced, program, verify(program.plan))
+    with watch("trace"):
+        traced = _trace_as_fed_back(watch.timed("jax", fun), args, dict(kwargs), submesh)
+    known = _known_specs(traced, in_specs, out_specs(traced.out_shape) if out_specs else None)
+    with watch("split"):
+        graph = split(traced)
+    with watch("place"):
+        placed = place(graph, mesh.mpmd_dim)
+    with watch("lower"):
+        specs = _specs(placed, known)
+        is_open = submesh.size > 1 and (in_specs is not None or out_specs is not None)
+        program = lower(placed, specs, None if is_open else (), donated, mesh.mpmd_dim)
+        program = dataclasses.replace(program, plan=add_frees_and_donations(program.plan))
+    with watch("verify"):
+        verified = verify(program.plan)
+    return CompiledStep(traced, program, verified, watch.seconds)
 
 
 def _trace_as_fed_back(
@@ -90,9 +116,14 @@ def _trace_as_fed_back(
 
 
 def _dtypes(traced: TracedStep) -> list[Any]:
-    """The dtypes of all that a step computes."""
+    """The dtypes of all that a step computes, other than by conversions that change weak types alone."""
     eqns = (*traced.jaxpr.eqns, *traced.loop.params["body"].eqns)
-    return [aval.dtype for eqn in eqns for aval in avals_of(eqn.outvars)]
+    return [
+        aval.dtype
+        for eqn in eqns
+        for aval in avals_of(eqn.outvars)
+        if eqn.primitive.name != "convert_element_type" or aval.dtype != aval_of(eqn.invars[0]).dtype
+    ]
 
 
 def _known_specs(
@@ -108,3 +139,12 @@ def _known_specs(
         if spec is not None and var not in arguments:
             known[var] = spec
     return known
+
+
+def _specs(placed: PlacedGraph, known: Mapping[Var, Spec]) -> dict[Var, Spec]:
+    """The specs of variables outside the loop, as far as known, and of accumulators."""
+    specs = infer_specs(placed.graph.outer, known)
+    for a in placed.graph.accumulators:
+        # An accumulator goes into the task that updates it as it comes out.
+        specs |= dict.fromkeys((a.initial, a.before, a.after, a.result), specs.get(a.result, ()))
+    return specs

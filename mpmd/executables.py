@@ -28,6 +28,7 @@ class ExecutableTable:
     executables: dict[str, Executable] = dataclasses.field(default_factory=dict)
     functions: dict[str, Function] = dataclasses.field(default_factory=dict)
     _known: dict[Any, str] = dataclasses.field(default_factory=dict)
+    _avals: dict[Any, Aval] = dataclasses.field(default_factory=dict)
 
     def add(self, name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]) -> str:
         """Returns the name of an executable for the equations: ``name``, or that of an equal one."""
@@ -36,7 +37,7 @@ class ExecutableTable:
         if key not in self._known:
             name = self._unused(name)
             self._known[key] = name
-            avals = tuple(map(to_aval, invars)), tuple(map(to_aval, outvars))
+            avals = self._avals_of(invars), self._avals_of(outvars)
             self.executables[name] = Executable(name, *avals, (), in_specs, out_specs)
             self.functions[name] = _function(name, invars, eqns, outvars)
         return self._known[key]
@@ -48,6 +49,10 @@ class ExecutableTable:
             count += 1
             candidate = f"{name}'{count}"
         return candidate
+
+    def _avals_of(self, variables: Sequence[Var]) -> tuple[Aval, ...]:
+        self._avals.update((var.aval, to_aval(var)) for var in variables if var.aval not in self._avals)
+        return tuple(self._avals[var.aval] for var in variables)
 
     def _specs_of(self, variables: Sequence[Var]) -> tuple[Spec | None, ...]:
         return tuple(self.specs.get(var, self.default) for var in variables)
@@ -85,7 +90,7 @@ def decode(value: Any, aval: Any) -> Any:
 
 
 call_p = Primitive("call_jaxpr")
-"""Calls the jaxpr ``call_jaxpr`` as it is; ``jaxpr_as_fun`` would trace it again. ``name`` is for profilers."""
+"""Calls the jaxpr ``call_jaxpr`` as it is; ``jaxpr_as_fun`` would trace it again. Profilers show ``name``."""
 call_p.multiple_results = True
 
 

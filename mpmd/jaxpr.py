@@ -224,13 +224,20 @@ def avals_of(atoms: Sequence[Atom]) -> list[Any]:
 
 
 def traced_eqns(fun: Callable, inputs: Sequence[Atom]) -> tuple[list[JaxprEqn], list[Any]]:
-    """The equations of ``fun(*inputs)`` and its results, which are variables unless they are literals."""
+    """The equations of ``fun(*inputs)`` and its results, which are variables unless they are literals.
+
+    A function that is under ``jax.jit`` is traced once for inputs of the same shapes and dtypes.
+    """
     avals = [jax.ShapeDtypeStruct(aval_of(a).shape, aval_of(a).dtype) for a in inputs]
-    closed = jax.make_jaxpr(fun)(*avals)
-    jaxpr, constants = inline_calls(closed.jaxpr, lambda eqn: True)
+    traced = fun if isinstance(fun, jax.stages.Wrapped) else jax.jit(fun)
+    jaxpr, constants = inline_calls(traced.trace(*avals).jaxpr.jaxpr, lambda eqn: True)
     assert not constants and not jaxpr.constvars, "the function closes over arrays"
     renamed: dict[Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
-    eqns = [substitute(eqn, renamed) for eqn in jaxpr.eqns]
+    eqns = []
+    for eqn in jaxpr.eqns:
+        outvars = [Var(var.aval) for var in eqn.outvars]
+        eqns.append(substitute(eqn, renamed).replace(outvars=outvars))
+        renamed.update(zip(eqn.outvars, outvars, strict=True))
     return eqns, [lookup(atom, renamed) for atom in jaxpr.outvars]
 
 

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from mpmd.ir import Executable, Free, GroupProgram, Instruction, Name, Plan, Recv, Run, Send
+from mpmd.ir import Executable, Free, GroupProgram, Instruction, Name, Plan, Run, Send
 
 
 def add_frees_and_donations(plan: Plan) -> Plan:
@@ -35,30 +35,18 @@ def _kept(plan: Plan, mpmd_idx: int) -> set[Name]:
     return {*arguments, *constants, *results}
 
 
-def _reads(instruction: Instruction) -> tuple[Name, ...]:
-    match instruction:
-        case Run(inputs=inputs):
-            return inputs
-        case Send(values=values):
-            return values
-    return ()
-
-
-def _defines(instruction: Instruction) -> tuple[Name, ...]:
-    match instruction:
-        case Run(outputs=outputs):
-            return outputs
-        case Recv(values=values):
-            return values
-    return ()
+def _mentioned(instruction: Instruction) -> tuple[Name, ...]:
+    """What an instruction defines, then what it reads."""
+    if isinstance(instruction, Run):
+        return (*instruction.outputs, *instruction.inputs)
+    return instruction.values
 
 
 def _last_uses(program: GroupProgram, kept: Collection[Name]) -> dict[int, tuple[Name, ...]]:
     """For each position, the values that are not needed after that instruction."""
     last: dict[Name, int] = {}
     for position, instruction in enumerate(program.instructions):
-        for name in (*_defines(instruction), *_reads(instruction)):
-            last[name] = position
+        last.update(dict.fromkeys(_mentioned(instruction), position))
     dying: dict[int, list[Name]] = collections.defaultdict(list)
     for name, position in last.items():
         if name not in kept:
@@ -66,25 +54,27 @@ def _last_uses(program: GroupProgram, kept: Collection[Name]) -> dict[int, tuple
     return {position: tuple(names) for position, names in dying.items()}
 
 
-def _dying_inputs(plan: Plan, last_uses: Sequence[Mapping[int, tuple[Name, ...]]]) -> dict[str, set[int]]:
+def _dying_inputs(plan: Plan, last_uses: Sequence[Mapping[int, tuple[Name, ...]]]) -> dict[str, list[int]]:
     """For each executable, the positions of the inputs that every run of it is the last to use."""
-    dying: dict[str, set[int]] = {}
+    dying = {e.name: list(range(len(e.inputs))) for e in plan.executables}
     for program, last in zip(plan.programs, last_uses, strict=True):
         sent = {name for i in program.instructions if isinstance(i, Send) for name in i.values}
         for position, instruction in enumerate(program.instructions):
             if isinstance(instruction, Run):
-                names = collections.Counter(instruction.inputs)
-                free = {name for name in last.get(position, ()) if name not in sent and names[name] == 1}
-                here = {i for i, name in enumerate(instruction.inputs) if name in free}
-                dying[instruction.executable] = dying.get(instruction.executable, here) & here
+                inputs, free = instruction.inputs, set(last.get(position, ())) - sent
+                dying[instruction.executable] = [
+                    i
+                    for i in dying[instruction.executable]
+                    if inputs[i] in free and inputs.count(inputs[i]) == 1
+                ]
     return dying
 
 
-def _donated(executable: Executable, dying: Collection[int]) -> tuple[int, ...]:
+def _donated(executable: Executable, dying: Sequence[int]) -> tuple[int, ...]:
     """The dying inputs whose buffer a result can take over."""
     results = collections.Counter(zip(executable.outputs, executable.out_specs, strict=True))
     donated = []
-    for i in sorted(dying):
+    for i in dying:
         buffer = (executable.inputs[i], executable.in_specs[i])
         if results[buffer] and executable.inputs[i].nbytes and executable.in_specs[i] is not None:
             results[buffer] -= 1

@@ -21,6 +21,7 @@ class LoopBody:
 
     Attributes:
       earliest: for each equation the time of the first work that it can belong to, as far as marks say.
+      written: for each equation the stage in whose forward it is written: how many ends of stages precede it.
       closing: for work that ends with a mark, the mark's operands.
       index: the variable of the microbatch index.
       carried: the variables of the states that are not plain sums.
@@ -28,6 +29,7 @@ class LoopBody:
 
     eqns: list[JaxprEqn]
     earliest: list[int | None]
+    written: list[int]
     closing: dict[Work, list[Var]]
     outputs: list[Atom]
     index: Var
@@ -67,7 +69,8 @@ def take_out_marks(traced: TracedStep) -> LoopBody:
     stage_of = _live_stages([eqn for eqn in body.eqns if eqn.primitive is mark_p], traced.loop)
     replacement: dict[Var, Atom] = dict(zip(body.constvars, traced.loop.invars, strict=False))
     index, *carried = body.invars
-    bare = LoopBody([], [], {}, [], index, carried)
+    bare = LoopBody([], [], [], {}, [], index, carried)
+    written = 0
     behind: dict[Var, int] = {}  # for what a mark returns, the time of the work after it
     for eqn in body.eqns:
         earliest = max((behind[var] for var in operands(eqn) if var in behind), default=None)
@@ -75,9 +78,12 @@ def take_out_marks(traced: TracedStep) -> LoopBody:
         if eqn.primitive is not mark_p:
             bare.eqns.append(eqn)
             bare.earliest.append(earliest)
+            bare.written.append(written)
             continue
         replacement.update(zip(eqn.outvars, eqn.invars, strict=True))
         stage = stage_of[eqn.outvars[0]]
+        if not eqn.params["linear"]:
+            written = min(stage + 1, schedule.num_stages - 1)
         if stage < schedule.num_stages - 1:  # the mark after the last stage, if any, ends nothing
             closed, opened = Work("fwd", stage), Work("fwd", stage + 1)
             if not eqn.params["forward"]:
@@ -117,12 +123,17 @@ def _stages_ended(marks: Sequence[JaxprEqn], ends: Sequence[JaxprEqn]) -> dict[V
 
 def _wrong_number_of_marks(ends: Sequence[JaxprEqn], schedule: Schedule) -> str:
     wanted = schedule.num_stages
-    places = "".join(f"\n  stage {i} ends at {where(mark)}" for i, mark in enumerate(ends))
+    places = "".join(f"\n  stage {i} ends at {_place(mark)}" for i, mark in enumerate(ends))
     return (
         f"the function that treduce applies has {len(ends)} calls of mark_stage_end, which end "
         f"{len(ends)} stages, but the schedule {schedule} has {wanted} stages: it needs {wanted - 1} "
         f"marks, or {wanted} with one after the last stage.{places}"
     )
+
+
+def _place(mark: JaxprEqn) -> str:
+    name = mark.params["boundary"].name
+    return f"{where(mark)}: {name!r}" if name else where(mark)
 
 
 def _numbered(

@@ -57,8 +57,8 @@ class _Placement:
         self._stage_groups = stage_groups
         self._loop_reads = self._groups_reading_in_loop()
         self._results = {a.result: frozenset({stage_groups[a.work.stage]}) for a in graph.accumulators}
-        self._eqns: list[JaxprEqn] = []
-        self._anchor_of: list[Groups] = []
+        self._eqns: list[JaxprEqn]
+        self._anchor_of: list[Groups]
         self._anchor_all()
         self._before = self._equations_before_loop()
 
@@ -112,11 +112,25 @@ class _Placement:
         one for each of them.
         """
         jaxpr = self._graph.traced.jaxpr
-        self._anchors: dict[Var, Groups] = dict(self._results)
+        read_in_loop = {
+            var: self._loop_reads[var]
+            for var in (*jaxpr.invars, *jaxpr.constvars)
+            if size(var) > 1 and self._loop_reads.get(var)
+        }
+        self._anchor_from(read_in_loop)
+        updated = {
+            jaxpr.invars[argument]: self._anchors[result]
+            for argument, out in self._graph.traced.fed_back
+            if (result := self._graph.outputs[out]) in self._anchors and size(result) > 1
+        }
+        if updated.keys() - self._anchors.keys():
+            # State that is read outside the loop alone is where its update is made.
+            self._anchor_from(updated | read_in_loop)
+
+    def _anchor_from(self, arguments: Mapping[Var, Groups]) -> None:
+        self._eqns, self._anchor_of = [], []
+        self._anchors: dict[Var, Groups] = {**self._results, **arguments}
         self._preferred: dict[Var, Groups] = dict(self._results)
-        for var in (*jaxpr.invars, *jaxpr.constvars):
-            if size(var) > 1 and self._loop_reads.get(var):
-                self._anchors[var] = self._loop_reads[var]
         for whole in self._graph.outer:
             for eqn in self._parts(whole):
                 anchor = self._anchor(eqn)

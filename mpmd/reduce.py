@@ -114,7 +114,8 @@ def treduce(
 
     Returns: the accumulated results.
     Raises: ``ValueError`` when the leaves of ``xs`` differ in size along ``axis``, or when there is no
-      microbatch or no leaf; ``TypeError`` when ``operation`` does not match the result.
+      microbatch or no leaf; ``TypeError`` when ``operation`` does not match the result, or when
+      ``schedule`` is none.
     """
     leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
     if not leaves:
@@ -149,6 +150,10 @@ def treduce_i(
 
     Args, result and errors are those of ``treduce``.
     """
+    if not isinstance(schedule, Schedule):
+        raise TypeError(
+            f"treduce's schedule must be a Schedule, such as mpmd.Std1F1B(num_stages=4), got {schedule!r}"
+        )
     if length < 1:
         raise ValueError(f"treduce needs at least one microbatch, got {length}")
     index = jax.ShapeDtypeStruct((), jnp.int32)
@@ -217,6 +222,10 @@ microbatches may decide it; ``length``, the number of microbatches; ``schedule``
 treduce_p.multiple_results = True
 
 
+SCOPE = "treduce"
+"""What the name stack of a loop's scan has in it."""
+
+
 def as_scan(*operands, body: core.Jaxpr, summed: tuple[bool, ...], length: int, **of_pipeline):
     """What the loop means: a scan over the microbatch index."""
     consts, states = operands[: len(body.constvars)], operands[len(body.constvars) :]
@@ -229,7 +238,8 @@ def as_scan(*operands, body: core.Jaxpr, summed: tuple[bool, ...], length: int, 
             for state, value, is_sum in zip(states, values, summed, strict=True)
         ], None
 
-    return lax.scan(one, list(states), jnp.arange(length, dtype=jnp.int32))[0]
+    with jax.named_scope(SCOPE):
+        return lax.scan(one, list(states), jnp.arange(length, dtype=jnp.int32))[0]
 
 
 @treduce_p.def_impl

@@ -29,7 +29,7 @@ def split(traced: TracedStep) -> TaskGraph:
     timeline = Timeline(params["schedule"].num_stages)
     body = take_out_marks(traced)
     replicas = find_replicas(body.eqns, body.index, frozenset(body.carried))
-    works = assign(body.eqns, body.earliest, body.closing, replicas, timeline)
+    works = assign(body.eqns, body.earliest, body.written, body.closing, replicas, timeline)
     placed = [(eqn, work) for eqn, work in zip(body.eqns, works, strict=True) if work is not None]
     work_of = {var: work for eqn, work in placed for var in eqn.outvars}
     accumulation = accumulate(traced, body, work_of, timeline)

@@ -21,13 +21,13 @@ from mpmd.arguments import (
 )
 from mpmd.array import MpmdArray, StepRun
 from mpmd.compile import CompiledStep, compile_step
-from mpmd.ir import Plan
+from mpmd.ir import Plan, Spec
 from mpmd.mesh import GroupMesh
 from mpmd.report import Report, report
 from mpmd.runtime.runtime import Runtime
 from mpmd.runtime.worker import Handle, StepRequest
-from mpmd.sharding import within
 from mpmd.timeline import Event
+from mpmd.timing import Stopwatch
 from mpmd.verify import verify
 
 
@@ -57,9 +57,15 @@ def mpmd_jit_with_loop(
       donate_argnums: arguments, such as the state, whose buffers the step may take over; they
         cannot be used after the call.
 
-    Raises, when called: ``CompileError`` (a ``ValueError``) for what cannot be compiled, ``TypeError`` for
-      arguments that are not arrays.
+    Raises: ``TypeError`` when ``mpmd_mesh`` is no mesh of groups, ``ValueError`` for positions that ``fun``
+      does not have. When called: ``CompileError`` (a ``ValueError``) for what cannot be compiled,
+      ``TypeError`` for arguments that are not arrays.
     """
+    if not hasattr(mpmd_mesh, "abstract_submesh"):
+        raise TypeError(
+            "mpmd_mesh must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, or what "
+            f"cluster.launch returns, got {mpmd_mesh!r}"
+        )
     signature = Signature.of(fun, _ints(static_argnums), _names(static_argnames), _ints(donate_argnums))
     return MpmdFunction(fun, mpmd_mesh, in_specs, out_specs, signature)
 
@@ -100,19 +106,22 @@ class MpmdFunction:
         submesh, axis = self._mesh.abstract_submesh, self._mesh.mpmd_axis_name
         args, kwargs = jax.tree.unflatten(call.treedef, call.avals)
         fun = call.function(self._fun)
-        in_specs = out_specs = None
+        in_specs = None
         if self._in_specs is not None:
-            specs = flatten_specs(self._in_specs, args, "in_specs")
+            given = self._in_specs
+            # ``args`` is a tuple, whatever sequence the specs come in.
+            specs = flatten_specs(tuple(given) if isinstance(given, list) else given, args, "in_specs")
             specs += [None] * (len(call.avals) - len(specs))
             checked = check_specs(call.paths, call.avals, specs, submesh, axis, "in_specs")
             in_specs = [spec or () for spec in checked]
-        if self._out_specs is not None:
-            with within(submesh):
-                out_shape = jax.eval_shape(fun, *args, **kwargs)
+
+        def out_specs(out_shape: Any) -> list[Spec | None]:
             specs = flatten_specs(self._out_specs, out_shape, "out_specs")
             paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(out_shape)]
-            out_specs = check_specs(paths, jax.tree.leaves(out_shape), specs, submesh, axis, "out_specs")
-        return compile_step(fun, args, kwargs, self._mesh, in_specs, out_specs, call.donated)
+            return check_specs(paths, jax.tree.leaves(out_shape), specs, submesh, axis, "out_specs")
+
+        wanted = None if self._out_specs is None else out_specs
+        return compile_step(fun, args, kwargs, self._mesh, in_specs, wanted, call.donated)
 
 
 class LoadedStep:
@@ -129,9 +138,12 @@ class LoadedStep:
         self._out_avals = [var.aval for var in compiled.traced.jaxpr.outvars]
         self._out_tree = jax.tree.structure(compiled.traced.out_shape)
         self._runtime = mesh.runtime
-        self._program, loaded = self._runtime.load(compiled.program)
-        self._plan = plan = loaded.plan
-        self._verified = compiled.verified if plan is compiled.program.plan else verify(plan)
+        self._loaded = loaded = self._runtime.load(compiled.program)
+        self._plan = plan = loaded.program.plan
+        watch = Stopwatch({**compiled.seconds, **loaded.seconds})
+        with watch("verify"):
+            self._verified = compiled.verified if plan is compiled.program.plan else verify(plan)
+        self._seconds = watch.seconds
         groups = range(len(plan.programs))
         self._inputs = [
             [i for i, leaf in enumerate(plan.inputs) if leaf.name and group in leaf.mpmd_idxs]
@@ -142,14 +154,19 @@ class LoadedStep:
         ]
 
     @property
+    def compiled(self) -> CompiledStep:
+        """What the compiler made; its specs may still be open."""
+        return self._compiled
+
+    @property
     def plan(self) -> Plan:
         """The verified programs of all groups; printable."""
         return self._plan
 
     def report(self) -> Report:
-        """Per group: tasks, executables, bytes of parameters, peak live bytes, bytes sent per step."""
+        """What each group does and needs, and how long it took to compile; printable."""
         fed_back = {argument for argument, _ in self._compiled.traced.fed_back}
-        return report(self.plan, self._verified, fed_back)
+        return report(self.plan, self._verified, fed_back, self._seconds, self._loaded.xla_seconds)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(self._signature.bind(args, kwargs))[0]
@@ -171,7 +188,7 @@ class LoadedStep:
             runtime.submit(
                 {
                     group: StepRequest(
-                        self._program,
+                        self._loaded.number,
                         step,
                         tuple(handles[i] for i in inputs),
                         tuple(results[i] for i in outputs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from mpmd.graph import TracedStep
 from mpmd.jaxpr import NAMELESS, any_inside, inline_calls, operands, subjaxprs, traced_eqns, where, with_eqns
 from mpmd.marks import number_marks
 from mpmd.meshes import without_devices
-from mpmd.reduce import treduce_p
+from mpmd.reduce import SCOPE, treduce_p
 from mpmd.sharding import within
 from mpmd.tree import argument_paths, paths
 
@@ -130,9 +131,7 @@ def _check(jaxpr: Jaxpr) -> None:
                     "call it directly in the step, or in functions under jax.jit"
                 )
             if any_inside(eqn, mark_p):
-                faults.append(
-                    f"mark_stage_end inside {eqn.primitive} at {where(eqn)}, outside of any treduce"
-                )
+                faults.append(_mark_outside(eqn))
     if not loops and not faults:
         faults.append("the step has no treduce: wrap the loop over microbatches in mpmd.treduce")
     if len(loops) > 1:
@@ -147,7 +146,16 @@ def _check(jaxpr: Jaxpr) -> None:
             if eqn.primitive is not mark_p and any_inside(eqn, mark_p)
         )
     if faults:
-        raise CompileError(faults)
+        raise CompileError(list(dict.fromkeys(faults)))
+
+
+def _mark_outside(eqn: JaxprEqn) -> str:
+    if SCOPE in re.split(r"[/()]", str(eqn.source_info.name_stack)):
+        return (
+            f"the treduce at {where(eqn)} is differentiated or batched: call jax.grad or jax.vmap inside the "
+            "function that treduce applies to each microbatch"
+        )
+    return f"mark_stage_end inside {eqn.primitive} at {where(eqn)}, outside of any treduce"
 
 
 def _described(eqn: JaxprEqn) -> str:

@@ -19,9 +19,10 @@ from mpmd.errors import StepAborted
 from mpmd.ir import Executable
 from mpmd.program import Function, Program
 from mpmd.runtime.resolve import resolve_specs
-from mpmd.runtime.runtime import HandleLedger
+from mpmd.runtime.runtime import HandleLedger, Loaded
 from mpmd.runtime.transport import Mailbox, MailboxReceipt, MessageId
 from mpmd.runtime.worker import GroupWorker, Handle, StepReply, StepRequest
+from mpmd.timing import Stopwatch
 
 
 class InProcessTransport:
@@ -110,19 +111,21 @@ class InProcessRuntime:
         # Also at exit: a thread that the interpreter's end catches within XLA would take the process down.
         self._close = weakref.finalize(self, _close_all, tuple(self._groups))
 
-    def load(self, program: Program) -> tuple[int, Program]:
+    def load(self, program: Program) -> Loaded:
         number = next(self._programs)
+        watch = Stopwatch()
 
         def output_specs(mpmd_idx: int, executable: Executable, function: Function):
             group = self._groups[mpmd_idx]
             return group.submit(partial(group.worker.output_specs, executable, function)).result()
 
-        program = resolve_specs(program, output_specs)
+        with watch("resolve"):
+            program = resolve_specs(program, output_specs)
         arguments = (number, program.plan, program.functions, program.constants)
-        loading = [group.submit(partial(group.worker.load, *arguments)) for group in self._groups]
-        for future in loading:
-            future.result()
-        return number, program
+        with watch("load"):
+            loading = [group.submit(partial(group.worker.load, *arguments)) for group in self._groups]
+            xla_seconds = tuple(future.result() for future in loading)
+        return Loaded(number, program, watch.seconds, xla_seconds)
 
     def submit(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         futures = {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -14,14 +16,29 @@ from mpmd.program import Program
 from mpmd.runtime.worker import Handle, StepReply, StepRequest
 
 
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A program that all groups have compiled.
+
+    Attributes:
+      number: what step requests call it.
+      program: the program, with the specs that it left open.
+      seconds: how long it took, by pass: ``resolve``, to have the groups' compiler choose open specs;
+        ``export``, where functions travel to other processes; ``load``, until the last group had compiled.
+      xla_seconds: for each group, how long XLA compiled; groups compile at the same time.
+    """
+
+    number: int
+    program: Program
+    seconds: Mapping[str, float]
+    xla_seconds: tuple[float, ...]
+
+
 class Runtime(Protocol):
     """The groups of one mesh. Requests to a group are carried out in the order they were made."""
 
-    def load(self, program: Program) -> tuple[int, Program]:
-        """Has every group compile its part, and waits until all have.
-
-        Returns: the program's number, and the program with the specs that it left open.
-        """
+    def load(self, program: Program) -> Loaded:
+        """Has every group compile its part, and waits until all have."""
         ...
 
     def submit(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:

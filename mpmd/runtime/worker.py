@@ -15,6 +15,7 @@ from mpmd.runtime.executor import Executor
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import spec_of, to_sharding
 from mpmd.timeline import Event
+from mpmd.timing import Stopwatch
 
 Handle = int
 """The driver's name of a value that lives on groups."""
@@ -92,15 +93,21 @@ class GroupWorker:
         plan: Plan,
         functions: Mapping[str, Function],
         constants: Mapping[Name, np.ndarray],
-    ) -> None:
-        """Compiles all that this group runs of ``plan`` and keeps it under the number ``program``."""
+    ) -> float:
+        """Compiles all that this group runs of ``plan`` and keeps it under the number ``program``.
+
+        Returns: the seconds that XLA took.
+        """
         mine = plan.programs[self.mpmd_idx]
         needed = {i.executable for i in mine.instructions if isinstance(i, Run)}
-        compiled = {
-            e.name: jitted(functions[e.name], e, self.submesh).lower(*arguments(e)).compile()
-            for e in plan.executables
-            if e.name in needed
-        }
+        watch = Stopwatch()
+        compiled: dict[str, jax.stages.Compiled] = {}
+        for executable in plan.executables:
+            if executable.name in needed:
+                function = jitted(functions[executable.name], executable, self.submesh)
+                lowered = function.lower(*arguments(executable))
+                with watch("xla"):
+                    compiled[executable.name] = lowered.compile()
         replicated = to_sharding((), self.submesh)
         here = [leaf.name for leaf in plan.constants if self.mpmd_idx in leaf.mpmd_idxs]
         executor = Executor(
@@ -115,6 +122,7 @@ class GroupWorker:
         leaves = [leaf for leaf in plan.inputs if leaf.name and self.mpmd_idx in leaf.mpmd_idxs]
         shardings = tuple(to_sharding(leaf.spec, self.submesh) for leaf in leaves)
         self._programs[program] = _Loaded(executor, shardings, tuple(leaf.donated for leaf in leaves))
+        return watch.seconds.get("xla", 0.0)
 
     def _received_shardings(self, plan: Plan) -> dict[Name, jax.sharding.Sharding]:
         """For each value this group receives, the sharding its reader was compiled for."""
@@ -167,7 +175,7 @@ class GroupWorker:
             if loaded.donated[i]:
                 if holders[id(value)] > 1:
                     # Another result is the same array, or shares its buffer, and it must survive.
-                    inputs[i] = inputs[i].copy()
+                    inputs[i] = jax.device_put(inputs[i], sharding, may_alias=False)  # compiles nothing
                 del self._values[request.inputs[i]]
         return inputs
 

@@ -1,0 +1,218 @@
+"""How long it takes to compile a train step of a GPT, pass by pass.
+
+    python benchmarks/compile_time.py           24 layers on 8 groups, then how the time grows
+    python benchmarks/compile_time.py --xla     24 layers on 8 groups, to the end: XLA on each group too
+
+Times are medians, without what JAX remembers of an earlier trace. They are compared with how long
+``jax.make_jaxpr`` takes for the very same function, because any compiler has to trace it.
+"""
+
+import argparse
+import dataclasses
+import functools
+import gc
+import pathlib
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
+
+import common
+import gpt
+import jax
+import jax.numpy as jnp
+import optax
+
+import mpmd
+from mpmd.compile import CompiledStep, compile_step
+from mpmd.mesh import GroupMesh
+from mpmd.program import export_function
+from mpmd.timing import Stopwatch
+
+LAYERS = (6, 12, 24, 48)
+MICROBATCHES = (8, 32, 128)
+PLANS = ((16, 64), (32, 128), (64, 512))
+D_MODEL, HEADS, SEQ_LEN, BATCH = 128, 4, 64, 2
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="how long it takes to compile a train step")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--stages", type=int, default=8, help="one stage on each group")
+    parser.add_argument("--microbatches", type=int, default=32)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--xla", action="store_true", help="let the groups compile, and print the report")
+    args = parser.parse_args()
+    common.fake_devices(max(args.stages, *(groups for groups, _ in PLANS)))
+    step = gpt_step(args.layers, args.stages, args.microbatches)
+    if args.xla:
+        with mesh_of(args.stages) as mesh:
+            print(mpmd.mpmd_jit_with_loop(step.fun, mpmd_mesh=mesh).compile(*step.args).report())
+        return
+    print_passes(args, measure(step, args.repetitions))
+    print_growth(args)
+    print_plans(args.repetitions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A train step over ``groups`` groups, and arguments as ``ShapeDtypeStruct``s."""
+
+    fun: object
+    args: tuple
+    groups: int
+
+
+def gpt_step(num_layers: int, num_stages: int, num_microbatches: int) -> Step:
+    config = gpt.GPTConfig(num_layers, D_MODEL, HEADS, SEQ_LEN, num_stages)
+    params = jax.eval_shape(functools.partial(gpt.init_params, config=config), jax.random.key(0))
+    batch = jax.ShapeDtypeStruct((num_microbatches, BATCH, SEQ_LEN), jnp.int32)
+    return train_step(functools.partial(gpt.loss, config=config), params, batch, num_stages)
+
+
+def tiny_step(num_stages: int, num_microbatches: int) -> Step:
+    """One small matrix per stage: all that is left is the plan."""
+
+    def loss(params, x, y):
+        for weight in params[:-1]:
+            x = mpmd.mark_stage_end(jnp.tanh(x @ weight))
+        return jnp.mean((x @ params[-1] - y) ** 2)
+
+    params = [jax.ShapeDtypeStruct((4, 4), jnp.float32)] * num_stages
+    batch = jax.ShapeDtypeStruct((num_microbatches, BATCH, 4), jnp.float32)
+    return train_step(loss, params, batch, num_stages)
+
+
+def train_step(loss, params, batch, num_stages: int) -> Step:
+    schedule = mpmd.Std1F1B(num_stages)
+
+    def step(state, xs, ys):
+        params, opt_state = state
+        loss_and_gradients = jax.value_and_grad(loss)
+        total, gradients = mpmd.treduce(
+            lambda microbatch: loss_and_gradients(params, *microbatch),
+            (xs, ys),
+            schedule=schedule,
+            operation=mpmd.Add,
+        )
+        updates, opt_state = OPTIMIZER.update(gradients, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), total / len(xs)
+
+    state = params, jax.eval_shape(OPTIMIZER.init, params)
+    return Step(step, (state, batch, batch), num_stages)
+
+
+def mesh_of(groups: int) -> mpmd.MpmdMesh:
+    return common.open_mesh({"stage": groups}, on_ray=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Median seconds of each pass, and of ``jax.make_jaxpr`` alone; and what the step came to."""
+
+    seconds: dict[str, float]
+    make_jaxpr: float
+    equations: int
+    instructions: int
+    executables: int
+
+    @property
+    def total(self) -> float:
+        """All but XLA."""
+        return sum(self.seconds.values())
+
+    @property
+    def own(self) -> float:
+        """All but XLA and the user's function under JAX."""
+        return self.total - self.seconds["jax"]
+
+
+def measure(step: Step, repetitions: int) -> Measurement:
+    mesh = mesh_of(step.groups)
+    runs, traces = [], []
+    for _ in range(repetitions):
+        traces.append(seconds_of_make_jaxpr(step))
+        compiled, seconds = compile_and_export(step, mesh)
+        runs.append(seconds)
+    program, traced = compiled.program, compiled.traced
+    return Measurement(
+        {name: statistics.median(run[name] for run in runs) for name in runs[0]},
+        statistics.median(traces),
+        len(traced.jaxpr.eqns) + len(traced.loop.params["body"].eqns),
+        sum(len(group.instructions) for group in program.plan.programs),
+        len(program.plan.executables),
+    )
+
+
+def seconds_of_make_jaxpr(step: Step) -> float:
+    forget()
+    start = time.perf_counter()
+    jax.make_jaxpr(step.fun)(*step.args)
+    return time.perf_counter() - start
+
+
+def compile_and_export(step: Step, mesh: GroupMesh) -> tuple[CompiledStep, dict[str, float]]:
+    """All that the driver does before the groups, Ray actors say, compile their executables."""
+    forget()
+    donated = [False] * len(jax.tree.leaves(step.args))
+    compiled = compile_step(step.fun, step.args, {}, mesh, None, None, donated)
+    watch = Stopwatch(dict(compiled.seconds))
+    for executable in compiled.program.plan.executables:
+        with watch("export"):
+            function = compiled.program.functions[executable.name]
+            export_function(function, executable, mesh.abstract_submesh, mesh.platform)
+    return compiled, watch.seconds
+
+
+def forget() -> None:
+    jax.clear_caches()
+    gc.collect()
+
+
+def print_passes(args: argparse.Namespace, result: Measurement) -> None:
+    print(
+        f"{args.layers} layers, {args.stages} stages, {args.microbatches} microbatches: "
+        f"{result.equations} equations become {result.executables} executables and "
+        f"{result.instructions} instructions\n"
+    )
+    rows = [*result.seconds.items(), ("all but XLA", result.total), ("all but XLA and jax", result.own)]
+    print(f"{'pass':20}{'seconds':>9}{'of make_jaxpr':>15}")
+    for name, seconds in rows:
+        print(f"{name:20}{seconds:9.2f}{seconds / result.make_jaxpr:15.0%}")
+    print(f"{'jax.make_jaxpr':20}{result.make_jaxpr:9.2f}\n")
+
+
+def print_growth(args: argparse.Namespace) -> None:
+    print(f"How the time grows, on {args.stages} groups; per equation: all but XLA and jax")
+    sizes = [(layers, args.microbatches) for layers in LAYERS if layers >= args.stages]
+    sizes += [(args.layers, microbatches) for microbatches in MICROBATCHES]
+    heading = f"{'layers':>6}{'microbatches':>14}{'equations':>11}{'instructions':>14}"
+    for i, (layers, microbatches) in enumerate(sizes):
+        result = measure(gpt_step(layers, args.stages, microbatches), args.repetitions)
+        if not i:
+            print(
+                heading + "".join(f"{name:>8}" for name in (*result.seconds, "own")) + f"{'own/equation':>15}"
+            )
+        numbers = f"{layers:6}{microbatches:14}{result.equations:11}{result.instructions:14}"
+        seconds = "".join(f"{value:8.2f}" for value in (*result.seconds.values(), result.own))
+        print(f"{numbers}{seconds}{result.own / result.equations * 1e6:12.0f} us", flush=True)
+    print()
+
+
+def print_plans(repetitions: int) -> None:
+    print("Large plans of a tiny model, in seconds: all but XLA, export and jax")
+    print(f"{'groups':>6}{'microbatches':>14}{'instructions':>14}{'seconds':>9}{'per instruction':>17}")
+    for groups, microbatches in PLANS:
+        result = measure(tiny_step(groups, microbatches), repetitions)
+        seconds = result.own - result.seconds["export"]
+        print(
+            f"{groups:6}{microbatches:14}{result.instructions:14}{seconds:9.2f}"
+            f"{seconds / result.instructions * 1e6:14.0f} us",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
