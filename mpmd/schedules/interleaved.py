@@ -37,6 +37,9 @@ class Interleaved1F1B(RoundRobin):
     Megatron-LM", 2021, arXiv:2104.04473, section 2.2.2, which asks for ``m`` to be a multiple of ``p``.
     """
 
+    fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
+    """Whether a forward and the backward after it are one task, which XLA may overlap; none waits longer."""
+
     extra_warmup: ClassVar[int] = 0
     """Forwards that each group runs earlier than it must."""
 
@@ -55,6 +58,7 @@ class Interleaved1F1B(RoundRobin):
             in_rounds("fwd", stages, rounds),
             in_rounds("bwd", stages[::-1], rounds),
             (count + ahead for count in counts),
+            self.fuse_steady_state,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from mpmd.ir import Cell
 from mpmd.schedules.base import OneStagePerGroup, check_num_microbatches
@@ -25,11 +26,12 @@ class Std1F1B(OneStagePerGroup):
     on GPU Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 2.2.1.
     """
 
+    fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
+    """Whether a forward and the backward after it are one task. Here it makes groups wait for one another."""
+
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
-        return [
-            _group_tasks(stage, num_microbatches, warmup=self.num_stages - 1 - stage)
-            for stage in range(self.num_stages)
-        ]
+        warmups = [self.num_stages - 1 - stage for stage in range(self.num_stages)]
+        return _tasks(warmups, num_microbatches, self.fuse_steady_state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +48,20 @@ class Eager1F1B(OneStagePerGroup):
     (eager-1F1B).
     """
 
+    fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
+    """Whether a forward and the backward after it are one task, which XLA may overlap; none waits longer."""
+
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
-        return [
-            _group_tasks(stage, num_microbatches, warmup=2 * (self.num_stages - 1 - stage))
-            for stage in range(self.num_stages)
-        ]
+        warmups = [2 * (self.num_stages - 1 - stage) for stage in range(self.num_stages)]
+        return _tasks(warmups, num_microbatches, self.fuse_steady_state)
 
 
-def _group_tasks(stage: int, num_microbatches: int, warmup: int) -> list[Cell]:
+def _tasks(warmups: Sequence[int], num_microbatches: int, fused: bool) -> list[list[Cell]]:
     check_num_microbatches(num_microbatches)
     microbatches = range(num_microbatches)
-    return alternate(tasks_of("fwd", [stage], microbatches), tasks_of("bwd", [stage], microbatches), warmup)
+    return [
+        alternate(
+            tasks_of("fwd", [stage], microbatches), tasks_of("bwd", [stage], microbatches), warmup, fused
+        )
+        for stage, warmup in enumerate(warmups)
+    ]

@@ -18,22 +18,29 @@ def in_rounds(kind: TaskKind, stages: Sequence[int], rounds: Iterable[Sequence[i
     return [task for part in rounds for task in tasks_of(kind, stages, part)]
 
 
-def merge(forwards: list[Cell], backwards: list[Cell], forwards_before: Iterable[int]) -> list[Cell]:
+def merge(
+    forwards: list[Cell], backwards: list[Cell], forwards_before: Iterable[int], fused: bool = False
+) -> list[Cell]:
     """One order of both lists, in which ``forwards_before[i]`` forwards precede backward ``i``.
 
-    The counts must not fall; those beyond the number of forwards mean all of them.
+    The counts must not fall; those beyond the number of forwards mean all of them. If ``fused``, a backward
+    and the forward right before it are one task, unless the forwards have run out by then.
     """
     merged: list[Cell] = []
     done = 0
     for backward, count in zip(backwards, forwards_before, strict=True):
-        merged += [*forwards[done:count], backward]
+        new = forwards[done:count]
+        if fused and new and count <= len(forwards):
+            merged += [*new[:-1], FusedTask((*new[-1].tasks, *backward.tasks))]
+        else:
+            merged += [*new, backward]
         done = count
     return merged
 
 
-def alternate(forwards: list[Cell], backwards: list[Cell], warmup: int) -> list[Cell]:
+def alternate(forwards: list[Cell], backwards: list[Cell], warmup: int, fused: bool = False) -> list[Cell]:
     """``warmup`` forwards, then one forward and one backward in turn, then the rest of the backwards."""
-    return merge(forwards, backwards, range(warmup + 1, warmup + 1 + len(backwards)))
+    return merge(forwards, backwards, range(warmup + 1, warmup + 1 + len(backwards)), fused)
 
 
 def rounds_of(num_microbatches: int, mpmd_dim: int) -> list[range]:

@@ -24,6 +24,18 @@ def test_training(name, groups, microbatches):
     assert all(len(leaf.mpmd_idxs) == 1 for leaf in parameters)
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [mpmd.Eager1F1B(3, fuse_steady_state=True), mpmd.Interleaved1F1B(4, 2, fuse_steady_state=True)],
+    ids=["Eager1F1B", "Interleaved1F1B"],
+)
+def test_a_fused_steady_state(schedule):
+    step = make_step(mse, schedule)
+    state = init(weights(schedule.num_stages))
+    loaded = assert_parity(step, state, *batch(5), mesh=mesh_of(schedule.mpmd_dim))
+    assert any("+bwd" in executable.name for executable in loaded.plan.executables)
+
+
 @pytest.mark.parametrize("name", ["ZeroBubble", "ZeroBubbleV", "DualPipeV", "InterleavedZeroBubble"])
 def test_tied_weights_dropout_and_checkpoints(name):
     schedule = build(name, 2)

@@ -39,6 +39,8 @@ from mpmd.schedules import (
     total_order,
     v_shape,
 )
+from mpmd.simulate import Costs
+from mpmd.simulate import simulate as mpmd_simulate
 from tests.support.lists import flat, inputs, output, parse, peaks, simulate
 
 EXPECTED = json.loads((pathlib.Path(__file__).parent / "expected_schedules.json").read_text())
@@ -284,3 +286,18 @@ def test_the_total_order_keeps_each_groups_order(schedule, m):
             done | made_here
         )
         done |= made_here
+
+
+@settings(deadline=None)
+@given(p=groups, v=stages_per_group, m=microbatches)
+def test_a_fused_steady_state_never_gets_stuck_and_is_as_fast_where_messages_have_time(p, v, m):
+    for schedule in (Std1F1B(p, fuse_steady_state=True), Eager1F1B(p, fuse_steady_state=True)):
+        check_schedule(schedule.tasks(m), p, m, p)
+    interleaved = Interleaved1F1B(p * v, p, fuse_steady_state=True).tasks(m)
+    check_schedule(interleaved, p * v, m, p)
+    fused = [cell for cells in Eager1F1B(p, fuse_steady_state=True).tasks(m) for cell in cells]
+    warmups = [2 * (p - 1 - stage) for stage in range(p)]
+    assert sum(len(cell.tasks) == 2 for cell in fused) == sum(max(0, m - warmup) for warmup in warmups)
+    atomic = Costs(atomic=True)
+    together = mpmd_simulate(Eager1F1B(p, fuse_steady_state=True).tasks(m), atomic)
+    assert together.makespan == mpmd_simulate(Eager1F1B(p).tasks(m), atomic).makespan
