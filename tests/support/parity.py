@@ -1,5 +1,7 @@
 """Compares a step on groups of devices with the same step under plain ``jax.jit``."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,35 +26,78 @@ def raw(leaf):
 
 
 def assert_close(actual, expected, tolerance=2e-5):
-    """Asserts equal structure, dtypes and, to float32 rounding, values."""
+    """Asserts equal structure, dtypes and values; of floats, to float32 rounding."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
     for (path, left), right in pairs:
         where = jax.tree_util.keystr(path)
         left, right = raw(left), raw(right)
-        assert left.dtype == right.dtype and left.shape == right.shape, where
-        np.testing.assert_allclose(
-            left.astype(np.float64), right.astype(np.float64), rtol=tolerance, atol=tolerance, err_msg=where
+        assert left.dtype == right.dtype and left.shape == right.shape, (
+            f"{where} is {left.dtype}{list(left.shape)}, not {right.dtype}{list(right.shape)}"
         )
+        if jnp.issubdtype(left.dtype, jnp.inexact):
+            wide = np.complex128 if np.iscomplexobj(left) else np.float64
+            np.testing.assert_allclose(
+                left.astype(wide), right.astype(wide), rtol=tolerance, atol=tolerance, err_msg=where
+            )
+        else:
+            np.testing.assert_array_equal(left, right, err_msg=where)
 
 
-def assert_parity(step, state, *batch, mesh, steps=2, tolerance=2e-5, **options):
+@contextlib.contextmanager
+def compiles():
+    """Counts what XLA compiles in this process, on any thread, in the list it gives."""
+    counted = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            counted.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield counted
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def assert_replicas_equal(tree):
+    """Asserts that all groups which hold a value hold the same bits."""
+    for array in jax.tree.leaves(tree):
+        fetched = [array.runtime.fetch(mpmd_idx, array.handle) for mpmd_idx in array.mpmd_idxs]
+        replicas = {np.asarray(future.result()).tobytes() for future in fetched}
+        assert len(replicas) == 1, f"the replicas of {array} differ"
+
+
+def assert_parity(step, state, *batch, mesh, **options):
+    """``assert_parity_on`` a mesh that is closed afterwards."""
+    with mesh:
+        return assert_parity_on(mesh, step, state, *batch, **options)
+
+
+def assert_parity_on(mesh, step, state, *batch, steps=2, tolerance=2e-5, **options):
     """Runs ``state, rest = step(state, *batch)`` both ways, feeding the state back; returns the loaded step.
 
-    Asserts that the next step neither moves nor compiles anything.
+    Asserts that steps after the first neither move the state nor compile anything in this process, and that
+    the replicas of a value are equal.
     """
-    with mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, **options)
-        loaded = compiled.compile(state, *batch)
-        reference = jax.jit(step)
-        expected_state, actual_state = state, state
-        for _ in range(steps):
-            expected_state, expected = reference(expected_state, *batch)
-            actual_state, actual = compiled(actual_state, *batch)
-            assert_close(actual, expected, tolerance)
-            assert compiled.compile(actual_state, *batch) is loaded, "the next step would compile again"
-            arguments = zip(jax.tree.leaves(actual_state), loaded.plan.inputs, strict=False)
-            for array, wanted in arguments:
-                assert set(wanted.mpmd_idxs) <= set(array.mpmd_idxs), f"{wanted.path} would move"
-        assert_close(actual_state, expected_state, tolerance)
-        return loaded
+    reference = jax.jit(step)
+    expected_state, expected_results = state, []
+    for _ in range(steps):
+        expected_state, result = reference(expected_state, *batch)
+        expected_results.append(result)
+    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, **options)
+    loaded = compiled.compile(state, *batch)
+    if "donate_argnums" in options:
+        state = jax.tree.map(jnp.copy, state)
+    for number, expected in enumerate(expected_results):
+        with compiles() as counted:
+            state, result = compiled(state, *batch)
+            jax.tree.map(lambda array: array.block_until_ready(), (state, result))
+        assert number == 0 or not counted, f"step {number} compiled {len(counted)} times"
+        assert_close(result, expected, tolerance)
+        assert compiled.compile(state, *batch) is loaded, "the next step would compile again"
+        for array, wanted in zip(jax.tree.leaves(state), loaded.plan.inputs, strict=False):
+            assert set(wanted.mpmd_idxs) <= set(array.mpmd_idxs), f"{wanted.path} would move"
+        assert_replicas_equal((state, result))
+    assert_close(state, expected_state, tolerance)
+    return loaded

@@ -1,0 +1,477 @@
+"""How steps are called: signatures, donation, counters, new shapes; what is compiled and when."""
+
+import functools
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.models import BATCH, WIDTH, batch, init, layer, make_step, mlp, mse, weights
+from tests.support.parity import assert_close, compiles, mesh_of
+from tests.support.programs.table import descend, loop
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles():
+    """The programs are many and tiny: compiling them takes longer than running them."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def mesh():
+    with mesh_of(2) as mesh:
+        yield mesh
+
+
+def train(state, xs, ys, rate=0.1):
+    total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys), 2)
+    return descend(state, grads, rate), total
+
+
+def copy(tree):
+    return jax.tree.map(jnp.copy, tree)
+
+
+XS, YS = range(2)
+
+
+# Signatures.
+
+
+def keyword_only(*, xs, ys, state):
+    return train(state, xs, ys)
+
+
+def state_last(xs, ys, state, /):
+    new, total = train(state, xs, ys)
+    return total, new
+
+
+def several_parts(first, second, batch):
+    (first, second), total = train([first, second], *batch)
+    return first, second, total
+
+
+def one_tree(everything):
+    new, total = train(everything["state"], *everything["batch"])
+    return {"state": new, "loss": total, "batch": everything["batch"]}
+
+
+class Trainer:
+    rate = 0.1
+
+    def step(self, state, xs, ys):
+        return train(state, xs, ys, self.rate)
+
+    def __call__(self, state, batch, **options):
+        return train(state, *batch, **options)
+
+
+def arguments():
+    return weights(2), *batch()
+
+
+def wide(leaf):
+    return np.asarray(leaf, np.float64)
+
+
+def named():
+    state, xs, ys = arguments()
+    return {"ys": ys, "state": state, "xs": xs}
+
+
+CALLS = {
+    "positional": (train, lambda: (arguments(), {})),
+    "some by name": (train, lambda: (arguments()[:1], {"ys": batch()[1], "xs": batch()[0]})),
+    "all by name": (train, lambda: ((), named())),
+    "keyword only": (keyword_only, lambda: ((), named())),
+    "with a default": (train, lambda: (arguments(), {"rate": 0.05})),
+    "state last": (state_last, lambda: ((*batch(), weights(2)), {})),
+    "several parts": (several_parts, lambda: ((*weights(2), batch()), {})),
+    "one tree": (one_tree, lambda: (({"state": weights(2), "batch": batch()},), {})),
+    "method": (Trainer().step, lambda: (arguments(), {})),
+    "callable object": (Trainer(), lambda: ((weights(2), batch()), {"rate": 0.1})),
+    "partial": (functools.partial(train, rate=0.01), lambda: (arguments(), {})),
+    "partial of the state": (functools.partial(train, weights(2)), lambda: (batch(), {})),
+    "lambda": (lambda *args: train(*args), lambda: (arguments(), {})),
+    "jitted": (jax.jit(train), lambda: (arguments(), {})),
+    "numpy": (train, lambda: (jax.tree.map(np.asarray, arguments()), {})),
+    "numpy of 64 bits": (train, lambda: (jax.tree.map(wide, arguments()), {})),
+    "none leaves": (lambda state, xs, ys, _: train(state, xs, ys), lambda: ((*arguments(), None), {})),
+    "unused arguments": (
+        lambda s, xs, ys, a, b: train(s, xs, ys),
+        lambda: ((*arguments(), XS, {"b": YS}), {}),
+    ),
+}
+
+
+@pytest.mark.parametrize(("fun", "call"), CALLS.values(), ids=CALLS)
+def test_signatures(mesh, fun, call):
+    args, kwargs = call()
+    expected = jax.jit(fun)(*args, **kwargs)
+    compiled = mpmd.mpmd_jit_with_loop(fun, mpmd_mesh=mesh)
+    assert_close(compiled(*args, **kwargs), expected)
+    assert_close(compiled.compile(*args, **kwargs)(*args, **kwargs), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"static_argnums": (3, 4)}, {"static_argnames": ("power", "extra")}, {"static_argnums": (-2, -1)}],
+    ids=str,
+)
+def test_static_arguments(mesh, options):
+    def step(state, xs, ys, power, extra):
+        def loss(params, x, y):
+            return jnp.mean(jnp.abs(mlp(params, x) - y) ** power) * (2 if extra == "double" else 1)
+
+        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(state, x, y), (xs, ys), 2)
+        return descend(state, grads), total
+
+    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, **options)
+    for extra in ("double", "single", "double"):
+        expected = jax.jit(step, static_argnums=(3, 4))(*arguments(), 2, extra)
+        with compiles() as counted:
+            assert_close(compiled(*arguments(), 2, extra), expected)
+    assert not counted, "the same static arguments compile again"
+
+
+@pytest.mark.parametrize("like", ["shapes", "arrays", "numpy"])
+def test_compiled_ahead_of_the_call(mesh, like):
+    convert = {
+        "shapes": lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype),
+        "arrays": jnp.copy,
+        "numpy": np.asarray,
+    }[like]
+    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)
+    loaded = step.compile(*jax.tree.map(convert, arguments()))
+    expected = jax.jit(train)(*arguments())
+    with compiles() as counted:
+        state, total = loaded(*arguments())
+        jax.block_until_ready(float(total))
+        assert step.compile(state, *batch()) is loaded
+    assert not counted, "the call compiles what was compiled"
+    assert_close((state, total), expected)
+
+
+def test_shapes_of_typed_keys_compile(mesh):
+    def step(state, key, xs, ys):
+        noise = jax.random.normal(key, xs.shape)
+        return train(state, xs + noise, ys)
+
+    key = jax.random.key(0)
+    shapes = jax.eval_shape(lambda *args: args, weights(2), key, *batch())
+    loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(*shapes)
+    expected = jax.jit(step)(weights(2), key, *batch())
+    assert_close(loaded(weights(2), key, *batch()), expected)
+
+
+# Compiling once.
+
+
+@pytest.mark.parametrize("start", [0, np.int32(0), jnp.int32(0), 0.0, jnp.zeros(())], ids=repr)
+def test_a_step_counter_compiles_nothing_after_the_first_step(mesh, start):
+    optimizer = optax.adam(1e-2)
+
+    def step(state, xs, ys):
+        params, opt_state, count = state
+        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(params, x, y), (xs, ys), 2)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        params = jax.tree.map(lambda p, u: p + u / (1 + count), params, updates)
+        return (params, opt_state, count + 1), (total, count)
+
+    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+    state, (total, _) = compiled((*init(weights(2), optimizer), start), *batch())
+    float(total)
+    with compiles() as counted:
+        for _ in range(3):
+            state, (total, count) = compiled(state, *batch())
+            float(total)
+    assert not counted, f"{len(counted)} compiles after the first step"
+    assert int(count) == 3
+
+
+def test_a_python_number_for_every_step_compiles_once(mesh):
+    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)
+    state, total = step(*arguments(), 0.1)
+    float(total)
+    with compiles() as counted:
+        for number in range(1, 4):
+            state, total = step(state, *batch(), 0.1 / number)
+            float(total)
+    assert not counted
+
+
+def test_identical_stages_are_one_executable():
+    with mesh_of(4) as mesh:
+        loaded = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(4)), mpmd_mesh=mesh).compile(
+            init(weights(4)), *batch()
+        )
+        names = {executable.name for executable in loaded.plan.executables}
+    assert "fwd_2" not in names and len(names & {"bwd_1", "bwd_2"}) == 1
+
+
+def test_executables_do_not_grow_with_stages():
+    """The first and the last stage may differ from those between, which are all alike."""
+    counts = []
+    for stages in (4, 8):
+        with mesh_of(4) as mesh:
+            step = make_step(mse, mpmd.Interleaved1F1B(stages, 4))
+            loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(weights(stages)), *batch())
+            counts.append([e.name.split("_")[0] for e in loaded.plan.executables])
+    for kind, most in [("fwd", 3), ("bwd", 3)]:
+        assert counts[0].count(kind) == counts[1].count(kind) <= most
+
+
+def test_executables_do_not_grow_with_microbatches():
+    counts = []
+    for microbatches in (4, 9):
+        with mesh_of(3) as mesh:
+            step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
+            counts.append(len(step.compile(init(weights(3)), *batch(microbatches)).plan.executables))
+    assert counts[0] == counts[1]
+
+
+# Donation.
+
+
+@pytest.mark.parametrize("donated", [0, (0,), (0, 1, 2), -3], ids=str)
+def test_donated_arguments_are_dead_afterwards(mesh, donated):
+    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=donated)
+    expected = jax.jit(train)(jax.jit(train)(*arguments())[0], *batch())
+    state, xs, ys = map(copy, arguments())
+    first, _ = step(state, xs, ys)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert xs.is_deleted() == ys.is_deleted() == (donated == (0, 1, 2))
+    second = step(first, *batch())
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))
+    assert_close(second, expected)
+    with pytest.raises(ValueError, match=r"args\[0\]\[0\]\['b'\] was deleted or donated to an earlier call"):
+        step(first, *batch())
+
+
+def test_donated_by_name(mesh):
+    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=0)
+    state = copy(weights(2))
+    xs, ys = batch()
+    assert_close(step(xs=xs, ys=ys, state=state), jax.jit(train)(weights(2), xs, ys))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_what_is_not_donated_can_be_used_again(mesh):
+    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)
+    state, _ = step(*arguments())
+    assert_close(step(state, *batch()), step(state, *batch()), 0)
+
+
+def test_donated_frozen_and_forwarded_arguments(mesh):
+    """What is returned as it came stays alive under its new name."""
+
+    def step(state, xs, ys):
+        params, frozen, extra = state
+        new, total = train(params, xs + frozen, ys)
+        return (new, frozen, extra), (total, extra)
+
+    state = (weights(2), jnp.ones(WIDTH), jnp.arange(3.0))
+    expected = jax.jit(step)(jax.jit(step)(state, *batch())[0], *batch())
+    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, donate_argnums=0)
+    first, _ = compiled(copy(state), *batch())
+    second = compiled(first, *batch())
+    assert first[1].is_deleted()
+    assert_close(second, expected)
+
+
+def test_the_same_array_twice(mesh):
+    shared = jnp.eye(WIDTH)
+    params = [{"w": shared, "b": jnp.zeros(WIDTH)}, {"w": shared, "b": jnp.ones(WIDTH)}]
+    expected = jax.jit(train)(params, *batch())
+    assert_close(mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)(params, *batch()), expected)
+    donating = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=0)
+    said = (
+        r"args\[0\]\[0\]\['w'\] and args\[0\]\[1\]\['w'\] are the same array and it is donated; pass a copy"
+    )
+    with pytest.raises(ValueError, match=said):
+        donating(params, *batch())
+    assert not shared.is_deleted()
+    state, _ = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)(params, *batch())
+    with pytest.raises(ValueError, match="are the same array and it is donated"):
+        donating([state[0], state[0]], *batch())
+
+
+def test_steps_leave_nothing_behind(mesh):
+    """The groups hold as many values after ten steps as after two."""
+    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=0)
+    state = copy(weights(2))
+    counts = []
+    for _ in range(10):
+        state, total = step(state, *batch())
+        float(total)
+        gc.collect()
+        counts.append(len(jax.live_arrays()))
+    assert counts[-1] <= counts[2]
+
+
+# Other arguments on a later call.
+
+
+def test_new_shapes_dtypes_and_trees_compile_anew(mesh):
+    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)
+    state, (xs, ys) = weights(2), batch()
+    more = [
+        (state, xs, ys),
+        (state, xs[:2], ys[:2]),
+        (state, xs[:, :2], ys[:, :2]),
+        (state, jnp.bfloat16(xs), ys),
+        (tuple(state), xs, ys),
+        (state, xs, ys, 0.3),
+    ]
+    for _ in range(2):
+        for args in more:
+            assert_close(step(*args), jax.jit(train)(*args))
+
+
+def test_a_loaded_step_names_the_leaves_that_differ(mesh):
+    loaded = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh).compile(*arguments())
+    state, (xs, ys) = weights(2), batch()
+    with pytest.raises(
+        ValueError, match=r"args\[1\] is float32\[2, 4, 4\], not float32\[4, 4, 4\]; args\[2\]"
+    ):
+        loaded(state, xs[:2], ys[:2])
+    with pytest.raises(ValueError, match=r"args\[0\]\[1\]\['w'\] is bfloat16"):
+        loaded([state[0], {**state[1], "w": jnp.bfloat16(state[1]["w"])}], xs, ys)
+    with pytest.raises(ValueError, match="another structure") as caught:
+        loaded(state[:1], xs, ys)
+    assert len(str(caught.value)) < 1000
+
+
+def test_an_evaluation_step_takes_the_state_of_the_training_step(mesh):
+    def evaluate(state, xs, ys):
+        return loop(lambda x, y: mse(state, x, y), (xs, ys), 2)
+
+    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=0)
+    evaluation = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
+    state, expected = copy(weights(2)), weights(2)
+    for _ in range(3):
+        state, _ = step(state, *batch())
+        expected, _ = jax.jit(train)(expected, *batch())
+        assert_close(evaluation(state, *batch()), jax.jit(evaluate)(expected, *batch()))
+
+
+def test_results_taken_back_to_jax(mesh):
+    state, total = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)(*arguments())
+    expected, _ = jax.jit(train)(*arguments())
+    local = jax.tree.map(jnp.asarray, state)
+    assert_close(local, expected)
+    np.testing.assert_allclose(mlp(local, batch()[0][0]), mlp(expected, batch()[0][0]), rtol=1e-5)
+    assert f"{total:.3f}" == f"{float(total):.3f}"
+
+
+# Callbacks.
+
+
+@pytest.mark.parametrize("kind", ["print", "callback", "io_callback", "pure_callback"])
+def test_a_callback_runs_once_for_each_microbatch(mesh, kind, capfd):
+    seen = []
+
+    def note(index, value):
+        seen.append(int(index))
+        return value
+
+    def report(i, h):
+        value = jax.lax.stop_gradient(h[0, 0])
+        if kind == "print":
+            jax.debug.print("microbatch {}", i)
+        elif kind == "callback":
+            jax.debug.callback(lambda *args: note(*args) and None, i, value)
+        elif kind == "io_callback":
+            return jax.experimental.io_callback(note, value, i, value)
+        else:
+            return jax.pure_callback(note, value, i, value)
+        return 0.0
+
+    def step(state, xs, ys):
+        def loss(params, i):
+            h = mpmd.mark_stage_end(layer(params[0], xs[i]))
+            extra = report(i, h)
+            return jnp.mean((layer(params[1], h) - ys[i]) ** 2) + extra
+
+        total, grads = mpmd.treduce_i(
+            lambda i: jax.value_and_grad(loss)(state, i), len(xs), mpmd.Std1F1B(2), mpmd.Add
+        )
+        return descend(state, grads), total
+
+    expected = jax.jit(step)(*arguments())
+    jax.effects_barrier()
+    capfd.readouterr()
+    seen.clear()
+    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+    for _ in range(2):
+        assert_close(compiled(*arguments()), expected)
+    jax.effects_barrier()
+    if kind == "print":
+        seen = [int(line.split()[-1]) for line in capfd.readouterr().out.splitlines()]
+    assert seen == [0, 1, 2, 3] * 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_callback_outside_of_the_loop_runs_once(mesh, when):
+    seen = []
+
+    def step(state, xs, ys):
+        if when == "before":
+            jax.debug.callback(lambda v: seen.append(float(v)), xs[0, 0, 0])
+        new, total = train(state, xs, ys)
+        if when == "after":
+            norm = optax.tree.norm(new)
+            jax.debug.callback(lambda v: seen.append(float(v)), norm)
+        return new, total
+
+    state, total = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(*arguments())
+    jax.block_until_ready(float(total))
+    jax.tree.map(lambda leaf: leaf.block_until_ready(), state)
+    jax.effects_barrier()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("kind", ["print", "io_callback"])
+def test_ordered_callbacks(mesh, kind, capfd):
+    """They keep the order of the microbatches, or are refused."""
+    seen = []
+
+    def step(state, xs, ys):
+        def loss(params, i):
+            h = mpmd.mark_stage_end(layer(params[0], xs[i]))
+            if kind == "print":
+                jax.debug.print("microbatch {}", i, ordered=True)
+            else:
+                jax.experimental.io_callback(lambda i: seen.append(int(i)), None, i, ordered=True)
+            return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+
+        total, grads = mpmd.treduce_i(
+            lambda i: jax.value_and_grad(loss)(state, i), len(xs), mpmd.Std1F1B(2), mpmd.Add
+        )
+        return descend(state, grads), total
+
+    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+    float(compiled(*arguments())[1])
+    jax.effects_barrier()
+    if kind == "print":
+        seen = [int(line.split()[-1]) for line in capfd.readouterr().out.splitlines()]
+    assert seen == [0, 1, 2, 3]
+
+
+def test_specs_by_name_and_shardings_as_specs():
+    def step(state, xs, ys):
+        return train(state, xs, ys)
+
+    with mesh_of(2, data=2) as mesh:
+        rows = jax.sharding.NamedSharding(mesh.abstract_submesh, P(None, "data"))
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=(None, rows, P(None, "data")))
+        assert_close(compiled(*arguments()), jax.jit(step)(*arguments()))
+        assert BATCH % 2 == 0

@@ -1,0 +1,99 @@
+"""Every schedule, with every number of stages, groups and microbatches, gives the same numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.ir import Run
+from tests.support.models import batch, init, layer, make_step, mse, weights
+from tests.support.parity import assert_parity, mesh_of
+
+SCHEDULES = {
+    "GPipe": lambda stages, groups: mpmd.GPipe(stages),
+    "Std1F1B": lambda stages, groups: mpmd.Std1F1B(stages),
+    "Eager1F1B": lambda stages, groups: mpmd.Eager1F1B(stages),
+    "Interleaved1F1B": mpmd.Interleaved1F1B,
+}
+ONE_TO_ONE = ["GPipe", "Std1F1B", "Eager1F1B"]
+SIZES = [
+    *((name, stages, groups) for name in ONE_TO_ONE for stages, groups in [(4, 4), (3, 4), (1, 1)]),
+    *(("Interleaved1F1B", stages, groups) for stages, groups in [(4, 4), (8, 4), (3, 3), (1, 1)]),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles():
+    """The programs are many and tiny: compiling them takes longer than running them."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.parametrize(("name", "stages", "groups"), SIZES)
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 5])
+def test_sizes(name, stages, groups, microbatches):
+    step = make_step(mse, SCHEDULES[name](stages, groups))
+    assert_parity(step, init(weights(stages)), *batch(microbatches), mesh=mesh_of(groups), steps=1)
+
+
+def gradients(schedule, groups=4):
+    """What a step under the schedule makes of the same weights and batch, as bytes."""
+    state = init(weights(schedule.num_stages))
+    with mesh_of(groups) as mesh:
+        step = mpmd.mpmd_jit_with_loop(make_step(mse, schedule), mpmd_mesh=mesh)
+        _, (loss, grads) = step(state, *batch(5))
+        return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((loss, grads))]
+
+
+def test_gradients_are_equal_bit_by_bit_under_schedules_that_run_the_same_executables():
+    expected = gradients(mpmd.GPipe(4))
+    for schedule in (
+        mpmd.Std1F1B(4),
+        mpmd.Eager1F1B(4),
+        mpmd.Interleaved1F1B(4, 2),
+        mpmd.Interleaved1F1B(4, 4),
+    ):
+        assert gradients(schedule) == expected, f"{schedule} differs from GPipe"
+
+
+def test_gradients_are_equal_bit_by_bit_from_run_to_run():
+    assert gradients(mpmd.Std1F1B(4)) == gradients(mpmd.Std1F1B(4))
+
+
+def peak_of_the_second_group(schedule, microbatches):
+    """Bytes; the group holds no part of the batch, whose size grows with the number of microbatches."""
+    with mesh_of(4) as mesh:
+        step = mpmd.mpmd_jit_with_loop(make_step(mse, schedule), mpmd_mesh=mesh)
+        loaded = step.compile(init(weights(4)), *batch(microbatches))
+        return loaded.report().groups[1].peak_bytes
+
+
+def test_memory_grows_with_microbatches_where_the_schedule_says_so():
+    few = {name: peak_of_the_second_group(SCHEDULES[name](4, 4), 8) for name in ONE_TO_ONE}
+    many = {name: peak_of_the_second_group(SCHEDULES[name](4, 4), 16) for name in ONE_TO_ONE}
+    assert few["Std1F1B"] == many["Std1F1B"] <= few["Eager1F1B"] == many["Eager1F1B"] < few["GPipe"]
+    assert few["GPipe"] < many["GPipe"]
+
+
+def test_a_checkpointed_stage_keeps_what_it_got_and_no_more():
+    def deep(params, h):
+        for _ in range(3):
+            h = layer(params, h)
+        return h
+
+    def made_by_the_middle_stage(stage):
+        def loss(params, x, y):
+            h = mpmd.mark_stage_end(stage(params[0], x))
+            h = mpmd.mark_stage_end(stage(params[1], h))
+            return jnp.mean((stage(params[2], h) - y) ** 2)
+
+        with mesh_of(3) as mesh:
+            step = mpmd.mpmd_jit_with_loop(make_step(loss, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
+            instructions = step.compile(init(weights(3)), *batch()).plan.programs[1].instructions
+        (run,) = (i for i in instructions if isinstance(i, Run) and i.label == "fwd_1__0")
+        return len(run.outputs)
+
+    assert made_by_the_middle_stage(deep) > 3
+    assert made_by_the_middle_stage(jax.checkpoint(deep)) == 1  # what it sends

@@ -1,0 +1,33 @@
+"""Train steps that users write, by theme: what plain JAX computes, a pipeline has to compute."""
+
+from tests.support.programs import (
+    architectures,
+    composition,
+    control_flow,
+    libraries,
+    objectives,
+    optimizers,
+    outputs,
+    precision,
+    randomness,
+    sharing,
+    stages,
+    submeshes,
+)
+from tests.support.programs.table import entries_of
+
+THEMES = (
+    stages,
+    sharing,
+    optimizers,
+    outputs,
+    randomness,
+    control_flow,
+    architectures,
+    objectives,
+    composition,
+    libraries,
+    precision,
+    submeshes,
+)
+PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]

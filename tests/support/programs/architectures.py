@@ -1,0 +1,311 @@
+"""Models of the field, small: attention, experts, adapters, convolutions, encoders with decoders."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import mpmd
+from tests.support.models import BATCH, WIDTH, batch, keys, layer, weights
+from tests.support.programs.table import Case, descend, loop, program, train
+
+TOKENS, MODEL, HEADS, VOCABULARY = 6, 8, 2, 7
+
+
+def matrices(key, **shapes):
+    subs = jax.random.split(key, len(shapes))
+    return {
+        name: jax.random.normal(k, shape) / shape[0] ** 0.5
+        for k, (name, shape) in zip(subs, shapes.items(), strict=True)
+    }
+
+
+def rotated(x):
+    """Rotary position embeddings of (batch, tokens, heads, width) queries and keys."""
+    half = x.shape[-1] // 2
+    angles = jnp.arange(x.shape[1])[:, None] / 10 ** (jnp.arange(half) / half)
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    a, b = x[..., :half], x[..., half:]
+    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+def attention(params, h, mask):
+    def heads(name):
+        return jnp.einsum("btd,dk->btk", h, params[name]).reshape(*h.shape[:2], HEADS, -1)
+
+    q, k, v = rotated(heads("q")), rotated(heads("k")), heads("v")
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+    return out.reshape(h.shape) @ params["o"]
+
+
+def normalised(h):
+    return h * jax.lax.rsqrt(jnp.mean(h**2, -1, keepdims=True) + 1e-6)
+
+
+def block(params, h, mask):
+    h = h + attention(params, normalised(h), mask)
+    gate, up = jnp.split(normalised(h) @ params["in"], 2, -1)
+    return h + (jax.nn.silu(gate) * up) @ params["out"]
+
+
+SHAPES = dict.fromkeys("qkvo", (MODEL, MODEL)) | {"in": (MODEL, 2 * MODEL), "out": (MODEL, MODEL)}
+
+
+def transformer(stages=3):
+    first, *rest = keys(stages + 1)
+    return {
+        "table": jax.random.normal(first, (VOCABULARY, MODEL)) / 2,
+        "blocks": [matrices(k, **SHAPES) for k in rest],
+    }
+
+
+def token_batches(microbatches=3):
+    return jax.random.randint(keys(1)[0], (microbatches, 2, TOKENS + 1), 0, VOCABULARY)
+
+
+def logits_of(params, tokens, mask):
+    h = params["table"][tokens]
+    for i, p in enumerate(params["blocks"]):
+        h = block(p, h, mask)
+        if i < len(params["blocks"]) - 1:
+            h = mpmd.mark_stage_end(h)
+    return normalised(h) @ params["table"].T
+
+
+def language_model(step_loss, data, params=None, **of_case):
+    params = params or transformer()
+
+    def step(state, *data):
+        total, grads = loop(lambda *mb: jax.value_and_grad(step_loss)(state, *mb), data)
+        return descend(state, grads), (total, grads)
+
+    return Case(step, params, data, **of_case)
+
+
+@program(on_ray=True)
+def transformer_with_rotary_embeddings_and_causal_mask():
+    def loss(params, tokens):
+        mask = jnp.tril(jnp.ones((TOKENS, TOKENS), bool))
+        logits = logits_of(params, tokens[:, :-1], mask)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    def holds(loaded):
+        activation = 2 * TOKENS * MODEL * 4
+        table, microbatches = VOCABULARY * MODEL * 4, 3
+        sent = [group.sent_bytes for group in loaded.report().groups]
+        # The tied table's gradient comes to group 0, and the new table goes to group 2.
+        expected = [microbatches * activation, 2 * microbatches * activation, microbatches * activation]
+        expected = [expected[0] + table, expected[1], expected[2] + table]
+        assert sent == expected, f"sends {sent} bytes, not {expected}"
+
+    return language_model(loss, (token_batches(),), holds=holds)
+
+
+@program()
+def packed_sequences_with_padding_and_label_smoothing():
+    def loss(params, tokens):
+        segments = jnp.cumsum(tokens[:, :-1] == 0, -1)
+        mask = jnp.tril(segments[:, :, None] == segments[:, None, :])[:, None]
+        valid = tokens[:, 1:] != 0
+        labels = optax.smooth_labels(jax.nn.one_hot(tokens[:, 1:], VOCABULARY), 0.1)
+        losses = optax.softmax_cross_entropy(logits_of(params, tokens[:, :-1], mask), labels)
+        return jnp.sum(losses * valid) / jnp.maximum(valid.sum(), 1)
+
+    return language_model(loss, (token_batches(),))
+
+
+@program()
+def a_sequence_to_sequence_model():
+    """All stages of the decoder read what the encoder made."""
+
+    def cross(params, h, memory):
+        scores = jax.nn.softmax((h @ params["q"]) @ (memory @ params["k"]).swapaxes(-1, -2))
+        return h + scores @ (memory @ params["v"]) @ params["o"]
+
+    def loss(params, source, target):
+        everything = jnp.ones((), bool)
+        memory = block(params["blocks"][0], params["table"][source], everything)
+        memory = mpmd.mark_stage_end(normalised(memory))
+        h = cross(params["blocks"][1], params["table"][target[:, :-1]], memory)
+        h = mpmd.mark_stage_end(h)
+        h = cross(params["blocks"][2], h, memory)
+        logits = normalised(h) @ params["table"].T
+        return optax.softmax_cross_entropy_with_integer_labels(logits, target[:, 1:]).mean()
+
+    def holds(loaded):
+        homes = {leaf.path: leaf.mpmd_idxs for leaf in loaded.plan.inputs}
+        assert {homes[f"args[0]['blocks'][2]['{name}']"] for name in "qkvo"} == {(2,)}
+
+    tokens = token_batches()
+    return language_model(loss, (tokens[..., ::-1], tokens), holds=holds)
+
+
+@program(["top 1", "top 2"], on_ray={"top 2"}, slow={"top 1"})
+def mixture_of_experts(which):
+    """Each stage routes every row to some of its experts; the balancing losses add up."""
+    chosen = int(which[-1])
+
+    def experts(params, h):
+        probabilities = jax.nn.softmax(h @ params["router"])
+        gates, index = jax.lax.top_k(probabilities, chosen)
+        routed = jax.nn.one_hot(index, 3) * gates[..., None]
+        outputs = jnp.einsum("bd,edk->bek", h, params["experts"])
+        share = jnp.mean(jax.nn.one_hot(index[:, 0], 3), 0)
+        return h + jnp.einsum("bce,bek->bk", routed, jnp.tanh(outputs)), 3 * jnp.vdot(
+            share, probabilities.mean(0)
+        )
+
+    def loss(params, x, y):
+        h, balance = x, 0.0
+        for i, stage in enumerate(params):
+            h, extra = experts(stage, h)
+            balance += extra
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2) + 0.01 * balance
+
+    params = [matrices(k, router=(WIDTH, 3), experts=(3, WIDTH, WIDTH)) for k in keys(3)]
+    return train(loss, params)
+
+
+@program(on_ray=True)
+def low_rank_adapters_of_some_stages():
+    def step(state, xs, ys):
+        adapters, base = state
+
+        def loss(adapters, x, y):
+            h = x
+            for i, p in enumerate(base):
+                w = p["w"] + adapters[i]["a"] @ adapters[i]["b"] if i in adapters else p["w"]
+                h = jnp.tanh(h @ w + p["b"])
+                if i < 2:
+                    h = mpmd.mark_stage_end(h)
+            return jnp.mean((h - y) ** 2)
+
+        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(adapters, x, y), (xs, ys))
+        return (descend(adapters, grads), base), (total, grads)
+
+    def holds(loaded):
+        homes = {leaf.path: leaf.mpmd_idxs for leaf in loaded.plan.inputs}
+        assert [homes[f"args[0][1][{i}]['w']"] for i in range(3)] == [(0,), (1,), (2,)]
+        assert [homes[f"args[0][0][{i}]['a']"] for i in (1, 2)] == [(1,), (2,)]
+
+    adapters = {i: matrices(keys(3)[i], a=(WIDTH, 2), b=(2, WIDTH)) for i in (1, 2)}
+    return Case(step, (adapters, weights(3)), batch(), holds=holds)
+
+
+@program(on_ray=True)
+def u_net():
+    """Every stage on the way up reads what its counterpart on the way down made."""
+
+    def loss(params, x, y):
+        h, skips = x[:, :, None], []
+        for w in params["down"]:
+            h = jnp.tanh(h @ w)
+            skips.append(h)
+            h = mpmd.mark_stage_end(h.reshape(BATCH, h.shape[1] // 2, 2, -1).mean(2))
+        for i, w in enumerate(params["up"]):
+            h = jnp.tanh(jnp.concatenate([jnp.repeat(h, 2, 1), skips.pop()], -1) @ w)
+            if i == 0:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h.mean(-1) - y) ** 2)
+
+    down = matrices(keys(2)[0], a=(1, 2), b=(2, 3))
+    up = matrices(keys(2)[1], a=(6, 3), b=(5, 2))
+    return train(loss, {"down": list(down.values()), "up": list(up.values())}, stages=4)
+
+
+@program()
+def convolutions_with_channels_and_pooling():
+    def loss(params, x, y):
+        h = x.reshape(BATCH, 2, 2, 1)
+        for kernel in params["kernels"]:
+            h = jax.lax.conv_general_dilated(
+                h, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            h = mpmd.mark_stage_end(jax.nn.gelu(h))
+        pooled = jax.lax.reduce_window(h, 0.0, jax.lax.add, (1, 2, 2, 1), (1, 1, 1, 1), "VALID")
+        return jnp.mean((pooled.reshape(BATCH, -1) @ params["head"] - y) ** 2)
+
+    kernels = matrices(keys(1)[0], a=(3, 3, 1, 2), b=(3, 3, 2, 3))
+    return train(loss, {"kernels": list(kernels.values()), "head": jnp.ones((3, WIDTH)) / 3})
+
+
+@program()
+def attention_of_jax_itself():
+    def stage(params, h):
+        q = (h @ params["w"]).reshape(1, BATCH, 2, WIDTH // 2)
+        return jax.nn.dot_product_attention(q, q, q, is_causal=True).reshape(h.shape) + params["b"]
+
+    def loss(params, x, y):
+        h = mpmd.mark_stage_end(stage(params[0], x))
+        h = mpmd.mark_stage_end(stage(params[1], h))
+        return jnp.mean((stage(params[2], h) - y) ** 2)
+
+    return train(loss, weights(3))
+
+
+@program()
+def vision_transformer_with_a_class_token():
+    def loss(params, x, y):
+        h = x.reshape(BATCH, 2, 2) @ params["patch"]
+        h = (
+            jnp.concatenate([jnp.broadcast_to(params["token"], (BATCH, 1, MODEL)), h], 1)
+            + params["positions"]
+        )
+        for i, p in enumerate(params["blocks"]):
+            h = block(p, h, jnp.ones((), bool))
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((normalised(h[:, 0]) @ params["head"] - y) ** 2)
+
+    extra = matrices(
+        keys(4)[3], patch=(2, MODEL), token=(1, 1, MODEL), positions=(3, MODEL), head=(MODEL, WIDTH)
+    )
+    return train(loss, extra | {"blocks": transformer()["blocks"]})
+
+
+@program()
+def tokens_pruned_between_stages():
+    """Later stages see only the rows that an earlier one chose."""
+
+    def loss(params, x, y):
+        h = layer(params[0], x)
+        kept = jax.lax.top_k(jnp.linalg.norm(h, axis=-1), 2)[1]
+        h, kept = mpmd.mark_stage_end((h[kept], kept))
+        h = mpmd.mark_stage_end(layer(params[1], h))
+        return jnp.mean((layer(params[2], h) - y[kept]) ** 2)
+
+    def holds(loaded):
+        assert loaded.plan.inputs[-1].mpmd_idxs == (2,), "the labels are not where they are read"
+
+    return train(loss, weights(3), holds=holds)
+
+
+@program()
+def a_learned_position_table_used_by_every_stage():
+    def loss(params, x, y):
+        h = x
+        for i, p in enumerate(params["layers"]):
+            h = layer(p, h + params["positions"])
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2)
+
+    return train(loss, {"layers": weights(3), "positions": jnp.ones((BATCH, WIDTH)) / 3})
+
+
+@program()
+def mlp_is_not_sorted_by_name():
+    """Stages in another order than the leaves of their parameters."""
+
+    def loss(params, x, y):
+        h = x
+        for i, name in enumerate(["z", "m", "a"]):
+            h = layer(params[name], h)
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2)
+
+    return train(loss, dict(zip("amz", weights(3), strict=True)))

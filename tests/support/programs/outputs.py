@@ -1,0 +1,397 @@
+"""What a step returns besides the state, and how the loop accumulates it."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import mpmd
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, layer, mlp, mse, weights
+from tests.support.programs.table import Case, descend, loop, program, train
+
+
+def with_aux(loss, operation, stages=3, params=None, **of_case):
+    """Trains on the first of what ``loss`` returns; ``operation`` accumulates the second."""
+
+    def step(state, xs, ys):
+        (total, aux), grads = loop(
+            lambda x, y: jax.value_and_grad(loss, has_aux=True)(state, x, y),
+            (xs, ys),
+            stages,
+            ((mpmd.Add, operation), mpmd.Add),
+        )
+        return descend(state, grads), (total, aux, grads)
+
+    return Case(step, params or weights(stages), batch(), stages, **of_case)
+
+
+class Last:
+    """Keeps the value of the last microbatch."""
+
+    def state(self, n, a):
+        return jnp.zeros(a.shape, a.dtype)
+
+    def update(self, state, update, index):
+        return update
+
+
+class First(Last):
+    def update(self, state, update, index):
+        return jnp.where(index == 0, update, state)
+
+
+class RunningMean(Last):
+    def update(self, state, update, index):
+        return state + (update - state) / (index + 1)
+
+
+class LogSumExp(Last):
+    def state(self, n, a):
+        return jnp.full(a.shape, -jnp.inf, a.dtype)
+
+    def update(self, state, update, index):
+        return jnp.logaddexp(state, update)
+
+
+class Histogram:
+    """A state of another shape and dtype than the values."""
+
+    def state(self, n, a):
+        return jnp.zeros(3, jnp.int32)
+
+    def update(self, state, update, index):
+        return state.at[jnp.clip(jnp.int32(update * 3), 0, 2)].add(1)
+
+
+OPERATIONS = {
+    "add": (mpmd.Add, lambda h: jnp.sum(h)),
+    "add of integers": (mpmd.Add, lambda h: jnp.sum(h > 0)),
+    "max": (mpmd.Max, lambda h: jnp.max(h)),
+    "max of integers": (mpmd.Max, lambda h: jnp.argmax(h, -1)),
+    "max of booleans": (mpmd.Max, lambda h: jnp.any(h > 0.9)),
+    "concat": (mpmd.Concat(), lambda h: h),
+    "concat of scalars": (mpmd.Concat(), lambda h: jnp.mean(h)),
+    "concat along 1": (mpmd.Concat(1), lambda h: h),
+    "concat along the last axis": (mpmd.Concat(-1), lambda h: h > 0),
+    "last": (Last(), lambda h: h[0]),
+    "first": (First(), lambda h: h[0]),
+    "mean": (RunningMean(), lambda h: jnp.mean(h, 0)),
+    "logsumexp": (LogSumExp(), lambda h: h[0]),
+    "histogram": (Histogram(), lambda h: jnp.max(h)),
+}
+
+
+@program(
+    OPERATIONS,
+    on_ray={"max of integers", "concat along 1", "last", "histogram"},
+    slow={"add", "max of booleans", "concat of scalars", "first", "mean", "concat"},
+)
+def auxiliary_output_under(entry):
+    operation, make = entry
+
+    def loss(params, x, y):
+        h = mlp(params, x)
+        return jnp.mean((h - y) ** 2), make(h)
+
+    return with_aux(loss, operation)
+
+
+@program()
+def auxiliary_outputs_of_every_stage():
+    def loss(params, x, y):
+        h, norms = x, []
+        for i, stage in enumerate(params):
+            h = layer(stage, h)
+            norms.append(jnp.linalg.norm(h))
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2), {"norms": norms, "sum": sum(norms), "all": jnp.stack(norms)}
+
+    return with_aux(loss, {"norms": mpmd.Max, "sum": mpmd.Add, "all": mpmd.Concat()})
+
+
+class Metrics(NamedTuple):
+    loss: jax.Array
+    count: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Summary:
+    metrics: Metrics
+    extra: dict
+    nothing: None = None
+
+
+@program(on_ray=True)
+def metrics_in_dataclasses_and_named_tuples():
+    def loss(params, x, y):
+        h = mlp(params, x)
+        value = jnp.mean((h - y) ** 2)
+        correct = jnp.sum(jnp.argmax(h, -1) == jnp.argmax(y, -1))
+        return value, Summary(Metrics(value, correct), {"empty": (), "none": None})
+
+    return with_aux(loss, mpmd.Add)
+
+
+@program()
+def batch_statistics_of_which_the_last_are_kept():
+    """Running averages, as of batch normalisation: every stage has its own."""
+
+    def step(state, xs, ys):
+        params, statistics = state
+
+        def loss(params, x, y):
+            h, new = x, []
+            for i, (stage, mean) in enumerate(zip(params, statistics, strict=True)):
+                h = layer(stage, h)
+                here = jnp.mean(h, 0)
+                new.append(0.9 * mean + 0.1 * jax.lax.stop_gradient(here))
+                h = h - here
+                if i < 2:
+                    h = mpmd.mark_stage_end(h)
+            return jnp.mean((h - y) ** 2), new
+
+        (total, statistics), grads = loop(
+            lambda x, y: jax.value_and_grad(loss, has_aux=True)(params, x, y),
+            (xs, ys),
+            operation=((mpmd.Add, Last()), mpmd.Add),
+        )
+        return (descend(params, grads), statistics), (total, grads)
+
+    def holds(loaded):
+        means = [leaf for leaf in loaded.plan.inputs if leaf.path.startswith("args[0][1]")]
+        assert [leaf.mpmd_idxs for leaf in means] == [(0,), (1,), (2,)]
+
+    return Case(step, (weights(3), [jnp.zeros(WIDTH)] * 3), batch(), holds=holds)
+
+
+@program(on_ray=True)
+def literal_constant_duplicated_and_forwarded_outputs():
+    constant = np.arange(3.0, dtype="float32")
+
+    def step(state, xs, ys):
+        params, extra, unused = state
+        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(params, x, y), (xs, ys))
+        params = descend(params, grads)
+        outputs = (
+            total,
+            total,
+            1.5,
+            7,
+            True,
+            jnp.int32(3),
+            constant,
+            jnp.zeros(2),
+            extra,
+            xs,
+            params[0]["w"],
+        )
+        return (params, extra, unused + 1), outputs
+
+    return Case(step, (weights(3), jnp.arange(6.0), jnp.int32(0)), batch())
+
+
+@program()
+def outputs_that_are_arguments():
+    def step(state, xs, ys):
+        params, frozen = state
+        total, grads = loop(lambda x, y: jax.value_and_grad(mse)([frozen, *params], x, y), (xs, ys))
+        return (descend(params, grads[1:]), frozen), (total, params, frozen, ys)
+
+    first, *rest = weights(3)
+    return Case(step, (rest, first), batch())
+
+
+@program()
+def a_result_used_twice_by_the_state():
+    """Both copies are fed back: a target network that is set to the trained one."""
+
+    def step(state, xs, ys):
+        params, target = state
+
+        def loss(params, x, y):
+            return mse(params, x, y) + 0.1 * mlp_without_marks(target, x).mean()
+
+        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(params, x, y), (xs, ys))
+        new = descend(params, grads)
+        return (new, new), total
+
+    return Case(step, (weights(3), weights(3)), batch())
+
+
+def mlp_without_marks(params, h):
+    for stage in params:
+        h = layer(stage, h)
+    return h
+
+
+@program()
+def none_and_empty_outputs():
+    def step(state, xs, ys):
+        params, nothing = state
+        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(params, x, y), (xs, ys))
+        return (descend(params, grads), nothing), {"loss": total, "none": None, "empty": [], "also": ((), {})}
+
+    return Case(step, (weights(3), None), batch())
+
+
+@program(on_ray=True)
+def gradients_alone():
+    def step(state, params, xs, ys):
+        return state, loop(lambda x, y: jax.grad(mse)(params, x, y), (xs, ys))
+
+    return Case(step, (), (weights(3), *batch()))
+
+
+@program()
+def the_loss_alone():
+    """Of a backward that nobody asks for nothing is left."""
+
+    def step(state, params, xs, ys):
+        return state, loop(lambda x, y: jax.value_and_grad(mse)(params, x, y), (xs, ys))[0]
+
+    def holds(loaded):
+        assert "bwd" not in str(loaded.plan)
+
+    return Case(step, (), (weights(3), *batch()), holds=holds)
+
+
+@program()
+def gradients_of_some_stages_are_dropped():
+    def step(state, xs, ys):
+        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys))
+        return [*state[:2], descend(state[2], grads[2])], total
+
+    return Case(step, weights(3), batch())
+
+
+@program({"losses": mpmd.Concat(), "sum": mpmd.Add, "worst": mpmd.Max}, on_ray={"losses"}, slow={"sum"})
+def evaluation(operation):
+    def step(state, xs, ys):
+        return state, loop(lambda x, y: mse(state, x, y), (xs, ys), operation=operation)
+
+    return Case(step, weights(3), batch())
+
+
+@program(on_ray=True)
+def inference():
+    def step(state, xs):
+        outputs = mpmd.treduce(lambda x: mlp(state, x), xs, mpmd.Eager1F1B(3), operation=mpmd.Concat(1))
+        tokens = jnp.argmax(outputs, -1)
+        return state, (outputs.reshape(MICROBATCHES * BATCH, WIDTH), tokens)
+
+    return Case(step, weights(3), batch()[:1])
+
+
+@program()
+def evaluation_with_metrics_by_class():
+    def step(state, xs, ys):
+        def run(x, y):
+            h = mlp(state, x)
+            guess, truth = jnp.argmax(h, -1), jnp.argmax(y, -1)
+            confusion = jnp.zeros((WIDTH, WIDTH), jnp.int32).at[truth, guess].add(1)
+            return {"confusion": confusion, "loss": jnp.mean((h - y) ** 2), "guess": guess}
+
+        found = loop(
+            run, (xs, ys), operation={"confusion": mpmd.Add, "loss": mpmd.Add, "guess": mpmd.Concat()}
+        )
+        accuracy = jnp.trace(found["confusion"]) / found["confusion"].sum()
+        return state, (found, accuracy, jnp.exp(found["loss"] / MICROBATCHES))
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def activations_of_every_stage():
+    def step(state, xs):
+        def run(x):
+            h, made = x, []
+            for i, stage in enumerate(state):
+                h = layer(stage, h)
+                made.append(h)
+                if i < 2:
+                    h = mpmd.mark_stage_end(h)
+            return made
+
+        return state, mpmd.treduce(run, xs, mpmd.Std1F1B(3), operation=mpmd.Concat())
+
+    return Case(step, weights(3), batch()[:1])
+
+
+@program()
+def gradients_of_every_microbatch():
+    """Stacked rather than added."""
+
+    def step(state, xs, ys):
+        losses, grads = loop(
+            lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys), operation=mpmd.Concat()
+        )
+        variance = jax.tree.map(lambda g: g.var(0), grads)
+        return descend(state, jax.tree.map(lambda g: g.sum(0), grads)), (losses, variance)
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def results_of_the_loop_that_no_stage_makes():
+    """Statistics of the inputs, the index, constants."""
+
+    def step(state, xs, ys):
+        def run(i):
+            loss, grads = jax.value_and_grad(mse)(state, xs[i], ys[i])
+            return loss, grads, i, jnp.max(xs[i]), jnp.float32(2.0), jnp.arange(3) * i
+
+        operation = (mpmd.Add, mpmd.Add, mpmd.Concat(), mpmd.Max, mpmd.Add, mpmd.Add)
+        total, grads, *rest = mpmd.treduce_i(run, len(xs), mpmd.Std1F1B(3), operation)
+        return descend(state, grads), (total, rest)
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def the_same_value_accumulated_in_three_ways():
+    def step(state, xs, ys):
+        def run(x, y):
+            loss, grads = jax.value_and_grad(mse)(state, x, y)
+            return loss, loss, loss, grads
+
+        operation = (mpmd.Add, mpmd.Max, mpmd.Concat(), mpmd.Add)
+        *losses, grads = loop(run, (xs, ys), operation=operation)
+        return descend(state, grads), losses
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def gradients_accumulated_in_float32():
+    def step(state, xs, ys):
+        half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), state)
+
+        def run(x, y):
+            loss, grads = jax.value_and_grad(mse)(half, x, y)
+            return loss, jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+
+        total, grads = loop(run, (xs, ys))
+        return descend(state, grads), (total, grads)
+
+    return Case(step, weights(3), batch(), tolerance=2e-2)
+
+
+@program()
+def trained_without_an_optimizer_state_or_result():
+    def step(state, xs, ys):
+        grads = loop(lambda x, y: jax.grad(mse)(state, x, y), (xs, ys))
+        return descend(state, grads), ()
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def mean_over_microbatches():
+    def loss(params, x, y):
+        return mse(params, x, y) / MICROBATCHES
+
+    return train(loss, weights(3))

@@ -1,0 +1,442 @@
+"""How a model is cut into stages, and what crosses from one to the next."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import mpmd
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mlp, mse, weights
+from tests.support.programs.table import Case, descend, loop, program, train
+
+ACTIVATION = BATCH * WIDTH * 4
+"""Bytes of what one microbatch sends from a stage to the next, or back."""
+
+
+def homes(loaded, prefix=""):
+    """For each argument leaf whose path begins with the prefix, the groups that hold it."""
+    return [leaf.mpmd_idxs for leaf in loaded.plan.inputs if leaf.path.startswith(prefix)]
+
+
+def sends_nothing_but_activations(loaded):
+    """Forward and backward over each edge, once a microbatch; the plan has no other traffic."""
+    stages = len(loaded.plan.programs)
+    neighbours = [(i > 0) + (i < stages - 1) for i in range(stages)]
+    sent = [group.sent_bytes for group in loaded.report().groups]
+    expected = [count * MICROBATCHES * ACTIVATION for count in neighbours]
+    assert sent == expected, f"sends {sent} bytes, not {expected}"
+
+
+@program({s.name: s for s in (mpmd.GPipe(3), mpmd.Std1F1B(3), mpmd.Eager1F1B(3))}, on_ray=True)
+def mlp_under_a_schedule(schedule):
+    return train(mse, weights(3), schedule=schedule, holds=sends_nothing_but_activations)
+
+
+@program(on_ray=True)
+def several_stages_on_a_group():
+    return train(mse, weights(4), schedule=mpmd.Interleaved1F1B(4, 2))
+
+
+@program()
+def mark_after_the_last_stage():
+    def loss(params, x, y):
+        h = x
+        for stage in params:
+            h = mpmd.mark_stage_end(layer(stage, h))
+        return jnp.mean((h - y) ** 2)
+
+    return train(loss, weights(3))
+
+
+@program()
+def mark_before_the_first_layer():
+    def loss(params, x, y):
+        return mse(params, mpmd.mark_stage_end(x), y)
+
+    return train(loss, weights(2))
+
+
+@program(on_ray=True)
+def marks_of_pytrees_with_integers_booleans_and_none():
+    def loss(params, x, y):
+        anchor = {"h": x, "steps": jnp.int32(0), "alive": x[..., 0] > -1, "none": None, "text": ()}
+        for stage in params:
+            h = layer(stage, anchor["h"]) * anchor["alive"][:, None]
+            steps = anchor["steps"] + jnp.int32(h[0, 0] > 0)
+            anchor = mpmd.mark_stage_end(anchor | {"h": h, "steps": steps, "alive": h[..., 0] > -0.9})
+        return jnp.mean((anchor["h"] - y) ** 2) * anchor["steps"]
+
+    return train(loss, weights(3))
+
+
+@program(["first", "middle", "last"], on_ray={"first"})
+def a_stage_without_parameters(which):
+    position = ["first", "middle", "last"].index(which)
+
+    def loss(params, x, y):
+        h, remaining = x, iter(params)
+        for i in range(3):
+            h = jnp.sin(h) if i == position else layer(next(remaining), h)
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2)
+
+    return train(loss, weights(2))
+
+
+@program()
+def a_stage_that_does_nothing():
+    def loss(params, x, y):
+        h = mpmd.mark_stage_end(mpmd.mark_stage_end(layer(params[0], x)))
+        return jnp.mean((layer(params[1], h) - y) ** 2)
+
+    return train(loss, weights(2))
+
+
+@program()
+def no_stage_has_parameters_but_the_last():
+    def loss(params, x, y):
+        h = mpmd.mark_stage_end(jnp.cos(mpmd.mark_stage_end(jnp.sin(x))))
+        return jnp.mean((layer(params, h) - y) ** 2)
+
+    return train(loss, weights(1)[0])
+
+
+@program(
+    {str(frozen): frozen for frozen in [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)]}, slow={"(1,)", "(2,)"}
+)
+def frozen_stages(frozen):
+    def loss(params, x, y):
+        parts = [jax.lax.stop_gradient(p) if i in frozen else p for i, p in enumerate(params)]
+        return mse(parts, x, y)
+
+    def holds(loaded):
+        assert homes(loaded)[:6] == [(0,), (0,), (1,), (1,), (2,), (2,)]
+        sent = sum(group.sent_bytes for group in loaded.report().groups)
+        trained = [i for i in range(3) if i not in frozen]
+        boundaries = 2 + 2 - min(trained)  # forward over both; backward as far as something is trained
+        assert sent == boundaries * MICROBATCHES * ACTIVATION, f"sends {sent} bytes"
+
+    return train(loss, weights(3), holds=holds)
+
+
+@program({"head": [2], "middle": [1], "prefix": [0]}, on_ray={"head"})
+def only_some_parameters_are_trained(trained):
+    """The others are an argument of their own, without a gradient; each lives where its stage is."""
+
+    def step(state, xs, ys):
+        tuned, frozen = state
+
+        def loss(tuned, x, y):
+            params = [tuned.get(i, frozen.get(i)) for i in range(3)]
+            return mse(params, x, y)
+
+        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(tuned, x, y), (xs, ys))
+        return (descend(tuned, grads), frozen), (total, grads)
+
+    def holds(loaded):
+        for i in range(3):
+            prefix = f"args[0][{int(i not in trained)}][{i}]"
+            assert homes(loaded, prefix) == [(i,), (i,)]
+
+    parts = dict(enumerate(weights(3)))
+    frozen = {i: p for i, p in parts.items() if i not in trained}
+    return Case(step, ({i: parts[i] for i in trained}, frozen), batch(), holds=holds)
+
+
+@program([0, 1, 2])
+def stop_gradient_after_stage(stopped):
+    def loss(params, x, y):
+        h = x
+        for i, stage in enumerate(params):
+            h = layer(stage, h)
+            if i == stopped:
+                h = jax.lax.stop_gradient(h) + 0.1 * jnp.mean(stage["w"])
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2)
+
+    return train(loss, weights(3))
+
+
+@program(["before", "after"], on_ray={"before"})
+def skip_over_a_stage(mark):
+    def loss(params, x, y):
+        made = []
+        h = x
+        for i, stage in enumerate(params):
+            before = layer(stage, h + made[i - 2]) if i >= 2 else layer(stage, h)
+            h = mpmd.mark_stage_end(before) if i < 3 else before
+            made.append(before if mark == "before" else h)
+        return jnp.mean((h - y) ** 2)
+
+    return train(loss, weights(4), stages=4)
+
+
+@program()
+def skip_of_the_input_to_every_stage():
+    def loss(params, x, y):
+        h = x
+        for i, stage in enumerate(params):
+            h = layer(stage, h + x)
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2)
+
+    return train(loss, weights(3), holds=sends_nothing_but_activations)
+
+
+@program()
+def dense_connections():
+    def loss(params, x, y):
+        made = [x]
+        for i, w in enumerate(params):
+            h = jnp.tanh(jnp.concatenate(made, -1) @ w)
+            made.append(mpmd.mark_stage_end(h) if i < 2 else h)
+        return jnp.mean((made[-1] - y) ** 2)
+
+    params = [jax.random.normal(k, (WIDTH * (i + 1), WIDTH)) / 3 for i, k in enumerate(keys(3))]
+    return train(loss, params)
+
+
+@program()
+def parallel_branches():
+    def loss(params, x, y):
+        a, b = mpmd.mark_stage_end((layer(params[0], x), layer(params[1], -x)))
+        a = mpmd.mark_stage_end(layer(params[2], a))  # b passes by
+        return jnp.mean((a * layer(params[3], b) - y) ** 2)
+
+    return train(loss, weights(4))
+
+
+@program()
+def two_towers_that_meet_in_the_last_stage():
+    def loss(params, x, y):
+        a = mpmd.mark_stage_end(layer(params[0], x))
+        b = mpmd.mark_stage_end(layer(params[1], y))
+        return jnp.mean((layer(params[2], a) * b) ** 2)
+
+    return train(loss, weights(3))
+
+
+@program()
+def an_integer_and_a_boolean_skip_a_stage():
+    def loss(params, x, y):
+        tokens, positive = jnp.argmax(x, -1), x > 0
+        h = mpmd.mark_stage_end(layer(params[0], x))
+        order = jnp.argsort(h, -1)
+        h = mpmd.mark_stage_end(layer(params[1], h))
+        h = jnp.where(positive, layer(params[2], h), 0) + jax.nn.one_hot(tokens, WIDTH)
+        return jnp.mean((jnp.take_along_axis(h, order, -1) - y) ** 2)
+
+    return train(loss, weights(3))
+
+
+@program(on_ray=True)
+def stages_of_different_widths_and_ranks():
+    def loss(params, x, y):
+        h = mpmd.mark_stage_end(jnp.tanh(x.reshape(2, 2, WIDTH) @ params[0]))
+        h = mpmd.mark_stage_end(jnp.einsum("bsd,dk->bk", h, params[1]))
+        return jnp.mean((jnp.sum(jnp.tanh(h @ params[2]), 0) - y) ** 2)
+
+    params = [jax.random.normal(k, s) / 3 for k, s in zip(keys(3), [(4, 7), (7, 3), (3, 4)], strict=True)]
+    return train(loss, params)
+
+
+@program()
+def labels_read_by_every_stage():
+    """Deep supervision, with a loss for every stage."""
+
+    def loss(params, x, y):
+        h, total = x, 0.0
+        for i, stage in enumerate(params):
+            h = layer(stage, h)
+            total += jnp.mean((h - y) ** 2) * (i + 1)
+            if i < 2:
+                h, total = mpmd.mark_stage_end((h, total))
+        return total
+
+    return train(loss, weights(3))
+
+
+@program(["in the anchor", "beside the anchor"], on_ray={"beside the anchor"})
+def auxiliary_losses(where):
+    def loss(params, x, y):
+        h, auxiliary = x, jnp.zeros(())
+        for i, stage in enumerate(params):
+            h = layer(stage, h)
+            auxiliary += 0.1 * jnp.mean(h**2) * jnp.mean(jnp.abs(h))
+            if i == 2:
+                break
+            if where == "in the anchor":
+                h, auxiliary = mpmd.mark_stage_end((h, auxiliary))
+            else:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2) + auxiliary
+
+    return train(loss, weights(3))
+
+
+@program(on_ray=True)
+def penalties_on_all_weights():
+    def loss(params, x, y):
+        leaves = jax.tree.leaves(params)
+        l2 = sum(jnp.vdot(w, w) for w in leaves)
+        l1 = sum(jnp.sum(jnp.abs(w)) for w in leaves)
+        return mse(params, x, y) + 0.01 * l2 + 0.001 * l1
+
+    def holds(loaded):
+        assert homes(loaded)[:6] == [(0,), (0,), (1,), (1,), (2,), (2,)]
+
+    return train(loss, weights(3), holds=holds)
+
+
+@program(on_ray=True)
+def masks_and_positions():
+    def loss(params, x, y):
+        mask = jnp.tril(jnp.ones((BATCH, BATCH))) > 0
+        positions = jnp.arange(WIDTH) / WIDTH
+        h = x
+        for i, stage in enumerate(params):
+            h = jnp.where(mask, 1.0, 0.0) @ layer(stage, h + positions)
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2)
+
+    return train(loss, weights(3), holds=sends_nothing_but_activations)
+
+
+@program()
+def masks_and_positions_of_the_microbatch():
+    """Made from integers of the batch: every group has these and makes its own."""
+
+    def loss(params, x, y):
+        tokens, y = y
+        mask = (tokens > 1)[:, None]
+        positions = jnp.cumsum(tokens > 0, -1)[:, None] / BATCH
+        h = x
+        for i, stage in enumerate(params):
+            h = jnp.where(mask, layer(stage, h + positions), h)
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return jnp.sum(jnp.mean((h - y) ** 2, -1) * (tokens > 0))
+
+    xs, ys = batch()
+    tokens = jax.random.randint(keys(1)[0], (MICROBATCHES, BATCH), 0, 4)
+    return train(loss, weights(3), data=(xs, (tokens, ys)), holds=sends_nothing_but_activations)
+
+
+@program()
+def the_microbatch_index_in_every_stage():
+    def step(state, xs, ys):
+        def loss(params, i):
+            h = xs[i]
+            for n, stage in enumerate(params):
+                h = layer(stage, h) * (1 + i) / (n + 1) + jnp.where(i % 2 == 0, 0.1, -0.1)
+                if n < 2:
+                    h = mpmd.mark_stage_end(h)
+            return jnp.mean((h - ys[i]) ** 2)
+
+        total, grads = mpmd.treduce_i(
+            lambda i: jax.value_and_grad(loss)(state, i), len(xs), mpmd.Std1F1B(3), mpmd.Add
+        )
+        return descend(state, grads, 0.01), (total, grads)
+
+    return Case(step, weights(3), batch(), holds=sends_nothing_but_activations)
+
+
+@program({"numpy": np.asarray, "jax": jnp.asarray}, on_ray={"numpy"})
+def constants_from_outside(convert):
+    table = convert(np.linspace(-1, 1, WIDTH * WIDTH, dtype="float32").reshape(WIDTH, WIDTH))
+
+    def loss(params, x, y):
+        h = x
+        for i, stage in enumerate(params):
+            h = layer(stage, h @ table)
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2)
+
+    return train(loss, weights(3), holds=sends_nothing_but_activations)
+
+
+@program()
+def gradients_of_the_inputs():
+    def step(state, xs, ys):
+        total, (grads, inputs) = loop(
+            lambda x, y: jax.value_and_grad(mse, argnums=(0, 1))(state, x, y),
+            (xs, ys),
+            operation=(mpmd.Add, (mpmd.Add, mpmd.Concat())),
+        )
+        return descend(state, grads), (total, inputs)
+
+    return Case(step, weights(3), batch())
+
+
+@program([1, -1, 2], on_ray={"1"}, slow={"2"})
+def microbatches_along_another_axis(axis):
+    def step(state, xs, ys):
+        total, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(mse)(state, *mb), (xs, ys), mpmd.Std1F1B(3), axis, mpmd.Add
+        )
+        return descend(state, grads), (total, grads)
+
+    return Case(step, weights(3), tuple(jnp.moveaxis(leaf, 0, axis) for leaf in batch()))
+
+
+@program()
+def the_default_operation_stacks_losses_and_adds_gradients():
+    def step(state, xs, ys):
+        losses, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(mse)(state, *mb), (xs, ys), schedule=mpmd.Std1F1B(3)
+        )
+        return descend(state, grads), (losses, grads)
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def batches_reshaped_into_microbatches():
+    def step(state, xs, ys):
+        split = [a.reshape(2, BATCH // 2, WIDTH) for a in (xs, ys)]
+        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), split)
+        return descend(state, grads), (total / 2, grads)
+
+    return Case(step, weights(3), tuple(leaf[0] for leaf in batch()))
+
+
+@program()
+def the_batch_is_normalised_before_the_loop():
+    def step(state, xs, ys):
+        xs = (xs - xs.mean((0, 1))) / (xs.std((0, 1)) + 1e-5)
+        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys))
+        return descend(state, grads), (total, grads)
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def one_stage_on_one_group():
+    return train(mse, weights(1), stages=1)
+
+
+@program()
+def a_loss_that_is_not_of_the_last_stage_alone():
+    """Some of the loss comes from values before the first mark, whose backward must not wait for nothing."""
+
+    def loss(params, x, y):
+        first = layer(params[0], x)
+        h = mpmd.mark_stage_end(first)
+        h = mpmd.mark_stage_end(layer(params[1], h))
+        last = layer(params[2], h)
+        return jnp.mean((last - y) ** 2) + jnp.mean(first * last) + jnp.mean(jnp.abs(first))
+
+    return train(loss, weights(3))
+
+
+@program()
+def more_groups_than_stages():
+    return train(mlp_loss, weights(2), stages=2, groups=4)
+
+
+def mlp_loss(params, x, y):
+    return jnp.mean(jnp.abs(mlp(params, x) - y))

@@ -1,0 +1,121 @@
+"""What an entry of the table of programs is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import mpmd
+from mpmd.step import LoadedStep
+from tests.support.models import SGD, batch, init, make_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A train step, what it is called with, and what has to hold of it.
+
+    Attributes:
+      step: ``state, *batch`` to ``state, result``, ordinary JAX.
+      groups: of devices; ``axes`` are those of a group's submesh.
+      options: for ``mpmd_jit_with_loop``.
+      tolerance: the largest difference there may be between two floats.
+      holds: asserts what the plan of the loaded step is to be like.
+    """
+
+    step: Callable[..., tuple[Any, Any]]
+    state: Any
+    batch: tuple
+    groups: int = 3
+    axes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tolerance: float = 2e-5
+    holds: Callable[[LoadedStep], None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """An entry: makes a case, when it is its turn.
+
+    Attributes:
+      on_ray: it also belongs to those that run on Ray actors.
+      slow: it is much like others, and left out where time is short.
+    """
+
+    name: str
+    case: Callable[[], Case]
+    on_ray: bool
+    slow: bool
+
+
+def program(
+    variants: Any = None, on_ray: bool | Collection[str] = False, slow: bool | Collection[str] = False
+) -> Callable[[Callable[..., Case]], tuple[Program, ...]]:
+    """Makes entries of a function that returns a case: one, or one for each of the variants.
+
+    Args:
+      variants: what to call the function with, by name; or names alone.
+      on_ray, slow: of all the entries, or the names of the variants for which it holds.
+    """
+
+    def entries(function: Callable[..., Case]) -> tuple[Program, ...]:
+        if variants is None:
+            return (Program(function.__name__, function, bool(on_ray), bool(slow)),)
+        arguments = variants if isinstance(variants, Mapping) else {str(v): v for v in variants}
+        return tuple(
+            Program(
+                f"{function.__name__}[{name}]",
+                partial(function, argument),
+                on_ray if isinstance(on_ray, bool) else name in on_ray,
+                slow if isinstance(slow, bool) else name in slow,
+            )
+            for name, argument in arguments.items()
+        )
+
+    return entries
+
+
+def entries_of(module: ModuleType) -> list[Program]:
+    """The entries a module defines, in order."""
+    return [
+        entry
+        for value in vars(module).values()
+        if isinstance(value, tuple)
+        for entry in value
+        if isinstance(entry, Program)
+    ]
+
+
+def train(
+    loss: Callable[..., Any],
+    params: Any,
+    stages: int = 3,
+    *,
+    optimizer: Any = SGD,
+    schedule: mpmd.Schedule | None = None,
+    operation: Any = mpmd.Add,
+    data: tuple | None = None,
+    **of_case: Any,
+) -> Case:
+    """Trains ``params`` to lower ``loss(params, x, y)``, summed over microbatches.
+
+    The state is ``params, optimizer state``, the result ``loss, gradients``.
+    """
+    schedule = schedule or mpmd.Std1F1B(stages)
+    step = make_step(loss, schedule, optimizer, operation)
+    groups = of_case.pop("groups", schedule.mpmd_dim)
+    return Case(step, init(params, optimizer), data or batch(), groups, **of_case)
+
+
+def loop(fun: Callable[..., Any], data: Any, stages: int = 3, operation: Any = mpmd.Add) -> Any:
+    """``treduce`` under 1F1B, for steps that differ in what they do outside of it."""
+    return mpmd.treduce(lambda mb: fun(*mb), data, schedule=mpmd.Std1F1B(stages), operation=operation)
+
+
+def descend(params: Any, grads: Any, rate: Any = 0.1) -> Any:
+    """A step of gradient descent."""
+    import jax
+
+    return jax.tree.map(lambda p, g: p - rate * g, params, grads)

@@ -1,0 +1,19 @@
+"""Random pipeline programs: what they can be, how they are drawn, and the train steps that they describe."""
+
+from tests.support.random_programs.description import Layer, Output, Program, Side, Skip, Stage
+from tests.support.random_programs.draw import programs
+from tests.support.random_programs.outside import arguments_of, axes_of, specs_of, step_of
+
+__all__ = [
+    "Layer",
+    "Output",
+    "Program",
+    "Side",
+    "Skip",
+    "Stage",
+    "arguments_of",
+    "axes_of",
+    "programs",
+    "specs_of",
+    "step_of",
+]
