@@ -185,18 +185,18 @@ def print_passes(args: argparse.Namespace, result: Measurement) -> None:
 
 
 def print_growth(args: argparse.Namespace) -> None:
-    print(f"How the time grows, on {args.stages} groups; per equation: all but XLA and jax")
-    sizes = [(layers, args.microbatches) for layers in LAYERS if layers >= args.stages]
+    stages = min(args.stages, *LAYERS)
+    print(f"How the time grows, with {stages} stages; own: all but XLA and jax")
+    sizes = [(layers, args.microbatches) for layers in LAYERS]
     sizes += [(args.layers, microbatches) for microbatches in MICROBATCHES]
-    heading = f"{'layers':>6}{'microbatches':>14}{'equations':>11}{'instructions':>14}"
     for i, (layers, microbatches) in enumerate(sizes):
-        result = measure(gpt_step(layers, args.stages, microbatches), args.repetitions)
+        result = measure(gpt_step(layers, stages, microbatches), args.repetitions)
+        columns = {**result.seconds, "own": result.own}
         if not i:
-            print(
-                heading + "".join(f"{name:>8}" for name in (*result.seconds, "own")) + f"{'own/equation':>15}"
-            )
+            heading = f"{'layers':>6}{'microbatches':>14}{'equations':>11}{'instructions':>14}"
+            print(heading + "".join(f"{name:>8}" for name in columns) + f"{'own/equation':>15}")
         numbers = f"{layers:6}{microbatches:14}{result.equations:11}{result.instructions:14}"
-        seconds = "".join(f"{value:8.2f}" for value in (*result.seconds.values(), result.own))
+        seconds = "".join(f"{value:8.2f}" for value in columns.values())
         print(f"{numbers}{seconds}{result.own / result.equations * 1e6:12.0f} us", flush=True)
     print()
 

@@ -135,9 +135,12 @@ def _add_times(parser: argparse.ArgumentParser, of: str) -> None:
 
 def _add_output(parser: argparse.ArgumentParser, suffixes: Sequence[str], text: str, action: str) -> None:
     def path(argument: str) -> Path:
-        if Path(argument).suffix not in suffixes:
+        output = Path(argument)
+        if output.suffix.lower() not in suffixes:
             raise argparse.ArgumentTypeError(f"{argument!r} has none of the extensions {', '.join(suffixes)}")
-        return Path(argument)
+        if output.is_dir() or not output.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"{argument!r} is no file in a directory that exists")
+        return output
 
     parser.add_argument("-o", "--output", type=path, action=action, metavar="FILE", help=text)
 
@@ -153,8 +156,8 @@ def _number(argument: str) -> float:
         number = float(argument)
     except ValueError:
         number = math.nan
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{argument!r} is not a number of at least 0")
+    if not 0 <= number <= 1e100:
+        raise argparse.ArgumentTypeError(f"{argument!r} is not a number from 0 to 1e100")
     return number
 
 
@@ -213,12 +216,13 @@ def _fitted(grid: str) -> str:
 
 
 def _write(path: Path, tasks: Sequence[Sequence[Cell]], simulation: Simulation, title: str) -> None:
-    if path.suffix in PICTURES:
+    suffix = path.suffix.lower()
+    if suffix in PICTURES:
         draw_timeline(simulation, path, title)
-    elif path.suffix == ".json":
+    elif suffix == ".json":
         path.write_text(json.dumps(chrome_trace(simulation)), encoding="utf-8")
     else:
-        path.write_text(to_text(tasks, "csv" if path.suffix == ".csv" else "tasks") + "\n", encoding="utf-8")
+        path.write_text(to_text(tasks, "csv" if suffix == ".csv" else "tasks") + "\n", encoding="utf-8")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -265,7 +269,11 @@ def _check(options: argparse.Namespace) -> int:
             schedule = _read(path)
         except BadSchedule as error:
             print(error)
-            code = BAD_SCHEDULE
+            code = max(code, BAD_SCHEDULE)
+            continue
+        except OSError as error:
+            print(f"mpmd: error: {path}: {error.strerror}", file=sys.stderr)
+            code = USAGE
             continue
         chart = Chart.of(simulate(schedule.lists, Costs(atomic=True)))
         print(f"{path}: OK: {chart.size}: {chart.figures}")

@@ -160,7 +160,7 @@ def treduce_i(
     traced, out_shape = jax.make_jaxpr(fun, return_shape=True)(index)
     outs, out_tree = jax.tree.flatten(out_shape)
     ops = _broadcast_operation(operation, out_shape)
-    states = [op.state(length, out) for op, out in zip(ops, outs, strict=True)]
+    states = [_array(op.state(length, out), f"{op}.state") for op, out in zip(ops, outs, strict=True)]
     summed = tuple(isinstance(op, _Add) for op in ops)
 
     def body(i, *carried):
@@ -202,8 +202,17 @@ def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:
     return ops
 
 
+def _array(value: Any, what: str) -> Any:
+    if jax.tree.structure(value) != jax.tree.structure(0):
+        raise TypeError(
+            f"{what} returned a {type(value).__name__}; the state of an operation is one array: return the "
+            "parts from the loop as results of their own, with an operation for each"
+        )
+    return value
+
+
 def _updated(op: Op, state: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
-    new = op.update(state, value, index)
+    new = _array(op.update(state, value, index), f"{op}.update")
     if jnp.shape(new) != state.shape or jnp.result_type(new) != state.dtype:
         raise TypeError(
             f"{op}.update returned {jnp.result_type(new)}{list(jnp.shape(new))} for a state of "

@@ -64,13 +64,13 @@ class Report:
             )
             for g in self.groups
         ]
-        passes = {**self.seconds, "in all": sum(self.seconds.values())}
+        passes = {**self.seconds, "total": sum(self.seconds.values())}
         return "\n".join(
             [
-                table([header, *rows]),
+                _table([header, *rows]),
                 f"{self.executables} different executables in all",
                 "compiled in seconds:",
-                table([list(passes), [f"{seconds:.2f}" for seconds in passes.values()]]),
+                _table([list(passes), [f"{seconds:.2f}" for seconds in passes.values()]]),
             ]
         )
 
@@ -114,7 +114,7 @@ def report(
     return Report(tuple(groups), len(plan.executables), seconds)
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
+def _table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as lines, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

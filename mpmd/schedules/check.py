@@ -73,7 +73,7 @@ def check_schedule(
         *_deadlocks(tasks, awaited, _advance(tasks, awaited)),
     ]
     if faults:
-        size = f"{num_stages} stages, {num_microbatches} microbatches"
+        size = f"{counted(num_stages, 'stage')}, {counted(num_microbatches, 'microbatch')}"
         raise ScheduleError(f"the schedule cannot run ({size}):", faults, tasks)
 
 
@@ -154,10 +154,19 @@ def _missing(placed: Sequence[_Placed], num_stages: int, num_microbatches: int) 
         there[entry.task.stage, entry.task.microbatch].add(entry.task.kind)
     forward_only = bool(placed) and all(kinds == {"fwd"} for kinds in there.values())
     complete = [{"fwd"}] if forward_only else [{"fwd", "bwd"}, {"fwd", "bwdA", "bwdW"}]
+    absent_count = num_stages * num_microbatches - len(there)
+    # A wrong number in a file can make the step huge: of what is not there at all, some examples suffice.
+    absent = (
+        pair
+        for stage in range(num_stages)
+        for microbatch in range(num_microbatches)
+        if (pair := (stage, microbatch)) not in there
+    )
+    examples = list(itertools.islice(absent, min(absent_count, LISTED)))
     missing: list[Task] = []
     mixed: set[tuple[int, int]] = set()
-    for stage, microbatch in itertools.product(range(num_stages), range(num_microbatches)):
-        kinds = there[stage, microbatch]
+    for stage, microbatch in sorted([*there, *examples]):
+        kinds = there.get((stage, microbatch), set())
         if kinds not in complete:
             wanted = complete[-1 if kinds & {"bwdA", "bwdW"} else 0]
             missing += [
@@ -165,7 +174,8 @@ def _missing(placed: Sequence[_Placed], num_stages: int, num_microbatches: int) 
             ]
             mixed |= {(stage, microbatch)} if "bwd" in kinds - wanted else set()
     if missing:
-        yield Fault(f"missing: {_listed(missing)}")
+        unlisted = (absent_count - len(examples)) * len(complete[0])
+        yield Fault(f"missing: {_listed(missing, unlisted)}")
     if mixed:
         whole = [e for e in placed if e.task.kind == "bwd" and (e.task.stage, e.task.microbatch) in mixed]
         yield _fault("there next to a bwdA or bwdW of the same stage and microbatch", whole)
@@ -267,6 +277,18 @@ def _fault(what: str, entries: Sequence[_Placed]) -> Fault:
     return Fault(f"{what}: {_listed(entries)}", tuple(entry.cell for entry in entries))
 
 
-def _listed(entries: Sequence[Task | _Placed], limit: int = 8) -> str:
-    shown = ", ".join(map(str, entries[:limit]))
-    return shown if len(entries) <= limit else f"{shown} and {len(entries) - limit} more"
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, e.g. ``2 stages`` or ``1 microbatch``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+LISTED = 8
+"""How many tasks a message lists."""
+
+
+def _listed(entries: Sequence[Task | _Placed], unlisted: int = 0) -> str:
+    shown = ", ".join(map(str, entries[:LISTED]))
+    more = len(entries) - LISTED + unlisted
+    return shown if more <= 0 else f"{shown} and {more} more"

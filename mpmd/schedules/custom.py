@@ -61,7 +61,7 @@ class CustomSchedule(Schedule):
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """Reads the lists from a file, as ``from_text`` does."""
-        return cls.from_text(pathlib.Path(path).read_text(encoding="utf-8"))
+        return cls.from_text(pathlib.Path(path).read_text(encoding="utf-8-sig"))
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         """The lists. Raises ``ValueError`` for another number of microbatches than they are for."""

@@ -18,7 +18,7 @@ def quick_compiles():
 def as_parameters(programs):
     """For ``pytest.mark.parametrize``."""
     return [
-        pytest.param(program, id=program.name, marks=[pytest.mark.slow] if program.slow else [])
+        pytest.param(program, id=program.name, marks=[] if program.on_ray else [pytest.mark.slow])
         for program in programs
     ]
 

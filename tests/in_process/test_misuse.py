@@ -82,6 +82,19 @@ def test_specs_may_come_in_a_list():
     assert jax.tree.leaves(state)[0].spec == P()
 
 
+class Mean:
+    def state(self, n, a):
+        return jnp.zeros(a.shape, a.dtype), jnp.zeros(())
+
+    def update(self, state, update, index):
+        return state[0] + update, state[1] + 1
+
+
+def test_an_operation_whose_state_is_no_array():
+    with pytest.raises(TypeError, match=r"Mean.*\.state returned a tuple; the state of an operation is one"):
+        mpmd.treduce(lambda x: jnp.sum(x), batch()[0], mpmd.GPipe(1), operation=Mean())
+
+
 def test_positions_that_the_step_does_not_have():
     with pytest.raises(ValueError, match=r"donate_argnums has \[7\], but the step takes 3 positional"):
         compiled(donate_argnums=7)

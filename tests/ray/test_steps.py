@@ -43,6 +43,14 @@ def test_open_specs_are_resolved_on_the_group(two_groups):
     assert ray.get(specs, timeout=SECONDS) == (("fsdp",),)
 
 
+def test_loading_tells_how_long_it_took(two_groups):
+    loaded = two_groups.runtime.load(train_program())
+    assert list(loaded.seconds) == ["resolve", "export", "load"]
+    assert all(seconds > 0 for seconds in loaded.seconds.values())
+    assert len(loaded.xla_seconds) == 2
+    assert all(0 < seconds < loaded.seconds["load"] for seconds in loaded.xla_seconds)
+
+
 def test_steps_can_be_queued_ahead(two_groups):
     values = train_values()
     driver = Driver(two_groups.runtime, train_program(), values, TRAIN_FEEDBACK)

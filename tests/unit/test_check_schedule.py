@@ -100,7 +100,7 @@ def test_all_faults_are_found(fault):
     error = error_of(text)
     assert [found.message for found in error.faults] == expected
     lines = str(error).splitlines()
-    assert lines[0] == "the schedule cannot run (2 stages, 1 microbatches):"
+    assert lines[0] == "the schedule cannot run (2 stages, 1 microbatch):"
     assert lines[1 : len(expected) + 1] == [f"  [{i}] {said}" for i, said in enumerate(expected, start=1)]
 
 
@@ -144,7 +144,7 @@ def test_the_cells_of_a_fault_are_marked(name):
 
 def test_a_fault_without_cells_needs_no_picture():
     assert str(error_of("F0\nF0 B0")) == (
-        "the schedule cannot run (2 stages, 1 microbatches):\n  [1] missing: bwd_0__0"
+        "the schedule cannot run (2 stages, 1 microbatch):\n  [1] missing: bwd_0__0"
     )
 
 
@@ -271,3 +271,9 @@ def test_groups_that_run_one_after_another_are_ordered_quickly():
     start = time.process_time()
     assert len(total_order(tasks)) == 65_536
     assert time.process_time() - start < 5
+
+
+def test_a_wrong_number_that_makes_the_step_huge_is_found_at_once():
+    huge = Task("fwd", 10**12, 10**9)
+    with pytest.raises(ValueError, match=r"missing: fwd_0__1, fwd_0__2, .* and \d{20,} more"):
+        check_schedule([[Task("fwd", 0, 0), huge]], num_stages=10**12 + 1, num_microbatches=10**9 + 1)

@@ -162,10 +162,10 @@ def test_list(capsys):
             "mpmd_dim=4 takes num_stages=4, got num_stages=5",
         ),
         (["show", "GPipe", "--groups", "0"], "'0' is not a whole number of at least 1"),
-        (["show", "GPipe", "--fwd", "-1"], "'-1' is not a number of at least 0"),
-        (["show", "GPipe", "--latency", "nan"], "'nan' is not a number of at least 0"),
+        (["show", "GPipe", "--fwd", "-1"], "'-1' is not a number from 0 to"),
+        (["show", "GPipe", "--latency", "nan"], "'nan' is not a number from 0 to"),
         (["show", "GPipe", "-o", "picture.doc"], "'picture.doc' has none of the extensions .svg, .png, .pdf"),
-        (["show", "GPipe", "-o", "/no/such/directory/lists.csv"], "No such file or directory"),
+        (["show", "GPipe", "-o", "/no/such/directory/lists.csv"], "is no file in a directory that exists"),
         (["check", "/no/such/file.csv"], "No such file or directory"),
         (["compare", "--groups", "4"], "required: --microbatches"),
         ([], "required: VERB"),
@@ -222,3 +222,20 @@ def test_as_a_module_and_with_a_reader_that_has_had_enough():
             command, cwd=ROOT, env=buffered, stdout=closed, stderr=subprocess.PIPE, text=True, check=False
         )
     assert (broken.returncode, broken.stderr) == (0, "")
+
+
+def test_check_goes_on_after_a_file_that_cannot_be_read(tmp_path, capsys):
+    good = tmp_path / "good.csv"
+    good.write_bytes(b"\xef\xbb\xbf0F0,0B0\n")  # as spreadsheets save it
+    assert main(["schedule", "check", str(tmp_path / "none.csv"), str(good)]) == 2
+    printed = capsys.readouterr()
+    assert "good.csv: OK" in printed.out
+    assert "none.csv: No such file" in printed.err
+
+
+@pytest.mark.parametrize("output", ["nowhere/out.svg", "."])
+def test_an_output_that_cannot_be_written_is_refused_first(output, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["schedule", "show", "GPipe", "-o", str(tmp_path / output)])
+    assert exit_.value.code == 2
+    assert "makespan" not in capsys.readouterr().out

@@ -141,7 +141,7 @@ def a_sequence_to_sequence_model():
     return language_model(loss, (tokens[..., ::-1], tokens), holds=holds)
 
 
-@program(["top 1", "top 2"], on_ray={"top 2"}, slow={"top 1"})
+@program(["top 1", "top 2"], on_ray={"top 2"})
 def mixture_of_experts(which):
     """Each stage routes every row to some of its experts; the balancing losses add up."""
     chosen = int(which[-1])

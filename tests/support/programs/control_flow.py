@@ -41,7 +41,7 @@ POLICIES = {
 }
 
 
-@program(POLICIES, on_ray={"full", "dots"}, slow={"nothing", "everything", "without batch dimensions"})
+@program(POLICIES, on_ray={"full", "dots"})
 def checkpoint(policy):
     return stages_of(jax.checkpoint(two_layers, policy=policy))
 
@@ -86,7 +86,7 @@ def checkpoint_of_a_scan_over_layers():
     return stages_of(stage)
 
 
-@program({"plain": 1, "unrolled": 2}, on_ray={"plain"}, slow={"unrolled"})
+@program({"plain": 1, "unrolled": 2}, on_ray={"plain"})
 def scan_over_layers(unroll):
     def loss(params, x, y):
         h = x
@@ -144,7 +144,7 @@ def while_loop_without_a_gradient():
     return stages_of(stage)
 
 
-@program(["of data", "of the index", "of a parameter"], on_ray={"of data"}, slow={"of the index"})
+@program(["of data", "of the index", "of a parameter"], on_ray={"of data"})
 def cond(which):
     def step(state, xs, ys):
         def loss(params, i):
@@ -478,7 +478,6 @@ OPERATIONS = {
 
 @program(
     OPERATIONS,
-    slow=set(OPERATIONS) - {"top k", "convolution", "scatter", "where", "weight standardisation", "complex"},
 )
 def stages_with(stage):
     return stages_of(stage)

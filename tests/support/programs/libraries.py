@@ -46,7 +46,6 @@ class Pipeline(nn.Module):
 @program(
     {"sgd": SGD, "clipped": optax.chain(optax.clip_by_global_norm(0.1), ADAMW)},
     on_ray={"clipped"},
-    slow={"sgd"},
 )
 def linen_train_state(optimizer):
     model = Pipeline(Block())

@@ -86,7 +86,6 @@ OPERATIONS = {
 @program(
     OPERATIONS,
     on_ray={"max of integers", "concat along 1", "last", "histogram"},
-    slow={"add", "max of booleans", "concat of scalars", "first", "mean", "concat"},
 )
 def auxiliary_output_under(entry):
     operation, make = entry
@@ -268,7 +267,7 @@ def gradients_of_some_stages_are_dropped():
     return Case(step, weights(3), batch())
 
 
-@program({"losses": mpmd.Concat(), "sum": mpmd.Add, "worst": mpmd.Max}, on_ray={"losses"}, slow={"sum"})
+@program({"losses": mpmd.Concat(), "sum": mpmd.Add, "worst": mpmd.Max}, on_ray={"losses"})
 def evaluation(operation):
     def step(state, xs, ys):
         return state, loop(lambda x, y: mse(state, x, y), (xs, ys), operation=operation)

@@ -90,7 +90,7 @@ def activations_sent_in_half_precision():
     return train(loss, weights(3), tolerance=2e-2, holds=holds)
 
 
-@program(["int8", "uint8", "int16", "uint32", "bool"], slow={"uint8", "int16", "uint32"})
+@program(["int8", "uint8", "int16", "uint32", "bool"])
 def small_integers_in_the_batch(dtype):
     def loss(params, x, y):
         image, mask = x.astype(jnp.float32) / 8, y != 0
@@ -100,7 +100,7 @@ def small_integers_in_the_batch(dtype):
     return train(loss, weights(3), data=tuple(data.astype(dtype)))
 
 
-@program(["float8_e4m3fn", "float8_e5m2"], slow={"float8_e5m2"})
+@program(["float8_e4m3fn", "float8_e5m2"])
 def eight_bit_floats_in_a_stage(dtype):
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], x))

@@ -45,7 +45,7 @@ def step_with_keys(loss):
     return step
 
 
-@program(KEYS, on_ray={"typed"}, slow={"rbg"})
+@program(KEYS, on_ray={"typed"})
 def dropout_with_a_key_folded_with_the_index(make_key):
     def loss(params, x, y, key, i):
         return jnp.mean((noisy_mlp(params, x, jax.random.fold_in(key, i)) - y) ** 2)

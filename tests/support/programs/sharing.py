@@ -123,7 +123,7 @@ def two_equal_weights_used_by_the_same_two_stages():
     return train(loss, weights(2), stages=2)
 
 
-@program([2, 3, 4], on_ray={"3"}, slow={"2"})
+@program([2, 3, 4], on_ray={"3"})
 def a_layer_shared_by_all_of_several_stages(stages):
     def loss(params, x, y):
         h = x
@@ -162,7 +162,7 @@ def shared_weights_on_the_same_group():
     return train(loss, weights(3), schedule=mpmd.Interleaved1F1B(4, 2), holds=holds)
 
 
-@program(["vector", "scalar", "one element"], on_ray={"scalar"}, slow={"one element"})
+@program(["vector", "scalar", "one element"], on_ray={"scalar"})
 def a_small_shared_parameter(kind):
     """A temperature, a gain of all layers."""
     shape = {"vector": (WIDTH,), "scalar": (), "one element": (1,)}[kind]
@@ -178,7 +178,7 @@ def a_small_shared_parameter(kind):
     return train(loss, {"layers": weights(3), "shared": jnp.full(shape, 0.9)})
 
 
-@program(["indexed", "unstacked", "split"], on_ray={"indexed"}, slow={"unstacked"})
+@program(["indexed", "unstacked", "split"], on_ray={"indexed"})
 def one_array_with_the_weights_of_all_stages(how):
     def loss(params, x, y):
         if how == "indexed":
@@ -251,7 +251,6 @@ class Weighted:
 @program(
     {"mean": Mean, "weighted": Weighted, "max": lambda: mpmd.Max, "concat": mpmd.Concat},
     on_ray={"mean"},
-    slow={"max"},
 )
 def shared_weights_under_another_operation(make):
     def step(state, xs, ys):

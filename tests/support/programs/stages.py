@@ -101,9 +101,7 @@ def no_stage_has_parameters_but_the_last():
     return train(loss, weights(1)[0])
 
 
-@program(
-    {str(frozen): frozen for frozen in [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)]}, slow={"(1,)", "(2,)"}
-)
+@program({str(frozen): frozen for frozen in [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)]})
 def frozen_stages(frozen):
     def loss(params, x, y):
         parts = [jax.lax.stop_gradient(p) if i in frozen else p for i, p in enumerate(params)]
@@ -372,7 +370,7 @@ def gradients_of_the_inputs():
     return Case(step, weights(3), batch())
 
 
-@program([1, -1, 2], on_ray={"1"}, slow={"2"})
+@program([1, -1, 2], on_ray={"1"})
 def microbatches_along_another_axis(axis):
     def step(state, xs, ys):
         total, grads = mpmd.treduce(

@@ -27,12 +27,12 @@ def like_parameters(state, spec):
     return jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state)
 
 
-@program({"sgd": SGD, "adam": ADAM, "clipped": CLIPPED_ADAM}, on_ray={"clipped"}, slow={"adam"})
+@program({"sgd": SGD, "adam": ADAM, "clipped": CLIPPED_ADAM}, on_ray={"clipped"})
 def data_parallel(optimizer):
     return case({"fsdp": 2}, (P(), ROWS, ROWS), optimizer=optimizer)
 
 
-@program({"sgd": SGD, "adam": ADAM}, on_ray={"adam"}, slow={"sgd"})
+@program({"sgd": SGD, "adam": ADAM}, on_ray={"adam"})
 def fully_sharded(optimizer):
     specs = like_parameters(init(weights(2), optimizer), P("fsdp"))
 

@@ -40,36 +40,34 @@ class Program:
     """An entry: makes a case, when it is its turn.
 
     Attributes:
-      on_ray: it also belongs to those that run on Ray actors.
-      slow: it is much like others, and left out where time is short.
+      on_ray: it is one of those that stand for the others: every run of the tests has them, in process and
+        on Ray actors; all others are left to the slow tests.
     """
 
     name: str
     case: Callable[[], Case]
     on_ray: bool
-    slow: bool
 
 
 def program(
-    variants: Any = None, on_ray: bool | Collection[str] = False, slow: bool | Collection[str] = False
+    variants: Any = None, on_ray: bool | Collection[str] = False
 ) -> Callable[[Callable[..., Case]], tuple[Program, ...]]:
     """Makes entries of a function that returns a case: one, or one for each of the variants.
 
     Args:
       variants: what to call the function with, by name; or names alone.
-      on_ray, slow: of all the entries, or the names of the variants for which it holds.
+      on_ray: of all the entries, or the names of the variants for which it holds.
     """
 
     def entries(function: Callable[..., Case]) -> tuple[Program, ...]:
         if variants is None:
-            return (Program(function.__name__, function, bool(on_ray), bool(slow)),)
+            return (Program(function.__name__, function, bool(on_ray)),)
         arguments = variants if isinstance(variants, Mapping) else {str(v): v for v in variants}
         return tuple(
             Program(
                 f"{function.__name__}[{name}]",
                 partial(function, argument),
                 on_ray if isinstance(on_ray, bool) else name in on_ray,
-                slow if isinstance(slow, bool) else name in slow,
             )
             for name, argument in arguments.items()
         )

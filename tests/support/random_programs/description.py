@@ -94,7 +94,7 @@ class Program(Described):
 
     Attributes:
       groups, spare_groups: groups that the schedule uses, and those of the mesh besides.
-      chance: for schedules by chance, which of them.
+      chance: which schedule by chance, and whether the steady state of one that is not is fused.
       weights: their dtypes.
       stacked: the weights are slices of one parameter.
       undifferentiated: the weights that are only read.

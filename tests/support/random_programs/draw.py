@@ -91,13 +91,14 @@ def programs(draw):
         draw(rarely),
         draw(st.booleans()) and bool({s.kind for s in sides} & {*KEYS}),
     )
-    schedule, groups = draw(st.sampled_from(placements(len(chain))))
+    microbatches = draw(st.integers(1, 6))
+    schedule, groups = draw(st.sampled_from(placements(len(chain), microbatches, trains)))
     program = Program(
         stages=tuple(without_dangling_skips(chain)),
         groups=groups,
         schedule=schedule,
-        chance=draw(st.integers(0, 9)) if schedule in ("Shuffled", "Unordered") else 0,
-        microbatches=draw(st.integers(1, 6)),
+        chance=draw(st.integers(0, 9)),
+        microbatches=microbatches,
         weights=weights,
         stacked=stacked,
         undifferentiated=() if stacked else tuple(i for i in range(len(weights)) if draw(rarely)),
@@ -132,7 +133,7 @@ def programs(draw):
         spare_groups=draw(mostly(0, 0, 0, 1)),
         donate=draw(mostly("", "", "state", "all")),
     )
-    return in_order(differentiable(fitting(program)))
+    return fitting(in_order(differentiable(program)))
 
 
 def without_dangling_skips(chain):

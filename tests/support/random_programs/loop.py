@@ -12,7 +12,7 @@ from jax import lax
 
 import mpmd
 from tests.support.random_programs.layers import BATCH, WIDTH, apply
-from tests.support.random_programs.schedules import schedule_of
+from tests.support.random_programs.schedules import make
 
 KEYS = ("key", "raw_key")
 SIDES = {
@@ -291,7 +291,7 @@ def loop_of(program, params, batch, shared, sums):
     names = ["loss", "values", *{"grad": ["gradients"], "jvp": ["slope"], "forward": []}[program.mode]]
     names += ["input"] * program.input_gradient + ["tokens"] * program.per_token
     operation = {name: operations[name] for name in [*names, *["statistics"] * program.statistics]}
-    schedule = schedule_of(program)
+    schedule = make(program.schedule, len(program.stages), program.groups, program.chance)
     x, y = batch["x"], batch["y"]
     keys = {}
     if program.keys_in_batch:

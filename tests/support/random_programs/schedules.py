@@ -1,12 +1,14 @@
-"""The schedules of random programs: the families, and lists of tasks by chance."""
+"""The schedules of random programs: all families of the package, and lists of tasks by chance."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 
 import mpmd
 from mpmd.ir import FusedTask, Task
+from mpmd.schedules import FAMILIES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,31 +64,25 @@ class Shuffled(mpmd.Schedule):
         return needs
 
 
-# A schedule from its numbers of stages and groups and, for those that leave something to it, by chance.
-SCHEDULES = {
-    "GPipe": lambda stages, groups, chance: mpmd.GPipe(stages),
-    "Std1F1B": lambda stages, groups, chance: mpmd.Std1F1B(stages),
-    "Eager1F1B": lambda stages, groups, chance: mpmd.Eager1F1B(stages),
-    "Interleaved1F1B": lambda stages, groups, chance: mpmd.Interleaved1F1B(stages, groups),
-    "Shuffled": lambda stages, groups, chance: Shuffled(stages, groups, chance),
-    "Unordered": lambda stages, groups, chance: Shuffled(stages, groups, chance, ordered=False),
-}
+def make(name, num_stages, groups, chance):
+    """The schedule of a size. Raises ``ValueError`` when the family has none of that size."""
+    if name not in FAMILIES:
+        return Shuffled(num_stages, groups, chance, ordered=name == "Shuffled")
+    schedule = FAMILIES[name].schedule.of_size(num_stages, groups)
+    fuses = chance % 2 and hasattr(schedule, "fuse_steady_state")
+    return dataclasses.replace(schedule, fuse_steady_state=True) if fuses else schedule
 
 
-def schedule_of(program):
-    """The schedule of a described step."""
-    return SCHEDULES[program.schedule](len(program.stages), program.groups, program.chance)
-
-
-def placements(num_stages):
-    """The schedules of that many stages, each with every number of groups that it can have."""
+@functools.cache
+def placements(num_stages, num_microbatches, trains):
+    """The names of the schedules for such a loop, each with the numbers of groups that it takes."""
     found = []
-    for name, make in SCHEDULES.items():
-        for groups in range(1, num_stages + 1):
+    for name in (*FAMILIES, "Shuffled", "Unordered"):
+        for groups in range(num_stages, 0, -1):
             try:
-                schedule = make(num_stages, groups, 0)
+                make(name, num_stages, groups, 0).tasks(num_microbatches)
             except ValueError:
                 continue
-            if schedule.mpmd_dim == groups:
+            if not trains or name != "ForwardOnly":
                 found.append((name, groups))
     return found
