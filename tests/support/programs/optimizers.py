@@ -74,24 +74,9 @@ OPTIMIZERS = {
     "factored": optax.chain(optax.scale_by_factored_rms(), optax.scale(-0.01)),
 }
 ON_RAY = {"clipped", "skipping what is not finite", "accumulating", "one rate per kind", "noisy"}
-LIKE_OTHERS = (
-    set(OPTIMIZERS)
-    - ON_RAY
-    - {
-        "lamb",
-        "muon",
-        "adafactor, factored",
-        "schedule",
-        "adaptively clipped",
-        "masked decay",
-        "injected",
-        "jitted",
-        "flattened",
-    }
-)
 
 
-@program(OPTIMIZERS, ON_RAY, LIKE_OTHERS)
+@program(OPTIMIZERS, ON_RAY)
 def trained_with(optimizer):
     def holds(loaded):
         held = [group.parameter_bytes for group in loaded.report().groups]
