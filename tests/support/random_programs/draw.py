@@ -87,10 +87,8 @@ def programs(draw):
     sides = draw(st.lists(side, max_size=3, unique_by=lambda side: side.kind).map(tuple))
     mode = draw(mostly("grad", "grad", "grad", "forward", "jvp"))
     trains = mode == "grad"
-    loop_over_index, keys_in_batch = (
-        draw(rarely),
-        draw(st.booleans()) and bool({s.kind for s in sides} & {*KEYS}),
-    )
+    loop_over_index = draw(rarely)
+    keys_in_batch = draw(st.booleans()) and any(side.kind in KEYS for side in sides)
     microbatches = draw(st.integers(1, 6))
     schedule, groups = draw(st.sampled_from(placements(len(chain), microbatches, trains)))
     program = Program(
