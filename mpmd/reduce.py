@@ -203,7 +203,7 @@ def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:
 
 
 def _array(value: Any, what: str) -> Any:
-    if jax.tree.structure(value) != jax.tree.structure(0):
+    if not jax.tree_util.all_leaves([value]):
         raise TypeError(
             f"{what} returned a {type(value).__name__}; the state of an operation is one array: return the "
             "parts from the loop as results of their own, with an operation for each"
