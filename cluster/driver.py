@@ -20,6 +20,7 @@ from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program, export_function
 from mpmd.runtime.resolve import resolve_specs
 from mpmd.runtime.runtime import HandleLedger, Loaded
+from mpmd.runtime.sent import SentArrays
 from mpmd.runtime.worker import Handle, StepReply, StepRequest
 from mpmd.timing import Stopwatch
 
@@ -41,6 +42,7 @@ class RayRuntime:
         self._submesh = submesh
         self._platform = platform
         self._ledger = HandleLedger(len(groups.actors))
+        self.sent = SentArrays(self._ledger.drop)
         self._programs = itertools.count()
         self._submitting = threading.Lock()
         weakref.finalize(self, groups.close_soon).atexit = False  # at exit, the groups close themselves

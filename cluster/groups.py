@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -21,6 +22,10 @@ from mpmd.errors import GroupDiedError
 
 _POLL_SECONDS = 1.0
 """How often the thread, when nothing happens, looks whether Ray is still there."""
+
+_PING_SECONDS = 10.0
+_STUCK_SECONDS = 60.0
+"""A process that has not answered for so long, while a step waits, will not: it is stopped, or hangs."""
 
 _WITHOUT_RAY = "Ray was shut down, and with it the cluster mesh"
 
@@ -45,6 +50,8 @@ class Groups:
         self._placement_group = placement_group
         self._session = _session()
         self._outstanding = Outstanding()
+        self._pinged: dict[int, float] = {}
+        self._next_ping = 0.0
         self._replies: queue.SimpleQueue[_Reply | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="mpmd groups", daemon=True)
         self._thread.start()
@@ -92,11 +99,13 @@ class Groups:
                 try:
                     item = self._replies.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
+                    self._bury_the_stuck()
                     continue
                 if item is None:
                     reason = "the cluster mesh is closed"
                     break
                 self._settle(item)
+                self._bury_the_stuck()
                 del item  # an idle thread must not keep the last result in the object store
         except Exception:
             # Whatever Ray raises once it was shut down under the mesh: the futures say so. Else a fault.
@@ -113,14 +122,32 @@ class Groups:
         except Exception as raised:
             error = translate(raised, mpmd_idx)
             if isinstance(error, GroupDiedError):
-                aborts = self._outstanding.bury(mpmd_idx, error)
-                # An actor that is only out of reach has missed calls: it must not come back.
-                self._kill(self.actors[mpmd_idx])
-                self._tell(aborts)
+                self._bury(mpmd_idx, error)
             else:
                 self._tell(self._outstanding.fail(item.ticket, error))
         else:
             self._outstanding.succeed(item.ticket, result)
+
+    def _bury(self, mpmd_idx: int, error: GroupDiedError) -> None:
+        aborts = self._outstanding.bury(mpmd_idx, error)
+        # An actor that is only out of reach has missed calls: it must not come back.
+        self._kill(self.actors[mpmd_idx])
+        self._tell(aborts)
+
+    def _bury_the_stuck(self) -> None:
+        """When a step takes long, asks all groups for a sign of life, which no work of theirs delays."""
+        now = time.monotonic()
+        if now < self._next_ping or not self._outstanding.in_step:
+            return
+        self._next_ping = now + _PING_SECONDS
+        for mpmd_idx, actor in enumerate(self.actors):
+            asked = self._pinged.setdefault(mpmd_idx, now)
+            if asked == now:
+                answer: Future = actor.health.remote().future()
+                answer.add_done_callback(lambda _, mpmd_idx=mpmd_idx: self._pinged.pop(mpmd_idx, None))
+            elif now - asked >= _STUCK_SECONDS:
+                reason = f"group {mpmd_idx} is stuck: its process has not answered for {now - asked:.0f} s"
+                self._bury(mpmd_idx, GroupDiedError(reason, mpmd_idx))
 
     def _tell(self, aborts: Sequence[Abort]) -> None:
         if self._connected():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.driver import RayRuntime
 from cluster.environment import actor_environment
 from cluster.groups import Groups
+from cluster.info import GroupInfo
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.resources import fitting_cpus, live_nodes, reserve, threads_per_group
-from cluster.worker import CONCURRENCY_GROUPS, GroupActor, GroupInfo
+from cluster.transports.edges import AUTO, check_name, choose
+from cluster.worker import CONCURRENCY_GROUPS, GroupActor
+from mpmd.timing import Stopwatch
 
+COMPILATION_CACHE = "~/.cache/mpmd"
 _GPU_PLATFORMS = ("cuda", "rocm")
 
 
@@ -34,6 +39,8 @@ def launch(
     gpus_per_group: float | None = None,
     address: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
+    transport: str = AUTO,
+    compilation_cache: str | os.PathLike[str] | None = COMPILATION_CACHE,
     timeout: float = 60.0,
 ) -> ClusterMesh:
     """Starts one actor per MPMD group on a Ray cluster and returns the mesh of them.
@@ -54,19 +61,27 @@ def launch(
       gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``.
       address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``.
+      transport: how groups exchange messages: ``shared_memory``, within a node; ``device``, JAX's transfers
+        between devices, over TCP; ``object_store``, Ray's; or ``auto``, the best for each pair of groups.
+      compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
+        what was compiled once need not be again, by any run. ``None`` keeps nothing. Where ``runtime_env``
+        has ``JAX_COMPILATION_CACHE_DIR``, that decides.
       timeout: seconds to wait for the resources, and again for the actors to start.
 
     Raises:
-      ValueError: ``mesh_shape`` or ``mpmd_axis`` makes no mesh.
+      ValueError: ``mesh_shape`` or ``mpmd_axis`` makes no mesh, or ``transport`` does not connect the groups.
       RuntimeError: the resources are not there within ``timeout``, or an actor cannot start.
       ConnectionError: there is no cluster at ``address``.
     """
     _check_arguments(mesh_shape, mpmd_axis, cpus_per_group, gpus_per_group)
+    check_name(transport)
     num_groups = mesh_shape[mpmd_axis]
     num_devices = math.prod(mesh_shape.values()) // num_groups
     submesh = abstract_submesh(mesh_shape, mpmd_axis)
+    watch = Stopwatch()
     with contextlib.ExitStack() as undo:
-        on_close = _connect(address)
+        with watch("ray"):
+            on_close = _connect(address)
         undo.callback(on_close)
         platform = platform or _default_platform()
         if gpus_per_group is None and platform in _GPU_PLATFORMS:
@@ -74,18 +89,24 @@ def launch(
         bundle = {"CPU": cpus_per_group or fitting_cpus(_cpus_of_nodes(), num_groups)}
         if gpus_per_group:
             bundle["GPU"] = gpus_per_group
-        placement_group = reserve(bundle, num_groups, timeout)
+        with watch("resources"):
+            placement_group = reserve(bundle, num_groups, timeout)
         undo.callback(remove_placement_group, placement_group)  # its actors go with it
         threads = [int(max(cpus_per_group, 1))] * num_groups if cpus_per_group else None
         environments = [
             _runtime_env(runtime_env or {}, platform, num_devices, share)
             for share in threads or threads_per_group(placement_group, num_groups)
         ]
-        actors = _start(placement_group, bundle, environments, dict(submesh.shape))
-        groups = _introduce(actors, timeout)
+        cache = None if compilation_cache is None else os.fspath(compilation_cache)
+        with watch("actors"):
+            actors = _start(placement_group, bundle, environments, (dict(submesh.shape), cache))
+            groups = _all(actors, "health", [()] * num_groups, timeout)
+        with watch("transports"):
+            transports = choose(transport, groups)
+            _introduce(actors, groups, transports, timeout)
         runtime = RayRuntime(Groups(actors, placement_group), submesh, platform)
         undo.pop_all()
-    return ClusterMesh(mesh_shape, mpmd_axis, platform, runtime, groups, on_close)
+    return ClusterMesh(mesh_shape, mpmd_axis, platform, runtime, groups, transports, watch.seconds, on_close)
 
 
 def _check_arguments(
@@ -158,7 +179,7 @@ def _start(
     placement_group: PlacementGroup,
     bundle: Mapping[str, float],
     environments: Sequence[dict[str, Any]],
-    submesh_shape: dict[str, int],
+    arguments: tuple[Any, ...],
 ) -> list[ActorHandle]:
     actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(GroupActor)  # type: ignore[call-overload]
     return [
@@ -168,14 +189,34 @@ def _start(
             max_restarts=0,  # a new process would have none of the group's values
             scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group, mpmd_idx),
             runtime_env=environment,
-        ).remote(mpmd_idx, submesh_shape)
+        ).remote(mpmd_idx, *arguments)
         for mpmd_idx, environment in enumerate(environments)
     ]
 
 
-def _introduce(actors: Sequence[ActorHandle], timeout: float) -> list[GroupInfo]:
-    """Waits until all actors run and know one another."""
-    calls: list[ray.ObjectRef] = [actor.connect.remote(actors) for actor in actors]
+def _introduce(
+    actors: Sequence[ActorHandle],
+    groups: Sequence[GroupInfo],
+    transports: Mapping[tuple[int, int], str],
+    timeout: float,
+) -> None:
+    """Connects the groups with one another."""
+    secret = secrets.token_bytes(32)
+    one_host = len({group.node for group in groups}) == 1
+    routes: list[dict[int, str]] = [{} for _ in groups]
+    for (a, b), name in transports.items():
+        routes[a][b] = routes[b][a] = name
+    hosts = ["127.0.0.1" if one_host else group.node for group in groups]
+    ways = [(sorted(set(route.values())), host, secret) for route, host in zip(routes, hosts, strict=True)]
+    addresses = _all(actors, "listen", ways, timeout)
+    _all(actors, "connect", [(route, addresses) for route in routes], timeout)
+
+
+def _all(actors: Sequence[ActorHandle], method: str, arguments: Sequence[tuple], timeout: float) -> list[Any]:
+    """Calls all actors, which are just starting, at the same time; returns their answers."""
+    calls: list[ray.ObjectRef] = [
+        getattr(actor, method).remote(*given) for actor, given in zip(actors, arguments, strict=True)
+    ]
     ready, waiting = ray.wait(calls, num_returns=len(calls), timeout=timeout)
     for mpmd_idx, call in enumerate(calls):
         if call in ready:

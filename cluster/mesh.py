@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from cluster.driver import RayRuntime
-from cluster.worker import GroupInfo
+from cluster.info import GroupInfo
 
 
 class ClusterMesh:
@@ -22,6 +22,10 @@ class ClusterMesh:
       platform: the groups' devices.
       runtime: the running groups.
       groups: where each of them lives.
+      transports: how each pair of groups, lower index first, exchanges messages.
+      seconds: how long it took to start, by phase: ``ray``, to connect to Ray or to start it; ``resources``,
+        until they were reserved; ``actors``, until their processes had JAX ready; ``transports``, until
+        they were connected with one another.
       on_close: called after the groups have ended, once.
     """
 
@@ -32,6 +36,8 @@ class ClusterMesh:
         platform: str,
         runtime: RayRuntime,
         groups: Sequence[GroupInfo],
+        transports: Mapping[tuple[int, int], str],
+        seconds: Mapping[str, float],
         on_close: Callable[[], None],
     ):
         self.mesh_shape = dict(mesh_shape)
@@ -39,6 +45,8 @@ class ClusterMesh:
         self.platform = platform
         self.runtime = runtime
         self.groups = tuple(groups)
+        self.transports = dict(transports)
+        self.seconds = dict(seconds)
         self._on_close: Callable[[], None] | None = on_close
 
     @property
@@ -63,7 +71,7 @@ class ClusterMesh:
         self.close()
 
     def __repr__(self) -> str:
-        nodes = len({group.node for group in self.groups})
+        nodes = len({group.node_id for group in self.groups})
         state = "" if self._on_close else ", closed"
         return (
             f"ClusterMesh({self.mesh_shape}, mpmd_axis={self.mpmd_axis_name!r}, "

@@ -70,6 +70,12 @@ class Outstanding:
             self._tickets.update((ticket.number, ticket) for ticket in tickets)
         return tickets
 
+    @property
+    def in_step(self) -> bool:
+        """Whether a step has not ended everywhere."""
+        with self._lock:
+            return bool(self._steps)
+
     def succeed(self, ticket: Ticket, result: Any) -> None:
         """Settles a call; one that was settled before stays as it was."""
         with self._lock:

@@ -6,15 +6,16 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 import ray
 from jax import export
-from ray.actor import ActorHandle
 
-from cluster.transports.object_store import ObjectStoreTransport
+from cluster.info import GroupInfo
+from cluster.transports.edges import Edges, offered
 from cluster.wire import Packed, pack, unpack
 from mpmd.errors import TaskError
 from mpmd.ir import Executable, Name, Plan, Run, Spec
@@ -38,30 +39,26 @@ class Shipment:
     enable_x64: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupInfo:
-    """Where a group lives: the node's address, the process there, and its devices as JAX prints them."""
-
-    mpmd_idx: int
-    node: str
-    pid: int
-    devices: tuple[str, ...]
-
-
 class GroupActor:
     """One group. ``cluster.launch`` starts one for each, and sets its environment before JAX is imported.
 
     Args:
       mpmd_idx: the group.
       submesh_shape: axis names and sizes of its submesh, the mpmd axis with size 1.
+      compilation_cache: a directory of this node for what XLA has compiled, or ``None``.
     """
 
-    def __init__(self, mpmd_idx: int, submesh_shape: Mapping[str, int]):
+    def __init__(self, mpmd_idx: int, submesh_shape: Mapping[str, int], compilation_cache: str | None):
         self._mpmd_idx = mpmd_idx
+        if compilation_cache is not None:
+            _keep_compiled(compilation_cache)
+        # Each task is waited for where the host's cores run it: another thread for it would only cost time.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
         submesh = _submesh(mpmd_idx, submesh_shape)
         self._devices = tuple(str(device) for device in submesh.devices.flat)
-        self._transport = ObjectStoreTransport()
-        self._worker = GroupWorker(mpmd_idx, submesh, self._transport)
+        self._transports = offered(submesh.devices.flat[0].platform)
+        self._edges = Edges(mpmd_idx, submesh)
+        self._worker = GroupWorker(mpmd_idx, submesh, self._edges)
         self._never = threading.Event()
         # The monotonic clock is this node's own; the wall clock is the one that nodes agree on.
         self._clock_offset = time.time() - time.perf_counter()
@@ -69,10 +66,13 @@ class GroupActor:
     def __repr__(self) -> str:
         return f"group {self._mpmd_idx}"  # how Ray labels this actor's log lines
 
-    def connect(self, peers: Sequence[ActorHandle]) -> GroupInfo:
-        """Introduces the actors of all groups to one another."""
-        self._transport.connect(peers)
-        return self._info()
+    def listen(self, transports: Iterable[str], host: str, secret: bytes) -> dict[str, Any]:
+        """Gets ready for the other groups to connect. Returns this group's address for each transport."""
+        return self._edges.listen(transports, host, secret)
+
+    def connect(self, routes: Mapping[int, str], addresses: Sequence[Mapping[str, Any]]) -> None:
+        """Connects with the other groups, when all listen; ``routes`` names the transport to each."""
+        self._edges.connect(routes, addresses)
 
     def load(self, program: int, shipment: Shipment) -> float:
         """Compiles this group's part, and returns the seconds that XLA took.
@@ -85,6 +85,7 @@ class GroupActor:
         here = {leaf.name for leaf in shipment.plan.constants if self._mpmd_idx in leaf.mpmd_idxs}
         try:
             functions = {name: _function(name, shipment.exported[name]) for name in needed}
+            self._edges.trim()  # what is sent from now on may be of other sizes
             # The shipment lies in Ray's memory, and device_put may alias host memory: copy.
             constants = {name: np.array(shipment.constants[name]) for name in here}
             return self._worker.load(program, shipment.plan, functions, constants)
@@ -115,12 +116,12 @@ class GroupActor:
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: Sequence[Packed]) -> None:
         """Takes in a message of another group."""
-        self._transport.deliver(message, packed)
+        self._edges.deliver(message, packed)
 
     @ray.method(concurrency_group="control")
     def abort(self, step: int, reason: str) -> None:
         """Ends every wait of a step, now and later."""
-        self._transport.abort(step, reason)
+        self._edges.abort(step, reason)
 
     @ray.method(concurrency_group="control")
     def health(self) -> GroupInfo:
@@ -133,7 +134,19 @@ class GroupActor:
         self._never.wait()
 
     def _info(self) -> GroupInfo:
-        return GroupInfo(self._mpmd_idx, ray.util.get_node_ip_address(), os.getpid(), self._devices)
+        node, node_id = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
+        return GroupInfo(self._mpmd_idx, node, node_id, os.getpid(), self._devices, self._transports)
+
+
+def _keep_compiled(directory: str) -> None:
+    """Has JAX write all that it compiles to a directory, and look there before it compiles.
+
+    Unless the user has given JAX's own variable for that.
+    """
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
+        # By default only what took long is kept; a pipeline has many small executables.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _submesh(mpmd_idx: int, shape: Mapping[str, int]) -> jax.sharding.Mesh:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import ray
 from ray.actor import ActorHandle
 
+from cluster.transports.inbox import Inbox
 from cluster.wire import Packed, pack, unpack
-from mpmd.runtime.transport import Mailbox, MailboxReceipt, MessageId
+from mpmd.runtime.transport import Array, MessageId
 
 
 class ObjectStoreTransport:
-    """Implements ``mpmd.runtime.transport.Transport`` for one group actor.
+    """One group's end of its edges by way of Ray: a ``Carrier``.
 
     A message is one call of ``deliver`` on the actor of the receiving group. ``send`` returns once Ray has
     copied the arrays, and does not wait for them to arrive; its capacity is that of the object store. When
@@ -24,34 +26,28 @@ class ObjectStoreTransport:
     it forever.
     """
 
-    def __init__(self) -> None:
-        self._mailbox: Mailbox[Sequence[Packed]] = Mailbox()
-        self._peers: Sequence[ActorHandle] = ()
+    def __init__(self, inbox: Inbox):
+        self._inbox = inbox
+        self._peers: Mapping[int, ActorHandle] = {}
         self._sent: queue.SimpleQueue[tuple[MessageId, ray.ObjectRef] | None] = queue.SimpleQueue()
 
-    def connect(self, peers: Sequence[ActorHandle]) -> None:
-        """Hands over the actors of all groups, by ``mpmd_idx``. Must come before the first step."""
-        self._peers = tuple(peers)
+    def listen(self, host: str, secret: bytes) -> ActorHandle:
+        """The address is this actor."""
+        return ray.get_runtime_context().current_actor
+
+    def connect(self, addresses: Mapping[int, ActorHandle]) -> None:
+        self._peers = addresses
         threading.Thread(target=self._confirm_deliveries, name="deliveries", daemon=True).start()
 
-    def send(self, message: MessageId, arrays: Sequence[jax.Array]) -> None:
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         packed = [pack(array) for array in jax.device_get(list(arrays))]
         delivery: ray.ObjectRef = self._peers[message.dst].deliver.remote(message, packed)
         self._sent.put((message, delivery))
 
     def deliver(self, message: MessageId, packed: Sequence[Packed]) -> None:
         """Takes in a message; the peer's actor calls this, in any thread."""
-        self._mailbox.deliver(message, packed)
-
-    def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> MailboxReceipt:
-        def place(arrived: Sequence[Packed]) -> Sequence[jax.Array]:
-            # What arrived lies in Ray's memory, and device_put may alias host memory: copy.
-            return jax.device_put([np.array(unpack(packed)) for packed in arrived], list(shardings))
-
-        return MailboxReceipt(self._mailbox, message, place)
-
-    def abort(self, step: int, reason: str) -> None:
-        self._mailbox.abort(step, reason)
+        self._inbox.add(message, _Delivered(packed))
+        self._inbox.wake()
 
     def close(self) -> None:
         self._sent.put(None)
@@ -65,3 +61,14 @@ class ObjectStoreTransport:
                 reason = f"message {message.tag} of group {message.src} did not arrive: {error}"
                 self._peers[message.dst].abort.remote(message.step, reason)
             del item, delivery  # an idle thread must not keep the last message in the object store
+
+
+class _Delivered(NamedTuple):
+    packed: Sequence[Packed]
+
+    def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
+        # What arrived lies in Ray's memory, and executables read host memory in place: copy.
+        return [np.array(unpack(packed)) for packed in self.packed]
+
+    def drop(self) -> None:
+        pass

@@ -18,34 +18,51 @@ import numpy as np
 from mpmd.errors import StepAborted
 from mpmd.ir import Executable
 from mpmd.program import Function, Program
+from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.resolve import resolve_specs
 from mpmd.runtime.runtime import HandleLedger, Loaded
-from mpmd.runtime.transport import Mailbox, MailboxReceipt, MessageId
+from mpmd.runtime.sent import SentArrays
+from mpmd.runtime.transport import Array, MessageId
 from mpmd.runtime.worker import GroupWorker, Handle, StepReply, StepRequest
+from mpmd.sharding import spec_of, to_sharding
 from mpmd.timing import Stopwatch
 
 
 class InProcessTransport:
-    """Hands arrays over directly; the receiver copies them to its own devices."""
+    """Hands arrays over: those in the host's memory as they are, others copied to the receiver's devices.
 
-    def __init__(self, mailboxes: Sequence[Mailbox[Sequence[jax.Array]]], mpmd_idx: int):
+    Either way the sender may donate its array afterwards: JAX copies an array that numpy has a view of.
+    """
+
+    def __init__(self, mailboxes: Sequence[Mailbox], submeshes: Sequence[jax.sharding.Mesh], mpmd_idx: int):
         self._mailboxes = mailboxes
+        self._submeshes = submeshes
         self._mine = mailboxes[mpmd_idx]
+        self._in_host_memory = submeshes[mpmd_idx].devices.flat[0].platform == "cpu"
 
-    def send(self, message: MessageId, arrays: Sequence[jax.Array]) -> None:
-        self._mailboxes[message.dst].deliver(message, tuple(arrays))
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
+        if self._in_host_memory:
+            handed: Sequence[Array] = [np.asarray(array) for array in arrays]
+        else:
+            there = self._submeshes[message.dst]
+            handed = jax.device_put(list(arrays), [_moved(array, there) for array in arrays])
+        self._mailboxes[message.dst].deliver(message, handed)
 
-    def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]):
-        def place(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-            return jax.device_put(list(arrays), list(shardings))
-
-        return MailboxReceipt(self._mine, message, place)
+    def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
+        arrays = self._mine.take(message)
+        return arrays if self._in_host_memory else jax.device_put(list(arrays), list(shardings))
 
     def abort(self, step: int, reason: str) -> None:
         self._mine.abort(step, reason)
 
     def close(self) -> None:
         pass
+
+
+def _moved(array: Array, submesh: jax.sharding.Mesh) -> jax.sharding.Sharding:
+    """The sharding over another submesh that an array has over its own."""
+    spec = () if isinstance(array, np.ndarray) else spec_of(array.sharding, submesh, array.ndim)
+    return to_sharding(spec, submesh)
 
 
 class _GroupThread:
@@ -100,12 +117,13 @@ class InProcessRuntime:
     """Implements ``mpmd.runtime.runtime.Runtime`` with threads."""
 
     def __init__(self, submeshes: Sequence[jax.sharding.Mesh]):
-        self._mailboxes: list[Mailbox[Sequence[jax.Array]]] = [Mailbox() for _ in submeshes]
+        self._mailboxes = [Mailbox() for _ in submeshes]
         self._groups = [
-            _GroupThread(GroupWorker(i, submesh, InProcessTransport(self._mailboxes, i)))
+            _GroupThread(GroupWorker(i, submesh, InProcessTransport(self._mailboxes, submeshes, i)))
             for i, submesh in enumerate(submeshes)
         ]
         self._ledger = HandleLedger(len(submeshes))
+        self.sent = SentArrays(self._ledger.drop)
         self._programs = itertools.count()
         self._submitting = threading.Lock()
         # Also at exit: a thread that the interpreter's end catches within XLA would take the process down.

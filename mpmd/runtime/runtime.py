@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from mpmd.program import Program
+from mpmd.runtime.sent import SentArrays
 from mpmd.runtime.worker import Handle, StepReply, StepRequest
 
 
@@ -35,7 +36,13 @@ class Loaded:
 
 
 class Runtime(Protocol):
-    """The groups of one mesh. Requests to a group are carried out in the order they were made."""
+    """The groups of one mesh. Requests to a group are carried out in the order they were made.
+
+    Attributes:
+      sent: the arguments that groups keep for later calls.
+    """
+
+    sent: SentArrays
 
     def load(self, program: Program) -> Loaded:
         """Has every group compile its part, and waits until all have."""

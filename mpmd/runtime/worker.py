@@ -20,6 +20,8 @@ from mpmd.timing import Stopwatch
 Handle = int
 """The driver's name of a value that lives on groups."""
 
+_LOST = "this value was lost when an earlier step failed: "
+
 INLINE_BYTES = 256
 """Results up to this size, a loss or a counter, travel with the reply of the step."""
 
@@ -62,6 +64,7 @@ class _Loaded:
     executor: Executor
     shardings: tuple[jax.sharding.Sharding, ...]  # of the inputs
     donated: tuple[bool, ...]  # for each input
+    inline: tuple[int, ...]  # outputs that travel with the reply
 
 
 class GroupWorker:
@@ -121,7 +124,10 @@ class GroupWorker:
         )
         leaves = [leaf for leaf in plan.inputs if leaf.name and self.mpmd_idx in leaf.mpmd_idxs]
         shardings = tuple(to_sharding(leaf.spec, self.submesh) for leaf in leaves)
-        self._programs[program] = _Loaded(executor, shardings, tuple(leaf.donated for leaf in leaves))
+        donated = tuple(leaf.donated for leaf in leaves)
+        results = [leaf for leaf in plan.outputs if self.mpmd_idx in leaf.mpmd_idxs]
+        inline = tuple(i for i, leaf in enumerate(results) if leaf.aval.nbytes <= INLINE_BYTES)
+        self._programs[program] = _Loaded(executor, shardings, donated, inline)
         return watch.seconds.get("xla", 0.0)
 
     def _received_shardings(self, plan: Plan) -> dict[Name, jax.sharding.Sharding]:
@@ -150,14 +156,11 @@ class GroupWorker:
             inputs = self._take_inputs(loaded, request)
             events: list[Event] | None = [] if request.profile else None
             outputs = loaded.executor.step(request.step, inputs, events)
-            inline = {
-                handle: np.asarray(array)
-                for handle, array in zip(request.outputs, outputs, strict=True)
-                if array.nbytes <= INLINE_BYTES
-            }
+            inline = {request.outputs[i]: np.asarray(outputs[i]) for i in loaded.inline}
         except Exception as error:
-            lost = _Lost(str(error))
-            self._values.update(dict.fromkeys(request.outputs, lost))
+            lost = _Lost(str(error).removeprefix(_LOST))
+            missing = [handle for handle in request.puts if handle not in self._values]
+            self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
             raise
         self._values.update(zip(request.outputs, outputs, strict=True))
         return StepReply(inline, tuple(events or ()))
@@ -182,7 +185,7 @@ class GroupWorker:
     def _value(self, handle: Handle) -> jax.Array:
         value = self._values[handle]
         if isinstance(value, _Lost):
-            raise RuntimeError(f"this value was lost when an earlier step failed: {value.reason}")
+            raise RuntimeError(_LOST + value.reason)
         return value
 
     def fetch(self, handle: Handle) -> jax.Array:

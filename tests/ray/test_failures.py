@@ -15,6 +15,7 @@ import ray
 
 import cluster
 import mpmd.errors
+from cluster.transports.inbox import Inbox
 from cluster.transports.object_store import ObjectStoreTransport
 from mpmd.runtime.transport import MessageId
 from tests.ray.hand_written import (
@@ -145,6 +146,21 @@ def test_an_actor_that_dies_between_steps_is_noticed(doomed):
     np.testing.assert_array_equal(doomed.runtime.fetch(1, outputs["v0"]).result(SOON), values["v0"])
 
 
+def test_an_actor_that_is_stuck_is_named(doomed, monkeypatch):
+    monkeypatch.setattr(cluster.groups, "_PING_SECONDS", 1)
+    monkeypatch.setattr(cluster.groups, "_STUCK_SECONDS", 4)
+    driver = Driver(doomed.runtime, relay_program(add_one), {"x": np.float32(1)})
+    os.kill(doomed.groups[0].pid, signal.SIGSTOP)
+    try:
+        futures, _ = driver.step()
+        for future in futures.values():
+            error = outcome(future, 2 * SOON)
+            assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)
+            assert "group 0 is stuck: its process has not answered for" in str(error)
+    finally:
+        os.kill(doomed.groups[0].pid, signal.SIGKILL)
+
+
 def test_loading_on_a_dead_group_says_so(doomed):
     ray.kill(doomed.runtime.actors[1])
     with pytest.raises(mpmd.errors.GroupDiedError, match="group 1 died"):
@@ -176,8 +192,8 @@ def test_a_message_that_does_not_arrive_aborts_its_receiver(local_ray):
             self.deliver = types.SimpleNamespace(remote=lambda message, packed: lose.remote())
             self.abort = types.SimpleNamespace(remote=lambda step, reason: self.aborted.put((step, reason)))
 
-    peer, transport = Peer(), ObjectStoreTransport()
-    transport.connect([None, peer])
+    peer, transport = Peer(), ObjectStoreTransport(Inbox())
+    transport.connect({1: peer})
     transport.send(MessageId(step=5, src=0, dst=1, tag=2), [jnp.ones(3)])
     step, reason = peer.aborted.get(timeout=SOON)
     assert step == 5

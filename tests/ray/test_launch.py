@@ -7,11 +7,14 @@ import textwrap
 import time
 
 import jax
+import numpy as np
 import pytest
 import ray
 
 import cluster
+import mpmd
 from mpmd.mesh import GroupMesh
+from tests.support.models import batch, init, make_step, mse, weights
 
 
 def free_cpus_become(amount, seconds=20):
@@ -191,3 +194,28 @@ def test_ray_shut_down_under_the_mesh_fails_what_is_outstanding_and_starts_no_ot
         """
     )
     assert out.split() == ["True", "True", "False"]
+
+
+def test_what_one_run_compiled_the_next_one_finds(local_ray, tmp_path):
+    step = make_step(mse, mpmd.Std1F1B(2))
+
+    def run():
+        with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.5, compilation_cache=tmp_path) as mesh:
+            assert list(mesh.seconds) == ["ray", "resources", "actors", "transports"]
+            assert all(seconds >= 0 for seconds in mesh.seconds.values())
+            compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, donate_argnums=0)
+            result = compiled(*(arguments := (init(weights(2)), *batch(3))))
+            result = compiled(result[0], *arguments[1:])
+            return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result)]
+
+    first = run()
+    compiled = {path.name for path in tmp_path.iterdir()}
+    assert compiled
+    assert run() == first
+    assert {path.name for path in tmp_path.iterdir() if path.name.endswith("-cache")} <= compiled
+
+
+def test_nothing_compiled_is_kept_where_none_is_wanted(local_ray):
+    with cluster.launch({"stage": 1}, "stage", compilation_cache=None) as mesh:
+        (actor,) = mesh.runtime.actors
+        assert ray.get(actor.__ray_call__.remote(lambda _: jax.config.jax_compilation_cache_dir)) is None

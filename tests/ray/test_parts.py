@@ -7,6 +7,7 @@ import pytest
 
 from cluster.environment import actor_environment
 from cluster.resources import describe_shortage, fitting_cpus
+from cluster.transports.inbox import Inbox
 from cluster.transports.object_store import ObjectStoreTransport
 from cluster.wire import pack, unpack
 from mpmd.errors import StepAborted
@@ -80,19 +81,19 @@ def test_received_arrays_do_not_alias_what_arrived():
     start = -memory.ctypes.data % 64
     buffer = memory[start : start + 4 * 1024].view("float32")
     message = MessageId(step=0, src=1, dst=0, tag=0)
-    transport = ObjectStoreTransport()
-    transport.deliver(message, [pack(buffer)])
+    inbox = Inbox()
+    ObjectStoreTransport(inbox).deliver(message, [pack(buffer)])
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    (array,) = transport.recv(message, [sharding]).result()
+    (value,) = inbox.take(message).open([sharding])
+    array = jax.device_put(value, sharding)
     buffer[:] = 7
     assert float(array.max()) == 0
 
 
 def test_an_aborted_receive_says_why():
     message = MessageId(step=3, src=1, dst=0, tag=0)
-    transport = ObjectStoreTransport()
-    receipt = transport.recv(message, [])
-    transport.abort(3, "group 1 died")
-    transport.deliver(message, [])
+    inbox = Inbox()
+    inbox.abort(3, "group 1 died")
+    ObjectStoreTransport(inbox).deliver(message, [])
     with pytest.raises(StepAborted, match="group 1 died"):
-        receipt.result()
+        inbox.take(message)

@@ -1,0 +1,379 @@
+"""All transports keep the same promises, between real processes and within running meshes."""
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import ray
+
+import cluster
+import mpmd.errors
+from cluster.transports import inbox
+from cluster.transports.edges import NAMES, Edges
+from mpmd.errors import StepAborted
+from mpmd.runtime.transport import MessageId
+from mpmd.sharding import to_sharding
+from tests.ray.hand_written import (
+    TRAIN_FEEDBACK,
+    Driver,
+    relay_program,
+    train_program,
+    train_reference,
+    train_values,
+)
+
+SECONDS = 60
+SOON = 20
+"""Within this, seconds, on a busy machine, whoever waits has been told."""
+
+BOUNDED = ["shared_memory", "device"]
+"""Transports with a memory of their own; the object store has Ray's."""
+
+every_transport = pytest.mark.parametrize("transport", NAMES)
+
+
+class End:
+    """A process of two devices with one end of an edge for each transport."""
+
+    def __init__(self, mpmd_idx):
+        self.submesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(1, 2), ("stage", "fsdp"))
+        self.all_edges = {name: Edges(mpmd_idx, self.submesh) for name in NAMES}
+        self.kept = {}
+
+    def listen(self):
+        listening = [edges.listen([name], "127.0.0.1", b"secret") for name, edges in self.all_edges.items()]
+        return {name: address for addresses in listening for name, address in addresses.items()}
+
+    def connect(self, peer, addresses):
+        for name, edges in self.all_edges.items():
+            edges.connect({peer: name}, addresses)
+
+    def run(self, function, transport, *arguments):
+        """Calls a function with this end and its edges."""
+        return function(self, self.all_edges[transport], *arguments)
+
+    @ray.method(concurrency_group="control")
+    def deliver(self, message, packed):
+        self.all_edges["object_store"].deliver(message, packed)
+
+    @ray.method(concurrency_group="control")
+    def abort(self, transport, step, reason):
+        self.all_edges[transport].abort(step, reason)
+
+
+@pytest.fixture(scope="module")
+def ends(local_ray):
+    """Two connected processes. Tests leave them usable, and use steps of their own."""
+    variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    actor = ray.remote(concurrency_groups={"control": 2})(End)
+    pair = [actor.options(num_cpus=0, runtime_env={"env_vars": variables}).remote(i) for i in range(2)]
+    addresses = ray.get([end.listen.remote() for end in pair], timeout=SECONDS)
+    ray.get([end.connect.remote(1 - i, addresses) for i, end in enumerate(pair)], timeout=SECONDS)
+    yield pair
+    for end in pair:
+        ray.kill(end)
+
+
+fresh = itertools.count()
+"""Numbers of steps that no test has used."""
+
+
+def outcome(call):
+    """What a call raised in the other process."""
+    with pytest.raises(ray.exceptions.RayTaskError) as caught:
+        ray.get(call, timeout=SOON)
+    return caught.value.cause
+
+
+def message(step, tag, src=0):
+    return MessageId(step, src, 1 - src, tag)
+
+
+def send(end, edges, step, contents, spec=(), src=0):
+    """A message for each content; the tags count them."""
+    sharding = to_sharding(spec, end.submesh)
+    for tag, arrays in enumerate(contents):
+        on_devices = [jax.device_put(a, sharding if a.ndim else to_sharding((), end.submesh)) for a in arrays]
+        edges.send(message(step, tag, src), on_devices)
+
+
+def receive(end, edges, step, tags, count=1, spec=(), src=0):
+    """The contents of messages, read in the given order, as arrays of this process alone."""
+    wanted = [to_sharding(spec, end.submesh)] * count
+    return [[np.array(value) for value in edges.recv(message(step, tag, src), wanted)] for tag in tags]
+
+
+CONTENTS = {
+    "scalars": [np.array(3, "int32"), np.array(True), np.array(1.5, "float32")],
+    "small floats": [
+        np.arange(12).reshape(2, 6).astype(d) for d in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn)
+    ],
+    "small integers": [np.arange(8).astype(d) for d in ("int8", "uint8", ml_dtypes.int4)],
+    "empty": [np.zeros((0, 4), "float32"), np.ones(2, "float32"), np.zeros(0, ml_dtypes.bfloat16)],
+    "nothing but empty": [np.zeros((2, 0), "float32")],
+    "large": [np.random.default_rng(0).standard_normal((512, 514), "float32"), np.arange(4, dtype="uint8")],
+    "large and empty": [np.zeros((0, 4), "float32"), np.ones(2**20, "int8")],
+}
+
+
+@every_transport
+@pytest.mark.parametrize("spec", [(), ("fsdp",)], ids=["replicated", "split"])
+def test_messages_keep_every_bit_both_ways(ends, transport, spec):
+    contents = [
+        arrays if not spec else [a for a in arrays if a.ndim and not a.shape[0] % 2]
+        for arrays in CONTENTS.values()
+    ]
+    for src in (0, 1):
+        step = next(fresh)
+        ends[src].run.remote(send, transport, step, contents, spec, src)
+        for tag, arrays in enumerate(contents):
+            call = ends[1 - src].run.remote(receive, transport, step, [tag], len(arrays), spec, src)
+            (received,) = ray.get(call, timeout=SECONDS)
+            for value, array in zip(received, arrays, strict=True):
+                assert (value.dtype, value.shape) == (array.dtype, array.shape)
+                assert value.tobytes() == array.tobytes()
+
+
+@every_transport
+def test_messages_are_read_in_any_order(ends, transport):
+    step, contents = next(fresh), [[np.full(size, size)] for size in (1, 300_000, 5, 200_000, 70)]
+    ends[0].run.remote(send, transport, step, contents)
+    received = ray.get(ends[1].run.remote(receive, transport, step, [3, 4, 0, 2, 1]), timeout=SECONDS)
+    assert [value.shape[0] for (value,) in received] == [200_000, 70, 1, 5, 300_000]
+
+
+@every_transport
+def test_a_sender_does_not_wait_within_a_step(ends, transport):
+    """For nobody reads before all is sent."""
+    step, contents = next(fresh), [[np.full(1_000, tag)] for tag in range(1000)]
+    ray.get(ends[0].run.remote(send, transport, step, contents), timeout=SECONDS)
+    received = ray.get(ends[1].run.remote(receive, transport, step, range(1000)), timeout=SECONDS)
+    assert [value.min() for (value,) in received] == list(range(1000))
+    assert [value.max() for (value,) in received] == list(range(1000))
+
+
+@pytest.mark.parametrize("transport", BOUNDED)
+def test_a_sender_is_not_more_than_one_step_ahead(ends, transport):
+    first, second, third, fourth = (next(fresh) for _ in range(4))
+    for step in (first, second):
+        ray.get(ends[0].run.remote(send, transport, step, [[np.ones(3)]] * 3), timeout=SECONDS)
+    ahead = ends[0].run.remote(send, transport, third, [[np.ones(3)]])
+    ray.get(ends[1].run.remote(receive, transport, first, [2, 0]), timeout=SECONDS)
+    assert ray.wait([ahead], timeout=0.3) == ([], [ahead])
+    ray.get(ends[1].run.remote(receive, transport, first, [1]), timeout=SECONDS)
+    ray.get(ahead, timeout=SOON)
+    ahead = ends[0].run.remote(send, transport, fourth, [[np.ones(3)]])
+    assert ray.wait([ahead], timeout=0.3) == ([], [ahead])
+    ends[0].abort.remote(transport, fourth, "the reader failed")
+    assert "the reader failed" in str(outcome(ahead))
+    for step, tags in ((second, range(3)), (third, [0])):
+        ray.get(ends[1].run.remote(receive, transport, step, tags), timeout=SECONDS)
+
+
+def send_and_donate(end, edges, step):
+    donated = jax.device_put(np.full((2**18,), 7.0, "float32"), to_sharding((), end.submesh))
+    edges.send(message(step, 0), [donated])
+    jax.block_until_ready(jax.jit(jnp.negative, donate_argnums=0)(donated))
+    deleted = jax.device_put(np.full((2**18,), 8.0, "float32"), to_sharding((), end.submesh))
+    edges.send(message(step, 1), [deleted])
+    deleted.delete()
+
+
+@every_transport
+def test_what_was_sent_may_be_donated_and_deleted(ends, transport):
+    step = next(fresh)
+    ray.get(ends[0].run.remote(send_and_donate, transport, step), timeout=SECONDS)
+    received = ray.get(ends[1].run.remote(receive, transport, step, [0, 1]), timeout=SECONDS)
+    assert [(value.min(), value.max()) for (value,) in received] == [(7, 7), (8, 8)]
+
+
+def keep(end, edges, step):
+    """Keeps what arrives, as it is and as what a jitted function makes of it."""
+    (value,) = edges.recv(message(step, 0), [to_sharding((), end.submesh)])
+    end.kept.setdefault(id(edges), []).append((value, jax.device_put(value), jax.jit(jnp.negative)(value)))
+
+
+def kept(end, edges):
+    return [[np.array(value) for value in values] for values in end.kept.pop(id(edges))]
+
+
+@every_transport
+def test_what_was_received_stays_as_it_is(ends, transport):
+    for fill in range(6):
+        step = next(fresh)
+        ends[0].run.remote(send, transport, step, [[np.full(50_000, fill, "float32")]])
+        ends[1].run.remote(keep, transport, step)
+    for fill, values in enumerate(ray.get(ends[1].run.remote(kept, transport), timeout=SECONDS)):
+        assert [(value.min(), value.max()) for value in values] == [
+            (fill, fill),
+            (fill, fill),
+            (-fill, -fill),
+        ]
+
+
+@every_transport
+def test_an_aborted_step_ends_waits_and_leaves_nothing(ends, transport):
+    """More steps than a sender may be ahead: what was dropped counts as read."""
+    for _ in range(3):
+        step = next(fresh)
+        waiting = ends[1].run.remote(receive, transport, step, [7])
+        ends[0].run.remote(send, transport, step, [[np.ones(9)], [np.ones(90_000)]])
+        assert ray.wait([waiting], timeout=0.1) == ([], [waiting])
+        ends[1].abort.remote(transport, step, "fwd_3__1 failed")
+        error = outcome(waiting)
+        assert isinstance(error, StepAborted)
+        assert "fwd_3__1 failed" in str(error)
+    step = next(fresh)
+    ends[0].run.remote(send, transport, step, [[np.ones(9)]])
+    ray.get(ends[1].run.remote(receive, transport, step, [0]), timeout=SECONDS)
+
+
+def processor_seconds_of_waiting(end, edges, step):
+    start = time.process_time()
+    edges.recv(message(step, 0), [to_sharding((), end.submesh)])
+    return time.process_time() - start
+
+
+@every_transport
+def test_who_waits_uses_no_processor(ends, transport):
+    step = next(fresh)
+    waiting = ends[1].run.remote(processor_seconds_of_waiting, transport, step)
+    time.sleep(1.5)
+    ends[0].run.remote(send, transport, step, [[np.ones(9)]])
+    assert ray.get(waiting, timeout=SECONDS) < 0.3  # of which Ray's own threads have most
+
+
+def be_impatient(end, edges):
+    inbox.PATIENCE_SECONDS = 0.5
+
+
+def test_a_dead_peer_ends_every_wait(ends):
+    """The last test that uses the two."""
+    ray.get(ends[1].run.remote(be_impatient, "device"), timeout=SECONDS)
+    waiting = ends[1].run.remote(receive, "shared_memory", next(fresh), [0])
+    time.sleep(0.2)
+    ray.kill(ends[0])
+    assert "group 0 is gone" in str(outcome(waiting))
+    assert "group 0 is gone" in str(outcome(ends[1].run.remote(receive, "device", next(fresh), [0])))
+    for transport in BOUNDED:
+        call = ends[1].run.remote(send, transport, next(fresh), [[np.ones(90_000)]], (), 1)
+        assert "group 0 is gone" in str(outcome(call))
+
+
+@pytest.fixture(scope="module", params=["device", "object_store"])
+def mesh(local_ray, request):
+    """Two groups of two devices with another transport than other tests' meshes, which share memory."""
+    shape = {"stage": 2, "fsdp": 2}
+    with cluster.launch(shape, "stage", cpus_per_group=0.25, transport=request.param) as mesh:
+        assert mesh.transports == {(0, 1): request.param}
+        yield mesh
+
+
+def assert_training_matches(mesh):
+    values = train_values()
+    driver = Driver(mesh.runtime, train_program(), values, TRAIN_FEEDBACK)
+    queued = [driver.step() for _ in range(4)]
+    for futures, outputs in queued:
+        loss, values = train_reference(values)
+        np.testing.assert_allclose(futures[1].result(SECONDS).inline[outputs["t1"]], loss, rtol=1e-5)
+    for mpmd_idx, name in enumerate(["w0", "w1"]):
+        trained = mesh.runtime.fetch(mpmd_idx, driver.handles[name]).result(SECONDS)
+        np.testing.assert_allclose(trained, values[name], rtol=1e-5, atol=1e-6)
+
+
+def test_groups_of_a_node_share_memory(two_groups, four_groups):
+    for mesh in (two_groups, four_groups):
+        assert set(mesh.transports.values()) == {"shared_memory"}
+        assert len(mesh.transports) == mesh.mpmd_dim * (mesh.mpmd_dim - 1) // 2
+
+
+def test_training_matches_plain_jax(mesh):
+    assert_training_matches(mesh)
+
+
+def allocate_too_much(x):
+    return (jax.lax.while_loop(lambda y: y[7, 7] < 0, jnp.sin, jnp.zeros((2**24, 2**23)) + x)[7, 7],)
+
+
+def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
+    failing = Driver(mesh.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
+    for _ in range(3):
+        futures, _ = failing.step()
+        assert type(futures[0].exception(SOON)) is mpmd.errors.TaskError
+        assert type(futures[1].exception(SOON)) is StepAborted
+    assert_training_matches(mesh)
+
+
+def compute_for_ever(x):
+    return (jax.lax.while_loop(lambda y: y < 2, jnp.sin, x),)
+
+
+def test_a_killed_actor_is_named_to_all_who_wait(mesh):
+    """The last test that uses the mesh."""
+    driver = Driver(mesh.runtime, relay_program(compute_for_ever), {"x": np.float32(1)})
+    queued = [driver.step() for _ in range(2)]
+    time.sleep(0.5)
+    ray.kill(mesh.runtime.actors[0])
+    for future in (future for futures, _ in queued for future in futures.values()):
+        error = future.exception(SOON)
+        assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)
+        assert "ray.kill" in str(error)
+
+
+def test_unknown_transports_are_refused_before_anything_starts():
+    with pytest.raises(ValueError, match="transport must be one of auto, shared_memory"):
+        cluster.launch({"stage": 2}, "stage", transport="pigeon")
+
+
+TWO_NODES = """
+    import jax, pytest, ray
+    from ray.cluster_utils import Cluster
+    import cluster, mpmd
+    from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
+    from tests.support.parity import assert_close
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    nodes.add_node(num_cpus=2)
+    ray.init(address=nodes.address)
+    with cluster.launch({"stage": 3}, "stage", cpus_per_group=1) as mesh:
+        print(mesh, sorted(mesh.transports.values()))
+
+        step = make_step(mse, mpmd.Std1F1B(3), CLIPPED_ADAM)
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+        expected = state = init(weights(3), CLIPPED_ADAM)
+        for _ in range(3):
+            state, _ = compiled(state, *batch())
+            expected, _ = jax.jit(step)(expected, *batch())
+        assert_close(state, expected, 1e-4)
+
+        ray.kill(mesh.runtime.actors[2])
+        with pytest.raises(mpmd.GroupDiedError, match="group 2 died"):
+            while True:
+                state, (loss, _) = compiled(state, *batch())
+                float(loss)
+    ray.shutdown()
+    nodes.shutdown()
+"""
+
+
+def test_groups_on_two_nodes():
+    """Two raylets on this machine: groups of one share memory, others transfer between devices."""
+    variables = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "XLA_FLAGS")}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(TWO_NODES)],
+        env={**variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nodes=2) ['device', 'device', 'shared_memory']" in done.stdout
