@@ -58,8 +58,9 @@ class _Group:
         self._kept = {name for name in self._held if name not in given_up}
         self._gone: dict[Name, str] = {}
         self._sent: dict[Name, int] = {}
+        self._arriving: dict[Name, Recv] = {}
         self._bytes = self.peak_bytes = sum(aval.nbytes for aval in self._held.values())
-        self.peak_values = len(self._held)
+        self._values = self.peak_values = len(self._held)
 
     def step(self, position: int, instruction: Instruction) -> None:
         self._position, self._instruction = position, instruction
@@ -73,17 +74,24 @@ class _Group:
             case Recv(values=values):
                 for name in values:
                     self._define(name)
+                    self._arriving[name] = instruction
             case Free(values=values):
                 for name in values:
                     self._read(name)
                     self._give_up(name, "freed")
+        self._note_peak()
+
+    def _note_peak(self) -> None:
         if self._bytes > self.peak_bytes:
             self.peak_bytes = self._bytes
-        if len(self._held) > self.peak_values:
-            self.peak_values = len(self._held)
+        if self._values > self.peak_values:
+            self.peak_values = self._values
 
     def end(self, results: Sequence[OutputLeaf]) -> None:
         """Checks what is left after the last instruction."""
+        for name in list(self._arriving):
+            self._take(name)
+        self._note_peak()
         where = f"group {self._mpmd_idx}"
         for leaf in results:
             if leaf.name not in self._held:
@@ -108,25 +116,41 @@ class _Group:
             self._give_up(name, "donated")
         for name in run.outputs:
             self._define(name)
+            self._hold(name)
 
     def _read(self, name: Name) -> Aval | None:
         held = self._held.get(name)
         if held is None:
             self._fault(f"uses {name}, which {self._why_not(name)}")
+        elif name in self._arriving:
+            self._take(name)
         return held
+
+    def _take(self, name: Name) -> None:
+        """The message that brings a value is taken, with all its values."""
+        if name in self._arriving:
+            for value in self._arriving[name].values:
+                if self._arriving.pop(value, None):
+                    self._hold(value)
+
+    def _hold(self, name: Name) -> None:
+        """From now on a value is in the group's memory."""
+        if name in self._held:
+            self._bytes += self._held[name].nbytes
+            self._values += 1
 
     def _define(self, name: Name) -> None:
         if name in self._held or name in self._gone:
             self._fault(f"defines {name} again")
         elif name in self._avals:
-            aval = self._held[name] = self._avals[name]
-            self._bytes += aval.nbytes
+            self._held[name] = self._avals[name]
 
     def _give_up(self, name: Name, how: str) -> None:
         if name in self._kept:
             self._fault(f"{name} is {how}, but the caller keeps it")
         if name in self._held:
             self._bytes -= self._held.pop(name).nbytes
+            self._values -= 1
             self._gone[name] = f"was {how} in instruction {self._position}"
 
     def _why_not(self, name: Name) -> str:

@@ -27,7 +27,7 @@ class Verified:
     Attributes:
       peak_bytes: for each group, the most bytes of values it holds at once, counting each logical value
         whole; a run's results and those of its inputs that are not donated to them count together, and what
-        a message brings counts from where its receive is posted.
+        a message brings counts from where the first of it is used.
       peak_values: for each group, the most values it holds at once, counted in the same way.
       sent_bytes: for each edge, the bytes of one step.
       capacities: for each edge, the most messages of a step that can be under way at once, sent and not yet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mpmd.ir import Free, GroupProgram, Name, Plan, Recv, Run, Send
 from mpmd.simulate.costs import Costs, cell_of, types_of
@@ -44,6 +44,7 @@ class _Reader:
         self._hidden: set[int] = set()
         self._sent: dict[MessageId, tuple[int, float]] = {}
         self._readers: dict[MessageId, int] = {}
+        self._received: dict[MessageId, int] = {}
 
     def read(self, program: GroupProgram) -> None:
         """Adds the operations of a group."""
@@ -58,14 +59,13 @@ class _Reader:
                     self._add(label, self._duration(group, label), growth)
                     self._wait(inputs, pending)
                 case Send(values, dst, tag):
-                    if any(name in pending for name in values):
-                        self._add_hidden(", ".join(values))
-                        self._wait(values, pending)
+                    self._wait_alone(values, pending)
                     self._sent[group, dst, tag] = len(self._labels) - 1, self._bytes(values)
                 case Recv(values, src, tag):
                     pending |= dict.fromkeys(values, (src, group, tag))
-                    self._at_end[-1] += (self._bytes(values),)
+                    self._received[src, group, tag] = self._bytes(values)
                 case Free(values):
+                    self._wait_alone(values, pending)
                     self._at_end[-1] += (-self._bytes(values),)
         self._add_hidden("the end of the step")
         self._wait([leaf.name for leaf in self._plan.outputs if group in leaf.mpmd_idxs], pending)
@@ -110,8 +110,15 @@ class _Reader:
     def _wait(self, values: Iterable[Name], pending: dict[Name, MessageId]) -> None:
         """Has the last operation wait for the messages that bring these values, unless others did before."""
         for name in values:
-            if name in pending:
-                self._readers.setdefault(pending.pop(name), len(self._labels) - 1)
+            if name in pending and (message := pending.pop(name)) not in self._readers:
+                self._readers[message] = len(self._labels) - 1
+                self._at_start[-1] += self._received[message]
+
+    def _wait_alone(self, values: Sequence[Name], pending: dict[Name, MessageId]) -> None:
+        """The same in an operation of its own, if there is anything to wait for."""
+        if any(name in pending for name in values):
+            self._add_hidden(", ".join(values))
+            self._wait(values, pending)
 
     def _bytes(self, values: Iterable[Name]) -> int:
         return sum(self._sizes[name] for name in values)

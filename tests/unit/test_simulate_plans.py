@@ -80,8 +80,8 @@ def test_a_plan_runs_its_cells_and_the_work_outside_the_loop():
 def test_the_memory_of_a_plan_is_that_which_was_verified():
     simulated = simulate(two_stages(), Costs(link=LATENCY))
     assert simulated.memory == (
-        ((0, 16), (0, 32), (1, 48), (6.5, 32), (6.5, 48)),
-        ((0, 16), (0, 32), (1.25, 64), (4.25, 48), (4.25, 32)),
+        ((0, 16), (0, 32), (4.5, 48), (6.5, 32), (6.5, 48)),
+        ((0, 16), (1.25, 64), (4.25, 48), (4.25, 32)),
     )
     assert simulated.peaks == verify(two_stages()).peak_bytes == (48, 64)
 
