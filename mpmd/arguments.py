@@ -25,7 +25,7 @@ def describe(leaf: Any) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     if isinstance(leaf, MpmdArray):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+        return leaf.aval
     return as_described(jax.typeof(leaf))
 
 

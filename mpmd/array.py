@@ -66,7 +66,7 @@ class MpmdArray(NDArrayOperatorsMixin):
 
     def __init__(
         self,
-        aval: Any,
+        aval: jax.ShapeDtypeStruct,
         mpmd_idxs: tuple[int, ...],
         spec: Spec,
         submesh: AbstractMesh,
@@ -84,6 +84,11 @@ class MpmdArray(NDArrayOperatorsMixin):
         self._deleted = False
 
     @property
+    def aval(self) -> jax.ShapeDtypeStruct:
+        """Shape, dtype and weak type."""
+        return self._aval
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return self._aval.shape
 
@@ -93,7 +98,7 @@ class MpmdArray(NDArrayOperatorsMixin):
 
     @property
     def weak_type(self) -> bool:
-        return getattr(self._aval, "weak_type", False)
+        return self._aval.weak_type
 
     @property
     def ndim(self) -> int:

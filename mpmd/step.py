@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -25,7 +26,8 @@ from mpmd.ir import Plan, Spec
 from mpmd.mesh import GroupMesh
 from mpmd.report import Report, report
 from mpmd.runtime.runtime import Runtime
-from mpmd.runtime.worker import Handle, StepRequest
+from mpmd.runtime.sent import Key
+from mpmd.runtime.worker import Handle, StepReply, StepRequest
 from mpmd.timeline import Event
 from mpmd.timing import Stopwatch
 from mpmd.verify import verify
@@ -135,7 +137,7 @@ class LoadedStep:
         self._mesh = mesh
         self._signature = signature
         self._expected = call
-        self._out_avals = [var.aval for var in compiled.traced.jaxpr.outvars]
+        self._out_avals = [as_described(var.aval) for var in compiled.traced.jaxpr.outvars]
         self._out_tree = jax.tree.structure(compiled.traced.out_shape)
         self._runtime = mesh.runtime
         self._loaded = loaded = self._runtime.load(compiled.program)
@@ -181,25 +183,24 @@ class LoadedStep:
         self._expected.check_serves(call)
         check_donated_once(call)
         runtime = self._runtime
-        handles, puts = self._feed(call, runtime)
+        handles, puts, kept = self._feed(call, runtime)
         results = [runtime.next_handle() for _ in self.plan.outputs]
         step = runtime.next_handle()  # only has to be another number for every step
-        run = StepRun(
-            runtime.submit(
-                {
-                    group: StepRequest(
-                        self._loaded.number,
-                        step,
-                        tuple(handles[i] for i in inputs),
-                        tuple(results[i] for i in outputs),
-                        puts[group],
-                        profile=profile,
-                    )
-                    for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
-                }
+        requests = {
+            group: StepRequest(
+                self._loaded.number,
+                step,
+                tuple(handles[i] for i in inputs),
+                tuple(results[i] for i in outputs),
+                puts[group],
+                profile=profile,
             )
-        )
-        self._release(call, handles, puts)
+            for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
+        }
+        replies = runtime.submit(requests)
+        self._keep(kept, replies.values())
+        run = StepRun(replies)
+        self._release(call, puts, set(kept.values()))
         submesh = self._mesh.abstract_submesh
         arrays = [
             MpmdArray(aval, leaf.mpmd_idxs, leaf.spec or (), submesh, runtime, handle, run)
@@ -207,15 +208,24 @@ class LoadedStep:
         ]
         return jax.tree.unflatten(self._out_tree, arrays), run
 
-    def _feed(self, call: Call, runtime: Runtime) -> tuple[dict[int, Handle], list[dict[Handle, np.ndarray]]]:
-        """A handle for each argument that is read; and for each group the values it does not have yet."""
+    def _feed(
+        self, call: Call, runtime: Runtime
+    ) -> tuple[dict[int, Handle], list[dict[Handle, np.ndarray]], dict[Key, Handle]]:
+        """A handle for each argument that is read; for each group the values it does not have yet; and
+        which of these it keeps for later calls.
+        """
         handles: dict[int, Handle] = {}
         puts: list[dict[Handle, np.ndarray]] = [{} for _ in self.plan.programs]
+        kept: dict[Key, Handle] = {}
         for i, (leaf, wanted) in enumerate(zip(call.leaves, self.plan.inputs, strict=True)):
             if wanted.name is None:
                 continue
             if isinstance(leaf, MpmdArray) and leaf.is_on(runtime, wanted.mpmd_idxs):
                 handles[i] = leaf.handle
+                continue
+            keep = isinstance(leaf, jax.Array) and not call.donated[i]
+            if keep and (handle := runtime.sent.handle(leaf, wanted.mpmd_idxs)) is not None:
+                handles[i] = handle
                 continue
             handles[i] = runtime.next_handle()
             value = to_host(leaf, call.avals[i])
@@ -223,14 +233,27 @@ class LoadedStep:
                 value = value.copy()  # the caller may write to it, or it is a view of what will be deleted
             for group in wanted.mpmd_idxs:
                 puts[group][handles[i]] = value
-        return handles, puts
+            if keep:
+                kept[runtime.sent.note(leaf, wanted.mpmd_idxs, handles[i])] = handles[i]
+        return handles, puts, kept
 
-    def _release(self, call: Call, handles: dict[int, Handle], puts: list[dict[Handle, np.ndarray]]) -> None:
+    def _keep(self, kept: Mapping[Key, Handle], replies: Iterable[Future[StepReply]]) -> None:
+        """Has arrays sent again after a step that failed, perhaps before it took them in."""
+
+        def settled(reply: Future[StepReply]) -> None:
+            if reply.exception() is not None:
+                sent.forget(kept)
+
+        sent = self._runtime.sent
+        for reply in replies if kept else ():
+            reply.add_done_callback(settled)
+
+    def _release(self, call: Call, puts: list[dict[Handle, np.ndarray]], kept: Collection[Handle]) -> None:
         """Gives up donated arguments, and the handles of those that were put for this step alone."""
         for i, leaf in enumerate(call.leaves):
             if call.donated[i] and isinstance(leaf, (jax.Array, MpmdArray)):
                 leaf.delete()
-        for handle in {handle for put in puts for handle in put}:
+        for handle in {handle for put in puts for handle in put}.difference(kept):
             groups = tuple(group for group, put in enumerate(puts) if handle in put)
             self._runtime.free(groups, handle)
 

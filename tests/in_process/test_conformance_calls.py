@@ -305,7 +305,7 @@ def test_the_same_array_twice(mesh):
 
 
 def test_steps_leave_nothing_behind(mesh):
-    """The groups hold as many values after ten steps as after two."""
+    """The groups hold no more values after ten steps than after three, but for those of a step under way."""
     step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=0)
     state = copy(weights(2))
     counts = []
@@ -314,7 +314,7 @@ def test_steps_leave_nothing_behind(mesh):
         float(total)
         gc.collect()
         counts.append(len(jax.live_arrays()))
-    assert counts[-1] <= counts[2]
+    assert min(counts[-4:]) <= max(counts[2:4])
 
 
 # Other arguments on a later call.

@@ -1,0 +1,101 @@
+"""Arrays that cannot change are sent to groups once."""
+
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from tests.support.models import batch, mse, weights
+from tests.support.parity import mesh_of
+
+
+@pytest.fixture
+def mesh():
+    with mesh_of(2) as mesh:
+        yield mesh
+
+
+def evaluate(params, xs, ys):
+    return mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
+
+
+def watch(monkeypatch, mesh):
+    """The shapes of what is sent with each step."""
+    sent, submit = [], mesh.runtime.submit
+
+    def watched(requests):
+        sent.append(sorted(put.shape for request in requests.values() for put in request.puts.values()))
+        return submit(requests)
+
+    monkeypatch.setattr(mesh.runtime, "submit", watched)
+    return sent
+
+
+def held(mesh):
+    return sum(len(group.worker._values) for group in mesh.runtime._groups)
+
+
+def test_what_a_step_is_called_with_again_is_not_sent_again(mesh, monkeypatch):
+    step = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
+    params, (xs, ys) = weights(2), batch(3)
+    xs = np.asarray(xs)
+    sent = watch(monkeypatch, mesh)
+    losses = [float(step(params, xs, ys)) for _ in range(3)]
+    assert losses[0] == losses[1] == losses[2]
+    assert len(sent[0]) == 2 + len(jax.tree.leaves(params))
+    assert sent[1] == sent[2] == [xs.shape]  # which its owner may have written to
+
+
+def test_an_array_twice_in_a_call_and_on_other_groups(mesh, monkeypatch):
+    def both(a, b, xs, ys):
+        loss = evaluate(weights(2), xs, ys)
+        return loss * a.sum(), b * 2
+
+    array, data = jnp.arange(6.0), batch(3)
+    step = mpmd.mpmd_jit_with_loop(both, mpmd_mesh=mesh)
+    expected = jax.jit(both)(array, array, *data)
+    for _ in range(2):
+        for got, wanted in zip(step(array, array, *data), expected, strict=True):
+            np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-5)
+
+
+def test_what_the_caller_drops_the_groups_drop(mesh):
+    step = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
+    params, data = weights(2), batch(3)
+    float(step(params, *data))
+    before = held(mesh)
+    for _ in range(3):
+        float(step(jax.tree.map(lambda p: p + 1, params), *data))
+    gc.collect()
+    float(step(params, *data))
+    float(step(params, *data))
+    assert held(mesh) <= before + 1  # the last loss
+
+
+def test_after_a_failed_step_it_is_sent_again(mesh, monkeypatch):
+    failing = [True]
+
+    def look(x):
+        if failing[0]:
+            raise ValueError("no")
+        return np.asarray(x)
+
+    def checked(params, xs, ys):
+        def loss(params, x, y):
+            return mse(params, jax.pure_callback(look, jax.ShapeDtypeStruct(x.shape, x.dtype), x), y)
+
+        return mpmd.treduce(
+            lambda mb: loss(params, *mb), (xs, ys), mpmd.ForwardOnly(2, 2), operation=mpmd.Add
+        )
+
+    params, data = weights(2), batch(3)
+    step = mpmd.mpmd_jit_with_loop(checked, mpmd_mesh=mesh).compile(params, *data)
+    sent = watch(monkeypatch, mesh)
+    with pytest.raises(mpmd.TaskError):
+        float(step(params, *data))
+    failing[0] = False
+    assert np.isfinite(float(step(params, *data)))
+    assert sent[1] == sent[0]
