@@ -1,0 +1,1 @@
+"""What steps cost, measured beside other ways to run the same training: ``python -m benchmarks``."""

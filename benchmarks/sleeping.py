@@ -1,0 +1,173 @@
+"""Simulated devices: tasks that sleep, so that many groups fit on few cores, against the simulator.
+
+A task takes a given time, of which nothing is spent on a core; all that happens between tasks is what
+training uses. The simulator has free messages, and tasks that take either just this time, or what they were
+measured to take in the very same steps: the system lets them sleep a bit longer, as no device would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import ray
+
+import mpmd
+from benchmarks import tiny
+from benchmarks.host import Host
+from benchmarks.measure import Conditions, Result, Table, Target, Times
+from benchmarks.peers import cpu_environment
+from mpmd.ir import GroupProgram, Run, parse_cell
+from mpmd.runtime import worker
+from mpmd.timeline import Event
+
+TASK_SECONDS = 0.01
+ON_RAY = ((4, 32), (8, 8), (16, 32))
+IN_PROCESS = ((8, 8),)
+QUICK = ((8, 8),)
+TARGET_GROUPS = 8
+LEAST_REPETITIONS = 7
+
+
+def sleep_in_tasks(seconds: float) -> None:
+    """From now on, the tasks of programs that this process loads take so many seconds each.
+
+    What runs before and after the loop takes the time it takes.
+    """
+
+    class SleepingExecutor(worker.Executor):
+        def __init__(self, program: GroupProgram, plan, executables, *others):
+            durations = {
+                i.executable: seconds * len(parse_cell(i.label).tasks)
+                for i in program.instructions
+                if isinstance(i, Run) and "__" in i.label
+            }
+            slow = {name: _lasting(executables[name], length) for name, length in durations.items()}
+            super().__init__(program, plan, {**executables, **slow}, *others)
+
+    worker.Executor = SleepingExecutor  # type: ignore[misc, assignment]
+
+
+def _lasting(call: Callable, seconds: float) -> Callable:
+    def lasting(*arguments):
+        end = time.perf_counter() + seconds
+        results = jax.block_until_ready(call(*arguments))
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return results
+
+    return lasting
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    groups: int
+    microbatches: int
+    on_ray: bool
+
+    def __str__(self) -> str:
+        where = "on Ray" if self.on_ray else "in process"
+        return f"{self.groups} groups, {self.microbatches} microbatches, {where}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Seconds of the loop of a step, from the start of its first task to the end of its last one.
+
+    Attributes:
+      nominal: that the simulator says if tasks take ``TASK_SECONDS``.
+      simulated: that it says if they take what they were measured to take.
+      measured: of each step.
+    """
+
+    nominal: float
+    simulated: float
+    measured: Times
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.measured)
+
+
+class SleepingPipeline:
+    """A pipeline of tiny stages whose tasks sleep; made in a process of its own, by ``Host``."""
+
+    def __init__(self, case: Case, ray_address: str):
+        sleep_in_tasks(TASK_SECONDS)
+        hook = {
+            "worker_process_setup_hook": lambda: sleep_in_tasks(TASK_SECONDS),
+            "env_vars": {"PYTHONPATH": str(pathlib.Path(__file__).parents[1])},  # to find this file
+        }
+        self._mesh = tiny.open_mesh(case.groups, ray_address if case.on_ray else "", runtime_env=hook)
+        arguments: Any = tiny.arguments(case.groups, case.microbatches, case.microbatches)
+        self._params, self._xs = arguments
+        step = mpmd.mpmd_jit_with_loop(tiny.train_step(case.groups), self._mesh, donate_argnums=0)
+        self._step = step.compile(self._params, self._xs)
+
+    def measure(self, repetitions: int) -> Measurement:
+        """Runs so many steps, each when the one before has ended, and simulates them."""
+        from mpmd.simulate import Costs, simulate
+
+        self._loop_events()  # the first step is slower
+        steps = [self._loop_events() for _ in range(repetitions)]
+        nominal = Costs(kinds={"fwd": TASK_SECONDS, "bwd": TASK_SECONDS})
+        measured = Costs.measured(event for events in steps for event in events)
+        return Measurement(
+            simulate(self._step.plan, nominal).makespan,
+            simulate(self._step.plan, measured).makespan,
+            tuple(_makespan(events) for events in steps),
+        )
+
+    def _loop_events(self) -> list[Event]:
+        """The tasks of the loop, of one step."""
+        (self._params, _), events = self._step.profile(self._params, self._xs)
+        return [event for event in events if "__" in event.label]
+
+    def close(self) -> None:
+        self._mesh.close()
+        ray.shutdown()
+
+
+def _makespan(events: Sequence[Event]) -> float:
+    return max(event.end for event in events) - min(event.start for event in events)
+
+
+def run(conditions: Conditions) -> Result:
+    in_process, on_ray = (QUICK, QUICK) if conditions.quick else (IN_PROCESS, ON_RAY)
+    cases = [Case(*size, on_ray=False) for size in in_process] + [Case(*size, on_ray=True) for size in on_ray]
+    found = {case: _measure(case, conditions) for case in cases}
+    targets = [
+        Target(f"tasks of 10 ms, {case}: measured / simulated", of_case.median / of_case.simulated, 1.05)
+        for case, of_case in found.items()
+        if case.on_ray and case.groups == TARGET_GROUPS
+    ]
+    data = [dataclasses.asdict(case) | dataclasses.asdict(of_case) for case, of_case in found.items()]
+    header = (
+        "ms of the loop, tasks that sleep",
+        "simulated at 10 ms",
+        "simulated as measured",
+        "measured",
+        "ratio to 10 ms",
+        "ratio to as measured",
+    )
+    rows = tuple(_row(case, of_case) for case, of_case in found.items())
+    return Result([Table("Pipeline efficiency", header, rows)], targets, data)
+
+
+def _row(case: Case, found: Measurement) -> tuple[str, ...]:
+    times = (found.nominal, found.simulated, found.median)
+    ratios = (found.median / found.nominal, found.median / found.simulated)
+    return str(case), *(f"{time * 1e3:.1f}" for time in times), *(f"{ratio:.3f}" for ratio in ratios)
+
+
+def _measure(case: Case, conditions: Conditions) -> Measurement:
+    environment = cpu_environment(1 if case.on_ray else case.groups, 1)
+    host = Host("benchmarks.sleeping:SleepingPipeline", (case, conditions.ray_address), environment)
+    with contextlib.closing(host):
+        host.ready()
+        return host.call("measure", max(LEAST_REPETITIONS, conditions.effort.repetitions))
