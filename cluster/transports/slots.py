@@ -102,7 +102,7 @@ class Chunk(NamedTuple):
     """Slots of one size that the processes learn of together, and that share a descriptor."""
 
     size: int
-    count: int
+    num_slots: int
 
     @classmethod
     def of(cls, size: int) -> Chunk:
@@ -111,12 +111,12 @@ class Chunk(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return self.size * self.count
+        return self.size * self.num_slots
 
     def slots(self, descriptor: int, first: int) -> list[Slot]:
         """The slots, numbered from ``first``. The descriptor of their memory can be closed afterwards."""
         memory = mmap.mmap(descriptor, self.nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        return [Slot(first + i, memory, i * self.size) for i in range(self.count)]
+        return [Slot(first + i, memory, i * self.size) for i in range(self.num_slots)]
 
 
 def _views(memory: mmap.mmap | np.ndarray, layout: Layout, start: int) -> list[np.ndarray]:
