@@ -278,7 +278,8 @@ def tokens_pruned_between_stages():
         return jnp.mean((layer(params[2], h) - y[kept]) ** 2)
 
     def holds(loaded):
-        assert loaded.plan.inputs[-1].mpmd_idxs == (2,), "the labels are not where they are read"
+        (labels,) = loaded.plan.inputs[-1].mpmd_idxs
+        assert labels > 0, "the labels are where the rows are chosen, not behind"
 
     return train(loss, weights(3), holds=holds)
 
