@@ -183,21 +183,22 @@ class LoadedStep:
         self._expected.check_serves(call)
         check_donated_once(call)
         runtime = self._runtime
-        handles, puts, kept = self._feed(call, runtime)
         results = [runtime.next_handle() for _ in self.plan.outputs]
         step = runtime.next_handle()  # only has to be another number for every step
-        requests = {
-            group: StepRequest(
-                self._loaded.number,
-                step,
-                tuple(handles[i] for i in inputs),
-                tuple(results[i] for i in outputs),
-                puts[group],
-                profile=profile,
-            )
-            for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
-        }
-        replies = runtime.submit(requests)
+        with runtime.sent:
+            handles, puts, kept = self._feed(call, runtime)
+            requests = {
+                group: StepRequest(
+                    self._loaded.number,
+                    step,
+                    tuple(handles[i] for i in inputs),
+                    tuple(results[i] for i in outputs),
+                    puts[group],
+                    profile=profile,
+                )
+                for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
+            }
+            replies = runtime.submit(requests)
         self._keep(kept, replies.values())
         run = StepRun(replies)
         self._release(call, puts, set(kept.values()))
