@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import jax
@@ -95,7 +96,7 @@ class Stage:
         return float(loss)
 
 
-class _ByHand:
+class _ByHand(abc.ABC):
     """The actors, and the tasks of all groups in an order in which they may be submitted."""
 
     def __init__(self, setting: Setting):
@@ -118,9 +119,9 @@ class _ByHand:
                 ray.get(submitted.pop(0), timeout=_COMPILE_SECONDS)
         return [ray.get(losses, timeout=_COMPILE_SECONDS)[-1] for losses in submitted][-1]
 
+    @abc.abstractmethod
     def _submit(self) -> Any:
         """Submits a step; the loss is the last of the results."""
-        raise NotImplementedError
 
     def close(self) -> None:
         for actor in self._actors:
