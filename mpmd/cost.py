@@ -1,4 +1,4 @@
-"""Which equations are cheap enough to run on every group that reads their result."""
+"""Which equations are cheap enough to run once for each reader of their result."""
 
 from __future__ import annotations
 
@@ -38,6 +38,19 @@ _RANDOM = frozenset(
     """.split()
 )
 
+_TRANSCENDENTAL = frozenset(
+    """
+    acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log
+    log1p logistic pow rsqrt sin sinh tan tanh
+    """.split()
+)
+
+_VIEW = frozenset(
+    """
+    broadcast_in_dim dynamic_slice empty expand_dims iota reshape rev slice split squeeze transpose
+    """.split()
+)
+
 _CHEAP = _ELEMENTWISE | _LAYOUT | _ORDER | _REDUCTION | _RANDOM
 
 
@@ -49,6 +62,11 @@ def is_cheap(eqn: JaxprEqn) -> bool:
 def is_elementwise(eqn: JaxprEqn) -> bool:
     """Whether each element of the results depends on the same element of the operands, or on a scalar."""
     return _all_in(eqn, _ELEMENTWISE)
+
+
+def is_cheaper_than_memory(eqn: JaxprEqn) -> bool:
+    """Whether running the equation, merged with its reader, costs less than to write and read its result."""
+    return _all_in(eqn, (_ELEMENTWISE - _TRANSCENDENTAL) | _VIEW)
 
 
 def has_reduction(eqn: JaxprEqn) -> bool:

@@ -16,6 +16,7 @@ from mpmd.jaxpr import free_variables, operands
 from mpmd.marks import LoopBody, take_out_marks
 from mpmd.reduce import treduce_p
 from mpmd.replicate import Replica, find_replicas
+from mpmd.residuals import keep_less
 
 
 def split(traced: TracedStep) -> TaskGraph:
@@ -39,8 +40,17 @@ def split(traced: TracedStep) -> TaskGraph:
             members.setdefault(work, []).append(eqn)
     for work, updates in accumulation.updates.items():
         members.setdefault(work, []).extend(updates)
-    stages = _stage_work(members, body, replicas, timeline)
-    stages = with_halves(stages, tasks, replicas)
+    own_replicas = _place_replicas(members, body, replicas, timeline)
+    in_order = sorted(members, key=timeline.time)
+    complete = {work: (*own_replicas.get(work, ()), *members[work]) for work in in_order}
+    lean = keep_less(
+        complete,
+        {accumulator.after for accumulator in accumulation.accumulators},
+        {accumulator.before for accumulator in accumulation.accumulators},
+        replicas,
+    )
+    stages = _stage_work(lean.eqns)
+    stages = with_halves(stages, tasks, replicas.keys() | lean.recomputed)
     accumulators = tuple(_with_half(accumulator, stages) for accumulator in accumulation.accumulators)
     check_fit(params["schedule"], tasks, stages, accumulators)
     at = next(i for i, eqn in enumerate(traced.jaxpr.eqns) if eqn.primitive is treduce_p)
@@ -59,23 +69,13 @@ def split(traced: TracedStep) -> TaskGraph:
     )
 
 
-def _stage_work(
-    members: Mapping[Work, Sequence[JaxprEqn]],
-    body: LoopBody,
-    replicas: Mapping[Var, Replica],
-    timeline: Timeline,
-) -> tuple[StageWork, ...]:
-    """Completes the work with the replicas it reads, and notes what it reads and makes."""
-    own_replicas = _place_replicas(members, body, replicas, timeline)
-    works = sorted(members, key=timeline.time)
-    eqns = {work: (*own_replicas.get(work, ()), *members[work]) for work in works}
-    reads = {work: tuple(free_variables(eqns[work])) for work in works}
-    read = {var for work in works for var in reads[work]}
+def _stage_work(eqns: Mapping[Work, Sequence[JaxprEqn]]) -> tuple[StageWork, ...]:
+    """Notes what work reads and makes."""
+    reads = {work: tuple(free_variables(own)) for work, own in eqns.items()}
+    read = {var for variables in reads.values() for var in variables}
     return tuple(
-        StageWork(
-            work, eqns[work], reads[work], tuple(v for eqn in eqns[work] for v in eqn.outvars if v in read)
-        )
-        for work in works
+        StageWork(work, tuple(own), reads[work], tuple(v for eqn in own for v in eqn.outvars if v in read))
+        for work, own in eqns.items()
     )
 
 

@@ -95,5 +95,5 @@ def test_a_checkpointed_stage_keeps_what_it_got_and_no_more():
         (run,) = (i for i in instructions if isinstance(i, Run) and i.label == "fwd_1__0")
         return len(run.outputs)
 
-    assert made_by_the_middle_stage(deep) > 3
+    assert made_by_the_middle_stage(deep) == 3  # the output of each layer
     assert made_by_the_middle_stage(jax.checkpoint(deep)) == 1  # what it sends

@@ -236,8 +236,8 @@ def test_tasks_name_the_functions_of_the_user():
     forward = tasks["fwd_1", 1]
     assert forward.runs == MICROBATCHES
     assert [share.line.function for share in forward.functions] == ["layer"]
-    product, bias, add_and_tanh = 2 * BATCH * WIDTH * WIDTH, WIDTH + BATCH * WIDTH, 2 * BATCH * WIDTH
-    assert forward.operations == product + bias + add_and_tanh
+    product, bias, tanh = 2 * BATCH * WIDTH * WIDTH, WIDTH + BATCH * WIDTH, BATCH * WIDTH
+    assert forward.operations == product + bias + tanh
     assert forward.functions[0].equations == forward.equations
     assert "layer" in str(forward)
     shares = [share for task in tasks.values() for share in task.functions]

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 PASSES = {"trace", "split", "place", "specs", "lower", "liveness", "verify"}
 PARTS = set(
     "accumulate assign backward conds cost executables feedback fit fuse graph jaxpr marks meshes "
-    "replicate".split()
+    "replicate residuals".split()
 )
 WITHOUT_JAX = set(
     "cli compare errors explanation holdings ir liveness progress report text timeline verify".split()
