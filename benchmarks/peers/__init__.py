@@ -60,8 +60,8 @@ def cpu_environment(devices: int, threads: int) -> dict[str, str]:
 
 PEERS = (
     Peer("jit", "jax.jit, one device", "benchmarks.peers.plain_jit:PlainJit"),
-    Peer("seq", "seq: our executables, one thread", "benchmarks.peers.baselines:Sequential", "groups"),
-    Peer("thr", "thr: our executables, threads", "benchmarks.peers.baselines:Threads", "groups"),
+    Peer("seq", "seq: our executables, one thread", "benchmarks.peers.baselines:Sequential"),
+    Peer("thr", "thr: our executables, threads", "benchmarks.peers.baselines:Threads"),
     Peer("spmd", "SPMD GPipe (shard_map)", "benchmarks.peers.spmd_gpipe:SpmdGPipe", "groups"),
     Peer("in_process", "mpmd in process", "benchmarks.peers.ours:InProcess", "groups"),
     Peer(
@@ -79,5 +79,5 @@ PEERS = (
 PIPELINED = ("thr", "spmd", "ray_calls", "ray_graph", "torch")
 """Those that pipeline and are not ours."""
 
-TASK_TIMES = Peer("tasks", "task times", "benchmarks.peers.baselines:TaskTimes", "groups", "share")
+TASK_TIMES = Peer("tasks", "task times", "benchmarks.peers.baselines:TaskTimes", threads="share")
 """Not a way to train, but to know how long each task takes when nothing disturbs it."""

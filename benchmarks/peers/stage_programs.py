@@ -54,9 +54,8 @@ class StagePrograms:
     """
 
     def __init__(self, workload: Workload):
-        mesh = mpmd.MpmdMesh(
-            jax.sharding.Mesh(np.array(jax.devices()[: workload.groups]), ("stage",)), "stage"
-        )
+        devices = np.array(jax.devices()[:1] * workload.groups)
+        mesh = mpmd.MpmdMesh(jax.sharding.Mesh(devices, ("stage",)), "stage")
         self._submesh = mesh.unstack[0]
         state, batch = model.init_state(workload), model.batch(workload)
         self._leaves = jax.tree.leaves((state, *batch))
