@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
 
+_CONCURRENCY = "--xla_cpu_enable_concurrency_optimized_scheduler"
+"""By default XLA orders a program for many threads, and hands parts to others even if there is but one."""
+
 
 def actor_environment(
     given: Mapping[str, str], xla_flags: str, platform: str, num_devices: int, num_threads: int
@@ -24,5 +27,7 @@ def actor_environment(
     if platform == "cpu":
         others = _DEVICE_COUNT.sub("", given.get("XLA_FLAGS", xla_flags)).split()
         flags = [*others, f"--xla_force_host_platform_device_count={num_devices}"]
+        if num_threads == 1 and not any(flag.startswith(_CONCURRENCY) for flag in others):
+            flags.append(f"{_CONCURRENCY}=false")
         environment["XLA_FLAGS"] = " ".join(flags)
     return environment

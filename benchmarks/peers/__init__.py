@@ -50,12 +50,9 @@ class Peer:
 
 def cpu_environment(devices: int, threads: int) -> dict[str, str]:
     """The variables that give a process so many CPU devices of JAX, and a pool of so many threads."""
-    return {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "NPROC": str(threads),  # which XLA takes for the number of cores
-        "OMP_NUM_THREADS": str(threads),
-    }
+    from cluster.environment import actor_environment  # not needed by all who need the rest
+
+    return {**actor_environment({}, "", "cpu", devices, threads), "OMP_NUM_THREADS": str(threads)}
 
 
 PEERS = (

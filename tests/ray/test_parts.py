@@ -26,8 +26,15 @@ def test_a_groups_environment():
 
 
 def test_the_drivers_flags_are_kept_but_for_its_device_count():
-    environment = actor_environment({}, f"--a=1 {COUNT}=8 --b", "cpu", 2, 1)
+    environment = actor_environment({}, f"--a=1 {COUNT}=8 --b", "cpu", 2, 4)
     assert environment["XLA_FLAGS"] == f"--a=1 --b {COUNT}=2"
+
+
+def test_programs_for_one_thread_are_not_ordered_for_many():
+    flag = "--xla_cpu_enable_concurrency_optimized_scheduler"
+    assert actor_environment({}, "", "cpu", 1, 1)["XLA_FLAGS"] == f"{COUNT}=1 {flag}=false"
+    given = {"XLA_FLAGS": f"{flag}=true"}
+    assert actor_environment(given, "", "cpu", 1, 1)["XLA_FLAGS"] == f"{flag}=true {COUNT}=1"
 
 
 def test_the_users_variables_win():
