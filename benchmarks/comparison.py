@@ -87,10 +87,10 @@ def compare(workload: Workload, conditions: Conditions, profile: bool = False) -
             steps[key] = effort.steps(seconds_per_step)
             print(f"  {key}: {seconds_per_step:.3g} s for the second step", file=sys.stderr, flush=True)
         _check_losses(losses)
-        task_times.call("events", 1)  # the first ones take longer
         events: list[Event] = []
 
         def time_tasks() -> float:
+            task_times.call("events", 1)  # as in _seconds_per_step
             events.extend(task_times.call("events", _TIMED_STEPS))
             return 0.0
 
@@ -122,6 +122,7 @@ def _started(peers: Sequence[Peer], setting: Setting, stack: contextlib.ExitStac
 
 
 def _seconds_per_step(host: Host, steps: int) -> float:
+    host.call("run", 1)  # meanwhile others had the caches, and the system may have taken memory back
     return seconds_of(lambda: host.call("run", steps)) / steps
 
 
