@@ -29,11 +29,12 @@ from mpmd.graph import Work
 from mpmd.jaxpr import called, free_variables, inlined_eqns, operands
 from mpmd.replicate import Replica
 
-_COST_UNIT_BYTES = 64
 _ARRAY_BYTES = 512
 """What an array costs beside its bytes."""
 
 _UNLIMITED = 2**31 - 1
+_MOST = 2**30
+"""Flows are 32-bit integers; costs that are more than this together are rounded."""
 
 Eqns = Sequence[JaxprEqn]
 
@@ -170,10 +171,11 @@ def _minimum_cut(derivations: Mapping[Var, set[Var] | None], targets: Sequence[V
     source, sink = 0, 1
     enter = {var: 2 + 2 * i for i, var in enumerate(derivations)}
     leave = {var: enter[var] + 1 for var in derivations}
+    unit = 1 + sum(map(_cost, derivations)) // _MOST
     arcs: list[tuple[int, int, int]] = []
     for var, sources in derivations.items():
         # A variable is two nodes, with an arc between them that is cut when it is kept.
-        arcs.append((enter[var], leave[var], _cost(var)))
+        arcs.append((enter[var], leave[var], _cost(var) // unit))
         if sources is None:
             arcs.append((source, enter[var], _UNLIMITED))
         else:
@@ -189,4 +191,4 @@ def _minimum_cut(derivations: Mapping[Var, set[Var] | None], targets: Sequence[V
 
 
 def _cost(var: Var) -> int:
-    return (to_aval(var).nbytes + _ARRAY_BYTES) // _COST_UNIT_BYTES
+    return to_aval(var).nbytes + _ARRAY_BYTES

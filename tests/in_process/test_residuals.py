@@ -165,6 +165,12 @@ def test_equal_stages_still_share_executables():
     assert kinds.count("fwd") == kinds.count("bwd") == 3  # of the first stage, of the last, of the others
 
 
+def test_sizes_may_be_anything():
+    large, small = (Var(jax.core.ShapedArray((size,), jnp.int8)) for size in (2**50, 2**45))
+    assert _minimum_cut({small: None, large: {small}}, [large]) == {small}
+    assert _minimum_cut({large: None, small: {large}}, [small]) == {small}
+
+
 @st.composite
 def derivations(draw):
     """Variables of some sizes, each to be kept or made of earlier ones, and those that are wanted."""
