@@ -112,7 +112,7 @@ def _without_dead(eqns: dict[Work, Eqns], results: Set[Var]) -> dict[Work, Eqns]
 
 
 class _Residuals:
-    """What a stage's backward reads of its forward, and the graph of how that is made.
+    """What a stage's backward reads that has to be kept for it, and how that is made.
 
     Args:
       unavailable: the variables that a backward does not have unless they are kept for it; it has all other
@@ -123,7 +123,7 @@ class _Residuals:
         self._unavailable = unavailable
         self._replicas = replicas
         self._maker = {var: eqn for eqn in forward for var in eqn.outvars}
-        self._read = [var for var in free_variables(backward) if var in self._maker]
+        self._read = [var for var in free_variables(backward) if var in self._maker or var in unavailable]
 
     def recomputed(self) -> set[Var]:
         """The variables that the backward computes once more; it reads the others as before."""

@@ -128,6 +128,17 @@ def test_causal_masks_are_made_where_they_are_read():
     check(stage)
 
 
+def test_what_is_kept_anyway_serves_others_too():
+    def stage(p, h):
+        return jnp.sin(h @ p["w"]) + (h * h) @ p["w"]
+
+    works = split_works(stage)
+    (received,) = set(works["fwd_0"].makes) & set(works["fwd_1"].reads)
+    assert received in works["bwd_1"].reads
+    assert len(kept(works, "fwd_1", "bwd_1")) == 2  # what the sine is taken of, and the loss's difference
+    check(stage)
+
+
 def test_calls_are_opened():
     works = split_works(lambda p, h: jax.jit(gelu)(p, h))
     assert sum(aval.nbytes for aval in kept(works)) == 2 * ACTIVATIONS
