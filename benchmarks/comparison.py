@@ -80,10 +80,13 @@ def compare(workload: Workload, conditions: Conditions, profile: bool = False) -
         task_times = hosts.pop(TASK_TIMES.key)
         losses = {key: [host.call("run", 1)] for key, host in hosts.items()}  # which may still compile
         steps: dict[str, int] = {}
+        resting = {peer.key for peer in peers if peer.rests}
         for key, host in hosts.items():
             start = time.perf_counter()
             losses[key].append(host.call("run", 1))
             seconds_per_step = time.perf_counter() - start
+            if key in resting:
+                host.call("rest")
             steps[key] = effort.steps(seconds_per_step)
             print(f"  {key}: {seconds_per_step:.3g} s for the second step", file=sys.stderr, flush=True)
         _check_losses(losses)
@@ -95,7 +98,8 @@ def compare(workload: Workload, conditions: Conditions, profile: bool = False) -
             return 0.0
 
         things: dict[str, Callable[[], float]] = {
-            key: functools.partial(_seconds_per_step, host, steps[key]) for key, host in hosts.items()
+            key: functools.partial(_seconds_per_step, host, steps[key], key in resting)
+            for key, host in hosts.items()
         }
         seconds = interleaved({**things, TASK_TIMES.key: time_tasks}, effort.repetitions)
         del seconds[TASK_TIMES.key]
@@ -121,9 +125,12 @@ def _started(peers: Sequence[Peer], setting: Setting, stack: contextlib.ExitStac
     return hosts
 
 
-def _seconds_per_step(host: Host, steps: int) -> float:
+def _seconds_per_step(host: Host, steps: int, rests: bool) -> float:
     host.call("run", 1)  # meanwhile others had the caches, and the system may have taken memory back
-    return seconds_of(lambda: host.call("run", steps)) / steps
+    seconds = seconds_of(lambda: host.call("run", steps))
+    if rests:
+        host.call("rest")
+    return seconds / steps
 
 
 def _check_losses(losses: Mapping[str, Sequence[float]]) -> None:

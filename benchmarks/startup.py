@@ -51,7 +51,7 @@ class Starter:
             {"stage": workload.groups},
             "stage",
             address=ray_address,
-            compilation_cache=cache,
+            runtime_env={"env_vars": {"JAX_COMPILATION_CACHE_DIR": cache}},  # not the one of all suites
             timeout=START_SECONDS,
         ) as mesh:
             function = mpmd.mpmd_jit_with_loop(model.train_step(workload), mesh, donate_argnums=0)

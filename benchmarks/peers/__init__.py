@@ -27,6 +27,7 @@ class Peer:
       threads: how many threads its process may compute with: all cores, or a group's share of them. The
         actors and processes that a peer starts have their share in any case.
       needs: a package that is not installed with ours.
+      rests: whether it takes processor time when it has nothing to do, unless it is told to ``rest()``.
     """
 
     key: str
@@ -35,6 +36,7 @@ class Peer:
     devices: Literal["one", "groups"] = "one"
     threads: Literal["all", "share"] = "all"
     needs: str = ""
+    rests: bool = False
 
     @property
     def missing(self) -> bool:
@@ -69,7 +71,7 @@ PEERS = (
     ),
     Peer("on_ray", "mpmd on Ray", "benchmarks.peers.ours:OnRay"),
     Peer("ray_calls", "Ray, a call per task", "benchmarks.peers.ray_by_hand:Calls"),
-    Peer("ray_graph", "Ray, compiled graph", "benchmarks.peers.ray_by_hand:CompiledGraph"),
+    Peer("ray_graph", "Ray, compiled graph", "benchmarks.peers.ray_by_hand:CompiledGraph", rests=True),
     Peer("torch", "torch 1F1B (gloo)", "benchmarks.peers.torch_1f1b:Torch1F1B", needs="torch"),
 )
 

@@ -154,10 +154,16 @@ class Calls(_ByHand):
 
 
 class CompiledGraph(_ByHand):
-    """The same calls as one compiled graph: actors run their part in a loop and read and write channels."""
+    """The same calls as one compiled graph: actors run their part in a loop and read and write channels.
+
+    They look for work all the time, so the graph is taken down when it is not measured.
+    """
 
     def __init__(self, setting: Setting):
         super().__init__(setting)
+        self._graph: Any = None
+
+    def _compiled(self) -> Any:
         with InputNode() as batch:
             values: dict[Task, Any] = {}
             for task in self._tasks:
@@ -183,17 +189,24 @@ class CompiledGraph(_ByHand):
                 ]
             )
         # Unless told, each of the many channels takes 10 MB of Ray's memory.
-        self._graph = graph.experimental_compile(
+        return graph.experimental_compile(
             _submit_timeout=_COMPILE_SECONDS,
             _buffer_size_bytes=_largest_message(self._workload) + _HEADER_BYTES,
             _max_inflight_executions=_IN_FLIGHT + 1,
         )
 
     def _submit(self) -> list[Any]:
+        self._graph = self._graph or self._compiled()
         return self._graph.execute(*self._batch)
 
+    def rest(self) -> None:
+        """Ends what the actors do until there is another step."""
+        if self._graph is not None:
+            self._graph.teardown()
+            self._graph = None
+
     def close(self) -> None:
-        self._graph.teardown()
+        self.rest()
         super().close()
 
 
