@@ -52,6 +52,7 @@ _VIEW = frozenset(
 )
 
 _CHEAP = _ELEMENTWISE | _LAYOUT | _ORDER | _REDUCTION | _RANDOM
+_CHEAPER_THAN_MEMORY = (_ELEMENTWISE - _TRANSCENDENTAL) | _VIEW
 
 
 def is_cheap(eqn: JaxprEqn) -> bool:
@@ -66,7 +67,7 @@ def is_elementwise(eqn: JaxprEqn) -> bool:
 
 def is_cheaper_than_memory(eqn: JaxprEqn) -> bool:
     """Whether running the equation, merged with its reader, costs less than to write and read its result."""
-    return _all_in(eqn, (_ELEMENTWISE - _TRANSCENDENTAL) | _VIEW)
+    return _all_in(eqn, _CHEAPER_THAN_MEMORY)
 
 
 def has_reduction(eqn: JaxprEqn) -> bool:

@@ -24,17 +24,17 @@ class Line:
     """A line of the user's program.
 
     Attributes:
-      library: the function of an installed package that the line calls, e.g. ``optax.apply_updates``; or "".
+      callee: the function of an installed package that the line calls, e.g. ``optax.apply_updates``; or "".
     """
 
     file: str
     number: int
     function: str
-    library: str = ""
+    callee: str = ""
 
     def __str__(self) -> str:
         text = f"{PurePath(self.file).name}:{self.number} {self.function}"
-        return f"{text} ({self.library})" if self.library else text
+        return f"{text} ({self.callee})" if self.callee else text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,7 +374,7 @@ def _task_cells(task: TaskSummary) -> tuple[str, ...]:
 def _function(line: Line | None) -> str:
     if line is None:
         return "treduce"
-    return f"{line.function} ({line.library or f'{PurePath(line.file).name}:{line.number}'})"
+    return f"{line.function} ({line.callee or f'{PurePath(line.file).name}:{line.number}'})"
 
 
 # Parts of texts.

@@ -78,7 +78,7 @@ class Code:
         lines: dict[Any, list[Any]] = collections.defaultdict(list)
         operations: collections.Counter[Any] = collections.Counter()
         for line, count in _work(self._jaxpr.eqns):
-            function = line and (line.file, line.function, line.library)
+            function = line and (line.file, line.function, line.callee)
             lines[function].append(line)
             operations[function] += count
         found = [Share(f and min(lines[f]), len(lines[f]), operations[f]) for f in lines]
@@ -125,8 +125,8 @@ def _line(eqn: JaxprEqn) -> Line | None:
         return None
     own = next((frame for frame in frames if not _is_installed(frame)), frames[0])
     function = _functions_of(own)[-1]
-    library = ".".join((_package(frames[0]), *_functions_of(frames[0]))) if _is_installed(frames[0]) else ""
-    return Line(own.file_name, own.line_num, function, library)
+    callee = ".".join((_package(frames[0]), *_functions_of(frames[0]))) if _is_installed(frames[0]) else ""
+    return Line(own.file_name, own.line_num, function, callee)
 
 
 def _is_installed(frame: Any) -> bool:

@@ -60,6 +60,8 @@ def keep_less(
       results: the variables that accumulators are updated to.
       states: the variables of accumulators before that, which nothing else may read.
       replicas: the variables of equations that their readers compute for themselves.
+
+    Returns: the work in the same order, without equations that nothing reads any more.
     """
     lean = dict(eqns)
     recomputed: set[Var] = set()

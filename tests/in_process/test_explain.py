@@ -91,7 +91,7 @@ def test_a_weight_is_where_its_stage_reads_it():
 def test_a_weight_is_made_of_its_gradient_and_moments():
     output = mpmd.explain(mlp_step()).leaf("result[0][0][1]['w']").output
     assert uses(output.made_by) == [("after_1", 1)]
-    assert output.made_by[0].lines[0].library == "optax.apply_updates"
+    assert output.made_by[0].lines[0].callee == "optax.apply_updates"
     assert set(output.arguments) == {
         "args[0][0][1]['w']",
         "args[0][1][1][0].mu[1]['w']",
@@ -204,7 +204,7 @@ def test_a_global_norm_is_made_of_scalars_of_all_groups():
     assert output.updates is None
     assert {use.mpmd_idx for use in output.tasks} == {0, 1, 2}
     assert {use.in_loop for use in output.tasks} == {False}
-    assert {line.library for use in output.tasks for line in use.lines} == {"optax.tree_sum"}
+    assert {line.callee for use in output.tasks for line in use.lines} == {"optax.tree_sum"}
     assert {functions(use).pop() for use in output.tasks} == {"step"}
     weight = explanation.leaf("result[0][0]['w']").output
     assert weight.arguments == ("args[0][0]['w']",)
@@ -245,7 +245,7 @@ def test_tasks_name_the_functions_of_the_user():
     assert callers == {"layer", "mse", "step"}, "what the compiler adds is no line of its caller"
     optimizer = tasks["after_1", 0].functions
     assert all(share.line for share in optimizer)
-    assert "optax.tree_update_moment" in {share.line.library for share in optimizer}
+    assert "optax.tree_update_moment" in {share.line.callee for share in optimizer}
 
 
 def test_equal_tasks_of_other_lines_keep_their_lines():

@@ -21,6 +21,8 @@ from tests.support.parity import assert_parity, mesh_of
 ACTIVATIONS = BATCH * WIDTH * 4
 """Bytes of a stage's activations."""
 
+ONE_F_ONE_B = mpmd.Std1F1B(2)
+
 
 def pipeline(stage):
     def loss(params, x, y):
@@ -34,10 +36,10 @@ def pipeline(stage):
     return loss
 
 
-def split_works(stage, schedule=None, params=None):
-    step = make_step(pipeline(stage), schedule or mpmd.Std1F1B(2))
+def split_works(stage, schedule=ONE_F_ONE_B):
+    step = make_step(pipeline(stage), schedule)
     with mesh_of(2) as mesh:
-        graph = split(trace(step, (init(params or weights(2)), *batch()), {}, mesh.abstract_submesh))
+        graph = split(trace(step, (init(weights(2)), *batch()), {}, mesh.abstract_submesh))
     return {str(stage.work): stage for stage in graph.stages}
 
 
@@ -51,10 +53,9 @@ def count(eqns, primitive):
     return sum(eqn.primitive.name == primitive for eqn in eqns) + sum(count(i, primitive) for i in inner)
 
 
-def check(stage, schedule=None, params=None):
-    params = params or weights(2)
-    step = make_step(pipeline(stage), schedule or mpmd.Std1F1B(2))
-    return assert_parity(step, init(params), *batch(), mesh=mesh_of(2))
+def check(stage, schedule=ONE_F_ONE_B):
+    step = make_step(pipeline(stage), schedule)
+    assert_parity(step, init(weights(schedule.num_stages)), *batch(), mesh=mesh_of(2))
 
 
 def gelu(p, h):
@@ -74,7 +75,7 @@ def test_what_is_dear_runs_once():
     works = split_works(stage)
     for primitive, times in (("dot_general", 2), ("tanh", 1), ("exp", 1), ("reduce_sum", 1)):
         assert count(works["fwd_0"].eqns, primitive) == times, primitive
-    for primitive in ("tanh", "exp", "rsqrt"):
+    for primitive in ("tanh", "exp"):
         assert count(works["bwd_0"].eqns, primitive) == 0, primitive
     check(stage)
 
@@ -149,7 +150,8 @@ def test_checkpointed_stages_stay_as_they_are():
         return jax.checkpoint(gelu)(p, h)
 
     works = split_works(stage)
-    assert [aval.shape for aval in kept(works)] in ([], [(BATCH, WIDTH)])
+    assert kept(works) == []  # it has the microbatch anyway
+    assert count(works["bwd_0"].eqns, "tanh") == 1
     check(stage)
 
 
@@ -158,9 +160,7 @@ def test_halves_of_a_backward_recompute_what_each_reads(schedule):
     def stage(p, h):
         return gelu(p, h) * (h @ p["w"]) + h
 
-    params = weights(schedule.num_stages)
-    step = make_step(pipeline(stage), schedule)
-    assert_parity(step, init(params), *batch(), mesh=mesh_of(2))
+    check(stage, schedule)
     if schedule.num_stages == 2:
         works = split_works(stage, schedule)
         products = sum(count(work.eqns, "dot_general") for work in works.values())
