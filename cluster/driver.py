@@ -28,8 +28,8 @@ from mpmd.timing import Stopwatch
 class RayRuntime:
     """Implements ``mpmd.runtime.runtime.Runtime`` with one actor per group.
 
-    A step is one call per actor, whatever the program. ``close`` ends the actors; so does dropping the last
-    reference to the runtime, and the exit of the interpreter.
+    A step is one request to each group, whatever the program. ``close`` ends the actors; so does dropping
+    the last reference to the runtime, and the exit of the interpreter.
 
     Args:
       groups: the running actors.
@@ -73,7 +73,10 @@ class RayRuntime:
             shipment = ray.put(
                 Shipment(program.plan, exported, program.constants, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
             )
-            loading = [self._groups.call(i, "load", number, shipment) for i in range(len(self.actors))]
+            everywhere = range(len(self.actors))
+            for shipped in [self._groups.call_ray(i, "ship", number, shipment) for i in everywhere]:
+                shipped.result()
+            loading = [self._groups.call(i, "load", number) for i in everywhere]
             concurrent.futures.wait(loading)
             xla_seconds = tuple(future.result() for future in loading)
         return Loaded(number, program, watch.seconds, xla_seconds)
@@ -92,9 +95,8 @@ class RayRuntime:
         return dataclasses.replace(request, puts={}, frees=frees), puts
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
-        # A copy: a view of Ray's memory would not outlive Ray.
         try:
-            return self._groups.call(mpmd_idx, "fetch", handle, decode=lambda p: np.array(unpack(p)))
+            return self._groups.call(mpmd_idx, "fetch", handle, decode=_own)
         except RuntimeError as error:
             return _failed(error)
 
@@ -124,6 +126,12 @@ class _Exports:
             with self._watch("export"):
                 self._done[key] = export_function(function, executable, self._submesh, self._platform)
         return self._done[key]
+
+
+def _own(packed: Packed) -> np.ndarray:
+    array = unpack(packed)
+    # What cannot be written to is a view of Ray's memory, and would not outlive Ray.
+    return array if array.flags.writeable else array.copy()
 
 
 def _failed(error: BaseException) -> Future:

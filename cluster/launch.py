@@ -20,9 +20,10 @@ from cluster.driver import RayRuntime
 from cluster.environment import actor_environment
 from cluster.groups import Groups
 from cluster.info import GroupInfo
+from cluster.line import Line, dial
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.resources import fitting_cpus, live_nodes, reserve, threads_per_group
-from cluster.transports.edges import AUTO, check_name, choose
+from cluster.transports.edges import AUTO, OBJECT_STORE, check_name, choose
 from cluster.worker import CONCURRENCY_GROUPS, GroupActor
 from mpmd.timing import Stopwatch
 
@@ -63,6 +64,7 @@ def launch(
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``.
       transport: how groups exchange messages: ``shared_memory``, within a node; ``device``, JAX's transfers
         between devices, over TCP; ``object_store``, Ray's; or ``auto``, the best for each pair of groups.
+        The driver connects to all groups by TCP, except with ``object_store``, which needs nothing but Ray.
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
         what was compiled once need not be again, by any run. ``None`` keeps nothing. Where ``runtime_env``
         has ``JAX_COMPILATION_CACHE_DIR``, that decides.
@@ -70,7 +72,7 @@ def launch(
 
     Raises:
       ValueError: ``mesh_shape`` or ``mpmd_axis`` makes no mesh, or ``transport`` does not connect the groups.
-      RuntimeError: the resources are not there within ``timeout``, or an actor cannot start.
+      RuntimeError: the resources are not there within ``timeout``, or an actor cannot start or be reached.
       ConnectionError: there is no cluster at ``address``.
     """
     _check_arguments(mesh_shape, mpmd_axis, cpus_per_group, gpus_per_group)
@@ -104,7 +106,8 @@ def launch(
         with watch("transports"):
             transports = choose(transport, groups)
             _introduce(actors, groups, transports, timeout)
-        runtime = RayRuntime(Groups(actors, placement_group), submesh, platform)
+            lines = [] if transport == OBJECT_STORE else _lines(actors, groups, timeout)
+        runtime = RayRuntime(Groups(actors, placement_group, lines), submesh, platform)
         undo.pop_all()
     return ClusterMesh(mesh_shape, mpmd_axis, platform, runtime, groups, transports, watch.seconds, on_close)
 
@@ -210,6 +213,23 @@ def _introduce(
     ways = [(sorted(set(route.values())), host, secret) for route, host in zip(routes, hosts, strict=True)]
     addresses = _all(actors, "listen", ways, timeout)
     _all(actors, "connect", [(route, addresses) for route in routes], timeout)
+
+
+def _lines(actors: Sequence[ActorHandle], groups: Sequence[GroupInfo], timeout: float) -> list[Line]:
+    """Connects the driver with every group."""
+    secret = secrets.token_bytes(32)
+    here = ray.get_runtime_context().get_node_id()
+    hosts = ["127.0.0.1" if group.node_id == here else group.node for group in groups]
+    addresses = _all(actors, "await_driver", [(host, secret) for host in hosts], timeout)
+    lines = []
+    for group, address in zip(groups, addresses, strict=True):
+        try:
+            lines.append(dial(address, secret))
+        except OSError as error:
+            where = f"group {group.mpmd_idx} at {address[0]}:{address[1]}"
+            hint = f"Open the way, or use transport={OBJECT_STORE!r}, which leaves everything to Ray"
+            raise RuntimeError(f"the driver cannot connect to {where}: {error}. {hint}") from error
+    return lines
 
 
 def _all(actors: Sequence[ActorHandle], method: str, arguments: Sequence[tuple], timeout: float) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -26,12 +26,13 @@ class Abort:
 
 @dataclasses.dataclass(frozen=True)
 class Ticket:
-    """One call on one group, and the future that its caller holds."""
+    """One call on one group, and the future that its caller holds: of what ``decode`` makes of the reply."""
 
     number: int
     mpmd_idx: int
     step: int | None
     future: Future
+    decode: Callable[[Any], Any]
 
 
 @dataclasses.dataclass
@@ -52,7 +53,12 @@ class Outstanding:
         self._dead: dict[int, GroupDiedError] = {}
         self._closed: BaseException | None = None
 
-    def add(self, mpmd_idxs: Iterable[int], step: int | None = None) -> list[Ticket]:
+    def add(
+        self,
+        mpmd_idxs: Iterable[int],
+        step: int | None = None,
+        decode: Callable[[Any], Any] = lambda reply: reply,
+    ) -> list[Ticket]:
         """Notes a call on each of the groups; with ``step``, these calls are that step.
 
         Raises: ``GroupDiedError`` when one of the groups is dead, the error given to ``close`` after it;
@@ -66,7 +72,9 @@ class Outstanding:
             if step is not None:
                 assert step not in self._steps, f"step {step} is still running"
                 self._steps[step] = _Step(frozenset(mpmd_idxs), len(mpmd_idxs))
-            tickets = [Ticket(next(self._numbers), mpmd_idx, step, _running()) for mpmd_idx in mpmd_idxs]
+            tickets = [
+                Ticket(next(self._numbers), mpmd_idx, step, _running(), decode) for mpmd_idx in mpmd_idxs
+            ]
             self._tickets.update((ticket.number, ticket) for ticket in tickets)
         return tickets
 
@@ -75,6 +83,10 @@ class Outstanding:
         """Whether a step has not ended everywhere."""
         with self._lock:
             return bool(self._steps)
+
+    def find(self, number: int) -> Ticket | None:
+        """The call of this number; ``None`` when it was settled, because its group or its step was lost."""
+        return self._tickets.get(number)
 
     def succeed(self, ticket: Ticket, result: Any) -> None:
         """Settles a call; one that was settled before stays as it was."""

@@ -15,6 +15,7 @@ import ray
 from jax import export
 
 from cluster.info import GroupInfo
+from cluster.line import Address, Desk
 from cluster.transports.edges import Edges, offered
 from cluster.wire import Packed, pack, unpack
 from mpmd.errors import TaskError
@@ -23,7 +24,7 @@ from mpmd.runtime.transport import MessageId
 from mpmd.runtime.worker import GroupWorker, Handle, StepReply, StepRequest
 
 CONCURRENCY_GROUPS = {"control": 2, "watch": 1}
-"""Threads beside the one that loads, steps and fetches in order: for calls that must not queue behind it."""
+"""Threads beside the one for Ray's calls in order: for what must not queue behind them, or never ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,7 @@ class GroupActor:
         self._transports = offered(submesh.devices.flat[0].platform)
         self._edges = Edges(mpmd_idx, submesh)
         self._worker = GroupWorker(mpmd_idx, submesh, self._edges)
+        self._shipments: dict[int, Shipment] = {}
         self._never = threading.Event()
         # The monotonic clock is this node's own; the wall clock is the one that nodes agree on.
         self._clock_offset = time.time() - time.perf_counter()
@@ -74,11 +76,22 @@ class GroupActor:
         """Connects with the other groups, when all listen; ``routes`` names the transport to each."""
         self._edges.connect(routes, addresses)
 
-    def load(self, program: int, shipment: Shipment) -> float:
-        """Compiles this group's part, and returns the seconds that XLA took.
+    def await_driver(self, host: str, secret: bytes) -> Address:
+        """Gets ready for the driver to dial, at the address that is returned; ``serve`` is to follow."""
+        self._desk = Desk(host, secret)
+        return self._desk.address
+
+    @ray.method(concurrency_group="control")
+    def ship(self, program: int, shipment: Shipment) -> None:
+        """Takes in what ``load`` is to load."""
+        self._shipments[program] = shipment
+
+    def load(self, program: int) -> float:
+        """Compiles this group's part of a shipment, and returns the seconds that XLA took.
 
         Raises ``TaskError`` with the label ``load`` when that fails.
         """
+        shipment = self._shipments.pop(program)
         jax.config.update("jax_enable_x64", shipment.enable_x64)
         instructions = shipment.plan.programs[self._mpmd_idx].instructions
         needed = {i.executable for i in instructions if isinstance(i, Run)}
@@ -129,8 +142,16 @@ class GroupActor:
         return self._info()
 
     @ray.method(concurrency_group="watch")
+    def serve(self) -> None:
+        """Does what the driver asks over its line, as long as there is one.
+
+        The call fails when the actor dies, which is how the driver notices.
+        """
+        self._desk.serve(lambda method, arguments: getattr(self, method)(*arguments))
+
+    @ray.method(concurrency_group="watch")
     def watch(self) -> None:
-        """Never returns: the call fails when the actor dies, which is how the driver notices."""
+        """In place of ``serve``, where the driver calls the actor by Ray: never returns."""
         self._never.wait()
 
     def _info(self) -> GroupInfo:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 import queue
 import secrets
 import socket
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cluster.sockets import socket_of
 from cluster.transports.inbox import Inbox
 from cluster.transports.window import Window
 from cluster.wire import Packed, pack, unpack
@@ -41,9 +41,6 @@ _PACKET_BYTES = 16 * 1024
 
 _CHUNK_BYTES = 4 * 2**20
 _CHUNKS = 8
-
-_UNREACHABLE_SECONDS = 60
-"""A peer that confirms nothing of what it is told for so long is gone, with its node or the way to it."""
 
 _GONE_SECONDS = 1.0
 """Within this, a connection that has broken is known to have."""
@@ -183,10 +180,7 @@ class _Peer:
         self._submesh = submesh
         self._server = server
         self._connection = connection
-        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREACHABLE_SECONDS * 1000)
+        self._socket = socket_of(connection)
         self._telling = threading.Lock()
         self._window = Window()
         self._taken = 0

@@ -17,7 +17,8 @@ from cluster.wire import Packed
 from mpmd.runtime.transport import Array, MessageId
 
 AUTO = "auto"
-NAMES = ("shared_memory", "device", "object_store")
+OBJECT_STORE = "object_store"
+NAMES = ("shared_memory", "device", OBJECT_STORE)
 
 _TRANSFER_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -29,7 +30,7 @@ def offered(platform: str) -> tuple[str, ...]:
         names = ["device"] if platform in _TRANSFER_PLATFORMS else []
         # Host memory is where a CPU computes, and a detour for an accelerator.
         names.insert(0 if platform == "cpu" else len(names), "shared_memory")
-    return (*names, "object_store")
+    return (*names, OBJECT_STORE)
 
 
 def check_name(transport: str) -> None:
@@ -97,7 +98,7 @@ class Edges:
         self._carriers: dict[str, Carrier] = {
             "shared_memory": self._shared_memory,
             "device": DeviceTransport(self._inbox, mpmd_idx, submesh),
-            "object_store": self._object_store,
+            OBJECT_STORE: self._object_store,
         }
         self._routes: dict[int, Carrier] = {}
 

@@ -185,7 +185,7 @@ def test_ray_shut_down_under_the_mesh_fails_what_is_outstanding_and_starts_no_ot
         import cluster, ray
         ray.init(address="local", num_cpus=1, include_dashboard=False)
         mesh = cluster.launch({"stage": 1}, "stage")
-        forever = mesh.runtime._groups.call(0, "watch")
+        forever = mesh.runtime._groups.call_ray(0, "watch")
         ray.shutdown()
         later = mesh.runtime.fetch(0, 0)
         print(forever.exception(timeout=30) is not None, later.exception(timeout=30) is not None)
