@@ -1,7 +1,7 @@
 """The line from the driver to a group: requests go one way and replies the other, in order, over TCP.
 
-Calls of Ray would do, and do where only Ray leads to a group. But each takes the driver and the actor about a
-millisecond of processor time, and a step of small tasks has not much more to do.
+Calls of Ray would do, and do where nothing but Ray leads to a group. But each takes as much processor time as
+several small tasks, in the driver and again in the actor.
 
 A message is a pickle, and after it the large buffers that it refers to: an array is copied into the network
 and out of it, and nowhere else.

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import jax
@@ -299,6 +300,12 @@ def test_training_matches_plain_jax(mesh):
     assert_training_matches(mesh)
 
 
+def test_the_driver_calls_groups_by_ray_alone_where_messages_go_so(mesh):
+    """A line takes a port that a network may close; the object store is for where nothing but Ray leads."""
+    by_ray = set(mesh.transports.values()) == {"object_store"}
+    assert len(mesh.runtime._groups._lines) == (0 if by_ray else 2)
+
+
 def allocate_too_much(x):
     return (jax.lax.while_loop(lambda y: y[7, 7] < 0, jnp.sin, jnp.zeros((2**24, 2**23)) + x)[7, 7],)
 
@@ -309,6 +316,11 @@ def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
         futures, _ = failing.step()
         assert type(futures[0].exception(SOON)) is mpmd.errors.TaskError
         assert type(futures[1].exception(SOON)) is StepAborted
+    unsendable = Driver(mesh.runtime, relay_program(lambda x: (x + 1,)), {"x": np.float32(1)})
+    unsendable.unsent["x"] = np.array([threading.Lock()], dtype=object)
+    futures, _ = unsendable.step()
+    assert isinstance(futures[0].exception(SOON), TypeError)
+    assert type(futures[1].exception(SOON)) is StepAborted
     assert_training_matches(mesh)
 
 
