@@ -96,7 +96,9 @@ class RayRuntime:
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         try:
-            return self._groups.call(mpmd_idx, "fetch", handle, decode=_own)
+            # A view of Ray's memory would not outlive Ray; what came over a line is ours.
+            decode = (lambda packed: np.array(unpack(packed))) if self._groups.by_ray else unpack
+            return self._groups.call(mpmd_idx, "fetch", handle, decode=decode)
         except RuntimeError as error:
             return _failed(error)
 
@@ -126,12 +128,6 @@ class _Exports:
             with self._watch("export"):
                 self._done[key] = export_function(function, executable, self._submesh, self._platform)
         return self._done[key]
-
-
-def _own(packed: Packed) -> np.ndarray:
-    array = unpack(packed)
-    # What cannot be written to is a view of Ray's memory, and would not outlive Ray.
-    return array if array.flags.writeable else array.copy()
 
 
 def _failed(error: BaseException) -> Future:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import collections
 import contextlib
 import functools
-import multiprocessing
+import math
 import os
 import queue
-import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from cluster.errors import translate
-from cluster.line import Frame, Line, frame
+from cluster.line import Caller, Frame, Line, frame
 from cluster.outstanding import Abort, Outstanding, Ticket
 from mpmd.errors import GroupDiedError
 
@@ -36,48 +35,47 @@ _PATIENCE_SECONDS = 5.0
 """For so long a group whose line has ended is given to Ray, which knows why it died."""
 
 _WITHOUT_RAY = "Ray was shut down, and with it the cluster mesh"
-_CLOSED = "the cluster mesh is closed"
 
 
 class Groups:
     """Calls the actors, and watches them: when a step fails anywhere, all groups are told to abort it.
 
-    One thread sends requests over the lines, so that no caller waits for the network, and another one takes
-    the replies and whatever Ray reports.
-
     Args:
       actors: the connected actors, by ``mpmd_idx``.
       placement_group: where they are; it goes when they go.
-      lines: the driver's end of the line to each of them; empty where all calls are to be Ray's.
+      lines: the connection with each of them; empty where all calls are to be Ray's.
     """
 
     def __init__(
-        self, actors: Sequence[ActorHandle], placement_group: PlacementGroup, lines: Sequence[Line] = ()
+        self, actors: Sequence[ActorHandle], placement_group: PlacementGroup, lines: Sequence[socket.socket]
     ):
         self.actors = tuple(actors)
         self._placement_group = placement_group
-        self._lines = tuple(lines)
+        self._process = os.getpid()
         self._session = _session()
         self._outstanding = Outstanding()
         self._pinged: dict[int, float] = {}
         self._next_ping = 0.0
-        self._cut_off: dict[int, float] = {}  # groups whose line has ended, and since when
-        self._requests: queue.SimpleQueue[tuple[Line, Frame] | None] = queue.SimpleQueue()
-        # What Ray has answered; None asks for the end. Whatever is added is followed by a byte in the pipe.
-        self._answers: collections.deque[tuple[Ticket, Future] | None] = collections.deque()
-        self._pipe, self._mouth = multiprocessing.Pipe(duplex=False)
-        os.set_blocking(self._mouth.fileno(), False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._pipe, selectors.EVENT_READ, self._take_answers)
-        for mpmd_idx, line in enumerate(self._lines):
-            self._selector.register(line, selectors.EVENT_READ, functools.partial(self._take_reply, mpmd_idx))
-        self._sender = threading.Thread(target=self._send, name="mpmd requests", daemon=True)
-        self._sender.start()
+        self._cut_off: dict[int, tuple[float, str]] = {}  # since when a group's line has ended, and why
+        self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._callers = [
+            Caller(Line(tcp), self._replied, functools.partial(self._ended, mpmd_idx))
+            for mpmd_idx, tcp in enumerate(lines)
+        ]
         self._thread = threading.Thread(target=self._serve, name="mpmd groups", daemon=True)
         self._thread.start()
         atexit.register(self.close)
         for mpmd_idx in range(len(self.actors)):
-            self.call_ray(mpmd_idx, "serve" if self._lines else "watch")
+            if self._callers:
+                served = self.call_ray(mpmd_idx, "serve")
+                served.add_done_callback(lambda end, i=mpmd_idx: self._ended(i, end.exception()))  # type: ignore[misc]
+            else:
+                self.call_ray(mpmd_idx, "watch")
+
+    @property
+    def by_ray(self) -> bool:
+        """Whether all calls are Ray's."""
+        return not self._callers
 
     def call(
         self, mpmd_idx: int, method: str, *arguments: Any, decode: Callable[[Any], Any] = lambda reply: reply
@@ -92,7 +90,7 @@ class Groups:
         return ticket.future
 
     def call_ray(self, mpmd_idx: int, method: str, *arguments: Any) -> Future:
-        """As ``call``, but by Ray in any case: for what is large and the same for many groups."""
+        """Calls a method by Ray in any case, and in no order with the other calls. Raises as ``call``."""
         (ticket,) = self._outstanding.add([mpmd_idx])
         self._call_by_ray(ticket, method, arguments)
         return ticket.future
@@ -103,20 +101,25 @@ class Groups:
         Raises: as ``call``, when one of the groups is dead; then none is called.
         """
         tickets = self._outstanding.add(arguments, step)
-        for ticket in tickets:
-            self._call(ticket, "step", arguments[ticket.mpmd_idx])
+        try:
+            for ticket in tickets:
+                self._call(ticket, "step", arguments[ticket.mpmd_idx])
+        except BaseException as error:  # an interrupt: those that were called must not wait for the others
+            for ticket in tickets:
+                self._tell(self._outstanding.fail(ticket, error))
+            raise
         return {ticket.mpmd_idx: ticket.future for ticket in tickets}
 
     def _call(self, ticket: Ticket, method: str, arguments: tuple) -> None:
-        if not self._lines:
+        if not self._callers:
             self._call_by_ray(ticket, method, arguments)
             return
         try:
-            request = frame((ticket.number, method, arguments))
+            request = frame(ticket.number, (method, arguments))
         except Exception as error:  # arguments that cannot be sent; the step's other groups must know
             self._tell(self._outstanding.fail(ticket, error))
             return
-        self._requests.put((self._lines[ticket.mpmd_idx], request))
+        self._callers[ticket.mpmd_idx].ask(request)
 
     def _call_by_ray(self, ticket: Ticket, method: str, arguments: tuple) -> None:
         if not self._connected():  # Ray would start itself, to be called
@@ -124,61 +127,52 @@ class Groups:
             return
         try:
             reference = getattr(self.actors[ticket.mpmd_idx], method).remote(*arguments)
-        except Exception as error:  # as above
+        except Exception as error:  # arguments that cannot be sent, as in ``_call``
             self._tell(self._outstanding.fail(ticket, error))
             return
         # Ray runs the callback in a thread of its own, in which nothing may call Ray or take long.
-        reference.future().add_done_callback(lambda answer: self._notice((ticket, answer)))
+        reference.future().add_done_callback(
+            lambda reply: self._events.put(functools.partial(self._settle, ticket, reply.result))
+        )
 
-    def _notice(self, answer: tuple[Ticket, Future] | None) -> None:
-        self._answers.append(answer)
-        with contextlib.suppress(BlockingIOError):  # there is enough in the pipe to wake the thread
-            os.write(self._mouth.fileno(), b"\0")
+    def _replied(self, reply: Frame) -> None:
+        """In the thread of a line."""
+        ticket = self._outstanding.find(reply.number)
+        if ticket is not None:  # it may have been settled since, with its group or its step
+            self._events.put(functools.partial(self._settle, ticket, functools.partial(_result, reply)))
 
-    def _send(self) -> None:
-        while (item := self._requests.get()) is not None:
-            line, request = item
-            with contextlib.suppress(OSError):  # the group is gone, which the other thread will see
-                line.write(request)
-            del item, request  # an idle thread must not keep the last request's arrays
+    def _ended(self, mpmd_idx: int, error: BaseException | None) -> None:
+        """In any thread, and once or more."""
+        why = "" if error is None or isinstance(error, EOFError) else f": {type(error).__name__}: {error}"
+        self._events.put(functools.partial(self._cut, mpmd_idx, why))
+
+    def _cut(self, mpmd_idx: int, why: str) -> None:
+        since, before = self._cut_off.get(mpmd_idx, (time.monotonic(), ""))
+        self._cut_off[mpmd_idx] = since, before or why
 
     def _serve(self) -> None:
         reason = _WITHOUT_RAY
         try:
             while self._connected():
-                for key, _ in self._selector.select(_POLL_SECONDS):
-                    key.data()
+                try:
+                    event = self._events.get(timeout=_POLL_SECONDS)
+                    if event is None:
+                        reason = "the cluster mesh is closed"
+                        break
+                    event()
+                    del event  # an idle thread must not keep the last result
+                except queue.Empty:
+                    pass
                 self._bury_the_cut_off()
                 self._bury_the_stuck()
-        except _Closed:
-            reason = _CLOSED
-        except Exception:
+        except Exception as error:
             # Whatever Ray raises once it was shut down under the mesh: the futures say so. Else a fault.
             if self._connected():
+                reason = f"the cluster mesh has failed: {type(error).__name__}: {error}"
                 raise
         finally:
             self._outstanding.close(RuntimeError(reason))
             self._release()
-
-    def _take_answers(self) -> None:
-        os.read(self._pipe.fileno(), 4096)
-        while self._answers:
-            answer = self._answers.popleft()
-            if answer is None:
-                raise _Closed
-            self._settle(answer[0], answer[1].result)
-
-    def _take_reply(self, mpmd_idx: int) -> None:
-        line = self._lines[mpmd_idx]
-        try:
-            number, reply = line.read()
-        except (EOFError, OSError):
-            self._selector.unregister(line)
-            self._cut_off[mpmd_idx] = time.monotonic()
-            return
-        ticket = self._outstanding.find(number)
-        if ticket is not None:
-            self._settle(ticket, functools.partial(_result, reply))
 
     def _settle(self, ticket: Ticket, result: Callable[[], Any]) -> None:
         try:
@@ -197,16 +191,16 @@ class Groups:
         aborts = self._outstanding.bury(mpmd_idx, error)
         # An actor that is only out of reach has missed calls: it must not come back.
         self._kill(self.actors[mpmd_idx])
-        if self._lines:
-            self._lines[mpmd_idx].end()
+        if self._callers:
+            self._callers[mpmd_idx].end()
         self._tell(aborts)
 
     def _bury_the_cut_off(self) -> None:
         now = time.monotonic()
-        for mpmd_idx, since in list(self._cut_off.items()):
+        for mpmd_idx, (since, why) in list(self._cut_off.items()):
             if now - since >= _PATIENCE_SECONDS:
-                del self._cut_off[mpmd_idx]
-                reason = f"group {mpmd_idx} is gone: its connection to the driver has ended"
+                self._cut_off[mpmd_idx] = (math.inf, why)
+                reason = f"group {mpmd_idx} is gone: its connection to the driver has ended{why}"
                 self._bury(GroupDiedError(reason, mpmd_idx))
 
     def _bury_the_stuck(self) -> None:
@@ -246,33 +240,27 @@ class Groups:
 
     def close_soon(self) -> None:
         """``close`` without waiting for it; may be called by the garbage collector, at any point."""
-        for line in self._lines:
-            line.end()  # the threads may be reading or writing
-        self._notice(None)
+        if os.getpid() != self._process:  # in a fork, whose descriptors are those of the connections, too
+            return
+        for caller in self._callers:
+            caller.end()
+        self._events.put(None)
 
     def _release(self) -> None:
+        for caller in self._callers:
+            caller.close()
+        atexit.unregister(self.close)
         for actor in self.actors:
             self._kill(actor)
         if self._connected():
             remove_placement_group(self._placement_group)
-        self._selector.close()
-        self._requests.put(None)
-        for line in self._lines:
-            line.end()
-        self._sender.join()
-        for line in self._lines:
-            line.close()
-        atexit.unregister(self.close)
 
 
-class _Closed(Exception):
-    """The mesh is to be closed."""
-
-
-def _result(reply: Any) -> Any:
-    if isinstance(reply, ray.exceptions.RayTaskError):
-        raise reply
-    return reply
+def _result(reply: Frame) -> Any:
+    result = reply.open()
+    if isinstance(result, ray.exceptions.RayTaskError):
+        raise result
+    return result
 
 
 def _session() -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import secrets
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,9 @@ from cluster.driver import RayRuntime
 from cluster.environment import actor_environment
 from cluster.groups import Groups
 from cluster.info import GroupInfo
-from cluster.line import Line, dial
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.resources import fitting_cpus, live_nodes, reserve, threads_per_group
+from cluster.sockets import dial
 from cluster.transports.edges import AUTO, OBJECT_STORE, check_name, choose
 from cluster.worker import CONCURRENCY_GROUPS, GroupActor
 from mpmd.timing import Stopwatch
@@ -64,7 +65,8 @@ def launch(
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``.
       transport: how groups exchange messages: ``shared_memory``, within a node; ``device``, JAX's transfers
         between devices, over TCP; ``object_store``, Ray's; or ``auto``, the best for each pair of groups.
-        The driver connects to all groups by TCP, except with ``object_store``, which needs nothing but Ray.
+        With ``object_store`` the driver's requests go by Ray, too, with Ray's encryption if that is on; else
+        the driver connects with all groups by TCP. Neither that nor ``device`` is encrypted.
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
         what was compiled once need not be again, by any run. ``None`` keeps nothing. Where ``runtime_env``
         has ``JAX_COMPILATION_CACHE_DIR``, that decides.
@@ -106,7 +108,7 @@ def launch(
         with watch("transports"):
             transports = choose(transport, groups)
             _introduce(actors, groups, transports, timeout)
-            lines = [] if transport == OBJECT_STORE else _lines(actors, groups, timeout)
+            lines = [] if transport == OBJECT_STORE else _dial(actors, groups, timeout, undo)
         runtime = RayRuntime(Groups(actors, placement_group, lines), submesh, platform)
         undo.pop_all()
     return ClusterMesh(mesh_shape, mpmd_axis, platform, runtime, groups, transports, watch.seconds, on_close)
@@ -215,20 +217,21 @@ def _introduce(
     _all(actors, "connect", [(route, addresses) for route in routes], timeout)
 
 
-def _lines(actors: Sequence[ActorHandle], groups: Sequence[GroupInfo], timeout: float) -> list[Line]:
+def _dial(
+    actors: Sequence[ActorHandle], groups: Sequence[GroupInfo], timeout: float, undo: contextlib.ExitStack
+) -> list[socket.socket]:
     """Connects the driver with every group."""
     secret = secrets.token_bytes(32)
     here = ray.get_runtime_context().get_node_id()
     hosts = ["127.0.0.1" if group.node_id == here else group.node for group in groups]
-    addresses = _all(actors, "await_driver", [(host, secret) for host in hosts], timeout)
+    ways = [(host, secret) for host in hosts]
     lines = []
-    for group, address in zip(groups, addresses, strict=True):
+    for group, address in zip(groups, _all(actors, "await_driver", ways, timeout), strict=True):
         try:
-            lines.append(dial(address, secret))
-        except OSError as error:
-            where = f"group {group.mpmd_idx} at {address[0]}:{address[1]}"
-            hint = f"Open the way, or use transport={OBJECT_STORE!r}, which leaves everything to Ray"
-            raise RuntimeError(f"the driver cannot connect to {where}: {error}. {hint}") from error
+            lines.append(undo.enter_context(dial(address, secret, timeout)))
+        except ConnectionError as error:
+            hint = f"If the network closes its ports, use transport={OBJECT_STORE!r}, which leaves all to Ray"
+            raise RuntimeError(f"the driver cannot reach group {group.mpmd_idx}: {error}. {hint}") from error
     return lines
 
 

@@ -3,8 +3,8 @@
 Calls of Ray would do, and do where nothing but Ray leads to a group. But each takes as much processor time as
 several small tasks, in the driver and again in the actor.
 
-A message is a pickle, and after it the large buffers that it refers to: an array is copied into the network
-and out of it, and nowhere else.
+A message is a number, a pickle, and the large buffers that it refers to, which are written from where they
+are and read to where they stay. Both ends know a secret; what they write is not encrypted.
 """
 
 from __future__ import annotations
@@ -17,35 +17,38 @@ import struct
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Listener
 from typing import Any, NamedTuple
 
 import numpy as np
 import ray
 
-from cluster.sockets import socket_of
+from cluster.sockets import Address, accept, listen
 
 _LARGE_BYTES = 64 * 1024
 """Buffers above this size are not copied into the pickle."""
 
-_STOPPED_SECONDS = 60
-"""A group that stops for so long in the middle of a reply is stuck."""
+_MOST_BYTES = 2**30
+"""No more is written or read at once: not every system takes as much as Python can name."""
 
-_COUNTS = struct.Struct("<QI")  # bytes of the pickle, and how many buffers follow it
+_HEAD = struct.Struct("<QQI")  # the number, bytes of the pickle, and how many buffers follow it
 _SIZE = struct.Struct("<Q")
 
-Address = tuple[str, int]
+Buffer = bytes | memoryview
 
 
 class Frame(NamedTuple):
-    """A message as it is written: a pickle, and the buffers beside it, still those of their owners."""
+    """A message as it is written: a pickle, and the buffers beside it, which belong to their owners."""
 
-    content: bytes
+    number: int
+    content: Buffer
     buffers: tuple[memoryview, ...]
 
+    def open(self) -> Any:
+        """What the message says. Raises what unpickling it raises."""
+        return pickle.loads(self.content, buffers=self.buffers)
 
-def frame(message: object) -> Frame:
+
+def frame(number: int, message: object) -> Frame:
     """Readies a message to be written. Raises what pickling it raises."""
     large: list[memoryview] = []
 
@@ -57,41 +60,44 @@ def frame(message: object) -> Frame:
         return True
 
     content = ray.cloudpickle.dumps(message, protocol=5, buffer_callback=is_small)
-    return Frame(content, tuple(large))
+    return Frame(number, content, tuple(large))
 
 
 class Line:
-    """One end. One thread may write while another one reads."""
+    """One end. One thread may write while another one reads.
 
-    def __init__(self, connection: socket.socket):
-        self._socket = connection
+    Args:
+      tcp: the connection; it belongs to the line.
+    """
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
+    def __init__(self, tcp: socket.socket):
+        self._socket = tcp
 
     def write(self, message: Frame) -> None:
-        """Returns when the network has taken the message. Raises ``OSError`` when the line has ended."""
-        content, buffers = message
+        """Returns when the network has taken the message. Raises ``OSError``, and then the line is to end."""
+        number, content, buffers = message
+        head = _HEAD.pack(number, len(content), len(buffers))
         sizes = [_SIZE.pack(view.nbytes) for view in buffers]
-        self._socket.sendall(b"".join([_COUNTS.pack(len(content), len(buffers)), *sizes, content]))
+        self._socket.sendall(b"".join([head, *sizes, content]))
         for view in buffers:
-            self._socket.sendall(view)
+            for start in range(0, view.nbytes, _MOST_BYTES):
+                self._socket.sendall(view[start : start + _MOST_BYTES])
 
-    def read(self) -> Any:
-        """Waits for a message; its arrays are the reader's own.
+    def read(self) -> Frame:
+        """Waits for a message; its buffers are the reader's own.
 
         Raises: ``EOFError`` or ``OSError`` when the line has ended.
         """
-        num_bytes, num_buffers = _COUNTS.unpack(self._filled(_COUNTS.size))
+        number, num_bytes, num_buffers = _HEAD.unpack(self._filled(_HEAD.size))
         sizes = [size for (size,) in _SIZE.iter_unpack(self._filled(num_buffers * _SIZE.size))]
         content = self._filled(num_bytes)
-        return pickle.loads(content, buffers=[self._filled(size) for size in sizes])
+        return Frame(number, content, tuple([self._filled(size) for size in sizes]))
 
     def _filled(self, num_bytes: int) -> memoryview:
         buffer = np.empty(num_bytes, np.uint8).data
         left = buffer
         while left:
-            received = self._socket.recv_into(left)
+            received = self._socket.recv_into(left[:_MOST_BYTES])
             if not received:
                 raise EOFError("the other end has closed the line")
             left = left[received:]
@@ -106,61 +112,119 @@ class Line:
         self._socket.close()
 
 
-def dial(address: Address, secret: bytes) -> Line:
-    """The driver's end, on which a message that stops midway for long ends the line.
+class Caller:
+    """The driver's end: sends requests while nobody waits for the network, and hands on what comes back.
 
-    Raises: ``OSError`` when nobody is there, ``AuthenticationError`` when a stranger is.
+    Args:
+      line: the connection with a group's ``Desk``.
+      replied: is given each reply, in the order of the requests.
+      ended: is told, at least once, that the line has ended, and why.
     """
-    with Client(address, authkey=secret) as connection:
-        tcp = socket_of(connection)
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STOPPED_SECONDS, 0))
-    return Line(tcp)
+
+    def __init__(self, line: Line, replied: Callable[[Frame], None], ended: Callable[[BaseException], None]):
+        self._line = line
+        self._replied = replied
+        self._ended = ended
+        self._requests: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=work, name=f"mpmd {name}", daemon=True)
+            for work, name in ((self._send, "requests"), (self._receive, "replies"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def ask(self, request: Frame) -> None:
+        """Sends a request, after those before."""
+        self._requests.put(request)
+
+    def _send(self) -> None:
+        while (request := self._requests.get()) is not None:
+            try:
+                self._line.write(request)
+            except Exception as error:  # whatever it is, half a request may be on its way
+                self._ended(error)
+                self._line.end()
+            del request  # an idle thread must not keep the last request's arrays
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._replied(self._line.read())
+        except Exception as error:  # whatever it is, the rest of the reply is still to come
+            self._ended(error)
+            self._line.end()
+
+    def end(self) -> None:
+        """Ends the line; does not wait, and may be called by the garbage collector, at any point."""
+        self._line.end()
+
+    def close(self) -> None:
+        """Ends the line and the threads."""
+        self._line.end()
+        self._requests.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._line.close()
 
 
 class Desk:
     """A group's end: takes the requests of one driver, as they come, and answers them in order.
 
     Args:
+      name: of the group, for the tracebacks that the driver gets.
       host: the address of this machine at which the driver is to ``dial``.
       secret: what the driver knows, and nobody else.
     """
 
-    def __init__(self, host: str, secret: bytes):
-        self._listener = Listener((host, 0), authkey=secret)
-        self.address: Address = self._listener.address
-        self._requests: queue.SimpleQueue[tuple[int, str, tuple] | None] = queue.SimpleQueue()
-        self._connected: queue.SimpleQueue[Line] = queue.SimpleQueue()
-        threading.Thread(target=self._receive, name="requests", daemon=True).start()
+    def __init__(self, name: str, host: str, secret: bytes):
+        self._name = name
+        self._listener = listen(host)
+        self.address: Address = self._listener.getsockname()
+        self._requests: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
+        self._line: queue.SimpleQueue[Line] = queue.SimpleQueue()
+        threading.Thread(target=self._receive, args=(secret,), name="requests", daemon=True).start()
 
-    def _receive(self) -> None:
+    def _receive(self, secret: bytes) -> None:
         """In a thread of its own, so that large requests arrive while the group computes."""
-        line = self._accept()
-        self._connected.put(line)
-        with contextlib.suppress(EOFError, OSError):
+        with self._listener:
+            line = Line(accept(self._listener, secret))
+        self._line.put(line)
+        try:
             while True:
                 self._requests.put(line.read())
-        self._requests.put(None)
-
-    def _accept(self) -> Line:
-        with self._listener:
-            while True:
-                strangers = contextlib.suppress(AuthenticationError, EOFError, ConnectionError)
-                with strangers, self._listener.accept() as connection:
-                    return Line(socket_of(connection))
+        except Exception as error:  # whatever it is, the rest of the request is still to come
+            self._requests.put(error)
 
     def serve(self, answer: Callable[[str, tuple], Any]) -> None:
-        """Answers requests, each a number, a method and its arguments, until the driver's end is closed.
+        """Answers requests, each a method and its arguments, until the driver's end is closed.
 
-        The reply is the number and what ``answer`` returned, or a ``RayTaskError`` with what it raised.
+        The reply is what ``answer`` returned, or a ``RayTaskError`` with what it raised.
+
+        Raises: what has kept a request from being taken in, such as ``MemoryError``.
         """
-        with contextlib.closing(self._connected.get()) as line:
-            while (request := self._requests.get()) is not None:
-                number, method, arguments = request
-                try:
-                    reply = frame((number, answer(method, arguments)))
-                except Exception as error:
-                    raised = ray.exceptions.RayTaskError(method, traceback.format_exc(), error)
-                    reply = frame((number, raised))
-                with contextlib.suppress(OSError):  # the driver's end is closed, as the queue will say
-                    line.write(reply)
-                del request, arguments, reply  # who waits must not keep the last request's arrays
+        line = self._line.get()
+        try:
+            while isinstance(request := self._requests.get(), Frame):
+                line.write(self._reply(request, answer))
+                del request  # who waits must not keep the last request's arrays
+            raise request
+        except (EOFError, OSError):  # the driver's end is closed
+            pass
+        finally:
+            line.end()
+            line.close()
+
+    def _reply(self, request: Frame, answer: Callable[[str, tuple], Any]) -> Frame:
+        try:
+            method, arguments = request.open()
+            return frame(request.number, answer(method, arguments))
+        except Exception as error:
+            return self._failure(request.number, error)
+
+    def _failure(self, number: int, error: Exception) -> Frame:
+        where, said = f"{self._name}: serve", traceback.format_exc()
+        try:
+            return frame(number, ray.exceptions.RayTaskError(where, said, error, where))
+        except Exception:  # the error cannot be pickled, which Ray does not always notice
+            cause = RuntimeError(f"{type(error).__name__}: {error}")
+            return frame(number, ray.exceptions.RayTaskError(where, said, cause, where))

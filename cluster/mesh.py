@@ -25,7 +25,7 @@ class ClusterMesh:
       transports: how each pair of groups, lower index first, exchanges messages.
       seconds: how long it took to start, by phase: ``ray``, to connect to Ray or to start it; ``resources``,
         until they were reserved; ``actors``, until their processes had JAX ready; ``transports``, until
-        they were connected with one another.
+        they were connected with one another and with the driver.
       on_close: called after the groups have ended, once.
     """
 

@@ -15,7 +15,7 @@ class Packed(NamedTuple):
 
 
 def pack(array: np.ndarray) -> Packed:
-    """Readies an array for an actor call. Copies nothing: the bits are a view of ``array``.
+    """Readies an array to be pickled. Copies nothing: the bits are a view of ``array``.
 
     Pickle hands the buffers of numpy's own dtypes over as they are, but copies those of dtypes added to
     it, such as bfloat16, byte by byte into the message.
@@ -26,5 +26,5 @@ def pack(array: np.ndarray) -> Packed:
 
 
 def unpack(packed: Packed) -> np.ndarray:
-    """The array again, a view of the bits: after a call it is read-only and its memory belongs to Ray."""
+    """The array again, a view of the bits: after a call of Ray's it is read-only, in memory that is Ray's."""
     return packed.bits.view(packed.dtype)

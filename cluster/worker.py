@@ -15,7 +15,8 @@ import ray
 from jax import export
 
 from cluster.info import GroupInfo
-from cluster.line import Address, Desk
+from cluster.line import Desk
+from cluster.sockets import Address
 from cluster.transports.edges import Edges, offered
 from cluster.wire import Packed, pack, unpack
 from mpmd.errors import TaskError
@@ -78,7 +79,7 @@ class GroupActor:
 
     def await_driver(self, host: str, secret: bytes) -> Address:
         """Gets ready for the driver to dial, at the address that is returned; ``serve`` is to follow."""
-        self._desk = Desk(host, secret)
+        self._desk = Desk(repr(self), host, secret)
         return self._desk.address
 
     @ray.method(concurrency_group="control")

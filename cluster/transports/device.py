@@ -16,19 +16,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import queue
 import secrets
 import socket
+import struct
 import threading
 from collections.abc import Mapping, Sequence
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from cluster.sockets import socket_of
+from cluster import sockets
 from cluster.transports.inbox import Inbox
 from cluster.transports.window import Window
 from cluster.wire import Packed, pack, unpack
@@ -41,6 +42,10 @@ _PACKET_BYTES = 16 * 1024
 
 _CHUNK_BYTES = 4 * 2**20
 _CHUNKS = 8
+
+_HELLO = struct.Struct("<i")  # who it is that connects
+
+_DIAL_SECONDS = 60
 
 _GONE_SECONDS = 1.0
 """Within this, a connection that has broken is known to have."""
@@ -108,30 +113,27 @@ class DeviceTransport:
             max_num_parallel_copies=_CHUNKS,
             transfer_size=_CHUNK_BYTES,
         )
-        self._listener = Listener((host, 0), backlog=socket.SOMAXCONN, authkey=secret)
-        return Address(self._server.address(), self._listener.address)
+        self._listener = sockets.listen(host)
+        return Address(self._server.address(), self._listener.getsockname())
 
     def connect(self, addresses: Mapping[int, Address]) -> None:
-        """Raises: ``ConnectionError``, ``multiprocessing.AuthenticationError`` when a peer is not there."""
+        """Raises: ``ConnectionError`` when a peer is not there."""
         for mpmd_idx, address in addresses.items():
             if mpmd_idx > self._mpmd_idx:
-                connection = Client(address.connections, authkey=self._secret)
-                connection.send(self._mpmd_idx)
-                self._peers[mpmd_idx] = self._peer(mpmd_idx, address, connection)
-        while self._peers.keys() != addresses.keys():
-            with contextlib.suppress(
-                AuthenticationError, EOFError, ConnectionError
-            ):  # somebody else had called
-                connection = self._listener.accept()
-                mpmd_idx = connection.recv()
-                self._peers[mpmd_idx] = self._peer(mpmd_idx, addresses[mpmd_idx], connection)
-        self._listener.close()
+                tcp = sockets.dial(address.connections, self._secret, _DIAL_SECONDS)
+                tcp.sendall(_HELLO.pack(self._mpmd_idx))
+                self._peers[mpmd_idx] = self._peer(mpmd_idx, address, tcp)
+        with self._listener:
+            while self._peers.keys() != addresses.keys():
+                tcp = sockets.accept(self._listener, self._secret)
+                (mpmd_idx,) = _HELLO.unpack(tcp.recv(_HELLO.size, socket.MSG_WAITALL))
+                self._peers[mpmd_idx] = self._peer(mpmd_idx, addresses[mpmd_idx], tcp)
         for peer in self._peers.values():
             peer.reader.start()
             peer.confirmer.start()
 
-    def _peer(self, mpmd_idx: int, address: Address, connection: Connection) -> _Peer:
-        return _Peer(self._inbox, self._submesh, mpmd_idx, self._server.connect(address.server), connection)
+    def _peer(self, mpmd_idx: int, address: Address, tcp: socket.socket) -> _Peer:
+        return _Peer(self._inbox, self._submesh, mpmd_idx, self._server.connect(address.server), tcp)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         peer = self._peers[message.dst]
@@ -169,7 +171,7 @@ class _Peer:
         submesh: jax.sharding.Mesh,
         mpmd_idx: int,
         server: Any,
-        connection: Connection,
+        tcp: socket.socket,
     ):
         self.inbox = inbox
         self.mpmd_idx = mpmd_idx
@@ -179,8 +181,8 @@ class _Peer:
         self._confirmations: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._submesh = submesh
         self._server = server
-        self._connection = connection
-        self._socket = socket_of(connection)
+        self._socket = tcp
+        self._connection = Connection(os.dup(tcp.fileno()))
         self._telling = threading.Lock()
         self._window = Window()
         self._taken = 0

@@ -114,6 +114,22 @@ def test_a_step_whose_arguments_cannot_travel_does_not_hang_the_others(two_group
     assert isinstance(outcome(futures[1]), mpmd.errors.StepAborted)
 
 
+def test_an_interrupt_between_requests_leaves_no_group_waiting(two_groups, monkeypatch):
+    driver = Driver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
+    calls = iter([cluster.groups.frame])
+
+    def interrupted(*message):
+        for call in calls:
+            return call(*message)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(cluster.groups, "frame", interrupted)
+        driver.step()
+    futures, outputs = driver.step()
+    assert futures[0].result(SOON).inline[outputs["end"]] == 4
+
+
 @pytest.mark.parametrize("victim", [0, 1], ids=["computing", "waiting"])
 def test_an_actor_killed_in_a_step_is_named_at_once(doomed, victim):
     driver = Driver(doomed.runtime, relay_program(compute_for_ever), {"x": np.float32(1)})
@@ -166,7 +182,7 @@ def test_a_group_whose_line_to_the_driver_breaks_is_named(doomed, monkeypatch):
     monkeypatch.setattr(cluster.groups, "_PATIENCE_SECONDS", 1)
     driver = Driver(doomed.runtime, relay_program(compute_for_ever), {"x": np.float32(1)})
     futures, _ = driver.step()
-    doomed.runtime._groups._lines[0].end()
+    doomed.runtime._groups._callers[0].end()
     for future in [*futures.values(), doomed.runtime.fetch(0, driver.handles["x"])]:
         error = outcome(future)
         assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)

@@ -1,8 +1,9 @@
 """The line between the driver and a group, with both ends in this process."""
 
+import contextlib
 import gc
-import multiprocessing
-import pickle
+import queue
+import socket
 import threading
 import time
 import weakref
@@ -12,23 +13,38 @@ import numpy as np
 import pytest
 import ray
 
-from cluster import line as lines
-from cluster.line import Desk, dial, frame
+from cluster import sockets
+from cluster.line import Caller, Desk, Line, frame
 from cluster.wire import pack, unpack
 
 SECONDS = 20
 SECRET = b"known to both"
 
 
+class Particular(Exception):
+    """Pickles, and cannot be made again from what was pickled."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} {second}")
+
+
 class Group:
     """A desk that is served by a thread."""
 
     def __init__(self):
-        self.desk = Desk("127.0.0.1", SECRET)
-        self.thread = threading.Thread(target=self.desk.serve, args=(self.answer,), daemon=True)
+        self.desk = Desk("group 3", "127.0.0.1", SECRET)
+        self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
         self.may_answer = threading.Event()
         self.may_answer.set()
+        self.seen = []
+        self.raised = None
+
+    def serve(self):
+        try:
+            self.desk.serve(self.answer)
+        except Exception as error:
+            self.raised = error
 
     def answer(self, method, arguments):
         self.may_answer.wait()
@@ -37,11 +53,44 @@ class Group:
     def echo(self, *values):
         return values
 
-    def fail(self, error):
-        raise error
+    def look(self, array, error=None):
+        self.seen.append(weakref.ref(array))
+        if error:
+            raise error
+
+    def fail_particularly(self):
+        raise Particular(1, 2)
+
+    def fail_with_a_local_error(self):
+        class Local(Exception):
+            pass
+
+        raise Local("of nobody else's")
 
     def unpicklable(self):
         return threading.Lock()
+
+
+class Driver:
+    """The other end; ``ask`` waits for the reply."""
+
+    def __init__(self, address):
+        self.replies, self.ends = queue.SimpleQueue(), queue.SimpleQueue()
+        self.line = Line(sockets.dial(address, SECRET, SECONDS))
+        self.caller = Caller(self.line, self.replies.put, self.ends.put)
+
+    def send(self, number, method, *arguments):
+        self.caller.ask(frame(number, (method, arguments)))
+
+    def reply(self):
+        reply = self.replies.get(timeout=SECONDS)
+        return reply.number, reply.open()
+
+    def ask(self, method, *arguments):
+        self.send(7, method, *arguments)
+        number, reply = self.reply()
+        assert number == 7
+        return reply
 
 
 @pytest.fixture
@@ -50,124 +99,171 @@ def group():
 
 
 @pytest.fixture
-def line(group):
-    line = dial(group.desk.address, SECRET)
-    yield line
-    line.end()
-    line.close()
+def driver(group):
+    driver = Driver(group.desk.address)
+    yield driver
     group.may_answer.set()
+    driver.caller.close()
     group.thread.join(SECONDS)
     assert not group.thread.is_alive()
 
 
-def ask(line, method, *arguments):
-    line.write(frame((7, method, arguments)))
-    number, reply = line.read()
-    assert number == 7
-    return reply
-
-
 @pytest.mark.parametrize("elements", [0, 1, 1000, 300_000])
 @pytest.mark.parametrize("dtype", ["float32", "bool", ml_dtypes.bfloat16])
-def test_arrays_come_back_as_they_were(line, dtype, elements):
+def test_arrays_come_back_as_they_were(driver, dtype, elements):
     array = (np.arange(elements) % 3).astype(dtype).reshape(-1, 1)
     array.flags.writeable = False
-    (packed,) = ask(line, "echo", pack(array))
+    (packed,) = driver.ask("echo", pack(array))
     back = unpack(packed)
     assert (back.dtype, back.shape) == (array.dtype, array.shape)
     np.testing.assert_array_equal(back, array)
 
 
 @pytest.mark.parametrize("make", [np.asfortranarray, lambda a: a[::2], lambda a: a.T[1:]])
-def test_arrays_of_any_layout_travel(line, make):
+def test_arrays_of_any_layout_travel(driver, make):
     array = make(np.arange(400_000.0).reshape(400, 1000))
-    (back,) = ask(line, "echo", array)
+    (back,) = driver.ask("echo", array)
     np.testing.assert_array_equal(back, array)
 
 
-def test_large_arrays_are_not_copied_into_the_message_and_belong_to_the_reader(line):
+def test_buffers_larger_than_what_is_written_at_once_travel(driver, monkeypatch):
+    monkeypatch.setattr("cluster.line._MOST_BYTES", 100_000)
+    array = np.arange(300_001)
+    (back,) = driver.ask("echo", array)
+    np.testing.assert_array_equal(back, array)
+
+
+def test_large_arrays_are_not_copied_into_the_message():
     array = np.ones(100_000)
-    message = frame(("x", array))
+    message = frame(0, ("x", array))
     assert len(message.content) < 1000
     assert np.shares_memory(np.frombuffer(message.buffers[0]), array)
-    (back,) = ask(line, "echo", array)
-    back[:] = 2  # nobody else's
 
 
-def test_requests_are_answered_in_order_and_sending_does_not_wait_for_the_group(group, line):
+def test_requests_are_answered_in_order_and_nobody_waits_for_the_network(group, driver):
     group.may_answer.clear()
     arrays = [np.full(2**20, i, np.int32) for i in range(8)]  # more than any socket holds
     for i, array in enumerate(arrays):
-        line.write(frame((i, "echo", (array,))))
+        driver.send(i, "echo", array)
     group.may_answer.set()
     for i, array in enumerate(arrays):
-        number, (back,) = line.read()
+        number, (back,) = driver.reply()
         assert number == i
         np.testing.assert_array_equal(back, array)
 
 
-def test_what_a_method_raises_is_a_reply_with_its_traceback(line):
-    reply = ask(line, "fail", KeyError("missing"))
+def test_what_a_method_raises_is_a_reply_with_its_traceback(driver):
+    reply = driver.ask("look", np.ones(1), KeyError("missing"))
     assert isinstance(reply, ray.exceptions.RayTaskError)
     assert repr(reply.cause) == "KeyError('missing')"
-    assert "in fail" in str(reply)
-    assert ask(line, "echo", 1) == (1,)
+    assert "in look" in str(reply)
+    assert "group 3" in str(reply)
+    assert driver.ask("echo", 1) == (1,)
 
 
-def test_a_reply_that_does_not_pickle_says_so(line):
-    reply = ask(line, "unpicklable")
-    assert isinstance(reply.cause, TypeError)
-    assert "pickle" in str(reply.cause)
-    assert ask(line, "echo", 1) == (1,)
+def test_errors_and_results_that_do_not_pickle_are_told_in_words(driver):
+    reply = driver.ask("fail_with_a_local_error")
+    assert "of nobody else's" in str(reply.cause)
+    assert "pickle" in str(driver.ask("unpicklable").cause)
+    assert driver.ask("echo", 1) == (1,)
 
 
-def test_a_request_that_does_not_pickle_is_refused_before_anything_is_sent(line):
-    with pytest.raises((TypeError, pickle.PicklingError), match="pickle"):
-        frame((0, "echo", (threading.Lock(),)))
-    assert ask(line, "echo", 1) == (1,)
+def test_a_reply_that_cannot_be_opened_spoils_no_other(driver):
+    driver.send(1, "fail_particularly")
+    driver.send(2, "echo", "fine")
+    first = driver.replies.get(timeout=SECONDS)
+    with pytest.raises(TypeError, match="second"):
+        first.open()
+    assert driver.reply() == (2, ("fine",))
 
 
-def test_an_idle_group_keeps_nothing_of_the_last_request(group, line):
-    seen = []
-    group.echo = lambda array: seen.append(weakref.ref(array))
-    ask(line, "echo", np.ones(100_000))
+def test_a_request_that_does_not_pickle_is_refused_before_anything_is_sent():
+    with pytest.raises(TypeError, match="pickle"):
+        frame(0, ("echo", (threading.Lock(),)))
+
+
+@pytest.mark.parametrize("error", [None, ValueError("late")], ids=["answered", "failed"])
+def test_an_idle_group_keeps_nothing_of_the_last_request(group, driver, error):
+    driver.ask("look", np.ones(100_000), error)
     end = time.monotonic() + SECONDS
-    while seen[0]() is not None and time.monotonic() < end:
+    while group.seen[0]() is not None and time.monotonic() < end:
         gc.collect()
         time.sleep(0.01)
-    assert seen[0]() is None
+    assert group.seen[0]() is None
 
 
-def test_strangers_are_refused_and_the_driver_is_still_taken(group):
-    with pytest.raises(multiprocessing.AuthenticationError):
-        dial(group.desk.address, b"a guess")
-    line = dial(group.desk.address, SECRET)
-    assert ask(line, "echo", 1) == (1,)
-    line.close()
+def test_both_ends_learn_of_the_end(group, driver):
+    driver.caller.end()
+    assert isinstance(driver.ends.get(timeout=SECONDS), EOFError | OSError)
     group.thread.join(SECONDS)
     assert not group.thread.is_alive()
 
 
-def test_whoever_reads_is_told_of_the_end(line):
-    threading.Timer(0.2, line.end).start()
-    with pytest.raises((EOFError, OSError)):
-        line.read()
-    with pytest.raises(OSError):
-        line.write(frame(1))
-    line.end()
+def test_a_request_that_breaks_off_ends_the_line(group, driver, monkeypatch):
+    """What follows would be taken for the rest of it."""
+
+    def breaks_off(message):
+        driver.line._socket.sendall(message.content[:5])
+        raise MemoryError("no room for the rest")
+
+    monkeypatch.setattr(driver.line, "write", breaks_off)
+    driver.send(1, "echo", 1)
+    assert "no room for the rest" in str(driver.ends.get(timeout=SECONDS))
+    group.thread.join(SECONDS)
+    assert not group.thread.is_alive()
 
 
-def test_a_reply_that_stops_midway_ends_the_line(monkeypatch):
-    monkeypatch.setattr(lines, "_STOPPED_SECONDS", 1)
-    listener = multiprocessing.connection.Listener(("127.0.0.1", 0), authkey=SECRET)
-    taken = []
-    accepting = threading.Thread(target=lambda: taken.append(listener.accept()))
-    accepting.start()
-    line = dial(listener.address, SECRET)
-    accepting.join(SECONDS)
-    half = lines.socket_of(taken[0])
-    half.sendall(frame((0, np.ones(9))).content[:5])
-    with pytest.raises(OSError):
-        line.read()
-    for end in (half, taken[0], listener, line):
-        end.close()
+def test_a_request_that_a_group_cannot_take_ends_the_line(group, driver, monkeypatch):
+    def too_large(self, num_bytes):
+        raise MemoryError("too large")
+
+    array = np.ones(100_000)
+    assert driver.ask("echo", 1) == (1,)
+    monkeypatch.setattr(Line, "_filled", too_large)
+    driver.send(1, "echo", array)
+    driver.ends.get(timeout=SECONDS)
+    group.thread.join(SECONDS)
+    assert "too large" in str(group.raised)
+
+
+def talk(address):
+    with socket.create_connection(address, SECONDS) as stranger, contextlib.suppress(OSError):
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        stranger.recv(1000)
+
+
+def guess(address):
+    with pytest.raises(ConnectionError, match="digest"):
+        sockets.dial(address, b"a guess", SECONDS)
+
+
+def say_nothing(address):
+    socket.create_connection(address, SECONDS).close()
+
+
+@pytest.mark.parametrize("stranger", [talk, guess, say_nothing])
+def test_strangers_are_refused_and_the_driver_is_still_taken(group, stranger):
+    stranger(group.desk.address)
+    driver = Driver(group.desk.address)
+    assert driver.ask("echo", 1) == (1,)
+    driver.caller.close()
+    group.thread.join(SECONDS)
+    assert not group.thread.is_alive()
+
+
+def test_nobody_waits_long_for_a_stranger_that_is_silent(group, monkeypatch):
+    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 0.2)
+    with socket.create_connection(group.desk.address, SECONDS):
+        driver = Driver(group.desk.address)
+        assert driver.ask("echo", 1) == (1,)
+        driver.caller.close()
+    group.thread.join(SECONDS)
+
+
+def test_who_does_not_answer_is_not_waited_for():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        with pytest.raises(ConnectionError, match=f"no connection to {host}:{port}: no answer"):
+            sockets.dial((host, port), SECRET, 0.2)
+    with pytest.raises(ConnectionError, match=f"no connection to {host}:{port}: .*refused"):
+        sockets.dial((host, port), SECRET, 0.2)

@@ -53,9 +53,9 @@ def test_processes_hold_what_the_plan_says_and_nothing_else(four_groups, name):
     state, (xs, ys) = init(weights(schedule.num_stages)), batch(6)
     compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=four_groups, donate_argnums=0).compile(state, xs, ys)
     actors = four_groups.runtime.actors
-    state, _ = compiled(state, xs, ys)
+    state, _ = jax.block_until_ready(compiled(state, xs, ys))
     ray.get([actor.__ray_call__.remote(watch) for actor in actors], timeout=SECONDS)
-    state, (loss, _) = compiled(state, xs, ys)
+    state, (loss, _) = jax.block_until_ready(compiled(state, xs, ys))
     assert np.isfinite(float(loss))
     peaks, strangers = zip(
         *ray.get([a.__ray_call__.remote(seen) for a in actors], timeout=SECONDS), strict=True
