@@ -66,11 +66,15 @@ class Groups:
         self._thread.start()
         atexit.register(self.close)
         for mpmd_idx in range(len(self.actors)):
-            if self._callers:
-                served = self.call_ray(mpmd_idx, "serve")
-                served.add_done_callback(lambda end, i=mpmd_idx: self._ended(i, end.exception()))  # type: ignore[misc]
-            else:
-                self.call_ray(mpmd_idx, "watch")
+            self._watch(mpmd_idx)
+
+    def _watch(self, mpmd_idx: int) -> None:
+        """Has Ray report when the group's process dies."""
+        if self.by_ray:
+            self.call_ray(mpmd_idx, "watch")
+        else:
+            served = self.call_ray(mpmd_idx, "serve")
+            served.add_done_callback(lambda end: self._ended(mpmd_idx, end.exception()))
 
     @property
     def by_ray(self) -> bool:
@@ -111,7 +115,7 @@ class Groups:
         return {ticket.mpmd_idx: ticket.future for ticket in tickets}
 
     def _call(self, ticket: Ticket, method: str, arguments: tuple) -> None:
-        if not self._callers:
+        if self.by_ray:
             self._call_by_ray(ticket, method, arguments)
             return
         try:
@@ -191,7 +195,7 @@ class Groups:
         aborts = self._outstanding.bury(mpmd_idx, error)
         # An actor that is only out of reach has missed calls: it must not come back.
         self._kill(self.actors[mpmd_idx])
-        if self._callers:
+        if not self.by_ray:
             self._callers[mpmd_idx].end()
         self._tell(aborts)
 
