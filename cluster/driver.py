@@ -96,8 +96,7 @@ class RayRuntime:
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         try:
-            # A view of Ray's memory would not outlive Ray; what came over a line is ours.
-            decode = (lambda packed: np.array(unpack(packed))) if self._groups.by_ray else unpack
+            decode = _copied if self._groups.by_ray else unpack
             return self._groups.call(mpmd_idx, "fetch", handle, decode=decode)
         except RuntimeError as error:
             return _failed(error)
@@ -128,6 +127,13 @@ class _Exports:
             with self._watch("export"):
                 self._done[key] = export_function(function, executable, self._submesh, self._platform)
         return self._done[key]
+
+
+def _copied(packed: Packed) -> np.ndarray:
+    """A copy, because a view of Ray's memory would not outlive Ray; read-only, as what JAX gives."""
+    array = np.array(unpack(packed))
+    array.flags.writeable = False
+    return array
 
 
 def _failed(error: BaseException) -> Future:

@@ -108,8 +108,9 @@ class Groups:
         try:
             for ticket in tickets:
                 self._call(ticket, "step", arguments[ticket.mpmd_idx])
-        except BaseException as error:  # an interrupt: those that were called must not wait for the others
+        except KeyboardInterrupt:  # those that were called must not wait for the others
             for ticket in tickets:
+                error = RuntimeError("an interrupt kept the step from being sent to all groups")
                 self._tell(self._outstanding.fail(ticket, error))
             raise
         return {ticket.mpmd_idx: ticket.future for ticket in tickets}
@@ -121,7 +122,7 @@ class Groups:
         try:
             request = frame(ticket.number, (method, arguments))
         except Exception as error:  # arguments that cannot be sent; the step's other groups must know
-            self._tell(self._outstanding.fail(ticket, error))
+            self._tell(self._outstanding.fail(ticket, error.with_traceback(None)))
             return
         self._callers[ticket.mpmd_idx].ask(request)
 
@@ -132,7 +133,7 @@ class Groups:
         try:
             reference = getattr(self.actors[ticket.mpmd_idx], method).remote(*arguments)
         except Exception as error:  # arguments that cannot be sent, as in ``_call``
-            self._tell(self._outstanding.fail(ticket, error))
+            self._tell(self._outstanding.fail(ticket, error.with_traceback(None)))
             return
         # Ray runs the callback in a thread of its own, in which nothing may call Ray or take long.
         reference.future().add_done_callback(
@@ -147,7 +148,8 @@ class Groups:
 
     def _ended(self, mpmd_idx: int, error: BaseException | None) -> None:
         """In any thread, and once or more."""
-        why = "" if error is None or isinstance(error, EOFError) else f": {type(error).__name__}: {error}"
+        only_noticed = error is None or isinstance(error, EOFError | ConnectionError)
+        why = "" if only_noticed else f": {type(error).__name__}: {error}"
         self._events.put(functools.partial(self._cut, mpmd_idx, why))
 
     def _cut(self, mpmd_idx: int, why: str) -> None:

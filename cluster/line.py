@@ -37,7 +37,7 @@ Buffer = bytes | memoryview
 
 
 class Frame(NamedTuple):
-    """A message as it is written: a pickle, and the buffers beside it, which belong to their owners."""
+    """A message on its way: a pickle, and the large buffers beside it, of the sender or of the reader."""
 
     number: int
     content: Buffer
@@ -78,8 +78,7 @@ class Line:
         number, content, buffers = message
         head = _HEAD.pack(number, len(content), len(buffers))
         sizes = [_SIZE.pack(view.nbytes) for view in buffers]
-        self._socket.sendall(b"".join([head, *sizes, content]))
-        for view in buffers:
+        for view in (memoryview(b"".join([head, *sizes, content])), *buffers):
             for start in range(0, view.nbytes, _MOST_BYTES):
                 self._socket.sendall(view[start : start + _MOST_BYTES])
 
@@ -208,7 +207,7 @@ class Desk:
                 line.write(self._reply(request, answer))
                 del request  # who waits must not keep the last request's arrays
             raise request
-        except (EOFError, OSError):  # the driver's end is closed
+        except (EOFError, ConnectionError):  # the driver's end is closed
             pass
         finally:
             line.end()

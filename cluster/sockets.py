@@ -16,7 +16,7 @@ _IDLE_SECONDS, _PROBE_SECONDS = 30, 10
 """When nothing is sent, the peer is probed so often: networks forget connections that are silent for long."""
 
 _GREETING_SECONDS = 20
-"""For so long whoever connects may take to show that it knows the secret."""
+"""For so long whoever connects may take for each thing it has to say to show that it knows the secret."""
 
 Address = tuple[str, int]
 
@@ -43,7 +43,8 @@ def accept(listener: socket.socket, secret: bytes) -> socket.socket:
 def dial(address: Address, secret: bytes, timeout: float) -> socket.socket:
     """Connects with a peer that listens and will ``accept``.
 
-    Raises: ``ConnectionError`` when nobody is there within ``timeout`` seconds, or somebody else.
+    Raises: ``ConnectionError`` when nobody is there, or somebody else, or who is there says nothing for
+      ``timeout`` seconds.
     """
     try:
         tcp = socket.create_connection(address, timeout)
@@ -56,9 +57,19 @@ def dial(address: Address, secret: bytes, timeout: float) -> socket.socket:
         except BaseException:
             tcp.close()
             raise
-    except (AuthenticationError, AssertionError, EOFError, OSError) as error:  # the second of multiprocessing
-        reason = "no answer" if isinstance(error, BlockingIOError) else str(error) or type(error).__name__
-        raise ConnectionError(f"no connection to {address[0]}:{address[1]}: {reason}") from error
+    except (AuthenticationError, AssertionError, EOFError, OSError) as error:
+        raise ConnectionError(f"no connection to {address[0]}:{address[1]}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    match error:
+        case BlockingIOError():
+            return "no answer"
+        case EOFError():
+            return "the other end has closed the connection"
+        case AssertionError():  # as multiprocessing takes a greeting that is none
+            return "something else answers there"
+    return str(error)
 
 
 def _connection(tcp: socket.socket) -> Connection:

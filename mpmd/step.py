@@ -198,7 +198,12 @@ class LoadedStep:
                 )
                 for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
             }
-            replies = runtime.submit(requests)
+            try:
+                replies = runtime.submit(requests)
+            except KeyboardInterrupt:  # what groups were sent and own now is known to some of them only
+                runtime.sent.forget(kept)
+                self._release(call, puts, set(kept.values()))
+                raise
         self._keep(kept, replies.values())
         run = StepRun(replies)
         self._release(call, puts, set(kept.values()))

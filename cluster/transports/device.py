@@ -118,15 +118,19 @@ class DeviceTransport:
 
     def connect(self, addresses: Mapping[int, Address]) -> None:
         """Raises: ``ConnectionError`` when a peer is not there."""
-        for mpmd_idx, address in addresses.items():
-            if mpmd_idx > self._mpmd_idx:
-                tcp = sockets.dial(address.connections, self._secret, _DIAL_SECONDS)
-                tcp.sendall(_HELLO.pack(self._mpmd_idx))
-                self._peers[mpmd_idx] = self._peer(mpmd_idx, address, tcp)
+        # From the last one down, which takes connections first: so nobody waits for a chain of others.
+        later = sorted((peer for peer in addresses if peer > self._mpmd_idx), reverse=True)
         with self._listener:
+            for mpmd_idx in later:
+                tcp = sockets.dial(addresses[mpmd_idx].connections, self._secret, _DIAL_SECONDS)
+                tcp.sendall(_HELLO.pack(self._mpmd_idx))
+                self._peers[mpmd_idx] = self._peer(mpmd_idx, addresses[mpmd_idx], tcp)
             while self._peers.keys() != addresses.keys():
                 tcp = sockets.accept(self._listener, self._secret)
-                (mpmd_idx,) = _HELLO.unpack(tcp.recv(_HELLO.size, socket.MSG_WAITALL))
+                hello = tcp.recv(_HELLO.size, socket.MSG_WAITALL)
+                if len(hello) < _HELLO.size:
+                    raise ConnectionError("a group has closed its connection as soon as it was made")
+                (mpmd_idx,) = _HELLO.unpack(hello)
                 self._peers[mpmd_idx] = self._peer(mpmd_idx, addresses[mpmd_idx], tcp)
         for peer in self._peers.values():
             peer.reader.start()

@@ -99,3 +99,37 @@ def test_after_a_failed_step_it_is_sent_again(mesh, monkeypatch):
     failing[0] = False
     assert np.isfinite(float(step(params, *data)))
     assert sent[1] == sent[0]
+
+
+def test_after_an_interrupt_it_is_sent_again(mesh, monkeypatch):
+    step = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
+    params, data = weights(2), batch(3)
+
+    def interrupted(requests):
+        raise KeyboardInterrupt
+
+    step.compile(params, *data)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(mesh.runtime, "submit", interrupted)
+        step(params, *data)
+    np.testing.assert_allclose(float(step(params, *data)), jax.jit(evaluate)(params, *data), rtol=1e-5)
+
+
+def test_an_interrupted_step_gives_away_what_is_donated(mesh, monkeypatch):
+    """Some groups may have been asked, and have it no more."""
+    step = mpmd.mpmd_jit_with_loop(
+        lambda params, xs, ys: (jax.tree.map(lambda p: p * 2, params), evaluate(params, xs, ys)),
+        mpmd_mesh=mesh,
+        donate_argnums=0,
+    )
+    params, data = weights(2), batch(3)
+    params, _ = step(params, *data)
+
+    def interrupted(requests):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(mesh.runtime, "submit", interrupted)
+        step(params, *data)
+    with pytest.raises(ValueError, match="was deleted or donated to an earlier call"):
+        step(params, *data)

@@ -252,7 +252,7 @@ def test_strangers_are_refused_and_the_driver_is_still_taken(group, stranger):
 
 
 def test_nobody_waits_long_for_a_stranger_that_is_silent(group, monkeypatch):
-    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 0.2)
+    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 1)
     with socket.create_connection(group.desk.address, SECONDS):
         driver = Driver(group.desk.address)
         assert driver.ask("echo", 1) == (1,)
