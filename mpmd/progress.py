@@ -13,6 +13,8 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from mpmd.ir import Instruction, Name, Plan, Recv, Run, Send
 
 Edge = tuple[int, int]
@@ -69,7 +71,7 @@ class Channels:
 class _Message:
     edge: Edge
     tag: int
-    past: Sequence[int]
+    past: np.ndarray
     """For each group, how many of its instructions are the send or in its past."""
 
 
@@ -84,7 +86,7 @@ def channels(plan: Plan, order: Sequence[int]) -> Channels:
       order: the meeting order of all its instructions.
     """
     ran = [0] * len(plan.programs)
-    past = [[0] * len(plan.programs) for _ in plan.programs]
+    past = [np.zeros(len(plan.programs), int) for _ in plan.programs]
     posted: list[dict[Name, _Message]] = [{} for _ in plan.programs]
     unread: dict[_Message, None] = {}
     sent: collections.Counter[Edge] = collections.Counter()
@@ -96,8 +98,7 @@ def channels(plan: Plan, order: Sequence[int]) -> Channels:
             message = posted[group].pop(name, None)
             if message in unread:
                 del unread[message]
-                pairs = zip(past[group], message.past, strict=True)
-                past[group] = [a if a > b else b for a, b in pairs]  # max(a, b) takes four times as long
+                past[group] = np.maximum(past[group], message.past)
                 read_at[message.edge].append(position)
 
     for group in order:
@@ -114,7 +115,7 @@ def channels(plan: Plan, order: Sequence[int]) -> Channels:
             message = _Message(edge, instruction.tag, known)
             unread[message] = None
             sent[edge] += 1
-            under_way = sent[edge] - bisect.bisect_left(read_at[edge], known[instruction.dst])
+            under_way = sent[edge] - bisect.bisect_left(read_at[edge], int(known[instruction.dst]))
             capacities[edge] = max(capacities.get(edge, 0), under_way)
         elif isinstance(instruction, Recv):
             posted[group].update(dict.fromkeys(instruction.values, message))  # sent right before
