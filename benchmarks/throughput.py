@@ -11,7 +11,7 @@ from benchmarks.measure import Conditions, Result, Table, Target
 from benchmarks.peers import PEERS, PIPELINED
 from benchmarks.workload import Workload
 
-CASES = ((2, 4), (2, 8), (2, 32), (4, 8), (4, 32))
+CASES = ((2, 8), (4, 8))
 QUICK = ((2, 8),)
 
 
