@@ -20,8 +20,8 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from cluster.errors import translate
-from cluster.line import Caller, Frame, Line, frame
 from cluster.outstanding import Abort, Outstanding, Ticket
+from cluster.rpc import Client, Connection, Frame, frame
 from mpmd.errors import GroupDiedError
 
 _POLL_SECONDS = 1.0
@@ -32,7 +32,7 @@ _STUCK_SECONDS = 60.0
 """A process that has not answered for so long, while a step waits, will not: it is stopped, or hangs."""
 
 _PATIENCE_SECONDS = 5.0
-"""For so long a group whose line has ended is given to Ray, which knows why it died."""
+"""For so long a group whose connection has ended is given to Ray, which knows why it died."""
 
 _WITHOUT_RAY = "Ray was shut down, and with it the cluster mesh"
 
@@ -43,11 +43,14 @@ class Groups:
     Args:
       actors: the connected actors, by ``mpmd_idx``.
       placement_group: where they are; it goes when they go.
-      lines: the connection with each of them; empty where all calls are to be Ray's.
+      connections: the connection with each of them; empty where all calls are to be Ray's.
     """
 
     def __init__(
-        self, actors: Sequence[ActorHandle], placement_group: PlacementGroup, lines: Sequence[socket.socket]
+        self,
+        actors: Sequence[ActorHandle],
+        placement_group: PlacementGroup,
+        connections: Sequence[socket.socket],
     ):
         self.actors = tuple(actors)
         self._placement_group = placement_group
@@ -56,11 +59,11 @@ class Groups:
         self._outstanding = Outstanding()
         self._pinged: dict[int, float] = {}
         self._next_ping = 0.0
-        self._cut_off: dict[int, tuple[float, str]] = {}  # since when a group's line has ended, and why
+        self._cut_off: dict[int, tuple[float, str]] = {}  # since when a group's connection has ended, and why
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._callers = [
-            Caller(Line(tcp), self._replied, functools.partial(self._ended, mpmd_idx))
-            for mpmd_idx, tcp in enumerate(lines)
+        self._clients = [
+            Client(Connection(tcp), self._replied, functools.partial(self._ended, mpmd_idx))
+            for mpmd_idx, tcp in enumerate(connections)
         ]
         self._thread = threading.Thread(target=self._serve, name="mpmd groups", daemon=True)
         self._thread.start()
@@ -79,7 +82,7 @@ class Groups:
     @property
     def by_ray(self) -> bool:
         """Whether all calls are Ray's."""
-        return not self._callers
+        return not self._clients
 
     def call(
         self, mpmd_idx: int, method: str, *arguments: Any, decode: Callable[[Any], Any] = lambda reply: reply
@@ -124,7 +127,7 @@ class Groups:
         except Exception as error:  # arguments that cannot be sent; the step's other groups must know
             self._tell(self._outstanding.fail(ticket, error.with_traceback(None)))
             return
-        self._callers[ticket.mpmd_idx].ask(request)
+        self._clients[ticket.mpmd_idx].ask(request)
 
     def _call_by_ray(self, ticket: Ticket, method: str, arguments: tuple) -> None:
         if not self._connected():  # Ray would start itself, to be called
@@ -141,7 +144,7 @@ class Groups:
         )
 
     def _replied(self, reply: Frame) -> None:
-        """In the thread of a line."""
+        """In the thread of a connection."""
         ticket = self._outstanding.find(reply.number)
         if ticket is not None:  # it may have been settled since, with its group or its step
             self._events.put(functools.partial(self._settle, ticket, functools.partial(_result, reply)))
@@ -198,7 +201,7 @@ class Groups:
         # An actor that is only out of reach has missed calls: it must not come back.
         self._kill(self.actors[mpmd_idx])
         if not self.by_ray:
-            self._callers[mpmd_idx].end()
+            self._clients[mpmd_idx].end()
         self._tell(aborts)
 
     def _bury_the_cut_off(self) -> None:
@@ -248,13 +251,13 @@ class Groups:
         """``close`` without waiting for it; may be called by the garbage collector, at any point."""
         if os.getpid() != self._process:  # in a fork, whose descriptors are those of the connections, too
             return
-        for caller in self._callers:
-            caller.end()
+        for client in self._clients:
+            client.end()
         self._events.put(None)
 
     def _release(self) -> None:
-        for caller in self._callers:
-            caller.close()
+        for client in self._clients:
+            client.close()
         atexit.unregister(self.close)
         for actor in self.actors:
             self._kill(actor)

@@ -108,8 +108,8 @@ def launch(
         with watch("transports"):
             transports = choose(transport, groups)
             _introduce(actors, groups, transports, timeout)
-            lines = [] if transport == OBJECT_STORE else _dial(actors, groups, timeout, undo)
-        runtime = RayRuntime(Groups(actors, placement_group, lines), submesh, platform)
+            connections = [] if transport == OBJECT_STORE else _dial(actors, groups, timeout, undo)
+        runtime = RayRuntime(Groups(actors, placement_group, connections), submesh, platform)
         undo.pop_all()
     return ClusterMesh(mesh_shape, mpmd_axis, platform, runtime, groups, transports, watch.seconds, on_close)
 
@@ -225,14 +225,14 @@ def _dial(
     here = ray.get_runtime_context().get_node_id()
     hosts = ["127.0.0.1" if group.node_id == here else group.node for group in groups]
     ways = [(host, secret) for host in hosts]
-    lines = []
+    connections = []
     for group, address in zip(groups, _all(actors, "await_driver", ways, timeout), strict=True):
         try:
-            lines.append(undo.enter_context(dial(address, secret, timeout)))
+            connections.append(undo.enter_context(dial(address, secret, timeout)))
         except ConnectionError as error:
             hint = f"If the network closes its ports, use transport={OBJECT_STORE!r}, which leaves all to Ray"
             raise RuntimeError(f"the driver cannot reach group {group.mpmd_idx}: {error}. {hint}") from error
-    return lines
+    return connections
 
 
 def _all(actors: Sequence[ActorHandle], method: str, arguments: Sequence[tuple], timeout: float) -> list[Any]:

@@ -27,7 +27,10 @@ def listen(host: str) -> socket.socket:
 
 
 def accept(listener: socket.socket, secret: bytes) -> socket.socket:
-    """Waits for a peer that knows the secret. Others are refused, and whoever is silent is not waited for."""
+    """Waits for a peer that knows the secret. Others are refused, also when they are silent for long.
+
+    Raises: ``OSError`` when the listener is closed.
+    """
     while True:
         tcp, _ = listener.accept()
         # Of a stranger: a wrong answer, none in time, no more than a probe of the port, or another protocol.

@@ -15,7 +15,7 @@ import ray
 from jax import export
 
 from cluster.info import GroupInfo
-from cluster.line import Desk
+from cluster.rpc import Server
 from cluster.sockets import Address
 from cluster.transports.edges import Edges, offered
 from cluster.wire import Packed, pack, unpack
@@ -79,8 +79,8 @@ class GroupActor:
 
     def await_driver(self, host: str, secret: bytes) -> Address:
         """Gets ready for the driver to dial, at the address that is returned; ``serve`` is to follow."""
-        self._desk = Desk(repr(self), host, secret)
-        return self._desk.address
+        self._server = Server(repr(self), host, secret)
+        return self._server.address
 
     @ray.method(concurrency_group="control")
     def ship(self, program: int, shipment: Shipment) -> None:
@@ -144,11 +144,11 @@ class GroupActor:
 
     @ray.method(concurrency_group="watch")
     def serve(self) -> None:
-        """Does what the driver asks over its line, as long as there is one.
+        """Does what the driver asks over its connection, as long as there is one.
 
         The call fails when the actor dies, which is how the driver notices.
         """
-        self._desk.serve(lambda method, arguments: getattr(self, method)(*arguments))
+        self._server.serve(lambda method, arguments: getattr(self, method)(*arguments))
 
     @ray.method(concurrency_group="watch")
     def watch(self) -> None:

@@ -178,11 +178,11 @@ def test_an_actor_that_is_stuck_is_named(doomed, monkeypatch):
         os.kill(doomed.groups[0].pid, signal.SIGKILL)
 
 
-def test_a_group_whose_line_to_the_driver_breaks_is_named(doomed, monkeypatch):
+def test_a_group_whose_connection_to_the_driver_breaks_is_named(doomed, monkeypatch):
     monkeypatch.setattr(cluster.groups, "_PATIENCE_SECONDS", 1)
     driver = Driver(doomed.runtime, relay_program(compute_for_ever), {"x": np.float32(1)})
     futures, _ = driver.step()
-    doomed.runtime._groups._callers[0].end()
+    doomed.runtime._groups._clients[0].end()
     for future in [*futures.values(), doomed.runtime.fetch(0, driver.handles["x"])]:
         error = outcome(future)
         assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)

@@ -302,7 +302,7 @@ def test_training_matches_plain_jax(mesh):
 
 
 def test_the_driver_calls_groups_by_ray_alone_where_messages_go_so(mesh):
-    """A line takes a port that a network may close; the object store is for where nothing but Ray leads."""
+    """Connections take ports that a network may close; the object store is for where only Ray leads."""
     assert mesh.runtime._groups.by_ray == (set(mesh.transports.values()) == {"object_store"})
 
 

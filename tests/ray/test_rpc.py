@@ -1,4 +1,4 @@
-"""The line between the driver and a group, with both ends in this process."""
+"""The connection between the driver and a group, with both ends in this process."""
 
 import contextlib
 import gc
@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from cluster import sockets
-from cluster.line import Caller, Desk, Line, frame
+from cluster.rpc import Client, Connection, Server, frame
 from cluster.wire import pack, unpack
 
 SECONDS = 20
@@ -29,10 +29,10 @@ class Particular(Exception):
 
 
 class Group:
-    """A desk that is served by a thread."""
+    """A server that is served by a thread."""
 
     def __init__(self):
-        self.desk = Desk("group 3", "127.0.0.1", SECRET)
+        self.server = Server("group 3", "127.0.0.1", SECRET)
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
         self.may_answer = threading.Event()
@@ -42,7 +42,7 @@ class Group:
 
     def serve(self):
         try:
-            self.desk.serve(self.answer)
+            self.server.serve(self.answer)
         except Exception as error:
             self.raised = error
 
@@ -76,11 +76,11 @@ class Driver:
 
     def __init__(self, address):
         self.replies, self.ends = queue.SimpleQueue(), queue.SimpleQueue()
-        self.line = Line(sockets.dial(address, SECRET, SECONDS))
-        self.caller = Caller(self.line, self.replies.put, self.ends.put)
+        self.connection = Connection(sockets.dial(address, SECRET, SECONDS))
+        self.client = Client(self.connection, self.replies.put, self.ends.put)
 
     def send(self, number, method, *arguments):
-        self.caller.ask(frame(number, (method, arguments)))
+        self.client.ask(frame(number, (method, arguments)))
 
     def reply(self):
         reply = self.replies.get(timeout=SECONDS)
@@ -100,10 +100,10 @@ def group():
 
 @pytest.fixture
 def driver(group):
-    driver = Driver(group.desk.address)
+    driver = Driver(group.server.address)
     yield driver
     group.may_answer.set()
-    driver.caller.close()
+    driver.client.close()
     group.thread.join(SECONDS)
     assert not group.thread.is_alive()
 
@@ -127,7 +127,7 @@ def test_arrays_of_any_layout_travel(driver, make):
 
 
 def test_buffers_larger_than_what_is_written_at_once_travel(driver, monkeypatch):
-    monkeypatch.setattr("cluster.line._MOST_BYTES", 100_000)
+    monkeypatch.setattr("cluster.rpc._MOST_BYTES", 100_000)
     array = np.arange(300_001)
     (back,) = driver.ask("echo", array)
     np.testing.assert_array_equal(back, array)
@@ -193,33 +193,33 @@ def test_an_idle_group_keeps_nothing_of_the_last_request(group, driver, error):
 
 
 def test_both_ends_learn_of_the_end(group, driver):
-    driver.caller.end()
+    driver.client.end()
     assert isinstance(driver.ends.get(timeout=SECONDS), EOFError | OSError)
     group.thread.join(SECONDS)
     assert not group.thread.is_alive()
 
 
-def test_a_request_that_breaks_off_ends_the_line(group, driver, monkeypatch):
+def test_a_request_that_breaks_off_ends_the_connection(group, driver, monkeypatch):
     """What follows would be taken for the rest of it."""
 
     def breaks_off(message):
-        driver.line._socket.sendall(message.content[:5])
+        driver.connection._socket.sendall(message.content[:5])
         raise MemoryError("no room for the rest")
 
-    monkeypatch.setattr(driver.line, "write", breaks_off)
+    monkeypatch.setattr(driver.connection, "write", breaks_off)
     driver.send(1, "echo", 1)
     assert "no room for the rest" in str(driver.ends.get(timeout=SECONDS))
     group.thread.join(SECONDS)
     assert not group.thread.is_alive()
 
 
-def test_a_request_that_a_group_cannot_take_ends_the_line(group, driver, monkeypatch):
+def test_a_request_that_a_group_cannot_take_ends_the_connection(group, driver, monkeypatch):
     def too_large(self, num_bytes):
         raise MemoryError("too large")
 
     array = np.ones(100_000)
     assert driver.ask("echo", 1) == (1,)
-    monkeypatch.setattr(Line, "_filled", too_large)
+    monkeypatch.setattr(Connection, "_filled", too_large)
     driver.send(1, "echo", array)
     driver.ends.get(timeout=SECONDS)
     group.thread.join(SECONDS)
@@ -243,20 +243,20 @@ def say_nothing(address):
 
 @pytest.mark.parametrize("stranger", [talk, guess, say_nothing])
 def test_strangers_are_refused_and_the_driver_is_still_taken(group, stranger):
-    stranger(group.desk.address)
-    driver = Driver(group.desk.address)
+    stranger(group.server.address)
+    driver = Driver(group.server.address)
     assert driver.ask("echo", 1) == (1,)
-    driver.caller.close()
+    driver.client.close()
     group.thread.join(SECONDS)
     assert not group.thread.is_alive()
 
 
 def test_nobody_waits_long_for_a_stranger_that_is_silent(group, monkeypatch):
     monkeypatch.setattr(sockets, "_GREETING_SECONDS", 1)
-    with socket.create_connection(group.desk.address, SECONDS):
-        driver = Driver(group.desk.address)
+    with socket.create_connection(group.server.address, SECONDS):
+        driver = Driver(group.server.address)
         assert driver.ask("echo", 1) == (1,)
-        driver.caller.close()
+        driver.client.close()
     group.thread.join(SECONDS)
 
 

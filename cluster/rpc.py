@@ -1,4 +1,4 @@
-"""The line from the driver to a group: requests go one way and replies the other, in order, over TCP.
+"""Calls of the driver on a group over a TCP connection: requests one way, replies the other, in order.
 
 Calls of Ray would do, and do where nothing but Ray leads to a group. But each takes as much processor time as
 several small tasks, in the driver and again in the actor.
@@ -63,18 +63,18 @@ def frame(number: int, message: object) -> Frame:
     return Frame(number, content, tuple(large))
 
 
-class Line:
+class Connection:
     """One end. One thread may write while another one reads.
 
     Args:
-      tcp: the connection; it belongs to the line.
+      tcp: its socket, which it closes.
     """
 
     def __init__(self, tcp: socket.socket):
         self._socket = tcp
 
     def write(self, message: Frame) -> None:
-        """Returns when the network has taken the message. Raises ``OSError``, and then the line is to end."""
+        """Returns when the network has taken the message. Raises ``OSError``: then ``end`` it."""
         number, content, buffers = message
         head = _HEAD.pack(number, len(content), len(buffers))
         sizes = [_SIZE.pack(view.nbytes) for view in buffers]
@@ -85,7 +85,7 @@ class Line:
     def read(self) -> Frame:
         """Waits for a message; its buffers are the reader's own.
 
-        Raises: ``EOFError`` or ``OSError`` when the line has ended.
+        Raises: ``EOFError`` or ``OSError`` when the connection has ended.
         """
         number, num_bytes, num_buffers = _HEAD.unpack(self._filled(_HEAD.size))
         sizes = [size for (size,) in _SIZE.iter_unpack(self._filled(num_buffers * _SIZE.size))]
@@ -98,12 +98,12 @@ class Line:
         while left:
             received = self._socket.recv_into(left[:_MOST_BYTES])
             if not received:
-                raise EOFError("the other end has closed the line")
+                raise EOFError("the other end has closed the connection")
             left = left[received:]
         return buffer
 
     def end(self) -> None:
-        """Ends the line at both ends, whoever is reading or writing; ``close`` is still to be called."""
+        """Ends it on both sides, whoever is reading or writing; ``close`` is still to be called."""
         with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -111,17 +111,19 @@ class Line:
         self._socket.close()
 
 
-class Caller:
+class Client:
     """The driver's end: sends requests while nobody waits for the network, and hands on what comes back.
 
     Args:
-      line: the connection with a group's ``Desk``.
+      connection: that with a group's ``Server``.
       replied: is given each reply, in the order of the requests.
-      ended: is told, at least once, that the line has ended, and why.
+      ended: is told, at least once, that the connection has ended, and why.
     """
 
-    def __init__(self, line: Line, replied: Callable[[Frame], None], ended: Callable[[BaseException], None]):
-        self._line = line
+    def __init__(
+        self, connection: Connection, replied: Callable[[Frame], None], ended: Callable[[BaseException], None]
+    ):
+        self._connection = connection
         self._replied = replied
         self._ended = ended
         self._requests: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
@@ -139,34 +141,34 @@ class Caller:
     def _send(self) -> None:
         while (request := self._requests.get()) is not None:
             try:
-                self._line.write(request)
+                self._connection.write(request)
             except Exception as error:  # whatever it is, half a request may be on its way
                 self._ended(error)
-                self._line.end()
+                self._connection.end()
             del request  # an idle thread must not keep the last request's arrays
 
     def _receive(self) -> None:
         try:
             while True:
-                self._replied(self._line.read())
+                self._replied(self._connection.read())
         except Exception as error:  # whatever it is, the rest of the reply is still to come
             self._ended(error)
-            self._line.end()
+            self._connection.end()
 
     def end(self) -> None:
-        """Ends the line; does not wait, and may be called by the garbage collector, at any point."""
-        self._line.end()
+        """Ends the connection; does not wait, and may be called by the garbage collector, at any point."""
+        self._connection.end()
 
     def close(self) -> None:
-        """Ends the line and the threads."""
-        self._line.end()
+        """Ends the connection and the threads."""
+        self._connection.end()
         self._requests.put(None)
         for thread in self._threads:
             thread.join()
-        self._line.close()
+        self._connection.close()
 
 
-class Desk:
+class Server:
     """A group's end: takes the requests of one driver, as they come, and answers them in order.
 
     Args:
@@ -180,17 +182,17 @@ class Desk:
         self._listener = listen(host)
         self.address: Address = self._listener.getsockname()
         self._requests: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
-        self._line: queue.SimpleQueue[Line] = queue.SimpleQueue()
+        self._connection: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         threading.Thread(target=self._receive, args=(secret,), name="requests", daemon=True).start()
 
     def _receive(self, secret: bytes) -> None:
         """In a thread of its own, so that large requests arrive while the group computes."""
         with self._listener:
-            line = Line(accept(self._listener, secret))
-        self._line.put(line)
+            connection = Connection(accept(self._listener, secret))
+        self._connection.put(connection)
         try:
             while True:
-                self._requests.put(line.read())
+                self._requests.put(connection.read())
         except Exception as error:  # whatever it is, the rest of the request is still to come
             self._requests.put(error)
 
@@ -201,17 +203,17 @@ class Desk:
 
         Raises: what has kept a request from being taken in, such as ``MemoryError``.
         """
-        line = self._line.get()
+        connection = self._connection.get()
         try:
             while isinstance(request := self._requests.get(), Frame):
-                line.write(self._reply(request, answer))
+                connection.write(self._reply(request, answer))
                 del request  # who waits must not keep the last request's arrays
             raise request
         except (EOFError, ConnectionError):  # the driver's end is closed
             pass
         finally:
-            line.end()
-            line.close()
+            connection.end()
+            connection.close()
 
     def _reply(self, request: Frame, answer: Callable[[str, tuple], Any]) -> Frame:
         try:
