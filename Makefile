@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow bench lint types clean
+.PHONY: demo test test-slow test-versions bench lint types clean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/train_gpt.py
@@ -13,6 +13,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(VENV)/bin/python -m pytest -m slow
+
+test-versions: $(READY)
+	$(VENV)/bin/nox
 
 bench: $(READY)
 	$(VENV)/bin/python -m benchmarks --json build/benchmarks.json

@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from mpmd.compile import CompiledStep, compile_step
+from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.mesh import GroupMesh
 from mpmd.program import export_function
-from mpmd.timing import Stopwatch
+from mpmd.stopwatch import Stopwatch
 
 LAYERS = (6, 12, 24, 48)
 MICROBATCHES = (8, 32, 128)
@@ -140,7 +140,7 @@ def measure(step: Step, repetitions: int) -> Measurement:
     return Measurement(
         {name: statistics.median(run[name] for run in runs) for name in runs[0]},
         statistics.median(traces),
-        len(traced.jaxpr.eqns) + len(traced.loop.params["body"].eqns),
+        len(traced.before) + len(traced.loop.eqns) + len(traced.after),
         sum(len(group.instructions) for group in program.plan.programs),
         len(program.plan.executables),
     )
@@ -157,7 +157,9 @@ def compile_and_export(step: Step, mesh: GroupMesh) -> tuple[CompiledStep, dict[
     """All that the driver does before the groups, Ray actors say, compile their executables."""
     forget()
     donated = [False] * len(jax.tree.leaves(step.args))
-    compiled = compile_step(step.fun, step.args, {}, mesh, None, None, donated)
+    compiled = compile_step(
+        step.fun, step.args, {}, submesh=mesh.abstract_submesh, mpmd_dim=mesh.mpmd_dim, donated=donated
+    )
     watch = Stopwatch(dict(compiled.seconds))
     for executable in compiled.program.plan.executables:
         with watch("export"):

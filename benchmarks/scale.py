@@ -17,7 +17,7 @@ from benchmarks import tiny
 from benchmarks.host import Host
 from benchmarks.measure import Conditions, Effort, Result, Table, Target, interleaved, ratio
 from benchmarks.peers import cpu_environment
-from mpmd.compile import compile_step
+from mpmd.compiler.pipeline import compile_step
 from mpmd.verify import verify
 
 PLANS = {(16, 64): 3, (32, 128): 3, (64, 512): 1}
@@ -43,7 +43,9 @@ class Planner:
         donated = [True] * groups + [False]
         jax.clear_caches()
         start = time.perf_counter()
-        plan = compile_step(tiny.train_step(groups), args, {}, mesh, None, None, donated).program.plan
+        step, submesh = tiny.train_step(groups), mesh.abstract_submesh
+        compiled = compile_step(step, args, {}, submesh=submesh, mpmd_dim=groups, donated=donated)
+        plan = compiled.program.plan
         planned = time.perf_counter()
         verify(plan)
         verified = time.perf_counter()

@@ -23,9 +23,9 @@ from benchmarks import tiny
 from benchmarks.host import Host
 from benchmarks.measure import Conditions, Result, Table, Target, Times
 from benchmarks.peers import cpu_environment
-from mpmd.ir import GroupProgram, Run, parse_cell
+from mpmd.events import Event
+from mpmd.ir import Cell, GroupProgram
 from mpmd.runtime import worker
-from mpmd.timeline import Event
 
 TASK_SECONDS = 0.01
 ON_RAY = ((4, 32), (8, 8), (16, 32))
@@ -44,9 +44,9 @@ def sleep_in_tasks(seconds: float) -> None:
     class SleepingExecutor(worker.Executor):
         def __init__(self, program: GroupProgram, plan, executables, *others):
             durations = {
-                i.executable: seconds * len(parse_cell(i.label).tasks)
-                for i in program.instructions
-                if isinstance(i, Run) and "__" in i.label
+                run.executable: seconds * len(run.task.tasks)
+                for run in program.runs
+                if isinstance(run.task, Cell)
             }
             slow = {name: _lasting(executables[name], length) for name, length in durations.items()}
             super().__init__(program, plan, {**executables, **slow}, *others)
@@ -126,7 +126,7 @@ class SleepingPipeline:
     def _loop_events(self) -> list[Event]:
         """The tasks of the loop, of one step."""
         (self._params, _), events = self._step.profile(self._params, self._xs)
-        return [event for event in events if "__" in event.label]
+        return [event for event in events if isinstance(event.activity, Cell)]
 
     def close(self) -> None:
         self._mesh.close()

@@ -7,7 +7,7 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from mpmd.timeline import Event
+from mpmd.events import Event, Wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,4 +48,4 @@ def _split_of(steps: Sequence[Sequence[Event]]) -> Split:
 
 
 def _is_wait(event: Event) -> bool:
-    return event.label.startswith("wait")
+    return isinstance(event.activity, Wait)

@@ -25,7 +25,8 @@ import ray
 
 from benchmarks.measure import Conditions, Result, Table, Target, Times, interleaved, ratio
 from benchmarks.peers import cpu_environment
-from cluster.transports.edges import NAMES, Edges
+from cluster.transports.choice import NAMES
+from cluster.transports.router import Router
 from mpmd.runtime.transport import MessageId
 from mpmd.sharding import to_sharding
 
@@ -47,16 +48,16 @@ class End:
         os.sched_setaffinity(0, {cores[index % len(cores)]})
         self.index, self.peer = index, 1 - index
         self.submesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("stage",))
-        self.edges = {name: Edges(index, self.submesh) for name in NAMES}
+        self.routers = {name: Router(index, self.submesh) for name in NAMES}
         self.directory, self.shared_bytes = directory, shared_bytes
 
     def listen(self) -> dict[str, object]:
-        listening = [edges.listen([name], "127.0.0.1", b"secret") for name, edges in self.edges.items()]
+        listening = [router.listen([name], "127.0.0.1", b"secret") for name, router in self.routers.items()]
         return {name: address for addresses in listening for name, address in addresses.items()}
 
     def connect(self, addresses: list[dict[str, object]]) -> None:
-        for name, edges in self.edges.items():
-            edges.connect({self.peer: name}, addresses)
+        for name, router in self.routers.items():
+            router.connect({self.peer: name}, addresses)
         with open(f"{self.directory}/memory", "r+b") as file:
             memory = np.frombuffer(mmap.mmap(file.fileno(), self.shared_bytes), np.uint8)
         self.memory = np.split(memory, 2)[self.index]
@@ -71,11 +72,11 @@ class End:
         ]
 
     def _send(self, name: str, step: int, tag: int, array: jax.Array | np.ndarray) -> None:
-        self.edges[name].send(MessageId(step, self.index, self.peer, tag), [array])
+        self.routers[name].send(MessageId(step, self.index, self.peer, tag), [array])
 
     def _take(self, name: str, step: int, tag: int) -> jax.Array | np.ndarray:
         wanted = [to_sharding((), self.submesh)]
-        return self.edges[name].recv(MessageId(step, self.peer, self.index, tag), wanted)[0]
+        return self.routers[name].recv(MessageId(step, self.peer, self.index, tag), wanted)[0]
 
     def round_trip(self, name: str, step: int, size: int, count: int) -> float:
         """Seconds; the median of so many."""
@@ -139,7 +140,7 @@ class End:
 
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: list) -> None:
-        self.edges["object_store"].deliver(message, packed)
+        self.routers["object_store"].deliver(message, packed)
 
 
 def _median_seconds(exchange: Callable[[int], None], count: int) -> float:

@@ -1,4 +1,4 @@
-"""The environment variables of a group's process, which JAX reads when it is imported."""
+"""The environment variables of a group's process. JAX reads them when it is imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
 
 _CONCURRENCY = "--xla_cpu_enable_concurrency_optimized_scheduler"
-"""By default XLA orders a program for many threads, and hands parts to others even if there is but one."""
+"""By default XLA orders a program for many threads, and passes work to a pool even if it has one thread."""
 
 
 def actor_environment(
@@ -17,10 +17,11 @@ def actor_environment(
     """Adds to the user's variables those that give a group its devices.
 
     Args:
-      given: the variables that the user wants in the process; where they decide a thing, they win.
-      xla_flags: the driver's ``XLA_FLAGS``, for when ``given`` has none.
-      platform: what ``JAX_PLATFORMS`` becomes.
-      num_devices: devices of the group; on CPU they are slices of the host.
+      given: the variables that the user wants in the process; they take precedence, but for the platform and
+        the number of devices.
+      xla_flags: the driver's ``XLA_FLAGS``, used when ``given`` has none.
+      platform: the value of ``JAX_PLATFORMS``.
+      num_devices: the devices of the group; on CPU they are slices of the host.
       num_threads: this group's share of the host's cores, the size of XLA's thread pool.
     """
     environment = {"NPROC": str(num_threads), **given, "JAX_PLATFORMS": platform}

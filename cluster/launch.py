@@ -1,4 +1,4 @@
-"""Starts the groups: a placement group, an actor per group, and the mesh they make."""
+"""Starts the groups: reserves their resources, starts an actor for each, and connects the actors."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster import sockets
+from cluster.actor import CONCURRENCY_GROUPS, GroupActor
+from cluster.actor_calls import ActorCalls
 from cluster.driver import RayRuntime
 from cluster.environment import actor_environment
-from cluster.groups import Groups
-from cluster.info import GroupInfo
+from cluster.group_info import GroupInfo
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.resources import fitting_cpus, live_nodes, reserve, threads_per_group
-from cluster.sockets import dial
-from cluster.transports.edges import AUTO, OBJECT_STORE, check_name, choose
-from cluster.worker import CONCURRENCY_GROUPS, GroupActor
-from mpmd.timing import Stopwatch
+from cluster.transports.choice import AUTO, OBJECT_STORE, check_name, choose
+from mpmd.stopwatch import Stopwatch
 
 COMPILATION_CACHE = "~/.cache/mpmd"
 _GPU_PLATFORMS = ("cuda", "rocm")
@@ -49,8 +49,8 @@ def launch(
 
     ``launch({"stage": 4, "fsdp": 2}, mpmd_axis="stage")`` makes four groups, each with a submesh of shape
     ``{"stage": 1, "fsdp": 2}``. Uses the Ray that ``ray.init`` has connected to; without one, joins the
-    cluster at ``address``, or at the environment's ``RAY_ADDRESS``, which a Ray job has set, or else starts
-    Ray on this machine and says so. What ``launch`` has joined or started, closing the mesh leaves or stops.
+    cluster at ``address``, or at the environment's ``RAY_ADDRESS``, which is set in Ray jobs, or else starts
+    Ray on this machine and says so. Closing the mesh disconnects from, or stops, such a Ray.
 
     Args:
       mesh_shape: axis names and sizes of the whole mesh.
@@ -65,16 +65,16 @@ def launch(
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``.
       transport: how groups exchange messages: ``shared_memory``, within a node; ``device``, JAX's transfers
         between devices, over TCP; ``object_store``, Ray's; or ``auto``, the best for each pair of groups.
-        With ``object_store`` the driver's requests go by Ray, too, with Ray's encryption if that is on; else
-        the driver connects with all groups by TCP. Neither that nor ``device`` is encrypted.
+        With ``object_store`` the driver's requests are made by Ray, too, with Ray's encryption if that is on;
+        else the driver connects with all groups by TCP. Neither TCP nor ``device`` is encrypted.
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
-        what was compiled once need not be again, by any run. ``None`` keeps nothing. Where ``runtime_env``
-        has ``JAX_COMPILATION_CACHE_DIR``, that decides.
+        what one run has compiled, no later run compiles. ``None`` keeps nothing. In ``runtime_env``, a
+        ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
       timeout: seconds to wait for the resources, and again for the actors to start.
 
     Raises:
-      ValueError: ``mesh_shape`` or ``mpmd_axis`` makes no mesh, or ``transport`` does not connect the groups.
-      RuntimeError: the resources are not there within ``timeout``, or an actor cannot start or be reached.
+      ValueError: ``mesh_shape`` or ``mpmd_axis`` is not valid, or ``transport`` cannot connect the groups.
+      RuntimeError: the resources are not free within ``timeout``, or an actor cannot start or be reached.
       ConnectionError: there is no cluster at ``address``.
     """
     _check_arguments(mesh_shape, mpmd_axis, cpus_per_group, gpus_per_group)
@@ -85,33 +85,40 @@ def launch(
     watch = Stopwatch()
     with contextlib.ExitStack() as undo:
         with watch("ray"):
-            on_close = _connect(address)
+            on_close = _connect_to_ray(address)
         undo.callback(on_close)
         platform = platform or _default_platform()
         if gpus_per_group is None and platform in _GPU_PLATFORMS:
             gpus_per_group = num_devices
-        bundle = {"CPU": cpus_per_group or fitting_cpus(_cpus_of_nodes(), num_groups)}
-        if gpus_per_group:
-            bundle["GPU"] = gpus_per_group
+        bundle = _bundle(cpus_per_group, gpus_per_group, num_groups)
         with watch("resources"):
             placement_group = reserve(bundle, num_groups, timeout)
-        undo.callback(remove_placement_group, placement_group)  # its actors go with it
-        threads = [int(max(cpus_per_group, 1))] * num_groups if cpus_per_group else None
-        environments = [
-            _runtime_env(runtime_env or {}, platform, num_devices, share)
-            for share in threads or threads_per_group(placement_group, num_groups)
-        ]
+        undo.callback(remove_placement_group, placement_group)  # which ends the actors in it
+        if cpus_per_group:
+            num_threads = [int(max(cpus_per_group, 1))] * num_groups
+        else:
+            num_threads = threads_per_group(placement_group, num_groups)
+        environments = [_runtime_env(runtime_env or {}, platform, num_devices, n) for n in num_threads]
         cache = None if compilation_cache is None else os.fspath(compilation_cache)
         with watch("actors"):
             actors = _start(placement_group, bundle, environments, (dict(submesh.shape), cache))
-            groups = _all(actors, "health", [()] * num_groups, timeout)
+            groups = _call_all(actors, "health", [()] * num_groups, timeout)
         with watch("transports"):
             transports = choose(transport, groups)
-            _introduce(actors, groups, transports, timeout)
-            connections = [] if transport == OBJECT_STORE else _dial(actors, groups, timeout, undo)
-        runtime = RayRuntime(Groups(actors, placement_group, connections), submesh, platform)
+            _connect_groups(actors, groups, transports, timeout)
+            connections = [] if transport == OBJECT_STORE else _connect_driver(actors, groups, timeout, undo)
+        runtime = RayRuntime(ActorCalls(actors, placement_group, connections), submesh, platform)
         undo.pop_all()
-    return ClusterMesh(mesh_shape, mpmd_axis, platform, runtime, groups, transports, watch.seconds, on_close)
+    return ClusterMesh(
+        mesh_shape=mesh_shape,
+        mpmd_axis_name=mpmd_axis,
+        platform=platform,
+        runtime=runtime,
+        groups=groups,
+        transports=transports,
+        seconds=watch.seconds,
+        on_close=on_close,
+    )
 
 
 def _check_arguments(
@@ -128,16 +135,16 @@ def _check_arguments(
         raise ValueError(f"gpus_per_group must not be negative, not {gpus}")
 
 
-def _connect(address: str | None) -> Callable[[], None]:
-    """Makes sure that Ray is connected; returns what undoes it."""
+def _connect_to_ray(address: str | None) -> Callable[[], None]:
+    """Connects with Ray unless this process is connected. Returns the function that undoes it."""
     if ray.is_initialized():
         return lambda: None
     address = address or os.environ.get("RAY_ADDRESS")
     if address:
-        _join(address)
+        _join_cluster(address)
     else:
         with warnings.catch_warnings():
-            # JAX warns of forks, rightly, but Ray's are followed by the start of another program.
+            # JAX warns of forks; Ray's forks are harmless, because another program is started in them.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             ray.init(address="local", include_dashboard=False)
         cpus = ray.cluster_resources().get("CPU", 0)
@@ -148,7 +155,7 @@ def _connect(address: str | None) -> Callable[[], None]:
     return ray.shutdown
 
 
-def _join(address: str) -> None:
+def _join_cluster(address: str) -> None:
     try:
         ray.init(address=address)
     except ConnectionError as error:
@@ -165,8 +172,11 @@ def _default_platform() -> str:
     return "cuda" if any(node["Resources"].get("GPU") for node in live_nodes()) else "cpu"
 
 
-def _cpus_of_nodes() -> list[float]:
-    return [node["Resources"].get("CPU", 0) for node in live_nodes()]
+def _bundle(cpus_per_group: float | None, gpus_per_group: float | None, num_groups: int) -> dict[str, float]:
+    """The resources to reserve for each group, by Ray's names."""
+    cpus_of_nodes = [node["Resources"].get("CPU", 0) for node in live_nodes()]
+    bundle = {"CPU": cpus_per_group or fitting_cpus(cpus_of_nodes, num_groups)}
+    return {**bundle, "GPU": gpus_per_group} if gpus_per_group else bundle
 
 
 def _runtime_env(
@@ -191,7 +201,7 @@ def _start(
         actor_class.options(
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
-            max_restarts=0,  # a new process would have none of the group's values
+            max_restarts=0,  # a restarted process would not have the group's values
             scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group, mpmd_idx),
             runtime_env=environment,
         ).remote(mpmd_idx, *arguments)
@@ -199,7 +209,7 @@ def _start(
     ]
 
 
-def _introduce(
+def _connect_groups(
     actors: Sequence[ActorHandle],
     groups: Sequence[GroupInfo],
     transports: Mapping[tuple[int, int], str],
@@ -212,31 +222,35 @@ def _introduce(
     for (a, b), name in transports.items():
         routes[a][b] = routes[b][a] = name
     hosts = ["127.0.0.1" if one_host else group.node for group in groups]
-    ways = [(sorted(set(route.values())), host, secret) for route, host in zip(routes, hosts, strict=True)]
-    addresses = _all(actors, "listen", ways, timeout)
-    _all(actors, "connect", [(route, addresses) for route in routes], timeout)
+    listening = [
+        (sorted(set(route.values())), host, secret) for route, host in zip(routes, hosts, strict=True)
+    ]
+    addresses = _call_all(actors, "listen", listening, timeout)
+    _call_all(actors, "connect", [(route, addresses) for route in routes], timeout)
 
 
-def _dial(
+def _connect_driver(
     actors: Sequence[ActorHandle], groups: Sequence[GroupInfo], timeout: float, undo: contextlib.ExitStack
 ) -> list[socket.socket]:
     """Connects the driver with every group."""
     secret = secrets.token_bytes(32)
     here = ray.get_runtime_context().get_node_id()
     hosts = ["127.0.0.1" if group.node_id == here else group.node for group in groups]
-    ways = [(host, secret) for host in hosts]
+    addresses = _call_all(actors, "await_driver", [(host, secret) for host in hosts], timeout)
     connections = []
-    for group, address in zip(groups, _all(actors, "await_driver", ways, timeout), strict=True):
+    for group, address in zip(groups, addresses, strict=True):
         try:
-            connections.append(undo.enter_context(dial(address, secret, timeout)))
+            connections.append(undo.enter_context(sockets.connect(address, secret, timeout)))
         except ConnectionError as error:
             hint = f"If the network closes its ports, use transport={OBJECT_STORE!r}, which leaves all to Ray"
             raise RuntimeError(f"the driver cannot reach group {group.mpmd_idx}: {error}. {hint}") from error
     return connections
 
 
-def _all(actors: Sequence[ActorHandle], method: str, arguments: Sequence[tuple], timeout: float) -> list[Any]:
-    """Calls all actors, which are just starting, at the same time; returns their answers."""
+def _call_all(
+    actors: Sequence[ActorHandle], method: str, arguments: Sequence[tuple], timeout: float
+) -> list[Any]:
+    """Calls all actors at the same time, while they start, and returns their replies."""
     calls: list[ray.ObjectRef] = [
         getattr(actor, method).remote(*given) for actor, given in zip(actors, arguments, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""The groups of a cluster as the compiler sees them."""
+"""The mesh of running groups, which steps are compiled for."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from cluster.driver import RayRuntime
-from cluster.info import GroupInfo
+from cluster.group_info import GroupInfo
 
 
 class ClusterMesh:
     """Running groups, one actor each; made by ``cluster.launch``. Implements ``mpmd.mesh.GroupMesh``.
 
-    ``close``, or leaving ``with``, ends the actors and gives their resources back; so do dropping the mesh
-    with all that uses it, and the exit of the interpreter.
+    ``close``, or leaving ``with``, ends the actors and gives their resources back. So do the end of the last
+    reference to the mesh, its steps and its arrays, and the exit of the interpreter.
 
     Args:
       mesh_shape: axis names and sizes of the whole mesh.
       mpmd_axis_name: the axis along which the groups are.
-      platform: the groups' devices.
+      platform: of the groups' devices, such as ``cpu`` or ``cuda``.
       runtime: the running groups.
-      groups: where each of them lives.
-      transports: how each pair of groups, lower index first, exchanges messages.
-      seconds: how long it took to start, by phase: ``ray``, to connect to Ray or to start it; ``resources``,
-        until they were reserved; ``actors``, until their processes had JAX ready; ``transports``, until
-        they were connected with one another and with the driver.
-      on_close: called after the groups have ended, once.
+      groups: where each group runs.
+      transports: the transport between each pair of groups, lower index first.
+      seconds: how long each phase of the start took: ``ray``, connecting to Ray or starting it;
+        ``resources``, reserving them; ``actors``, until their processes had JAX ready;
+        ``transports``, connecting the groups with one another and with the driver.
+      on_close: is called once, after the groups have ended.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ClusterMesh:
         self.mesh_shape = dict(mesh_shape)
         self.mpmd_axis_name = mpmd_axis_name
         self.platform = platform
-        self.runtime = runtime
+        self._runtime: RayRuntime | None = runtime
         self.groups = tuple(groups)
         self.transports = dict(transports)
         self.seconds = dict(seconds)
@@ -57,9 +57,18 @@ class ClusterMesh:
     def abstract_submesh(self) -> jax.sharding.AbstractMesh:
         return abstract_submesh(self.mesh_shape, self.mpmd_axis_name)
 
+    @property
+    def runtime(self) -> RayRuntime:
+        """The running groups. Raises ``RuntimeError`` after ``close``."""
+        if self._runtime is None:
+            raise RuntimeError("the cluster mesh is closed; launch another one")
+        return self._runtime
+
     def close(self) -> None:
-        """Ends the actors; what is outstanding fails. Disconnects Ray if ``launch`` connected it."""
-        self.runtime.close()
+        """Ends the actors; pending steps fail. Disconnects from Ray if ``launch`` has connected."""
+        runtime, self._runtime = self._runtime, None  # so that nothing of its programs stays in memory
+        if runtime:
+            runtime.close()
         on_close, self._on_close = self._on_close, None
         if on_close:
             on_close()
@@ -80,6 +89,11 @@ class ClusterMesh:
 
 
 def abstract_submesh(mesh_shape: Mapping[str, int], mpmd_axis: str) -> jax.sharding.AbstractMesh:
-    """The shape of a group's submesh: all the axes, the mpmd axis with size 1."""
+    """The shape of a group's submesh: all the axes, the mpmd axis with size 1.
+
+    Sharding within a group is left to the compiler, as on the actors' meshes. Since JAX 0.11.1 an abstract
+    mesh has to say so.
+    """
     shape = {**mesh_shape, mpmd_axis: 1}
-    return jax.sharding.AbstractMesh(tuple(shape.values()), tuple(shape))
+    axis_types = (jax.sharding.AxisType.Auto,) * len(shape)
+    return jax.sharding.AbstractMesh(tuple(shape.values()), tuple(shape), axis_types)

@@ -1,4 +1,4 @@
-"""Reserves room for the groups on the cluster, or says what is missing."""
+"""Reserves resources for the groups on the cluster, or says what is missing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-_PATIENCE_SECONDS = 2.0
-"""How long ``reserve`` waits before it says that it waits."""
+_QUIET_SECONDS = 2.0
+"""How long ``reserve`` waits before it prints that it waits."""
 
 
 def fitting_cpus(cpus_of_nodes: Sequence[float], num_groups: int) -> float:
-    """The CPUs to ask for per group: one, or the largest 1/k with which all groups fit on the nodes."""
+    """The CPUs to request for each group: one, or the largest 1/k with which all groups fit on the nodes."""
     if not any(cpus_of_nodes):
         return 1.0
     k = 1
@@ -36,16 +36,16 @@ def live_nodes() -> list[Mapping]:
 def reserve(bundle: Mapping[str, float], num_groups: int, timeout: float) -> PlacementGroup:
     """Reserves ``bundle`` once per group, each on one node, few nodes preferred.
 
-    Raises: ``RuntimeError`` when that is not possible within ``timeout`` seconds, with what was asked for and
-      what there is; nothing stays reserved then.
+    Raises: ``RuntimeError`` when that is not possible within ``timeout`` seconds; it says what was requested
+      and what is available. Nothing stays reserved then.
     """
     available = ray.available_resources()
     bundles = [dict(bundle) for _ in range(num_groups)]
     group = placement_group(bundles, strategy="PACK")
     try:
-        if not group.wait(min(timeout, _PATIENCE_SECONDS)):
+        if not group.wait(min(timeout, _QUIET_SECONDS)):
             shortage = describe_shortage(bundle, num_groups, available, live_nodes())
-            waits = max(timeout - _PATIENCE_SECONDS, 0)
+            waits = max(timeout - _QUIET_SECONDS, 0)
             print(f"cluster.launch: waiting up to {timeout:g} s. {shortage}", file=sys.stderr)
             if not _wait(group, waits):
                 raise RuntimeError(f"no room for the groups within {timeout:g} s. {shortage}")
@@ -56,7 +56,7 @@ def reserve(bundle: Mapping[str, float], num_groups: int, timeout: float) -> Pla
 
 
 def _wait(group: PlacementGroup, seconds: float) -> bool:
-    # In slices, because an interrupt from the keyboard arrives between two of them.
+    # One second at a time, because a keyboard interrupt takes effect only between two waits.
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if group.wait(min(left, 1.0)):
@@ -67,7 +67,7 @@ def _wait(group: PlacementGroup, seconds: float) -> bool:
 def describe_shortage(
     bundle: Mapping[str, float], num_groups: int, available: Mapping[str, float], nodes: Sequence[Mapping]
 ) -> str:
-    """What the groups ask for, resource by resource, against what the cluster has."""
+    """For each resource, what the groups request and what the cluster has."""
     lines = []
     for name, amount in bundle.items():
         asked = amount * num_groups
@@ -90,8 +90,8 @@ def describe_shortage(
 
 
 def threads_per_group(group: PlacementGroup, num_groups: int) -> list[int]:
-    """For each group, its share of the CPUs of the node it is placed on, one at least."""
+    """For each group, its share of the CPUs of its node, at least one."""
     cpus = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in live_nodes()}
     placed = placement_group_table(group)["bundles_to_node_id"]
-    homes = [placed[mpmd_idx] for mpmd_idx in range(num_groups)]
-    return [max(1, int(cpus[home]) // homes.count(home)) for home in homes]
+    nodes = [placed[mpmd_idx] for mpmd_idx in range(num_groups)]
+    return [max(1, int(cpus[node]) // nodes.count(node)) for node in nodes]

@@ -1,10 +1,10 @@
-"""Calls of the driver on a group over a TCP connection: requests one way, replies the other, in order.
+"""Calls of the driver on a group over a TCP connection: requests one way, replies the other way, in order.
 
-Calls of Ray would do, and do where nothing but Ray leads to a group. But each takes as much processor time as
-several small tasks, in the driver and again in the actor.
+Actor calls of Ray would do the same, and do so with ``transport="object_store"``, but each of them takes as
+much processor time as several small tasks, in the driver and again in the actor.
 
-A message is a number, a pickle, and the large buffers that it refers to, which are written from where they
-are and read to where they stay. Both ends know a secret; what they write is not encrypted.
+A message is a frame: a number, a pickle, and the large buffers that the pickle refers to, which are written
+and read without a copy. Both ends authenticate with a shared secret; the frames are not encrypted.
 """
 
 from __future__ import annotations
@@ -27,29 +27,35 @@ from cluster.sockets import Address, accept, listen
 _LARGE_BYTES = 64 * 1024
 """Buffers above this size are not copied into the pickle."""
 
-_MOST_BYTES = 2**30
-"""No more is written or read at once: not every system takes as much as Python can name."""
+_MAX_IO_BYTES = 2**30
+"""The most that is written or read by one system call; some systems refuse more than 2 GiB."""
 
-_HEAD = struct.Struct("<QQI")  # the number, bytes of the pickle, and how many buffers follow it
+_HEAD = struct.Struct("<QQI")  # the number, the bytes of the pickle, the number of buffers
 _SIZE = struct.Struct("<Q")
 
 Buffer = bytes | memoryview
 
 
 class Frame(NamedTuple):
-    """A message on its way: a pickle, and the large buffers beside it, of the sender or of the reader."""
+    """An encoded message: a pickle, and the large buffers beside it."""
 
     number: int
     content: Buffer
     buffers: tuple[memoryview, ...]
 
-    def open(self) -> Any:
-        """What the message says. Raises what unpickling it raises."""
+    def decode(self) -> Any:
+        """The message. Raises what unpickling raises."""
         return pickle.loads(self.content, buffers=self.buffers)
 
 
-def frame(number: int, message: object) -> Frame:
-    """Readies a message to be written. Raises what pickling it raises."""
+def encode(number: int, message: object, dumps: Callable[..., bytes] = pickle.dumps) -> Frame:
+    """Makes a frame of a message; its buffers are views of the message's. Raises what pickling raises.
+
+    Args:
+      number: by which a reply finds its request.
+      message: of classes that can be imported, where ``dumps`` is Python's own pickle.
+      dumps: another pickle, which takes longer and takes more.
+    """
     large: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -59,52 +65,52 @@ def frame(number: int, message: object) -> Frame:
             return False
         return True
 
-    content = ray.cloudpickle.dumps(message, protocol=5, buffer_callback=is_small)
+    content = dumps(message, protocol=5, buffer_callback=is_small)
     return Frame(number, content, tuple(large))
 
 
-class Connection:
-    """One end. One thread may write while another one reads.
+class FrameConnection:
+    """One end of a TCP connection. One thread may write while another one reads.
 
     Args:
-      tcp: its socket, which it closes.
+      tcp: the socket, which ``close`` closes.
     """
 
     def __init__(self, tcp: socket.socket):
         self._socket = tcp
 
     def write(self, message: Frame) -> None:
-        """Returns when the network has taken the message. Raises ``OSError``: then ``end`` it."""
+        """Returns when the network has taken the frame. After an ``OSError`` the connection must end."""
         number, content, buffers = message
         head = _HEAD.pack(number, len(content), len(buffers))
         sizes = [_SIZE.pack(view.nbytes) for view in buffers]
         for view in (memoryview(b"".join([head, *sizes, content])), *buffers):
-            for start in range(0, view.nbytes, _MOST_BYTES):
-                self._socket.sendall(view[start : start + _MOST_BYTES])
+            for start in range(0, view.nbytes, _MAX_IO_BYTES):
+                self._socket.sendall(view[start : start + _MAX_IO_BYTES])
 
     def read(self) -> Frame:
-        """Waits for a message; its buffers are the reader's own.
+        """Waits for a frame, whose buffers belong to the caller.
 
         Raises: ``EOFError`` or ``OSError`` when the connection has ended.
         """
-        number, num_bytes, num_buffers = _HEAD.unpack(self._filled(_HEAD.size))
-        sizes = [size for (size,) in _SIZE.iter_unpack(self._filled(num_buffers * _SIZE.size))]
-        content = self._filled(num_bytes)
-        return Frame(number, content, tuple([self._filled(size) for size in sizes]))
+        number, num_bytes, num_buffers = _HEAD.unpack(self._read_bytes(_HEAD.size))
+        sizes = [size for (size,) in _SIZE.iter_unpack(self._read_bytes(num_buffers * _SIZE.size))]
+        content = self._read_bytes(num_bytes)
+        return Frame(number, content, tuple([self._read_bytes(size) for size in sizes]))
 
-    def _filled(self, num_bytes: int) -> memoryview:
+    def _read_bytes(self, num_bytes: int) -> memoryview:
         buffer = np.empty(num_bytes, np.uint8).data
-        left = buffer
-        while left:
-            received = self._socket.recv_into(left[:_MOST_BYTES])
+        rest = buffer
+        while rest:
+            received = self._socket.recv_into(rest[:_MAX_IO_BYTES])
             if not received:
                 raise EOFError("the other end has closed the connection")
-            left = left[received:]
+            rest = rest[received:]
         return buffer
 
     def end(self) -> None:
-        """Ends it on both sides, whoever is reading or writing; ``close`` is still to be called."""
-        with contextlib.suppress(OSError):  # it has ended already
+        """Ends the connection, and all reading and writing, at both ends. ``close`` is still to be called."""
+        with contextlib.suppress(OSError):  # the connection has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -112,47 +118,50 @@ class Connection:
 
 
 class Client:
-    """The driver's end: sends requests while nobody waits for the network, and hands on what comes back.
+    """The driver's end: sends requests and receives replies in threads of its own, so no caller waits.
 
     Args:
-      connection: that with a group's ``Server``.
-      replied: is given each reply, in the order of the requests.
-      ended: is told, at least once, that the connection has ended, and why.
+      connection: the connection with a group's ``Server``.
+      on_reply: is called with each reply, in the order of the requests.
+      on_disconnect: is called with the reason when the connection ends, once or more.
     """
 
     def __init__(
-        self, connection: Connection, replied: Callable[[Frame], None], ended: Callable[[BaseException], None]
+        self,
+        connection: FrameConnection,
+        on_reply: Callable[[Frame], None],
+        on_disconnect: Callable[[BaseException], None],
     ):
         self._connection = connection
-        self._replied = replied
-        self._ended = ended
+        self._on_reply = on_reply
+        self._on_disconnect = on_disconnect
         self._requests: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=work, name=f"mpmd {name}", daemon=True)
-            for work, name in ((self._send, "requests"), (self._receive, "replies"))
+            for work, name in ((self._write_requests, "requests"), (self._read_replies, "replies"))
         ]
         for thread in self._threads:
             thread.start()
 
-    def ask(self, request: Frame) -> None:
-        """Sends a request, after those before."""
+    def send(self, request: Frame) -> None:
+        """Queues a request. Requests are sent in the order of these calls."""
         self._requests.put(request)
 
-    def _send(self) -> None:
+    def _write_requests(self) -> None:
         while (request := self._requests.get()) is not None:
             try:
                 self._connection.write(request)
-            except Exception as error:  # whatever it is, half a request may be on its way
-                self._ended(error)
+            except Exception as error:  # after any of them, a part of the request may have been sent
+                self._on_disconnect(error)
                 self._connection.end()
             del request  # an idle thread must not keep the last request's arrays
 
-    def _receive(self) -> None:
+    def _read_replies(self) -> None:
         try:
             while True:
-                self._replied(self._connection.read())
-        except Exception as error:  # whatever it is, the rest of the reply is still to come
-            self._ended(error)
+                self._on_reply(self._connection.read())
+        except Exception as error:  # after any of them, the rest of the reply is still to come
+            self._on_disconnect(error)
             self._connection.end()
 
     def end(self) -> None:
@@ -169,12 +178,12 @@ class Client:
 
 
 class Server:
-    """A group's end: takes the requests of one driver, as they come, and answers them in order.
+    """A group's end: receives the requests of one driver, and answers them in order.
 
     Args:
-      name: of the group, for the tracebacks that the driver gets.
-      host: the address of this machine at which the driver is to ``dial``.
-      secret: what the driver knows, and nobody else.
+      name: the group's, for the tracebacks that the driver gets.
+      host: the address of this machine to which the driver connects.
+      secret: what the driver uses to authenticate.
     """
 
     def __init__(self, name: str, host: str, secret: bytes):
@@ -182,32 +191,32 @@ class Server:
         self._listener = listen(host)
         self.address: Address = self._listener.getsockname()
         self._requests: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
-        self._connection: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-        threading.Thread(target=self._receive, args=(secret,), name="requests", daemon=True).start()
+        self._connection: queue.SimpleQueue[FrameConnection] = queue.SimpleQueue()
+        threading.Thread(target=self._read_requests, args=(secret,), name="requests", daemon=True).start()
 
-    def _receive(self, secret: bytes) -> None:
-        """In a thread of its own, so that large requests arrive while the group computes."""
+    def _read_requests(self, secret: bytes) -> None:
+        """Runs in a thread of its own, so that large requests arrive while the group computes."""
         with self._listener:
-            connection = Connection(accept(self._listener, secret))
+            connection = FrameConnection(accept(self._listener, secret))
         self._connection.put(connection)
         try:
             while True:
                 self._requests.put(connection.read())
-        except Exception as error:  # whatever it is, the rest of the request is still to come
+        except Exception as error:  # after any of them, the rest of the request is still to come
             self._requests.put(error)
 
     def serve(self, answer: Callable[[str, tuple], Any]) -> None:
         """Answers requests, each a method and its arguments, until the driver's end is closed.
 
-        The reply is what ``answer`` returned, or a ``RayTaskError`` with what it raised.
+        The reply is what ``answer`` returns, or a ``RayTaskError`` with what it raises.
 
-        Raises: what has kept a request from being taken in, such as ``MemoryError``.
+        Raises: the error that kept a request from being received, such as ``MemoryError``.
         """
         connection = self._connection.get()
         try:
             while isinstance(request := self._requests.get(), Frame):
                 connection.write(self._reply(request, answer))
-                del request  # who waits must not keep the last request's arrays
+                del request  # an idle thread must not keep the last request's arrays
             raise request
         except (EOFError, ConnectionError):  # the driver's end is closed
             pass
@@ -217,15 +226,17 @@ class Server:
 
     def _reply(self, request: Frame, answer: Callable[[str, tuple], Any]) -> Frame:
         try:
-            method, arguments = request.open()
-            return frame(request.number, answer(method, arguments))
+            method, arguments = request.decode()
+            return encode(request.number, answer(method, arguments))
         except Exception as error:
             return self._failure(request.number, error)
 
     def _failure(self, number: int, error: Exception) -> Frame:
-        where, said = f"{self._name}: serve", traceback.format_exc()
+        """The error as Ray reports it, with Ray's pickle: its class may be one that cannot be imported."""
+        dumps = ray.cloudpickle.dumps
+        where, trace = f"{self._name}: serve", traceback.format_exc()
         try:
-            return frame(number, ray.exceptions.RayTaskError(where, said, error, where))
-        except Exception:  # the error cannot be pickled, which Ray does not always notice
+            return encode(number, ray.exceptions.RayTaskError(where, trace, error, where), dumps)
+        except Exception:  # the error does not pickle, which Ray does not always notice
             cause = RuntimeError(f"{type(error).__name__}: {error}")
-            return frame(number, ray.exceptions.RayTaskError(where, said, cause, where))
+            return encode(number, ray.exceptions.RayTaskError(where, trace, cause, where), dumps)

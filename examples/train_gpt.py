@@ -19,7 +19,6 @@ import common
 import gpt
 import jax
 import matplotlib.figure
-import numpy as np
 import optax
 import text_data
 import tqdm
@@ -186,7 +185,7 @@ def train(step, state: TrainState, batch, steps: range, evaluate, validation_bat
 
 def print_sample(params: dict, config: gpt.GPTConfig, seed: int) -> None:
     """Has the model write 400 bytes, in this process."""
-    params = jax.tree.map(np.asarray, params)  # from the actors that hold them
+    params = mpmd.to_host(params)  # from the actors that hold them
     sample = gpt.generate(params, b"def ", 400, config, seed)
     print(f"sample:\n{sample.decode(errors='replace')}\n")
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from mpmd.cli import main
+from mpmd.cli.main import main
 
 sys.exit(main())

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TypeVar
 
 import jax
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 Tree = TypeVar("Tree")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Boundary:
-    """One call of ``mark_stage_end``; marks that differentiation derives from it share it."""
+    """One call of ``mark_stage_end``; marks that differentiation derives from it share it.
 
-    def __init__(self, name: str | None):
-        self.name = name
+    ``stage`` is the stage that ends there, once the compiler has numbered the marks of a loop.
+    """
 
-    def __repr__(self) -> str:
-        return self.name or "stage_end"
+    name: str | None
+    stage: int | None = None
+
+    def __str__(self) -> str:
+        stage = "" if self.stage is None else f"end of stage {self.stage}"
+        return ", ".join(filter(None, (stage, self.name))) or "end of a stage"
 
 
 mark_p = Primitive("stage_end")
 """Parameters: ``boundary``; ``forward``: the data flow from the stage to the next one rather than back;
 ``linear``: derived by differentiation, so it accompanies another mark and ends no stage of its own."""
 mark_p.multiple_results = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """What a mark in a jaxpr says: the parameters of ``mark_p``."""
+
+    boundary: Boundary
+    forward: bool
+    linear: bool
+
+
+def mark_of(eqn: JaxprEqn) -> Mark | None:
+    """What an equation says, if it is a mark."""
+    return Mark(**eqn.params) if eqn.primitive is mark_p else None
 
 
 def mark_stage_end(x: Tree, name: str | None = None) -> Tree:

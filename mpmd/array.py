@@ -12,13 +12,13 @@ from jax.sharding import AbstractMesh, NamedSharding
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpmd.errors import StepAborted
-from mpmd.executables import decode
 from mpmd.ir import Spec
-from mpmd.runtime.runtime import Runtime
-from mpmd.runtime.worker import Handle, StepReply
+from mpmd.keys import decode, is_key
+from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.requests import INLINE_BYTES, Handle, StepReply
 from mpmd.sharding import to_sharding
 
-_OF_ARRAYS = frozenset(
+_ARRAY_ATTRIBUTES = frozenset(
     """
     T all any argmax argmin argsort astype clip conj cumsum diagonal dot flatten imag itemsize max mean min
     nonzero prod ravel real repeat reshape round squeeze std sum swapaxes take tobytes tolist trace transpose
@@ -27,21 +27,21 @@ _OF_ARRAYS = frozenset(
 )
 
 
-class StepRun:
-    """One submitted step: a reply to come from each group."""
+class StepFuture:
+    """One submitted step: the reply of each group, once it is there."""
 
     def __init__(self, replies: Mapping[int, Future[StepReply]]):
         self._replies = replies
 
     def reply(self, mpmd_idx: int) -> StepReply:
-        """Waits for a group. Raises what went wrong, wherever in the step it did."""
+        """Waits for the reply of a group. Raises the error of the step, whichever group it is from."""
         try:
             return self._replies[mpmd_idx].result()
         except StepAborted:
             for reply in self._replies.values():
                 error = reply.exception()
                 if error is not None and not isinstance(error, StepAborted):
-                    raise error from error.__cause__  # what went wrong there, not that this group heard of it
+                    raise error from error.__cause__  # the error itself, not that it reached this group
             raise
 
     def replies(self) -> list[StepReply]:
@@ -53,9 +53,9 @@ class MpmdArray(NDArrayOperatorsMixin):
     """An array on one or more groups, sharded over the submesh of each in the same way.
 
     It exists at once, like the result of a function under ``jax.jit``: the step that computes it may still
-    run. Looking at the value (``np.asarray``, ``float``, arithmetic, which gives numpy arrays) waits, and
-    raises what went wrong in the step: ``TaskError``, ``GroupDiedError``. ``jnp.asarray`` is the way into
-    functions under ``jax.jit``.
+    run. Reading the value (``np.asarray``, ``float``, arithmetic, which gives numpy arrays) waits, and
+    raises the error of the step: ``TaskError``, ``GroupDiedError``. ``jnp.asarray`` is the way into
+    functions under ``jax.jit``. ``mpmd.to_host`` reads the arrays of a pytree together.
 
     Attributes:
       shape, dtype, weak_type: of the logical array.
@@ -72,7 +72,7 @@ class MpmdArray(NDArrayOperatorsMixin):
         submesh: AbstractMesh,
         runtime: Runtime,
         handle: Handle,
-        run: StepRun,
+        future: StepFuture,
     ):
         self._aval = aval
         self.mpmd_idxs = mpmd_idxs
@@ -80,7 +80,8 @@ class MpmdArray(NDArrayOperatorsMixin):
         self._spec = spec
         self.runtime = runtime
         self._handle = handle
-        self._run = run
+        self._future = future
+        self._copying: Future[jax.Array | np.ndarray] | None = None
         self._deleted = False
 
     @property
@@ -138,6 +139,7 @@ class MpmdArray(NDArrayOperatorsMixin):
         """Drops the value on all groups."""
         if not self._deleted:
             self._deleted = True
+            self._copying = None
             self.runtime.free(self.mpmd_idxs, self._handle)
 
     def __del__(self) -> None:
@@ -147,7 +149,7 @@ class MpmdArray(NDArrayOperatorsMixin):
     def block_until_ready(self) -> MpmdArray:
         """Waits until the value is there, on all its groups."""
         for mpmd_idx in self.mpmd_idxs:
-            self._run.reply(mpmd_idx)
+            self._future.reply(mpmd_idx)
         return self
 
     @property
@@ -163,29 +165,48 @@ class MpmdArray(NDArrayOperatorsMixin):
         return local[0] if len(local) == 1 else local
 
     def _fetch(self, mpmd_idx: int) -> jax.Array | np.ndarray:
-        self._run.reply(mpmd_idx)
+        self._future.reply(mpmd_idx)
         return self.runtime.fetch(mpmd_idx, self.handle).result()
+
+    def copy_to_host_async(self) -> None:
+        """Starts to fetch the value for the next read of it. Does not wait; ``jax.device_get`` calls it."""
+        if self._copying is None and self.nbytes > INLINE_BYTES:  # a smaller value comes with the reply
+            self._copying = self.runtime.fetch(self.mpmd_idxs[0], self.handle)
 
     def raw_value(self) -> np.ndarray:
         """The value on the host; of a key array, the integers inside."""
         handle, mpmd_idx = self.handle, self.mpmd_idxs[0]
-        inline = self._run.reply(mpmd_idx).inline
-        return inline[handle] if handle in inline else np.asarray(self._fetch(mpmd_idx))
+        inline = self._future.reply(mpmd_idx).inline
+        if handle in inline:
+            return inline[handle]
+        copying, self._copying = self._copying, None
+        return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if jax.dtypes.issubdtype(self.dtype, jax.dtypes.prng_key):
+        if is_key(self):
             raise TypeError(f"{self!r} has no numpy equivalent; see jax.random.key_data")
         return np.array(self.raw_value(), dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(isinstance(out, MpmdArray) for out in kwargs.get("out", ())):
-            del kwargs["out"]  # ``a += 1`` makes another array, as for jax arrays
+        written = inputs[:1] if method == "at" else kwargs.get("out", ())
+        if any(isinstance(array, MpmdArray) for array in written):
+            raise TypeError(
+                f"np.{ufunc.__name__} cannot write into an MpmdArray, which does not change: leave out "
+                "`out=` and use the result, or write into a copy, np.array(the_array)"
+            )
         values = [np.asarray(value) if isinstance(value, MpmdArray) else value for value in inputs]
         return getattr(ufunc, method)(*values, **kwargs)
 
+    def _not_in_place(self, other: Any) -> Any:
+        """Has Python compute ``a += b`` as ``a = a + b``, as for jax arrays."""
+        return NotImplemented
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = _not_in_place
+    __imatmul__ = __ilshift__ = __irshift__ = __iand__ = __ixor__ = __ior__ = _not_in_place
+
     def __getattr__(self, name: str) -> Any:
-        """What arrays can do without being changed; the results are numpy's."""
-        if name not in _OF_ARRAYS:
+        """The attributes of arrays that change nothing; the results are numpy's."""
+        if name not in _ARRAY_ATTRIBUTES:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(np.asarray(self), name)
 
@@ -214,7 +235,7 @@ class MpmdArray(NDArrayOperatorsMixin):
         return format(self.item() if not self.shape else np.asarray(self), format_spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled and deep-copied as the value, a numpy array: the groups it is on are not elsewhere."""
+        """Pickled and deep-copied as the value, a numpy array: another process cannot reach the groups."""
         return np.asarray, (np.asarray(self),)
 
     def item(self) -> Any:
@@ -232,3 +253,25 @@ class MpmdArray(NDArrayOperatorsMixin):
             f"MpmdArray(shape={self.shape}, dtype={self.dtype}, mpmd_idxs={self.mpmd_idxs}, "
             f"spec={self.spec}{state})"
         )
+
+
+def to_host(tree: Any) -> Any:
+    """The values of a pytree on the host; its arrays are fetched together.
+
+    Args:
+      tree: a pytree; ``MpmdArray``s and jax arrays become numpy arrays of the same shape and dtype, and
+        typed random number generator keys become jax arrays. Other leaves stay as they are.
+
+    Raises: what reading an array of it raises: ``TaskError``, ``GroupDiedError``, and ``RuntimeError`` for an
+      array that was donated or deleted.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, MpmdArray | jax.Array):
+            leaf.copy_to_host_async()
+    return jax.tree.map(_leaf_to_host, tree)
+
+
+def _leaf_to_host(leaf: Any) -> Any:
+    if not isinstance(leaf, MpmdArray):
+        return jax.device_get(leaf)
+    return leaf.__jax_array__() if is_key(leaf) else np.asarray(leaf)

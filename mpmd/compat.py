@@ -1,6 +1,24 @@
-"""What JAX has no public name for. Nothing else in the project reaches below JAX's public modules."""
+"""What JAX has no public name for, or says differently in different versions.
+
+Nothing else in the project reaches below JAX's public modules.
+"""
 
 from __future__ import annotations
+
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr
+
+NAMELESS = DebugInfo("mpmd", "mpmd", None, None)
+"""For jaxprs whose arguments and results are no longer those of a user's function."""
+
+
+def with_constants_as_inputs(closed: ClosedJaxpr) -> Jaxpr:
+    """The jaxpr with its constants as its first inputs.
+
+    Before JAX 0.12 the constants of a ``Jaxpr`` need no values; since then every constant has one.
+    """
+    jaxpr = closed.jaxpr
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    return jaxpr.replace(constvars=[], invars=invars, debug_info=NAMELESS)
 
 
 def key_impl_name(dtype) -> str:

@@ -1,41 +1,59 @@
 """The plan: what every group of devices does in one step, as plain printable data.
 
-The grammar::
+The grammar of its text::
 
-    plan         ::= program* executable* input* constant* output*
-    program      ::= group instruction*
-    instruction  ::= outputs "=" "run" label executable inputs        compute
+    plan         ::= program* "executables:" executable* "inputs:" input*
+                     "constants:" constant* "outputs:" output*
+    program      ::= "group" group ":" instruction*
+    instruction  ::= outputs "=" "run" task "[" executable-name "]" inputs    compute
                    | "send" values "->" group "#" tag                 hand over, keep
                    | values "=" "recv" "<-" group "#" tag             post a receive
                    | "free" values                                    drop the buffers
-    executable   ::= name avals "->" avals donated
 
-    task         ::= kind "_" stage "__" microbatch                   fwd_2__1
-    cell         ::= task | "FusedTask(" task ("," task)+ ")"
+    task         ::= cell | outside
+    cell         ::= single | "FusedTask(" single ("," single)+ ")"
+    single       ::= kind "_" stage "__" microbatch                   fwd_2__1
     kind         ::= "fwd" | "bwd" | "bwdA" | "bwdW"
+    outside      ::= ("before" | "after") "_" level                   after_0
 
-A value has one name in the whole plan; a group that holds a copy of it uses the same name. Every
-name is defined once in a program: by an input, a constant, a ``run`` or a ``recv``. The plan holds
-no closure, device, handle or jaxpr, so it can be verified, simulated, drawn and shipped.
+    executable   ::= executable-name ":" (type ["donated"])* "->" type*
+    input        ::= path ":" type "on" groups [", donated"]
+    constant     ::= name ":" type "on" groups
+    output       ::= "result" path "=" name ":" type "on" groups
+    type         ::= dtype "[" shape "]" ["sharded" (spec | "?")]     "?": the group's compiler chooses
+
+``names.py`` has the grammar of names. A value has one name in the whole plan, and a group that holds a copy
+of the value uses the same name. Each program defines a name once: by an input, a constant, a ``run`` or a
+``recv``. The plan holds no closure, device, handle or jaxpr, so that it can be verified, simulated, drawn
+and shipped.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 Name = str
-"""Names a value, unique in the plan."""
+"""The name of a value, unique in the plan."""
+
+Edge = tuple[int, int]
+"""The sending group and the receiving group."""
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
 """A ``jax.sharding.PartitionSpec`` as data: one entry per leading dimension."""
 
 TaskKind = Literal["fwd", "bwd", "bwdA", "bwdW"]
 
+TaskType = tuple[TaskKind, int]
+"""The kind and the stage of a task: what its tasks of all microbatches have in common."""
+
 _TASK = re.compile(r"(fwd|bwd|bwdA|bwdW)_(\d+)__(\d+)")
 _FUSED = re.compile(r"FusedTask\((.*)\)")
+_OUTSIDE = re.compile(r"(before|after)_(\d+)")
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -51,6 +69,7 @@ class Task:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
+        """The task itself, as ``FusedTask`` has several."""
         return (self,)
 
 
@@ -66,6 +85,34 @@ class FusedTask:
 
 Cell = Task | FusedTask
 """What one group does next in a schedule."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class OutsideTask:
+    """The work of one group outside the microbatch loop; prints as ``after_0``.
+
+    Attributes:
+      side: whether the work comes before or after the loop.
+      level: the number of exchanges between groups that come before the work on its side of the loop.
+    """
+
+    side: Literal["before", "after"]
+    level: int
+
+    def __str__(self) -> str:
+        return f"{self.side}_{self.level}"
+
+
+AnyTask = Cell | OutsideTask
+"""What one ``Run`` computes."""
+
+
+def parse_task(text: str) -> AnyTask:
+    """Reads back what ``str(task)`` printed. Raises ``ValueError`` on anything else."""
+    if match := _OUTSIDE.fullmatch(text.strip()):
+        side, level = match.groups()
+        return OutsideTask(side, int(level))  # type: ignore[arg-type]
+    return parse_cell(text)
 
 
 def parse_cell(text: str) -> Cell:
@@ -103,10 +150,12 @@ class Aval:
 
 @dataclasses.dataclass(frozen=True)
 class Executable:
-    """A program that groups compile once and run many times.
+    """A function that groups compile once and run many times.
 
-    ``donated`` are the positions of the inputs whose buffers the outputs take over. A spec that is
-    ``None`` is left open: the compiler of the group's submesh resolves it.
+    Attributes:
+      donated: the positions of the inputs whose buffers the outputs take over.
+      in_specs, out_specs: how inputs and outputs are sharded; the compiler of the group's submesh chooses
+        those that are ``None``.
     """
 
     name: str
@@ -116,18 +165,41 @@ class Executable:
     in_specs: tuple[Spec | None, ...]
     out_specs: tuple[Spec | None, ...]
 
+    def __str__(self) -> str:
+        inputs = list(map(_typed, self.inputs, self.in_specs))
+        for i in self.donated:
+            inputs[i] += " donated"
+        outputs = map(_typed, self.outputs, self.out_specs)
+        return f"{self.name}: {', '.join(inputs)} -> {', '.join(outputs)}"
+
+
+def _typed(aval: Aval, spec: Spec | None) -> str:
+    """A type as text. A replicated value has no more than its shape and dtype."""
+    if spec is None:
+        return f"{aval} sharded ?"
+    return f"{aval} sharded {spec}" if any(spec) else str(aval)
+
+
+def _on(mpmd_idxs: tuple[int, ...]) -> str:
+    return f"on {', '.join(map(str, mpmd_idxs)) or 'no group'}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Runs an executable. ``label`` is the schedule cell's text, or e.g. ``after_0`` outside the loop."""
+    """Runs an executable for a task."""
 
-    label: str
+    task: AnyTask
     executable: str
     inputs: tuple[Name, ...]
     outputs: tuple[Name, ...]
 
+    @property
+    def label(self) -> str:
+        """The task as text."""
+        return str(self.task)
+
     def __str__(self) -> str:
-        return f"{', '.join(self.outputs)} = run {self.label} [{self.executable}] {', '.join(self.inputs)}"
+        return f"{', '.join(self.outputs)} = run {self.task} [{self.executable}] {', '.join(self.inputs)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +216,7 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class Recv:
-    """Posts the receive of the message with the same ``tag`` from group ``src``."""
+    """Posts the receive of the message with this ``tag`` from ``src``; the first use of its values waits."""
 
     values: tuple[Name, ...]
     src: int
@@ -169,9 +241,13 @@ Instruction = Run | Send | Recv | Free
 
 @dataclasses.dataclass(frozen=True)
 class InputLeaf:
-    """A leaf of the step's arguments: where the step reads it, and whether it gives it up.
+    """A leaf of the step's arguments.
 
-    ``name`` is ``None`` when nothing reads the leaf; then ``mpmd_idxs`` is empty.
+    Attributes:
+      path: what users call the leaf, e.g. ``args[0]['w']``.
+      name: the value; ``None`` when nothing reads the leaf.
+      mpmd_idxs: the groups that read the leaf.
+      donated: whether the caller gives up the leaf, so that the step may reuse its buffers.
     """
 
     path: str
@@ -181,25 +257,35 @@ class InputLeaf:
     spec: Spec
     donated: bool
 
+    def __str__(self) -> str:
+        donated = ", donated" if self.donated else ""
+        return f"{self.path}: {_typed(self.aval, self.spec)} {_on(self.mpmd_idxs)}{donated}"
+
 
 @dataclasses.dataclass(frozen=True)
 class ConstantLeaf:
-    """A value known when the step is compiled, held by the groups for the life of the program."""
+    """A value that is known when the step is compiled; groups hold it while the program is loaded."""
 
     name: Name
     aval: Aval
     mpmd_idxs: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.aval} {_on(self.mpmd_idxs)}"
+
 
 @dataclasses.dataclass(frozen=True)
 class OutputLeaf:
-    """A leaf of the step's results: the value it is, and the groups that hold it afterwards."""
+    """A leaf of the step's results: its value, and the groups that hold the value after the step."""
 
     path: str
     name: Name
     aval: Aval
     mpmd_idxs: tuple[int, ...]
     spec: Spec | None
+
+    def __str__(self) -> str:
+        return f"result{self.path} = {self.name}: {_typed(self.aval, self.spec)} {_on(self.mpmd_idxs)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +295,11 @@ class GroupProgram:
     mpmd_idx: int
     instructions: tuple[Instruction, ...]
 
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs, in order."""
+        return tuple(i for i in self.instructions if isinstance(i, Run))
+
     def __str__(self) -> str:
         lines = [f"group {self.mpmd_idx}:"]
         return "\n".join(lines + [f"  {instruction}" for instruction in self.instructions])
@@ -216,7 +307,7 @@ class GroupProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One training step of all groups. ``str(plan)`` is the programs, one instruction a line."""
+    """One training step of all groups. ``str(plan)`` is the whole plan, and begins with the programs."""
 
     programs: tuple[GroupProgram, ...]
     executables: tuple[Executable, ...]
@@ -225,25 +316,57 @@ class Plan:
     outputs: tuple[OutputLeaf, ...]
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.programs))
+        lines = [*map(str, self.programs)]
+        for field in ("executables", "inputs", "constants", "outputs"):
+            lines += [f"{field}:", *(f"  {part}" for part in getattr(self, field))]
+        return "\n".join(lines)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: what is derived from them is not shipped."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def executable(self, name: str) -> Executable:
         """The executable of that name."""
-        return next(e for e in self.executables if e.name == name)
+        return self._executables[name]
+
+    @functools.cached_property
+    def _executables(self) -> Mapping[str, Executable]:
+        return {executable.name: executable for executable in self.executables}
+
+    def executables_of(self, mpmd_idx: int) -> tuple[Executable, ...]:
+        """The executables that a group runs."""
+        names = {run.executable for run in self.programs[mpmd_idx].runs}
+        return tuple(executable for executable in self.executables if executable.name in names)
+
+    def inputs_of(self, mpmd_idx: int) -> dict[int, InputLeaf]:
+        """The inputs that a group reads, by their positions among all inputs."""
+        return {i: leaf for i, leaf in enumerate(self.inputs) if leaf.name and mpmd_idx in leaf.mpmd_idxs}
+
+    def outputs_of(self, mpmd_idx: int) -> dict[int, OutputLeaf]:
+        """The outputs that a group holds after the step, by their positions among all outputs."""
+        return {i: leaf for i, leaf in enumerate(self.outputs) if mpmd_idx in leaf.mpmd_idxs}
+
+    def constants_of(self, mpmd_idx: int) -> tuple[ConstantLeaf, ...]:
+        """The constants that a group holds."""
+        return tuple(leaf for leaf in self.constants if mpmd_idx in leaf.mpmd_idxs)
 
     def resident(self, mpmd_idx: int) -> dict[Name, Aval]:
-        """The values a group holds before its first instruction: inputs and constants."""
-        leaves: tuple[InputLeaf | ConstantLeaf, ...] = (*self.inputs, *self.constants)
-        return {leaf.name: leaf.aval for leaf in leaves if leaf.name and mpmd_idx in leaf.mpmd_idxs}
+        """The values that a group holds before its first instruction: its inputs and constants."""
+        inputs, constants = self.inputs_of(mpmd_idx).values(), self.constants_of(mpmd_idx)
+        leaves: tuple[InputLeaf | ConstantLeaf, ...] = (*inputs, *constants)
+        return {leaf.name: leaf.aval for leaf in leaves if leaf.name}
 
-    def avals(self) -> dict[Name, Aval]:
+    def avals(self) -> Mapping[Name, Aval]:
         """The shape and dtype of every value of the plan."""
+        return self._avals
+
+    @functools.cached_property
+    def _avals(self) -> Mapping[Name, Aval]:
         leaves: tuple[InputLeaf | ConstantLeaf, ...] = (*self.inputs, *self.constants)
-        found = {leaf.name: leaf.aval for leaf in leaves if leaf.name}
-        signatures = {e.name: e for e in self.executables}
+        avals = {leaf.name: leaf.aval for leaf in leaves if leaf.name}
         for program in self.programs:
-            for instruction in program.instructions:
-                if isinstance(instruction, Run):
-                    outputs = signatures[instruction.executable].outputs
-                    found.update(zip(instruction.outputs, outputs, strict=True))
-        return found
+            for run in program.runs:
+                outputs = self.executable(run.executable).outputs
+                for name, aval in zip(run.outputs, outputs, strict=True):
+                    avals.setdefault(name, aval)
+        return avals

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import AbstractMesh
 
 from mpmd.runtime.in_process import InProcessRuntime
-from mpmd.runtime.runtime import Runtime
+from mpmd.runtime.protocol import Runtime
 
 
 class GroupMesh(Protocol):
@@ -31,11 +31,6 @@ class GroupMesh(Protocol):
         ...
 
     @property
-    def platform(self) -> str:
-        """The groups' devices: ``cpu``, ``cuda``, ``tpu``."""
-        ...
-
-    @property
     def runtime(self) -> Runtime:
         """The running groups."""
         ...
@@ -45,12 +40,12 @@ class MpmdMesh:
     """Groups of this process's devices: ``jax_mesh`` cut along the axis ``mpmd_axis_name``.
 
     Every group's submesh keeps all the axes, the mpmd axis with size 1, so that specs may name any other
-    axis. A thread per group starts with the first step; ``close``, or leaving ``with``, ends them, and
-    so does the exit of the process, each after the steps already submitted.
+    axis. A thread per group starts with the first step. They end, after the steps already submitted, with
+    ``close``, when ``with`` is left, and when the process exits.
 
     Args:
       jax_mesh: a mesh of devices of this process, all axes ``Auto``.
-      mpmd_axis_name: the axis of it that tells groups apart.
+      mpmd_axis_name: the axis of it along which the groups are.
 
     Raises: ``ValueError`` when the mesh has no such axis, or has devices of other processes.
     """
@@ -88,6 +83,7 @@ class MpmdMesh:
 
     @property
     def platform(self) -> str:
+        """The platform of the devices: ``cpu``, ``cuda``, ``tpu``."""
         return self.jax_mesh.devices.flat[0].platform
 
     @functools.cached_property
@@ -95,7 +91,10 @@ class MpmdMesh:
         return InProcessRuntime(self.unstack)
 
     def close(self) -> None:
-        """Ends the groups' threads, after the steps already submitted. The mesh can be used again."""
+        """Ends the groups' threads after the steps already submitted, and frees what the groups hold.
+
+        The mesh can be used again: functions are compiled again, and results of before are lost.
+        """
         if runtime := self.__dict__.pop("runtime", None):
             runtime.close()
 

@@ -1,4 +1,4 @@
-"""A compiled step as runtimes receive it: the plan, and what its names stand for."""
+"""A compiled step as runtimes receive it: the plan, and what the names in it mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import export
 from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh
 
-from mpmd.ir import Executable, Name, Plan
+from mpmd.ir import AnyTask, Executable, Name, Plan
 from mpmd.sharding import to_sharding, within
 
 Function = Callable[..., Sequence[jax.Array]]
@@ -22,17 +22,18 @@ Function = Callable[..., Sequence[jax.Array]]
 class Program:
     """A plan with the functions of its executables and the values of its constants.
 
-    ``functions`` know no device; whoever runs them compiles them for its own submesh.
-
-    ``jaxprs`` has for every ``Run``, by its group and label, what it computes, with its inputs and outputs in
-    the plan's order. Unlike an executable, which equal tasks share, it keeps the lines it came from. It
-    explains the plan; nobody runs it.
+    Attributes:
+      functions: the function of each executable. It knows no device; each group compiles it for its submesh.
+      constants: the value of each constant.
+      jaxprs: what each ``Run`` computes, by its group and task, with inputs and outputs in the plan's order.
+        Unlike an executable, which equal tasks share, a jaxpr has the lines of the user's program that it
+        comes from. Jaxprs explain the plan; they do not run.
     """
 
     plan: Plan
     functions: Mapping[str, Function]
     constants: Mapping[Name, np.ndarray]
-    jaxprs: Mapping[tuple[int, str], Jaxpr] = dataclasses.field(default_factory=dict)
+    jaxprs: Mapping[tuple[int, AnyTask], Jaxpr] = dataclasses.field(default_factory=dict)
 
 
 def arguments(executable: Executable) -> list[jax.ShapeDtypeStruct]:
@@ -60,9 +61,9 @@ def export_function(
 ) -> bytes:
     """``jax.export`` bytes of an executable's function, for a submesh of that shape on that platform.
 
-    Raises ``ValueError`` when the function calls back into Python, which cannot travel.
+    Raises ``ValueError`` when the function calls back into Python, which another process cannot do.
     """
-    # Donation is declared again where the function is compiled; exporting ignores it.
+    # Exporting ignores donation, which the group declares when it compiles the function.
     undonated = dataclasses.replace(executable, donated=())
     try:
         with within(submesh):

@@ -14,8 +14,9 @@ from jax.extend import core
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from mpmd.compat import with_constants_as_inputs
 from mpmd.schedules import Schedule
-from mpmd.tree import spread_prefix
+from mpmd.tree import broadcast_prefix
 
 
 class Op(Protocol):
@@ -126,7 +127,10 @@ def treduce(
         for text, (_, leaf) in zip(flat, leaves, strict=True)
         if not -jnp.ndim(leaf) <= axis < jnp.ndim(leaf)
     ]:
-        raise ValueError(f"treduce takes microbatches along axis {axis}, which {'; '.join(short)} lacks")
+        raise ValueError(
+            f"treduce takes microbatches along axis {axis}, which {'; '.join(short)} lacks: pass arrays with "
+            "that axis (each number in a list is an array of its own; np.asarray makes one array of the list)"
+        )
     sizes = {jnp.shape(leaf)[axis] for _, leaf in leaves}
     if len(sizes) > 1:
         raise ValueError(
@@ -177,7 +181,7 @@ def treduce_i(
     results = treduce_p.bind(
         *closed.consts,
         *states,
-        body=closed.jaxpr,
+        body=with_constants_as_inputs(closed),
         summed=summed,
         ordered=tuple(not isinstance(op, (_Add, _Max, Concat)) for op in ops),
         length=length,
@@ -191,7 +195,7 @@ def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:
         return hasattr(x, "state") and hasattr(x, "update") and not isinstance(x, type)
 
     try:
-        ops = spread_prefix(operation, out_shape, is_op)
+        ops = broadcast_prefix(operation, out_shape, is_op)
     except ValueError as error:
         raise TypeError(
             f"treduce's operation {operation} is not a pytree prefix of the loop's result, which has the "
@@ -224,7 +228,7 @@ def _updated(op: Op, state: jax.Array, value: jax.Array, index: jax.Array) -> ja
 treduce_p = Primitive("treduce")
 """Operands: the body's closed-over values, then the initial states.
 
-Parameters: ``body``, a jaxpr with the closed-over values as constvars, that takes the index and the states
+Parameters: ``body``, a jaxpr without constants, that takes the closed-over values, the index and the states
 that are not plain sums; ``summed``, for each result, whether it is a plain sum of what the body returns
 (otherwise the body returns the new state); ``ordered``, for each result, whether the order of the
 microbatches may decide it; ``length``, the number of microbatches; ``schedule``."""
@@ -237,11 +241,12 @@ SCOPE = "treduce"
 
 def as_scan(*operands, body: core.Jaxpr, summed: tuple[bool, ...], length: int, **of_pipeline):
     """What the loop means: a scan over the microbatch index."""
-    consts, states = operands[: len(body.constvars)], operands[len(body.constvars) :]
-    run = core.jaxpr_as_fun(core.ClosedJaxpr(body, consts))
+    closed_over = len(operands) - len(summed)
+    consts, states = operands[:closed_over], operands[closed_over:]
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(body, ()))
 
     def one(states, i):
-        values = run(i, *(state for state, is_sum in zip(states, summed, strict=True) if not is_sum))
+        values = run(*consts, i, *(state for state, is_sum in zip(states, summed, strict=True) if not is_sum))
         return [
             lax.add(state, value) if is_sum else lax.convert_element_type(value, state.dtype)
             for state, value, is_sum in zip(states, values, summed, strict=True)
@@ -258,7 +263,7 @@ def _impl(*operands, **params):
 
 @treduce_p.def_effectful_abstract_eval
 def _abstract_eval(*avals, body, summed, **params):
-    return list(avals[len(body.constvars) :]), body.effects
+    return list(avals[len(avals) - len(summed) :]), body.effects
 
 
 def _jvp(primals, tangents, **params):

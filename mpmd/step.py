@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from mpmd.arguments import (
-    Call,
-    Signature,
-    as_described,
-    check_donated_once,
-    check_specs,
-    flatten_specs,
-    to_host,
-)
-from mpmd.array import MpmdArray, StepRun
-from mpmd.compile import CompiledStep, compile_step
-from mpmd.ir import Plan, Spec
+from mpmd.arguments.call import Call
+from mpmd.arguments.leaves import as_described, host_value
+from mpmd.arguments.signature import CallSignature
+from mpmd.arguments.specs import input_specs, output_specs
+from mpmd.array import MpmdArray, StepFuture
+from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.events import Event
+from mpmd.explanation import Explanation, Report, explain_plan, report
+from mpmd.ir import Plan
 from mpmd.mesh import GroupMesh
-from mpmd.report import Report, report
-from mpmd.runtime.runtime import Runtime
-from mpmd.runtime.sent import Key
-from mpmd.runtime.worker import Handle, StepReply, StepRequest
-from mpmd.timeline import Event
-from mpmd.timing import Stopwatch
+from mpmd.runtime.argument_cache import Delivery
+from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.requests import Handle, StepRequest
+from mpmd.stopwatch import Stopwatch
 from mpmd.verify import verify
 
 
@@ -68,92 +61,92 @@ def mpmd_jit_with_loop(
             "mpmd_mesh must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, or what "
             f"cluster.launch returns, got {mpmd_mesh!r}"
         )
-    signature = Signature.of(fun, _ints(static_argnums), _names(static_argnames), _ints(donate_argnums))
-    return MpmdFunction(fun, mpmd_mesh, in_specs, out_specs, signature)
+    signature = CallSignature.of(fun, _ints(static_argnums), _names(static_argnames), _ints(donate_argnums))
+    return MpmdFunction(fun=fun, mesh=mpmd_mesh, in_specs=in_specs, out_specs=out_specs, signature=signature)
 
 
 class MpmdFunction:
     """What ``mpmd_jit_with_loop`` returns: compiles once for each kind of arguments it is called with."""
 
-    def __init__(self, fun: Callable, mesh: GroupMesh, in_specs: Any, out_specs: Any, signature: Signature):
+    def __init__(
+        self, fun: Callable, mesh: GroupMesh, in_specs: Any, out_specs: Any, signature: CallSignature
+    ):
         functools.update_wrapper(self, fun, updated=())
         self._fun = fun
         self._mesh = mesh
         self._in_specs = in_specs
         self._out_specs = out_specs
         self._signature = signature
-        self._loaded: dict[Any, LoadedStep] = {}
+        # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
+        self._loaded: weakref.WeakKeyDictionary[Runtime, dict[Any, LoadedStep]] = weakref.WeakKeyDictionary()
 
     def compile(self, *args: Any, **kwargs: Any) -> LoadedStep:
         """Compiles for arguments like these, arrays or ``ShapeDtypeStruct``s, and has the groups load it."""
-        return self._compile(self._signature.bind(args, kwargs))
+        return self._load(self._signature.bind(args, kwargs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.bind(args, kwargs)
-        return self._compile(call).run(call)[0]
+        return self._load(call).submit(call)[0]
 
-    def _compile(self, call: Call) -> LoadedStep:
-        runtime = self._mesh.runtime  # another one after the mesh was closed
-        if (runtime, call.key) not in self._loaded:
-            compiled = self._compiled(call)
-            traced = [as_described(var.aval) for var in compiled.traced.jaxpr.invars]
-            stable = dataclasses.replace(call, avals=tuple(traced))
-            loaded = self._loaded.get((runtime, stable.key))
-            if loaded is None:
-                loaded = LoadedStep(compiled, stable, self._mesh, self._signature)
-            self._loaded |= {(runtime, call.key): loaded, (runtime, stable.key): loaded}
-        return self._loaded[runtime, call.key]
+    def _load(self, call: Call) -> LoadedStep:
+        loaded = self._loaded.setdefault(self._mesh.runtime, {})
+        enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        if (enable_x64, call.key) not in loaded:
+            compiled = self._compile(call)
+            # The state's weak types may change with the first step: the step was traced as for later ones.
+            traced = compiled.traced.arguments
+            stable = call.described_by(tuple(as_described(argument.var.aval) for argument in traced))
+            if (enable_x64, stable.key) not in loaded:
+                loaded[enable_x64, stable.key] = LoadedStep(compiled, stable, self._mesh, self._signature)
+            loaded[enable_x64, call.key] = loaded[enable_x64, stable.key]
+        return loaded[enable_x64, call.key]
 
-    def _compiled(self, call: Call) -> CompiledStep:
+    def _compile(self, call: Call) -> CompiledStep:
         submesh, axis = self._mesh.abstract_submesh, self._mesh.mpmd_axis_name
         args, kwargs = jax.tree.unflatten(call.treedef, call.avals)
-        fun = call.function(self._fun)
-        in_specs = None
+        in_specs = out_specs = None
         if self._in_specs is not None:
-            given = self._in_specs
-            # ``args`` is a tuple, whatever sequence the specs come in.
-            specs = flatten_specs(tuple(given) if isinstance(given, list) else given, args, "in_specs")
-            specs += [None] * (len(call.avals) - len(specs))
-            checked = check_specs(call.paths, call.avals, specs, submesh, axis, "in_specs")
-            in_specs = [spec or () for spec in checked]
-
-        def out_specs(out_shape: Any) -> list[Spec | None]:
-            specs = flatten_specs(self._out_specs, out_shape, "out_specs")
-            paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(out_shape)]
-            return check_specs(paths, jax.tree.leaves(out_shape), specs, submesh, axis, "out_specs")
-
-        wanted = None if self._out_specs is None else out_specs
-        return compile_step(fun, args, kwargs, self._mesh, in_specs, wanted, call.donated)
+            in_specs = input_specs(self._in_specs, call, submesh, axis)
+        if self._out_specs is not None:
+            out_specs = functools.partial(output_specs, self._out_specs, submesh=submesh, mpmd_axis_name=axis)
+        return compile_step(
+            fun=call.function(self._fun),
+            args=args,
+            kwargs=kwargs,
+            submesh=submesh,
+            mpmd_dim=self._mesh.mpmd_dim,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            donated=call.donated,
+        )
 
 
 class LoadedStep:
     """A step compiled for arguments of certain shapes and dtypes, and loaded by the groups.
 
-    Called like the function it was made from, with arguments of just these shapes and dtypes.
+    Called like the function it was made from, with arguments of just these shapes and dtypes. When it is
+    dropped, the groups drop the step's executables.
     """
 
-    def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: Signature):
+    def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature):
         self._compiled = compiled
-        self._mesh = mesh
+        self._mesh = mesh  # whose groups run as long as it is held and not closed
         self._signature = signature
         self._expected = call
-        self._out_avals = [as_described(var.aval) for var in compiled.traced.jaxpr.outvars]
+        self._out_avals = [as_described(result.var.aval) for result in compiled.traced.results]
         self._out_tree = jax.tree.structure(compiled.traced.out_shape)
-        self._runtime = mesh.runtime
-        self._loaded = loaded = self._runtime.load(compiled.program)
+        runtime = mesh.runtime
+        self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
+        self._loaded = loaded = runtime.load(compiled.program)
+        weakref.finalize(self, _unload, self._runtime, loaded.number).atexit = False
         self._plan = plan = loaded.program.plan
         watch = Stopwatch({**compiled.seconds, **loaded.seconds})
         with watch("verify"):
             self._verified = compiled.verified if plan is compiled.program.plan else verify(plan)
         self._seconds = watch.seconds
         groups = range(len(plan.programs))
-        self._inputs = [
-            [i for i, leaf in enumerate(plan.inputs) if leaf.name and group in leaf.mpmd_idxs]
-            for group in groups
-        ]
-        self._outputs = [
-            [i for i, leaf in enumerate(plan.outputs) if group in leaf.mpmd_idxs] for group in groups
-        ]
+        self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
+        self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
 
     @property
     def compiled(self) -> CompiledStep:
@@ -167,101 +160,119 @@ class LoadedStep:
 
     def report(self) -> Report:
         """What each group does and needs, and how long it took to compile; printable."""
-        fed_back = {argument for argument, _ in self._compiled.traced.fed_back}
+        fed_back = {argument for argument, _ in self._compiled.traced.carried_state}
         return report(self.plan, self._verified, fed_back, self._seconds, self._loaded.xla_seconds)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(self._signature.bind(args, kwargs))[0]
+        return self.submit(self._signature.bind(args, kwargs))[0]
 
     def profile(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Event, ...]]:
         """Runs a step, waits for it, and returns its result and when each group did what."""
-        result, run = self.run(self._signature.bind(args, kwargs), profile=True)
-        return result, tuple(event for reply in run.replies() for event in reply.events)
+        result, future = self.submit(self._signature.bind(args, kwargs), profile=True)
+        return result, tuple(event for reply in future.replies() for event in reply.events)
 
-    def run(self, call: Call, profile: bool = False) -> tuple[Any, StepRun]:
-        """Submits a step. Raises ``ValueError`` for arguments it was not compiled for."""
+    def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
+        """Submits a step. Returns its result, and what the groups reply.
+
+        Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` when the
+          mesh was closed since; while a result of a step on a cluster is alive, the replies raise it instead.
+        """
         self._expected.check_serves(call)
-        check_donated_once(call)
-        runtime = self._runtime
+        call.check_donations()
+        runtime = self._runtime()
+        if runtime is None:
+            raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
         results = [runtime.next_handle() for _ in self.plan.outputs]
-        step = runtime.next_handle()  # only has to be another number for every step
-        with runtime.sent:
-            handles, puts, kept = self._feed(call, runtime)
-            requests = {
-                group: StepRequest(
-                    self._loaded.number,
-                    step,
-                    tuple(handles[i] for i in inputs),
-                    tuple(results[i] for i in outputs),
-                    puts[group],
-                    profile=profile,
-                )
-                for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
-            }
+        with runtime.arguments.delivery(len(self.plan.programs)) as delivery:
+            arguments = self._collect(call, runtime, delivery)
+            step = runtime.next_handle()  # steps are submitted in ascending order
+            requests = self._requests(step, arguments, results, delivery, profile)
             try:
-                replies = runtime.submit(requests)
-            except KeyboardInterrupt:  # what groups were sent and own now is known to some of them only
-                runtime.sent.forget(kept)
-                self._release(call, puts, set(kept.values()))
+                replies = runtime.submit_step(requests)
+            except BaseException:  # also an interrupt: some of the groups may have got their request
+                delivery.cancel()
+                for leaf, handle in zip(self.plan.outputs, results, strict=True):
+                    runtime.free(leaf.mpmd_idxs, handle)
+                call.delete_donated()
                 raise
-        self._keep(kept, replies.values())
-        run = StepRun(replies)
-        self._release(call, puts, set(kept.values()))
+            delivery.commit(replies.values())
+        call.delete_donated()
+        future = StepFuture(replies)
+        return self._result(runtime, results, future), future
+
+    def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
         submesh = self._mesh.abstract_submesh
         arrays = [
-            MpmdArray(aval, leaf.mpmd_idxs, leaf.spec or (), submesh, runtime, handle, run)
-            for aval, leaf, handle in zip(self._out_avals, self.plan.outputs, results, strict=True)
+            MpmdArray(
+                aval=aval,
+                mpmd_idxs=leaf.mpmd_idxs,
+                spec=leaf.spec or (),
+                submesh=submesh,
+                runtime=runtime,
+                handle=handle,
+                future=future,
+            )
+            for aval, leaf, handle in zip(self._out_avals, self.plan.outputs, handles, strict=True)
         ]
-        return jax.tree.unflatten(self._out_tree, arrays), run
+        return jax.tree.unflatten(self._out_tree, arrays)
 
-    def _feed(
-        self, call: Call, runtime: Runtime
-    ) -> tuple[dict[int, Handle], list[dict[Handle, np.ndarray]], dict[Key, Handle]]:
-        """A handle for each argument that is read; for each group the values it does not have yet; and
-        which of these it keeps for later calls.
-        """
+    def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
+        """A handle for each argument leaf that is read; those that groups lack are added to the delivery."""
         handles: dict[int, Handle] = {}
-        puts: list[dict[Handle, np.ndarray]] = [{} for _ in self.plan.programs]
-        kept: dict[Key, Handle] = {}
         for i, (leaf, wanted) in enumerate(zip(call.leaves, self.plan.inputs, strict=True)):
             if wanted.name is None:
                 continue
             if isinstance(leaf, MpmdArray) and leaf.is_on(runtime, wanted.mpmd_idxs):
                 handles[i] = leaf.handle
                 continue
-            keep = isinstance(leaf, jax.Array) and not call.donated[i]
-            if keep and (handle := runtime.sent.handle(leaf, wanted.mpmd_idxs)) is not None:
-                handles[i] = handle
-                continue
-            handles[i] = runtime.next_handle()
-            value = to_host(leaf, call.avals[i])
-            if isinstance(leaf, np.ndarray) or call.donated[i]:
-                value = value.copy()  # the caller may write to it, or it is a view of what will be deleted
-            for group in wanted.mpmd_idxs:
-                puts[group][handles[i]] = value
-            if keep:
-                kept[runtime.sent.note(leaf, wanted.mpmd_idxs, handles[i])] = handles[i]
-        return handles, puts, kept
+            # Only an array that cannot change or be deleted is the same at the next call.
+            array = leaf if isinstance(leaf, jax.Array) and not call.donated[i] else None
+            handle = None if array is None else delivery.find(array, wanted.mpmd_idxs)
+            if handle is None:
+                value = host_value(leaf, call.avals[i], call.donated[i])
+                handle = delivery.send(value, wanted.mpmd_idxs, array)
+            handles[i] = handle
+        return handles
 
-    def _keep(self, kept: Mapping[Key, Handle], replies: Iterable[Future[StepReply]]) -> None:
-        """Has arrays sent again after a step that failed, perhaps before it took them in."""
+    def _requests(
+        self,
+        step: int,
+        arguments: dict[int, Handle],
+        results: Sequence[Handle],
+        delivery: Delivery,
+        profile: bool,
+    ) -> dict[int, StepRequest]:
+        """What each group is asked."""
+        return {
+            group: StepRequest(
+                program=self._loaded.number,
+                step=step,
+                inputs=tuple(arguments[i] for i in inputs),
+                outputs=tuple(results[i] for i in outputs),
+                host_arrays=delivery.host_arrays[group],
+                profile=profile,
+            )
+            for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
+        }
 
-        def settled(reply: Future[StepReply]) -> None:
-            if reply.exception() is not None:
-                sent.forget(kept)
 
-        sent = self._runtime.sent
-        for reply in replies if kept else ():
-            reply.add_done_callback(settled)
+def _unload(runtime: weakref.ref[Runtime], program: int) -> None:
+    if (running := runtime()) is not None:
+        running.unload(program)
 
-    def _release(self, call: Call, puts: list[dict[Handle, np.ndarray]], kept: Collection[Handle]) -> None:
-        """Gives up donated arguments, and the handles of those that were put for this step alone."""
-        for i, leaf in enumerate(call.leaves):
-            if call.donated[i] and isinstance(leaf, (jax.Array, MpmdArray)):
-                leaf.delete()
-        for handle in {handle for put in puts for handle in put}.difference(kept):
-            groups = tuple(group for group, put in enumerate(puts) if handle in put)
-            self._runtime.free(groups, handle)
+
+def explain(step: LoadedStep) -> Explanation:
+    """Explains a step that ``mpmd_jit_with_loop(...).compile(...)`` returned.
+
+    ``print(mpmd.explain(step))`` is an overview: where arguments and results are, what is sent, and what the
+    tasks do. ``print(mpmd.explain(step).leaf("params['w']"))`` tells all about one of them.
+
+    Raises: ``TypeError`` for anything but a compiled step.
+    """
+    if not isinstance(step, LoadedStep):
+        raise TypeError(f"explain takes a compiled step, mpmd_jit_with_loop(...).compile(...), not {step!r}")
+    compiled = step.compiled
+    return explain_plan(step.plan, compiled.program.jaxprs, compiled.traced.carried_state)
 
 
 def _ints(numbers: int | Sequence[int]) -> tuple[int, ...]:

@@ -18,12 +18,16 @@ def paths(tree: Any) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree))
 
 
-def spread_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
     """For every leaf of ``tree``, the leaf of ``prefix`` that stands for it.
 
-    Raises ``ValueError`` when ``prefix`` is no pytree prefix of ``tree``.
+    Unlike ``jax.tree.broadcast`` it tells a ``None`` that is a leaf of ``prefix`` from one in ``tree``, which
+    has no leaves. Raises ``ValueError`` when ``prefix`` is no pytree prefix of ``tree``.
     """
-    spread = jax.tree.map(
-        lambda leaf, part: jax.tree.map(lambda _: leaf, part), prefix, tree, is_leaf=is_leaf
-    )
-    return jax.tree.leaves(spread, is_leaf=is_leaf)
+    leaves: list[Any] = []
+
+    def repeat(leaf: Any, part: Any) -> None:
+        leaves.extend([leaf] * len(jax.tree.leaves(part)))
+
+    jax.tree.map(repeat, prefix, tree, is_leaf=is_leaf)
+    return leaves

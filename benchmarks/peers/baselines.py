@@ -11,8 +11,8 @@ import jax
 
 from benchmarks.peers.stage_programs import Call, Edge, Group, StagePrograms
 from benchmarks.workload import Setting
+from mpmd.events import Event
 from mpmd.ir import Plan
-from mpmd.timeline import Event
 
 
 class Sequential:
@@ -59,7 +59,7 @@ class TaskTimes(Sequential):
         def executable(*inputs):
             start = time.perf_counter()
             results = jax.block_until_ready(call.executable(*inputs))
-            self._events.append(Event(call.mpmd_idx, call.label, start, time.perf_counter()))
+            self._events.append(Event(call.mpmd_idx, call.task, start, time.perf_counter()))
             return results
 
         return dataclasses.replace(call, executable=executable)

@@ -10,9 +10,9 @@ import cluster
 import mpmd
 from benchmarks import model
 from benchmarks.workload import Setting
-from mpmd.arguments import Signature
-from mpmd.array import StepRun
-from mpmd.timeline import Event
+from mpmd.arguments.signature import CallSignature
+from mpmd.array import StepFuture
+from mpmd.events import Event
 
 START_SECONDS = 240.0
 """How long actors may take to start on a busy machine."""
@@ -26,7 +26,7 @@ class Ours:
         self._state = model.init_state(setting.workload)
         self._batch = model.batch(setting.workload)
         function = model.train_step(setting.workload)
-        self._signature = Signature.of(function, (), (), (0,))
+        self._signature = CallSignature.of(function, (), (), (0,))
         step = mpmd.mpmd_jit_with_loop(function, mesh, donate_argnums=0)
         self._step = step.compile(self._state, *self._batch)
 
@@ -39,12 +39,12 @@ class Ours:
 
     def profiled(self, steps: int) -> list[list[Event]]:
         """What all groups did, and when, in each of so many steps in a row, none of which is waited for."""
-        runs: list[StepRun] = []
+        futures: list[StepFuture] = []
         for _ in range(steps):
             call = self._signature.bind((self._state, *self._batch), {})
-            (self._state, _), run = self._step.run(call, profile=True)
-            runs.append(run)
-        return [[event for reply in run.replies() for event in reply.events] for run in runs]
+            (self._state, _), future = self._step.submit(call, profile=True)
+            futures.append(future)
+        return [[event for reply in future.replies() for event in reply.events] for future in futures]
 
     def close(self) -> None:
         self._mesh.close()

@@ -12,13 +12,10 @@ import numpy as np
 import mpmd
 from benchmarks import model
 from benchmarks.workload import Workload
-from mpmd.compile import CompiledStep, compile_step
-from mpmd.ir import Free, GroupProgram, Name, Recv, Run, Send
+from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.ir import AnyTask, Edge, Free, GroupProgram, Name, Recv, Run, Send
 from mpmd.program import arguments, jitted
 from mpmd.sharding import to_sharding
-
-Edge = tuple[int, int]
-"""Source and destination group."""
 
 Slot = int
 """Where a group has a value, in one table for all groups."""
@@ -28,7 +25,7 @@ Slot = int
 class Call:
     """A run of an executable with what has to be received before it, and sent and dropped after it."""
 
-    label: str
+    task: AnyTask
     mpmd_idx: int
     executable: Callable[..., Sequence[jax.Array]]
     inputs: tuple[Slot, ...]
@@ -62,7 +59,14 @@ class StagePrograms:
         num_state = len(jax.tree.leaves(state))
         donated = [i < num_state for i in range(len(self._leaves))]
         args = (state, *batch)
-        compiled = compile_step(model.train_step(workload), args, {}, mesh, None, None, donated)
+        compiled = compile_step(
+            model.train_step(workload),
+            args,
+            {},
+            submesh=mesh.abstract_submesh,
+            mpmd_dim=mesh.mpmd_dim,
+            donated=donated,
+        )
         self.plan = compiled.program.plan
         self._slots: dict[tuple[int, Name], Slot] = {}
         self._compiled = {
@@ -153,14 +157,13 @@ class StagePrograms:
         ]
         feedback = [
             (self._slot(here, name), self._slot(here, plan.outputs[result].name))
-            for argument, result in compiled.traced.fed_back
+            for argument, result in compiled.traced.carried_state
             if (name := plan.inputs[argument].name) and here in plan.inputs[argument].mpmd_idxs
         ]
         return Group(self._calls(program), feeds, feedback)
 
     def _calls(self, program: GroupProgram) -> list[Call]:
         here = program.mpmd_idx
-        donated = {executable.name: executable.donated for executable in self.plan.executables}
         calls: list[Call] = []
         posted: dict[Edge, collections.deque[Recv]] = collections.defaultdict(collections.deque)
 
@@ -169,7 +172,7 @@ class StagePrograms:
 
         for instruction in program.instructions:
             match instruction:
-                case Run(label, executable, inputs, outputs):
+                case Run(task, executable, inputs, outputs):
                     receives = []
                     for edge, messages in posted.items():
                         # A message that is read, and those that were sent before it.
@@ -178,9 +181,9 @@ class StagePrograms:
                         )
                         for _ in range(last + 1):
                             receives.append((edge, slots(messages.popleft().values)))
-                    frees = [slots(inputs)[i] for i in donated[executable]]
+                    frees = [slots(inputs)[i] for i in self.plan.executable(executable).donated]
                     call = self._compiled[executable]
-                    calls.append(Call(label, here, call, slots(inputs), slots(outputs), receives, [], frees))
+                    calls.append(Call(task, here, call, slots(inputs), slots(outputs), receives, [], frees))
                 case Send(values, dst):
                     calls[-1].sends.append(((here, dst), slots(values)))
                 case Recv(_, src):

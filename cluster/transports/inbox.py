@@ -1,4 +1,4 @@
-"""Where the messages for one group arrive, whichever way they come, and where the group waits for them."""
+"""Where the messages for one group arrive, by whichever transport, and where the group waits for them."""
 
 from __future__ import annotations
 
@@ -16,117 +16,134 @@ import jax
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import Array, MessageId
 
-PATIENCE_SECONDS = 5.0
-"""For so long a group that has lost a peer waits to be told by the driver, which knows the reason."""
+ABORT_REASON_SECONDS = 5.0
+"""How long a group that has lost a peer waits for the driver, which knows the reason, to abort the step."""
 
-_LONGEST_SECONDS = 0.02
-"""Who has to look for what no event tells, looks at least so often."""
+_MAX_POLL_SECONDS = 0.02
+"""The longest interval between two polls of a condition that no event reports."""
 
-HEADER = struct.Struct("<iiqII")  # source, tag, step, and two numbers that the source explains
-_MOST_HEADERS = 64
-_NOBODY = -1
-_WAKE = HEADER.pack(_NOBODY, 0, 0, 0, 0)
+HEADER = struct.Struct("<iiqII")  # source, tag, step, and two numbers that the source and its listener define
+_MAX_HEADERS = 64
+_NO_SOURCE = -1
+_WAKE = HEADER.pack(_NO_SOURCE, 0, 0, 0, 0)
 
-Listener = Callable[[int, int, int, int], None]
-"""Is given the tag, the step and the two numbers of a header."""
+HeaderListener = Callable[[int, int, int, int], None]
+"""Is called with the tag, the step and the two numbers of a header."""
 
 
 class Arrival(Protocol):
-    """A message that has arrived: exactly one of the methods is called, once."""
+    """A message that has arrived. Exactly one of the methods is called, once."""
 
     def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
         """The values. Raises ``StepAborted`` when they were lost on the way."""
         ...
 
     def drop(self) -> None:
-        """Gives the message up, because its step was aborted. Called from any thread."""
+        """Discards the message, because its step was aborted. Called from any thread."""
         ...
 
 
 class Inbox:
-    """The messages that have arrived for one group and that nobody has opened.
+    """The messages that have arrived for one group and were not yet taken.
 
-    One thread, which runs the group's programs, waits here. It sleeps in the reading of a pipe, and so uses
-    no processor: processes of this node write headers to the pipe, which the thread hands to the listeners;
-    other threads of this process ``add`` messages, and ``wake`` it. All but ``take`` and ``wait`` may be
-    called from any thread.
+    One thread, which runs the group's programs, waits here. It blocks in reading a pipe, and so uses no
+    processor time. Processes of this node write headers to the pipe, and the thread passes them to listeners;
+    other threads of this process ``add`` messages and then ``wake`` it. Only that thread may call
+    ``begin_step``, ``take`` and ``wait``; any thread may call the other methods.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._step = 0
         self._arrived: dict[MessageId, Arrival] = {}
         self._aborted: dict[int, str] = {}
-        self._lost: dict[int, float] = {}
-        self._listeners: dict[int, Listener] = {}
-        self._pipe, self.mouth = os.pipe()
-        os.set_blocking(self.mouth, False)
+        self._disconnected: dict[int, float] = {}  # when the peer was lost
+        self._listeners: dict[int, HeaderListener] = {}
+        self._read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self.write_fd, False)
         self._poll = select.poll()
-        self._poll.register(self._pipe, select.POLLIN)
+        self._poll.register(self._read_fd, select.POLLIN)
 
-    def listen(self, mpmd_idx: int, listener: Listener) -> None:
-        """Has the waiting thread call ``listener`` with each header that a group writes to ``mouth``."""
+    def add_listener(self, mpmd_idx: int, listener: HeaderListener) -> None:
+        """Has the waiting thread call ``listener`` with each header that a group writes to ``write_fd``."""
         self._listeners[mpmd_idx] = listener
 
-    def add(self, message: MessageId, arrival: Arrival) -> None:
-        """Takes in a message."""
+    def begin_step(self, step: int) -> None:
+        """The group runs this step now, and no earlier one again: what is known of those is forgotten.
+
+        The numbers of steps ascend. Messages of earlier steps, which can only have been aborted, are dropped,
+        also those that arrive later.
+        """
         with self._lock:
-            if message.step not in self._aborted:
+            self._step = step
+            self._aborted = {number: why for number, why in self._aborted.items() if number >= step}
+            outdated = [self._arrived.pop(message) for message in list(self._arrived) if message.step < step]
+        for arrival in outdated:
+            arrival.drop()
+
+    def add(self, message: MessageId, arrival: Arrival) -> None:
+        """Adds a message that has arrived; drops it when its step is over or aborted."""
+        with self._lock:
+            if message.step >= self._step and message.step not in self._aborted:
                 self._arrived[message] = arrival
                 return
         arrival.drop()
 
     def wake(self) -> None:
-        """Has the waiting thread look again, after another one has changed something."""
-        with contextlib.suppress(BlockingIOError):  # there is enough in the pipe to wake it
-            os.write(self.mouth, _WAKE)
+        """Has the waiting thread check again, after another thread has changed something."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the thread does not sleep
+            os.write(self.write_fd, _WAKE)
 
     def take(self, message: MessageId) -> Arrival:
         """Waits for a message and removes it. Raises as ``wait`` does."""
         while (arrival := self._arrived.pop(message, None)) is None:
-            self._serve(message.step, None)
+            self._wait_for_headers(message.step, None)
         return arrival
 
-    def wait(self, step: int, ready: Callable[[], bool], look_every: float | None = None) -> None:
-        """Waits until ``ready()``, which is looked at after each event, and after ``look_every`` seconds,
-        twice that, and so on up to ``_LONGEST_SECONDS``.
+    def wait(self, step: int, ready: Callable[[], bool], poll_seconds: float | None = None) -> None:
+        """Waits until ``ready()``, which is called after each event.
 
-        Raises: ``StepAborted`` when the step is aborted, or a peer was lost and nobody says why.
+        Where no event reports what is waited for, it is also called after ``poll_seconds``, twice that, and
+        so on up to ``_MAX_POLL_SECONDS``.
+
+        Raises: ``StepAborted`` when the step is aborted, or a peer was lost and the driver does not say why.
         """
         while not ready():
-            self._serve(step, look_every)
-            if look_every is not None:
-                look_every = min(2 * look_every, _LONGEST_SECONDS)
+            self._wait_for_headers(step, poll_seconds)
+            if poll_seconds is not None:
+                poll_seconds = min(2 * poll_seconds, _MAX_POLL_SECONDS)
 
-    def _serve(self, step: int, seconds: float | None) -> None:
-        """Waits for headers, not longer than that, and hands them to their listeners."""
+    def _wait_for_headers(self, step: int, seconds: float | None) -> None:
+        """Waits for headers, at most so long, and passes them to their listeners."""
         if step in self._aborted:
             raise StepAborted(self._aborted[step])
-        if self._lost and not self._poll.poll(0):  # those that are there are still heard
-            patience = self._patience()
-            seconds = patience if seconds is None else min(seconds, patience)
+        if self._disconnected and not self._poll.poll(0):  # headers of a lost peer are still read
+            remaining = self._seconds_for_reason()
+            seconds = remaining if seconds is None else min(seconds, remaining)
         if seconds is not None and not self._poll.poll(seconds * 1000):
             return
-        for source, *header in HEADER.iter_unpack(os.read(self._pipe, _MOST_HEADERS * HEADER.size)):
-            if source != _NOBODY:
+        for source, *header in HEADER.iter_unpack(os.read(self._read_fd, _MAX_HEADERS * HEADER.size)):
+            if source != _NO_SOURCE:
                 self._listeners[source](*header)
 
-    def _patience(self) -> float:
-        """Seconds that are left before a lost peer is a reason to give up."""
-        mpmd_idx, since = next(iter(self._lost.items()))
-        left = since + PATIENCE_SECONDS - time.monotonic()
-        if left <= 0:
+    def _seconds_for_reason(self) -> float:
+        """Seconds for which the driver may still say why a peer was lost; raises when there are none."""
+        mpmd_idx, since = next(iter(self._disconnected.items()))
+        remaining = since + ABORT_REASON_SECONDS - time.monotonic()
+        if remaining <= 0:
             raise StepAborted(f"group {mpmd_idx} is gone: its process has closed its connections")
-        return left
+        return remaining
 
-    def lose(self, mpmd_idx: int) -> None:
-        """Notes that a peer is gone."""
-        self._lost.setdefault(mpmd_idx, time.monotonic())
+    def mark_disconnected(self, mpmd_idx: int) -> None:
+        """Records that a peer was lost."""
+        self._disconnected.setdefault(mpmd_idx, time.monotonic())
         self.wake()
 
     def abort(self, step: int, reason: str) -> None:
         """Ends every wait of a step, now and later, and drops its messages."""
         with self._lock:
-            self._aborted.setdefault(step, reason)
+            if step >= self._step:
+                self._aborted.setdefault(step, reason)
             dropped = [self._arrived.pop(m, None) for m in list(self._arrived) if m.step == step]
         for arrival in dropped:
             if arrival is not None:  # the waiting thread takes messages without the lock
@@ -134,6 +151,6 @@ class Inbox:
         self.wake()
 
     def close(self) -> None:
-        """Ends what ``mouth`` leads to. Nobody may wait any more."""
-        os.close(self._pipe)
-        os.close(self.mouth)
+        """Closes the pipe. No thread may wait any more."""
+        os.close(self._read_fd)
+        os.close(self.write_fd)

@@ -1,4 +1,4 @@
-"""Messages as actor calls, through Ray's object store: works wherever Ray does."""
+"""Messages as actor calls, through Ray's object store. Works wherever Ray does."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
+from cluster.packing import PackedArray, pack, unpack
 from cluster.transports.inbox import Inbox
-from cluster.wire import Packed, pack, unpack
+from cluster.transports.peer_transport import PeerTransport
 from mpmd.runtime.transport import Array, MessageId
 
 
-class ObjectStoreTransport:
-    """One group's end of its edges by way of Ray: a ``Carrier``.
+class ObjectStoreTransport(PeerTransport):
+    """Sends each message as one call of ``deliver`` on the actor of the receiving group.
 
-    A message is one call of ``deliver`` on the actor of the receiving group. ``send`` returns once Ray has
-    copied the arrays, and does not wait for them to arrive; its capacity is that of the object store. When
-    a message cannot be delivered, the receiving group is told to abort the step, so it does not wait for
-    it forever.
+    ``send`` returns when Ray has copied the arrays, and does not wait until they arrive; only the object
+    store limits what is on its way. When a message cannot be delivered, the receiving group is told to abort
+    the step, so it does not wait for the message forever.
     """
 
     def __init__(self, inbox: Inbox):
-        self._inbox = inbox
+        super().__init__(inbox)
         self._peers: Mapping[int, ActorHandle] = {}
         self._sent: queue.SimpleQueue[tuple[MessageId, ray.ObjectRef] | None] = queue.SimpleQueue()
 
@@ -37,22 +37,22 @@ class ObjectStoreTransport:
 
     def connect(self, addresses: Mapping[int, ActorHandle]) -> None:
         self._peers = addresses
-        threading.Thread(target=self._confirm_deliveries, name="deliveries", daemon=True).start()
+        threading.Thread(target=self._check_deliveries, name="deliveries", daemon=True).start()
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         packed = [pack(array) for array in jax.device_get(list(arrays))]
         delivery: ray.ObjectRef = self._peers[message.dst].deliver.remote(message, packed)
         self._sent.put((message, delivery))
 
-    def deliver(self, message: MessageId, packed: Sequence[Packed]) -> None:
-        """Takes in a message; the peer's actor calls this, in any thread."""
-        self._inbox.add(message, _Delivered(packed))
+    def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
+        """Takes a message; the peer's actor calls this, in any thread."""
+        self._inbox.add(message, _DeliveredArrival(packed))
         self._inbox.wake()
 
     def close(self) -> None:
         self._sent.put(None)
 
-    def _confirm_deliveries(self) -> None:
+    def _check_deliveries(self) -> None:
         while (item := self._sent.get()) is not None:
             message, delivery = item
             try:
@@ -63,11 +63,11 @@ class ObjectStoreTransport:
             del item, delivery  # an idle thread must not keep the last message in the object store
 
 
-class _Delivered(NamedTuple):
-    packed: Sequence[Packed]
+class _DeliveredArrival(NamedTuple):
+    packed: Sequence[PackedArray]
 
     def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
-        # What arrived lies in Ray's memory, and executables read host memory in place: copy.
+        # The arrays are in Ray's memory, and executables read host memory in place: copy.
         return [np.array(unpack(packed)) for packed in self.packed]
 
     def drop(self) -> None:

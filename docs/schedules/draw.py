@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
-from mpmd.compare import compare
 from mpmd.render import draw_comparison, draw_timeline
 from mpmd.schedules import FAMILIES, TaskTimes
 from mpmd.simulate import Costs, simulate
+from mpmd.simulate.compare import compare
 
 DIRECTORY = pathlib.Path(__file__).parent
 GROUPS, MICROBATCHES = 4, 8

@@ -1,6 +1,8 @@
-"""Draws schedules and steps: as text, as pictures, and as traces for Perfetto.
+"""Draws schedules and steps as text, as pictures, and as traces for Perfetto.
 
-What is simulated and what is measured look alike, so that the two can be compared.
+A ``Simulation`` or measured ``Event``s enter; text, a file or a trace leaves. Both look alike, so that they
+can be compared. Start reading in ``chart.py``, the data that all drawings show; ``timeline.py`` and
+``comparison.py`` lay out the pictures, of which ``lanes.py``, ``legend.py`` and ``style.py`` draw the parts.
 """
 
 from mpmd.render.comparison import draw_comparison

@@ -1,4 +1,4 @@
-"""What a picture shows, as data: boxes in lanes, one lane per group, and the memory each group holds."""
+"""The data of a picture: boxes in lanes, one lane per group, and the memory that each group holds."""
 
 from __future__ import annotations
 
@@ -7,82 +7,101 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 
-from mpmd.ir import Task, TaskKind
-from mpmd.report import human_bytes
+from mpmd.events import Event, Wait
+from mpmd.ir import AnyTask, Cell, Task, TaskKind
 from mpmd.simulate import Costs, Simulation
-from mpmd.simulate.costs import cell_of
-from mpmd.timeline import Event
+from mpmd.tables import human_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """A task, or other text if ``task`` is ``None``, in the lane of a group; time from the first event."""
+    """What a group does, in the group's lane.
+
+    Attributes:
+      task: the task of a stage; ``None`` for a wait and for work outside the loop.
+      activity: the activity of the event; a fused task has a box for each of its tasks.
+      start, end: times from the first event.
+    """
 
     lane: int
     task: Task | None
-    label: str
+    activity: AnyTask | Wait
     start: float
     end: float
 
     @property
     def kind(self) -> TaskKind | None:
+        """The kind of the task, if there is one."""
         return self.task.kind if self.task else None
 
     @property
     def waits(self) -> bool:
-        return self.task is None and self.label.startswith("wait")
+        """Whether the group waits."""
+        return isinstance(self.activity, Wait)
 
     @property
     def text(self) -> str:
-        return self.label if self.task is None else str(self.task.microbatch)
+        """The text within the box."""
+        return str(self.activity if self.task is None else self.task.microbatch)
 
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A step to draw."""
+    """A step to draw.
+
+    Attributes:
+      groups: the group of each lane.
+      boxes: what the groups do, by lane and start.
+      makespan: the time from the first event to the end of the last one.
+      memory: for each lane, the times at which its memory changes, and its memory from then on; empty if the
+        memory is unknown.
+      physical: whether times are in seconds, and memory in bytes. Otherwise times have no unit, and memory is
+        in microbatches of as many stages as a group has on average, so that schedules that cut the same model
+        into more or fewer stages can be compared.
+    """
 
     groups: tuple[int, ...]
-    """The groups, by lane."""
     boxes: tuple[Box, ...]
     makespan: float
     memory: tuple[tuple[tuple[float, float], ...], ...]
-    """For each lane the times at which its memory changes, and to how much; empty if nobody knows."""
     physical: bool
-    """Whether times are in seconds, and memory in bytes.
-
-    Otherwise times have no unit, and memory is in microbatches of as many stages as a group has on average,
-    so that schedules of the same model can be compared that cut it into more or fewer stages.
-    """
 
     @staticmethod
     def of(source: Simulation | Iterable[Event], of_plan: bool = False) -> Chart:
-        """The chart of a simulation, of a plan or a schedule, or of measured events.
+        """The chart of a simulation or of measured events.
+
+        Args:
+          of_plan: whether the simulation is of a plan, in seconds and bytes.
 
         Raises ``ValueError`` when there is nothing to draw.
         """
         if isinstance(source, Simulation):
-            return _simulated(source, of_plan)
+            return _simulation_chart(source, of_plan)
         events = list(source)
         if not events:
             raise ValueError("there are no events to draw; was the step measured?")
         origin = min(event.start for event in events)
         groups = tuple(sorted({event.mpmd_idx for event in events}))
         boxes = _boxes(events, groups, origin)
-        return Chart(groups, boxes, max(box.end for box in boxes) or 1.0, memory=(), physical=True)
+        makespan = max(box.end for box in boxes) or 1.0
+        return Chart(groups=groups, boxes=boxes, makespan=makespan, memory=(), physical=True)
 
     @property
     def tasks(self) -> list[Task]:
+        """The tasks of all boxes."""
         return [box.task for box in self.boxes if box.task]
 
     @property
     def fused(self) -> list[tuple[int, float, float]]:
-        """The lane, start and end of the cells of several tasks, if the chart has these as a whole."""
-        cells = [list(boxes) for _, boxes in itertools.groupby(self.boxes, lambda box: (box.lane, box.label))]
+        """The lane, start and end of each fused task that ran as one."""
+        cells = [
+            list(boxes) for _, boxes in itertools.groupby(self.boxes, lambda box: (box.lane, box.activity))
+        ]
         return [(first.lane, first.start, rest[-1].end) for first, *rest in cells if rest]
 
     @functools.cached_property
     def busy(self) -> list[float]:
-        """For each lane the share of the makespan in which it works."""
+        """For each lane, the share of the makespan in which the group works."""
         busy = [0.0] * len(self.groups)
         for box in self.boxes:
             if not box.waits:
@@ -94,23 +113,23 @@ class Chart:
         """The share of all groups' time that is idle."""
         return 1 - sum(self.busy) / len(self.groups)
 
-    def amount(self, amount: float) -> str:
+    def memory_text(self, amount: float) -> str:
         """An amount of memory as text."""
         return human_bytes(amount) if self.physical else f"{amount:.4g}"
 
     @functools.cached_property
     def peaks(self) -> list[float]:
-        """For each lane the most it holds at once."""
+        """For each lane, the most memory that the group holds at once."""
         return [max((amount for _, amount in steps), default=0.0) for steps in self.memory]
 
     @property
-    def holds(self) -> bool:
+    def has_memory(self) -> bool:
         """Whether there is memory to show."""
         return any(self.peaks)
 
     @functools.cached_property
     def stages(self) -> list[list[int]]:
-        """For each lane its stages, ascending."""
+        """For each lane, the stages of the group, ascending."""
         stages: list[set[int]] = [set() for _ in self.groups]
         for box in self.boxes:
             if box.task:
@@ -119,7 +138,7 @@ class Chart:
 
     @property
     def size(self) -> str:
-        """How many groups, stages and microbatches there are, as text."""
+        """The numbers of groups, stages and microbatches, as text."""
         stages = len({task.stage for task in self.tasks})
         microbatches = len({task.microbatch for task in self.tasks})
         counts = [
@@ -131,26 +150,26 @@ class Chart:
 
     @property
     def figures(self) -> str:
-        """Makespan, bubble, and the most that a group holds, as text."""
-        figures = [f"makespan {self.time(self.makespan)}", f"bubble {self.bubble:.1%}"]
+        """Makespan, bubble and peak memory, as text."""
+        figures = [f"makespan {self.time_text(self.makespan)}", f"bubble {self.bubble:.1%}"]
         if self.memory:
-            figures.append(f"peak memory {self.amount(max(self.peaks))}")
+            figures.append(f"peak memory {self.memory_text(max(self.peaks))}")
         return ", ".join(figures)
 
-    def time(self, time: float) -> str:
+    def time_text(self, time: float) -> str:
         """A time as text, with its unit."""
         scale, unit = self.unit
         return f"{time * scale:.4g} {unit}" if unit else f"{time:.5g}"
 
     @property
     def unit(self) -> tuple[float, str]:
-        """What to multiply times with to show them, and what the unit is called then."""
+        """The factor by which times are multiplied for display, and the unit that they have then."""
         if not self.physical:
             return 1.0, ""
         return (1.0, "s") if self.makespan >= 2 else (1e3, "ms") if self.makespan >= 2e-3 else (1e6, "µs")
 
 
-def _simulated(simulation: Simulation, of_plan: bool) -> Chart:
+def _simulation_chart(simulation: Simulation, of_plan: bool) -> Chart:
     if not simulation.events:
         raise ValueError("there is nothing to draw; no group has tasks")
     groups = tuple(range(simulation.mpmd_dim))
@@ -158,11 +177,12 @@ def _simulated(simulation: Simulation, of_plan: bool) -> Chart:
     stages = {box.task.stage for box in boxes if box.task}
     unit = 1.0 if of_plan else (max(stages, default=0) + 1) / len(groups)
     memory = tuple(tuple((time, amount / unit) for time, amount in steps) for steps in simulation.memory)
-    return Chart(groups, boxes, simulation.makespan or 1.0, memory, physical=of_plan)
+    makespan = simulation.makespan or 1.0
+    return Chart(groups=groups, boxes=boxes, makespan=makespan, memory=memory, physical=of_plan)
 
 
 def _boxes(events: Sequence[Event], groups: Sequence[int], origin: float) -> tuple[Box, ...]:
-    """A box per task; of a fused task, the time is divided in proportion to what its kinds of task take."""
+    """A box per task; tasks of a fused task share its time in proportion to the times of their kinds."""
     kinds = Costs.measured(events).kinds
     boxes = []
     for event in events:
@@ -171,12 +191,11 @@ def _boxes(events: Sequence[Event], groups: Sequence[int], origin: float) -> tup
         times = [kinds[task.kind] if task else 1.0 for task in tasks]
         for task, time in zip(tasks, times, strict=True):
             end = start + event.duration * (time / sum(times) if sum(times) else 1 / len(times))
-            boxes.append(Box(lane, task, event.label, start, end))
+            boxes.append(Box(lane=lane, task=task, activity=event.activity, start=start, end=end))
             start = end
     return tuple(boxes)
 
 
 def tasks_of(event: Event) -> tuple[Task, ...]:
-    """The tasks of an event whose label is a schedule's cell; none of others."""
-    cell = cell_of(event.label)
-    return cell.tasks if cell else ()
+    """The tasks of a stage that an event runs; none for a wait and for work outside the loop."""
+    return event.activity.tasks if isinstance(event.activity, Cell) else ()

@@ -1,4 +1,4 @@
-"""Several schedules on one page, one above the other, to one scale of time and one of memory."""
+"""Draws several schedules on one page, with the same scales of time and memory."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def draw_comparison(
     title: str = "Schedules",
     memory_limit: float | None = None,
 ) -> None:
-    """Draws what each group does under each schedule, as ``draw_timeline`` does, and the most that it holds.
+    """Draws what each group does under each schedule, as ``draw_timeline`` does, and its peak memory.
 
-    Memory is in microbatches of as many stages as a group has on average. For schedules of the same model the
-    times have to be, too: a stage that is half as large takes half the time.
+    Memory is in microbatches of as many stages as a group has on average. Times of schedules of the same
+    model have to be given alike: a stage that is half as large takes half the time.
 
     Args:
-      simulations: by name, in the order in which they are to be drawn.
+      simulations: the simulations by name, in the order of the page.
       path: the file to write, as in ``draw_timeline``.
       title: the headline.
-      memory_limit: marked in the bars of memory, in their unit.
+      memory_limit: a limit to mark in the bars of memory, in their unit.
 
     Raises: ``ValueError`` without simulations, ``ImportError`` without matplotlib.
     """

@@ -1,30 +1,31 @@
-"""Schedules as text."""
+"""Draws schedules as text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from mpmd.ir import Cell, Task
+from mpmd.ir import Task
 from mpmd.render.chart import Chart
+from mpmd.schedules import TaskLists
 from mpmd.schedules.text import short_text
 from mpmd.simulate import Costs, simulate
 
 
-def schedule_grid(tasks: Sequence[Sequence[Cell]], costs: Costs | None = None) -> str:
-    """The lists of tasks as a text grid: one row per group, one column per unit of time.
+def schedule_grid(tasks: TaskLists, costs: Costs | None = None) -> str:
+    """The lists of tasks as a grid of text: one row per group, one column per unit of time.
 
     A forward (``F``) takes one unit, a backward (``B``) two, its halves ``bwdA`` and ``bwdW`` (``A``, ``W``)
-    one each, unless ``costs`` say otherwise; the number is the microbatch. A stage comes before the letter
-    where groups have another than the one with their number, ``+`` joins fused tasks, which run one after
-    another, and ``.`` is idle::
+    one each, unless ``costs`` say otherwise; the number is the microbatch. The stage comes before the letter
+    if some group runs a stage of another number than its own. ``+`` joins the tasks of a fused task, which
+    run one after another, and ``.`` is idle time::
 
         0  F0 F1 .  .  B0--- B1---
         1  .  F0+B0--- F1+B1--- .
 
-    Times that are no multiples of a common unit are rounded; a task that takes no time is not shown.
+    Times that are not multiples of a common unit are rounded; a task that takes no time is not shown.
 
-    Raises ``ValueError`` when the groups get stuck.
+    Raises ``ValueError`` when the groups deadlock.
     """
     if not any(tasks):
         return ""
@@ -47,7 +48,7 @@ def schedule_grid(tasks: Sequence[Sequence[Cell]], costs: Costs | None = None) -
     return "\n".join(rows)
 
 
-def _members(tasks: Sequence[Sequence[Cell]]) -> Iterator[tuple[int, Task]]:
+def _members(tasks: TaskLists) -> Iterator[tuple[int, Task]]:
     return ((i, task) for i, cells in enumerate(tasks) for cell in cells for task in cell.tasks)
 
 
@@ -60,7 +61,7 @@ def _column(time: float, unit: float) -> int:
 
 
 def _unit(chart: Chart) -> float:
-    """The largest part of the shortest task that all times are multiples of; if there is none, all of it."""
+    """The largest part of the shortest task of which all times are multiples; if there is none, all of it."""
     shortest = min((box.end - box.start for box in chart.boxes if box.end > box.start), default=1.0)
     times = {time / shortest for box in chart.boxes for time in (box.start, box.end)}
     for parts in range(1, 11):

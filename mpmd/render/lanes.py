@@ -1,4 +1,4 @@
-"""Draws a chart into axes whose x is the time and whose y counts the lanes downwards."""
+"""Draws a chart into axes: x is the time, and y counts the lanes downwards."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SMALLEST, LARGEST = 5.0, 9.0
-"""Font sizes of microbatches' numbers, in points."""
+"""The font sizes of the numbers of microbatches, in points."""
 
 SAMPLES = 1000
-"""How many times are drawn of the memory of thin lanes."""
+"""The number of times at which the memory of thin lanes is drawn."""
 
 Points = list[tuple[float, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How large a chart is on paper, in points: a unit of its time, a lane, and its shortest task."""
+    """The sizes of a chart on paper, in points: a unit of its time, a lane, and its shortest task."""
 
     time: float
     lane: float
@@ -48,7 +48,7 @@ class Scale:
 
     @staticmethod
     def of(chart: Chart, width: float, height: float) -> Scale:
-        """The scale of lanes that are so many inches wide, and all together so many high."""
+        """The scale of lanes of a width and, all together, of a height in inches."""
         time = width * 72 / chart.makespan
         shortest = min((box.end - box.start for box in chart.boxes if box.task), default=0.0)
         return Scale(time, height * 72 / len(chart.groups), shortest * time)
@@ -64,29 +64,31 @@ class Scale:
         return self.thick and self.shortest >= 9
 
     @property
-    def half(self) -> float:
+    def half_height(self) -> float:
         """Half the height of a task, in lanes."""
-        # Gaps between lanes thinner than that would differ, as pixels come.
+        # Between thinner lanes, rounding to pixels would make the gaps differ.
         return 0.38 if self.thick else 0.46 if self.lane >= 3 else 0.5
 
     @property
-    def edge(self) -> float:
-        """The width of the white edge of a task; it must not swallow narrow ones."""
+    def edge_width(self) -> float:
+        """The width of the white edge of a task; it must not cover narrow tasks."""
         return min(0.6, 0.1 * self.shortest, 0.05 * self.lane) if min(self.shortest, self.lane) > 2 else 0.0
 
 
 def draw_boxes(axes: Axes, chart: Chart, scale: Scale) -> None:
-    """A box per task: the hue is the stage's, the lightness the kind's; weight gradients are hatched."""
+    """Draws a box per task: the hue shows the stage, the lightness the kind; weight gradients are hatched."""
     _set_limits(axes, chart)
-    whole = [_corners(0, chart.makespan, lane, scale.half) for lane in range(len(chart.groups))]
-    _add(axes, whole, facecolor=LANE)
-    for look, boxes in _looks(chart, scale):
-        spans = [_corners(box.start, box.end, box.lane, 0.12 if box.waits else scale.half) for box in boxes]
-        _add(axes, spans, antialiased=scale.lane >= 3, **look)
+    whole = [_corners(0, chart.makespan, lane, scale.half_height) for lane in range(len(chart.groups))]
+    _add_path(axes, whole, facecolor=LANE)
+    for style, boxes in _styles(chart, scale):
+        spans = [
+            _corners(box.start, box.end, box.lane, 0.12 if box.waits else scale.half_height) for box in boxes
+        ]
+        _add_path(axes, spans, antialiased=scale.lane >= 3, **style)
 
 
 def underline_fused(axes: Axes, chart: Chart, scale: Scale) -> None:
-    """A line below the members of each fused task."""
+    """Draws a line below each fused task."""
     from matplotlib.collections import LineCollection
 
     y, inset = 0.44, 1.0 / scale.time
@@ -104,8 +106,8 @@ def _corners(start: float, end: float, lane: int, half: float) -> Points:
     return [(start, top), (end, top), (end, bottom), (start, bottom)]
 
 
-def _add(axes: Axes, spans: Sequence[Points], **style: Any) -> None:
-    """Draws spans of one look as one path, which a file has far fewer bytes for."""
+def _add_path(axes: Axes, spans: Sequence[Points], **style: Any) -> None:
+    """Draws spans of one style as one path, which takes far fewer bytes in a file."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -114,26 +116,26 @@ def _add(axes: Axes, spans: Sequence[Points], **style: Any) -> None:
     axes.add_artist(PathPatch(Path(corners, codes), **{"linewidth": 0, **style}))
 
 
-def _looks(chart: Chart, scale: Scale) -> list[tuple[dict[str, Any], list[Box]]]:
-    """The boxes by what they look like."""
+def _styles(chart: Chart, scale: Scale) -> list[tuple[dict[str, Any], list[Box]]]:
+    """The boxes by their style."""
     alike: dict[tuple[int, int, TaskKind], list[Box]] = {}
     for box in chart.boxes:
         if box.task:
             alike.setdefault((box.lane, box.task.stage, box.task.kind), []).append(box)
-    edges = {"edgecolor": "white", "linewidth": scale.edge}
+    edges = {"edgecolor": "white", "linewidth": scale.edge_width}
     colours = stage_colours(chart)
-    looks: list[tuple[dict[str, Any], list[Box]]] = [
+    styles: list[tuple[dict[str, Any], list[Box]]] = [
         (WAITING, [box for box in chart.boxes if box.waits]),
         ({"facecolor": OTHER, **edges}, [box for box in chart.boxes if not box.task and not box.waits]),
     ]
     for (lane, stage, kind), boxes in alike.items():
         hatch = {"hatch": "////"} if kind == "bwdW" and scale.hatched else {}
-        looks.append(({"facecolor": colours[lane, stage][kind], **edges, **hatch}, boxes))
-    return [(look, boxes) for look, boxes in looks if boxes]
+        styles.append(({"facecolor": colours[lane, stage][kind], **edges, **hatch}, boxes))
+    return [(style, boxes) for style, boxes in styles if boxes]
 
 
 def stage_colours(chart: Chart) -> dict[tuple[int, int], dict[TaskKind, Colour]]:
-    """For each lane and stage on it the colours of the kinds of task."""
+    """For each lane and each of its stages, the colours of the kinds of task."""
     most = max(map(len, chart.stages))
     last = max(1, len(chart.groups) - 1)
     return {
@@ -143,35 +145,37 @@ def stage_colours(chart: Chart) -> dict[tuple[int, int], dict[TaskKind, Colour]]
     }
 
 
-def room(box: Box) -> float:
-    """How much time on paper would have to be an em for the box's text to fill the box."""
+def time_per_em(box: Box) -> float:
+    """The time that one em would have to span for the box's text to fill the box."""
     return (box.end - box.start) / (0.62 * len(box.text) + 0.35)
 
 
-def rooms(chart: Chart) -> dict[TaskKind, float]:
-    """For each kind the room in its boxes, but for a few: of measured ones, some are far shorter."""
-    found = {kind: sorted(room(box) for box in chart.boxes if box.kind == kind) for kind in KINDS}
+def times_per_em(chart: Chart) -> dict[TaskKind, float]:
+    """For each kind the room in its boxes, except the shortest: a few measured ones are far shorter."""
+    found = {kind: sorted(time_per_em(box) for box in chart.boxes if box.kind == kind) for kind in KINDS}
     return {kind: values[len(values) // 50] for kind, values in found.items() if values}
 
 
 def draw_numbers(axes: Axes, chart: Chart, scale: Scale) -> None:
-    """The microbatches' numbers, for a kind or not at all, of one size; other text where it fits."""
-    fitting = {kind: em * scale.time for kind, em in rooms(chart).items() if em * scale.time >= SMALLEST}
+    """Draws the microbatches of all boxes of a kind or of none, and other text where it fits."""
+    fitting = {
+        kind: em * scale.time for kind, em in times_per_em(chart).items() if em * scale.time >= SMALLEST
+    }
     size = min([LARGEST, 0.62 * scale.lane, *fitting.values()])
     if size < SMALLEST:
         return
     shown = [box for box in chart.boxes if (box.kind in fitting or not box.task) and not box.waits]
-    shown = [box for box in shown if room(box) * scale.time >= size]
+    shown = [box for box in shown if time_per_em(box) * scale.time >= size]
     if scale.hatched:
-        _draw_grounds(axes, chart, scale, [box for box in shown if box.kind == "bwdW"], size)
+        _clear_hatching(axes, chart, scale, [box for box in shown if box.kind == "bwdW"], size)
     for box in shown:
         colour = "white" if box.kind in ("bwd", "bwdA") else INK
         x = (box.start + box.end) / 2
         axes.text(x, box.lane, box.text, ha="center", va="center_baseline", fontsize=size, color=colour)
 
 
-def _draw_grounds(axes: Axes, chart: Chart, scale: Scale, boxes: Sequence[Box], size: float) -> None:
-    """Leaves hatching out where numbers are, which would be lost in it."""
+def _clear_hatching(axes: Axes, chart: Chart, scale: Scale, boxes: Sequence[Box], size: float) -> None:
+    """Removes the hatching behind numbers, so that they can be read."""
     grounds: dict[tuple[int, int], list[Points]] = {}
     for box in boxes:
         assert box.task, "only tasks are hatched"
@@ -180,18 +184,18 @@ def _draw_grounds(axes: Axes, chart: Chart, scale: Scale, boxes: Sequence[Box], 
         ground = _corners(x - half, x + half, box.lane, 0.6 * size / scale.lane)
         grounds.setdefault((box.lane, box.task.stage), []).append(ground)
     for where, spans in grounds.items():
-        _add(axes, spans, facecolor=stage_colours(chart)[where]["bwdW"])
+        _add_path(axes, spans, facecolor=stage_colours(chart)[where]["bwdW"])
 
 
 def draw_memory(axes: Axes, chart: Chart, scale: Scale) -> None:
-    """What each group holds, to one scale: a curve, or in thin lanes shades."""
+    """Draws the memory of each group, to one scale: as curves, or in thin lanes as shades."""
     _set_limits(axes, chart)
     if scale.lane < 7:
         _draw_shades(axes, chart)
         return
     top = max(chart.peaks) or 1.0
     for lane, steps in enumerate(chart.memory):
-        # Of several changes at one time only the outcome is seen.
+        # Of several changes at one time only the last one can be seen.
         held = dict(steps)
         times = [*held, chart.makespan]
         base = lane + 0.42
@@ -215,26 +219,28 @@ def _draw_shades(axes: Axes, chart: Chart) -> None:
 
 
 def label_lanes(axes: Axes, chart: Chart, scale: Scale, head: str, texts: Sequence[str]) -> None:
-    """Names the lanes, and has a column of texts right of them; for every few lanes where they are thin."""
+    """Writes names left and a column of texts right of the lanes; of thin lanes, only every few have them."""
     every = 1 << max(0, math.ceil(math.log2(12 / scale.lane)))
     named = range(0, len(chart.groups), every)
     axes.set_yticks(named, [f"group {chart.groups[lane]}" for lane in named])
     axes.tick_params(axis="y", labelsize=8.5, labelcolor=INK, pad=7)
+    lanes = axes.get_yaxis_transform()
     for lane in named:
-        _beside(axes, (1, lane), axes.get_yaxis_transform(), 0, texts[lane], INK, "center_baseline")
-    _beside(axes, (1, 1), axes.transAxes, 5, head, FAINT, "baseline")
+        _beside(axes, texts[lane], at=(1, lane), within=lanes, colour=INK, va="center_baseline")
+    _beside(axes, head, at=(1, 1), within=axes.transAxes, up=5, colour=FAINT, va="baseline")
 
 
 def label_time(axes: Axes, scale: float = 1.0, unit: str = "") -> None:
-    """The time axis, below, with times as multiplied by ``scale``."""
+    """Draws the time axis below, with times multiplied by ``scale``."""
     axes.xaxis.set_major_formatter(lambda time, _: f"{time * scale:g}")
     axes.tick_params(axis="x", length=3, color=FAINT)
-    _beside(axes, (1, 0), axes.transAxes, -6.5, unit or "time", FAINT, "top")
+    _beside(axes, unit or "time", at=(1, 0), within=axes.transAxes, up=-6.5, colour=FAINT, va="top")
 
 
 def _beside(
-    axes: Axes, at: tuple[float, float], within: Any, up: float, text: str, colour: str, va: str
+    axes: Axes, text: str, *, at: tuple[float, float], within: Any, colour: str, va: str, up: float = 0.0
 ) -> None:
+    """Writes a text right of the point ``at`` of the transform ``within``, ``up`` points above it."""
     axes.annotate(
         text, at, (7, up), xycoords=within, textcoords="offset points", va=va, fontsize=8.5, color=colour
     )

@@ -1,4 +1,4 @@
-"""What the colours and patterns of pictures mean."""
+"""The legends of pictures: what colours and patterns mean."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 ROW = 0.27
 """The height of a row, in inches."""
 
-Entry = tuple[str, Any]
-"""Text, and the style of its patch, or the colours of a strip of them."""
+LegendEntry = tuple[str, Any]
+"""Text, and the style of its patch or the colours of its strip of patches."""
 
 
-def stage_rows(chart: Chart, width: float) -> list[list[Entry]]:
-    """For the first, second, ... stage of the groups, which these are and their colours."""
+def stage_rows(chart: Chart, width: float) -> list[list[LegendEntry]]:
+    """Entries for the first stages of the groups, for their second stages, and so on, with the colours."""
     stages, colours = chart.stages, stage_colours(chart)
     present = {box.kind for box in chart.boxes}
     kinds = [kind for kind in KINDS if kind in present][:2]
-    entries: list[Entry] = []
+    entries: list[LegendEntry] = []
     for nth in range(max(map(len, stages))):
         lanes = [lane for lane, found in enumerate(stages) if len(found) > nth]
-        # The patch of a legend has room for a few, from the first to the last.
+        # An entry has room for a few patches, from the first lane to the last.
         shown = sorted({lanes[round(i * (len(lanes) - 1) / 3)] for i in range(4)})
         strip = [colours[lane, stages[lane][nth]][kind] for kind in kinds for lane in shown]
         entries.append((_range([stages[lane][nth] for lane in lanes]), strip))
@@ -44,11 +44,11 @@ def _range(stages: list[int]) -> str:
     return f"stages {', '.join(map(str, stages[:3]))}" + (", ..." if len(stages) > 3 else "")
 
 
-def kind_row(charts: Sequence[Chart], scale: Scale | None = None) -> list[Entry]:
-    """The kinds that are drawn, in grey; without a scale the details of tasks are not drawn."""
+def kind_row(charts: Sequence[Chart], scale: Scale | None = None) -> list[LegendEntry]:
+    """Entries for the kinds of boxes, in grey; without a scale, the charts have no details of tasks."""
     boxes = [box for chart in charts for box in chart.boxes]
     present = {box.kind for box in boxes}
-    entries: list[Entry] = []
+    entries: list[LegendEntry] = []
     for kind, (text, _, _) in KINDS.items():
         if kind in present:
             hatch = {"hatch": "////"} if kind == "bwdW" and scale and scale.hatched else {}
@@ -63,14 +63,14 @@ def kind_row(charts: Sequence[Chart], scale: Scale | None = None) -> list[Entry]
     return entries
 
 
-def draw_legend(figure: Figure, rows: Sequence[Sequence[Entry]], left: float, bottom: float) -> None:
-    """The rows, from so many inches above the figure's bottom upwards; each is a legend of matplotlib's."""
+def draw_legend(figure: Figure, rows: Sequence[Sequence[LegendEntry]], left: float, bottom: float) -> None:
+    """Draws the rows upwards from ``bottom`` inches above the figure, each as a matplotlib legend."""
     from matplotlib.legend_handler import HandlerTuple
 
     across, down = figure.get_size_inches()
     for above, row in enumerate(reversed(rows)):
         figure.legend(
-            [_handle(look) for _, look in row],
+            [_handle(style) for _, style in row],
             [text for text, _ in row],
             ncols=len(row),
             loc="lower left",
@@ -87,12 +87,12 @@ def draw_legend(figure: Figure, rows: Sequence[Sequence[Entry]], left: float, bo
         )
 
 
-def _handle(look: dict[str, Any] | list[Colour]) -> Any:
+def _handle(style: dict[str, Any] | list[Colour]) -> Any:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    if look is FUSED:
-        return Line2D([], [], **look)
-    if isinstance(look, dict):
-        return Patch(**{"linewidth": 0, **look})
-    return tuple(Patch(facecolor=colour, linewidth=0) for colour in look)
+    if style is FUSED:
+        return Line2D([], [], **style)
+    if isinstance(style, dict):
+        return Patch(**{"linewidth": 0, **style})
+    return tuple(Patch(facecolor=colour, linewidth=0) for colour in style)

@@ -1,4 +1,4 @@
-"""The looks of pictures: colours of stages, lightness of kinds, and where things go on the paper."""
+"""The style of pictures: colours of stages and kinds, and places on the page."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ KINDS: dict[TaskKind, tuple[str, float, float]] = {
     "bwdA": ("input gradient", 0.55, 0.13),
     "bwdW": ("weight gradient", 0.73, 0.11),
 }
-"""What a kind of task is called, and the lightness and chroma it is drawn with."""
+"""The name of each kind of task in legends, and the lightness and chroma of its colour."""
 
 FONTS = ["DejaVu Sans", "Verdana", "sans-serif"]
-"""The first is matplotlib's own; a viewer of SVG that lacks it takes one that is about as wide."""
+"""The first font comes with matplotlib; SVG viewers without it use the second one, which is about as wide."""
 
 
 def colour_of(kind: TaskKind, nth: int, of: int, along: float) -> Colour:
-    """The colour of the ``nth`` of the ``of`` stages of a group, which is ``along`` the groups, from 0 to 1.
+    """The colour of a kind of task of the ``nth`` of the ``of`` stages of a group.
 
-    Stages of one group differ in hue as much as they can, two of them as blue and orange, which nearly all
-    eyes tell apart, and in lightness a little, most where hues are alike to some. From group to group the hue
-    drifts.
+    The stages of one group differ in hue as much as possible; two stages are blue and orange, which nearly
+    all people can tell apart. They also differ a little in lightness, most where some people see similar
+    hues. From group to group the hue changes a little.
+
+    Args:
+      along: the place of the group among all groups, from 0 to 1.
     """
     _, lightness, chroma = KINDS[kind]
     turn = nth / of
@@ -50,12 +53,12 @@ def colour_of(kind: TaskKind, nth: int, of: int, along: float) -> Colour:
 
 
 def grey_of(kind: TaskKind) -> Colour:
-    """The colour of a kind of task of no stage in particular."""
+    """The colour of a kind of task in legends, for all stages."""
     return oklch(KINDS[kind][1], 0.0, 0.0)
 
 
 def oklch(lightness: float, chroma: float, hue: float) -> Colour:
-    """The sRGB colour of a perceived lightness and chroma and a hue in degrees, as near as sRGB has it.
+    """The nearest sRGB colour to a perceived lightness and chroma, and a hue in degrees.
 
     Source: Ottosson, "A perceptual color space for image processing", 2020.
     """
@@ -76,7 +79,7 @@ def _gamma(linear: float) -> float:
 
 @contextlib.contextmanager
 def drawing(path: str | os.PathLike[str], width: float, height: float) -> Iterator[Figure]:
-    """A figure of so many inches, which is written to ``path`` at the end; the same one every time."""
+    """A figure of a size in inches, written to ``path`` at the end. Equal figures make equal files."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -95,7 +98,7 @@ def drawing(path: str | os.PathLike[str], width: float, height: float) -> Iterat
 
 
 def axes_at(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Bare axes of a size in inches, so far from the figure's left and top."""
+    """Axes without lines, with their distances from the figure's left and top and their size in inches."""
     across, down = figure.get_size_inches()
     axes = figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
     axes.spines[:].set_visible(False)
@@ -105,6 +108,6 @@ def axes_at(figure: Figure, left: float, top: float, width: float, height: float
 
 
 def text_at(figure: Figure, left: float, top: float, text: str, **style: Any) -> None:
-    """Text whose line is so many inches from the figure's left and top."""
+    """Writes text whose baseline begins at these distances in inches from the figure's left and top."""
     across, down = figure.get_size_inches()
     figure.text(left / across, 1 - top / down, text, **{"color": INK, "fontsize": 9, **style})

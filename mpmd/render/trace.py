@@ -1,22 +1,22 @@
-"""Steps as traces, which Perfetto and ``chrome://tracing`` open."""
+"""Writes steps as traces, which Perfetto and ``chrome://tracing`` open."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from mpmd.events import Event
 from mpmd.render.chart import tasks_of
 from mpmd.simulate import Gap, Simulation
-from mpmd.timeline import Event
 
 MICROSECONDS = 1e6
 
 
 def chrome_trace(source: Simulation | Iterable[Event]) -> dict[str, Any]:
-    """A step in the Trace Event Format: one row per group; times are microseconds from the earliest event.
+    """A step in the Trace Event Format: one row per group, and times in microseconds from the first event.
 
-    Of a simulation also why a group is idle, between its tasks, and a counter per group of what it holds; its
-    unit of time counts as a second. Write the result with ``json.dump``.
+    The trace of a simulation also has the reasons why groups are idle, and a counter of each group's memory;
+    the simulation's unit of time counts as a second. Write the result with ``json.dump``.
 
     Source: Google, "Trace Event Format" (complete events, ``ph: X``, metadata events, ``ph: M``, and counter
     events, ``ph: C``).

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from mpmd.events import Event
 from mpmd.ir import GroupProgram, Name, Plan
-from mpmd.runtime.operations import Compiled, Step, resolve
+from mpmd.runtime.operations import Compiled, StepState, operations_of
 from mpmd.runtime.transport import Transport
-from mpmd.timeline import Event
 
 
 class Executor:
@@ -29,7 +29,8 @@ class Executor:
       shardings: for each value that this group receives, the sharding it shall have.
       transport: this group's end of the edges.
       synchronous: wait for each task to end before going on, so that a failure is that of the task that
-        was running. Right where tasks run on the host's own cores; an accelerator's queue is kept full.
+        was running. This is for tasks that run on the host's own cores; the queue of an accelerator is to
+        be kept full.
     """
 
     def __init__(
@@ -43,17 +44,25 @@ class Executor:
         synchronous: bool,
     ):
         here = program.mpmd_idx
-        self.input_names = tuple(leaf.name for leaf in plan.inputs if leaf.name and here in leaf.mpmd_idxs)
-        self.output_names = tuple(leaf.name for leaf in plan.outputs if here in leaf.mpmd_idxs)
+        self.input_names = tuple(leaf.name for leaf in plan.inputs_of(here).values() if leaf.name)
+        self.output_names = tuple(leaf.name for leaf in plan.outputs_of(here).values())
         slots = {name: slot for slot, name in enumerate([*self.input_names, *constants])}
         self._constants = tuple(constants.values())
         self._operations = tuple(
-            resolve(program, plan, slots, executables, shardings, transport, synchronous)
+            operations_of(
+                program=program,
+                plan=plan,
+                slots=slots,
+                executables=executables,
+                shardings=shardings,
+                transport=transport,
+                synchronous=synchronous,
+            )
         )
         self._outputs = [(slots[name], shardings.get(name)) for name in self.output_names]
         self._made = len(slots) - len(self.input_names) - len(self._constants)
 
-    def step(
+    def execute(
         self, number: int, inputs: list[jax.Array], events: list[Event] | None = None
     ) -> list[jax.Array]:
         """Runs one step.
@@ -61,8 +70,8 @@ class Executor:
         Args:
           number: the step's, equal on all groups; it names the step's messages.
           inputs: the values of ``input_names``. Those that the program donates are gone afterwards. The list
-            is emptied: that values are freed after their last use takes that nobody else has them.
-          events: where to note when each task ran and each wait took place; ``None`` notes nothing.
+            is emptied: a value is freed after its last use only if nothing else refers to it.
+          events: the list to which each task and each wait is added with its times; or ``None``.
 
         Returns: the values of ``output_names``.
         Raises: ``TaskError`` when a task fails here, ``StepAborted`` when another group's did.
@@ -70,10 +79,10 @@ class Executor:
         assert len(inputs) == len(self.input_names), f"{len(inputs)} inputs for {self.input_names}"
         table: list[Any] = [*inputs, *self._constants, *[None] * self._made]
         inputs.clear()
-        step = Step(number, table, events)
+        state = StepState(number, table, events)
         for operation in self._operations:
-            operation.perform(step)
-        # What was received and is a result may still be in the host's memory.
+            operation.perform(state)
+        # A result that was received may still be in the host's memory.
         return [
             jax.device_put(value, sharding) if isinstance(value := table[slot], np.ndarray) else value
             for slot, sharding in self._outputs

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import itertools
 import queue
 import threading
 import weakref
@@ -19,13 +19,15 @@ from mpmd.errors import StepAborted
 from mpmd.ir import Executable
 from mpmd.program import Function, Program
 from mpmd.runtime.mailbox import Mailbox
-from mpmd.runtime.resolve import resolve_specs
-from mpmd.runtime.runtime import HandleLedger, Loaded
-from mpmd.runtime.sent import SentArrays
+from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
+from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
+from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.transport import Array, MessageId
-from mpmd.runtime.worker import GroupWorker, Handle, StepReply, StepRequest
+from mpmd.runtime.worker import GroupWorker
 from mpmd.sharding import spec_of, to_sharding
-from mpmd.timing import Stopwatch
+from mpmd.stopwatch import Stopwatch
+
+_CLOSED = "the mesh was closed, and the values on it are gone"
 
 
 class InProcessTransport:
@@ -71,6 +73,7 @@ class _GroupThread:
     def __init__(self, worker: GroupWorker):
         self.worker = worker
         self._closed = False
+        self._ended = False
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], bool, Future] | None] = queue.SimpleQueue()
         name = f"mpmd group {worker.mpmd_idx}"
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -79,10 +82,12 @@ class _GroupThread:
     def submit(self, call: Callable[[], Any]) -> Future:
         """Raises ``RuntimeError`` when the thread was closed."""
         if self._closed:
-            raise RuntimeError("the mesh was closed, and the values on it are gone")
+            raise RuntimeError(_CLOSED)
         future: Future = Future()
-        # The setting may be a context of the caller's thread.
+        # The caller's thread may have set it for itself alone.
         self._calls.put((call, jax.config.jax_enable_x64, future))  # type: ignore[attr-defined]
+        if self._ended:  # perhaps too late for the thread to see the call
+            self._fail_rest()
         return future
 
     def _serve(self) -> None:
@@ -91,12 +96,22 @@ class _GroupThread:
             try:
                 with jax.enable_x64(enable_x64):
                     future.set_result(call())
-            except BaseException as error:  # whatever it is, it belongs to whoever waits for the call
+            except BaseException as error:  # all errors are for the thread that waits for the call
                 future.set_exception(error)
             del item, call, future  # an idle thread must not keep the last call's arrays alive
+        self._ended = True
+        self._fail_rest()
+        self.worker.close()
+
+    def _fail_rest(self) -> None:
+        """Fails the calls that came after the end."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (item := self._calls.get_nowait()) is not None:
+                    item[-1].set_exception(RuntimeError(_CLOSED))
 
     def end(self) -> None:
-        """Ends the thread after the calls already made; does not wait for it."""
+        """Ends the thread, and frees what the group holds, after the calls already made. Does not wait."""
         self._closed = True
         self._calls.put(None)
 
@@ -113,23 +128,20 @@ def _close_all(groups: Sequence[_GroupThread]) -> None:
         group.join()
 
 
-class InProcessRuntime:
-    """Implements ``mpmd.runtime.runtime.Runtime`` with threads."""
+class InProcessRuntime(RuntimeBase):
+    """Implements ``mpmd.runtime.protocol.Runtime`` with threads."""
 
     def __init__(self, submeshes: Sequence[jax.sharding.Mesh]):
+        super().__init__(len(submeshes))
         self._mailboxes = [Mailbox() for _ in submeshes]
         self._groups = [
             _GroupThread(GroupWorker(i, submesh, InProcessTransport(self._mailboxes, submeshes, i)))
             for i, submesh in enumerate(submeshes)
         ]
-        self._ledger = HandleLedger(len(submeshes))
-        self.sent = SentArrays(self._ledger.drop)
-        self._programs = itertools.count()
-        self._submitting = threading.Lock()
-        # Also at exit: a thread that the interpreter's end catches within XLA would take the process down.
+        # Also at exit: if a thread is still inside XLA when the interpreter exits, the process crashes.
         self._close = weakref.finalize(self, _close_all, tuple(self._groups))
 
-    def load(self, program: Program) -> Loaded:
+    def load(self, program: Program) -> LoadedProgram:
         number = next(self._programs)
         watch = Stopwatch()
 
@@ -140,39 +152,62 @@ class InProcessRuntime:
         with watch("resolve"):
             program = resolve_specs(program, output_specs)
         arguments = (number, program.plan, program.functions, program.constants)
-        with watch("load"):
-            loading = [group.submit(partial(group.worker.load, *arguments)) for group in self._groups]
-            xla_seconds = tuple(future.result() for future in loading)
-        return Loaded(number, program, watch.seconds, xla_seconds)
+        try:
+            with watch("load"):
+                loading = [group.submit(partial(group.worker.load, *arguments)) for group in self._groups]
+                xla_seconds = tuple(future.result() for future in loading)
+        except BaseException:  # also an interrupt
+            self.unload(number)
+            raise
+        return LoadedProgram(number, program, watch.seconds, xla_seconds)
 
-    def submit(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
+    def unload(self, number: int) -> None:
+        released = Released(programs=(number,))
+        for group in self._groups:
+            with contextlib.suppress(RuntimeError):  # the mesh was closed
+                group.submit(partial(group.worker.release, released))
+
+    def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         futures = {}
-        with self._submitting:  # all groups must see the steps in the same order
-            for mpmd_idx, request in requests.items():
-                request = dataclasses.replace(request, frees=self._ledger.take_dropped(mpmd_idx))
-                futures[mpmd_idx] = self._groups[mpmd_idx].submit(partial(self._step, mpmd_idx, request))
+        with self._submitting:
+            (step,) = {request.step for request in requests.values()}
+            try:
+                for mpmd_idx, request in requests.items():
+                    request = dataclasses.replace(request, released=self._released.take(mpmd_idx))
+                    run = partial(self._run_step, mpmd_idx, request)
+                    futures[mpmd_idx] = self._groups[mpmd_idx].submit(run)
+            except BaseException:  # also an interrupt: the groups that have the step must not wait for others
+                self._abort(step, "the step did not reach all groups")
+                raise
         return futures
 
-    def _step(self, mpmd_idx: int, request: StepRequest) -> StepReply:
+    def _run_step(self, mpmd_idx: int, request: StepRequest) -> StepReply:
+        self._mailboxes[mpmd_idx].begin_step(request.step)
         try:
-            return self._groups[mpmd_idx].worker.step(request)
+            owned = {handle: _owned(array) for handle, array in request.host_arrays.items()}
+            return self._groups[mpmd_idx].worker.run_step(dataclasses.replace(request, host_arrays=owned))
         except StepAborted:
             raise
         except Exception as error:
-            for mailbox in self._mailboxes:
-                mailbox.abort(request.step, str(error))
+            self._abort(request.step, str(error))
             raise
+
+    def _abort(self, step: int, reason: str) -> None:
+        for mailbox in self._mailboxes:
+            mailbox.abort(step, reason)
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         group = self._groups[mpmd_idx]
         return group.submit(partial(group.worker.fetch, handle))
 
-    def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
-        self._ledger.drop(mpmd_idxs, handle)
-
-    def next_handle(self) -> Handle:
-        return self._ledger.next_handle()
-
     def close(self) -> None:
         """Ends the threads after the steps already submitted, and waits for them."""
+        with self._submitting:  # a step is submitted to all groups or to none
+            for group in self._groups:
+                group.end()
         self._close()
+
+
+def _owned(array: np.ndarray) -> np.ndarray:
+    """An array for a group to keep: a copy of a view, which would keep the caller's array alive."""
+    return array if array.flags.owndata else array.copy()

@@ -1,4 +1,4 @@
-"""Messages that have arrived at one group and were not yet taken."""
+"""Messages that have arrived at one group and were not yet received."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpmd.errors import StepAborted
 from mpmd.runtime.transport import Array, MessageId
 
 
-class _Delivery(NamedTuple):
+class _Arrival(NamedTuple):
     message: MessageId
     arrays: Sequence[Array]
 
@@ -21,36 +21,50 @@ class _Abort(NamedTuple):
 
 
 class Mailbox:
-    """Takes in messages from any thread, for one thread that waits for them.
+    """Takes in messages from any thread, for one thread that receives them.
 
-    What arrives goes through a queue, whose waiting costs next to nothing, and is filed by the thread that
-    looks for something.
+    Everything that arrives goes into a queue, on which a thread can wait at almost no cost. The receiving
+    thread sorts what it takes from the queue. It runs steps in ascending order, so it drops what belongs to
+    an earlier step.
     """
 
     def __init__(self) -> None:
-        self._arriving: queue.SimpleQueue[_Delivery | _Abort] = queue.SimpleQueue()
+        self._arriving: queue.SimpleQueue[_Arrival | _Abort] = queue.SimpleQueue()
         self._arrived: dict[MessageId, Sequence[Array]] = {}
         self._aborted: dict[int, str] = {}
+        self._step = 0
 
     def deliver(self, message: MessageId, arrays: Sequence[Array]) -> None:
-        self._arriving.put(_Delivery(message, arrays))
+        """Adds a message. May be called from any thread."""
+        self._arriving.put(_Arrival(message, arrays))
 
     def abort(self, step: int, reason: str) -> None:
-        """Ends the waiting for messages of a step, now and later, and drops those that have arrived."""
+        """Ends the waiting for messages of a step, now and later, and drops those that have arrived.
+
+        May be called from any thread.
+        """
         self._arriving.put(_Abort(step, reason))
+
+    def begin_step(self, step: int) -> None:
+        """Drops what is left of earlier steps. To be called by the receiving thread."""
+        self._step = step
+        while not self._arriving.empty():
+            self._process(self._arriving.get())
+        self._aborted = {number: reason for number, reason in self._aborted.items() if number >= step}
+        self._arrived = {message: found for message, found in self._arrived.items() if message.step >= step}
 
     def take(self, message: MessageId) -> Sequence[Array]:
         """Waits for a message and removes it. Raises ``StepAborted`` when its step was aborted."""
         while message not in self._arrived:
             if message.step in self._aborted:
                 raise StepAborted(self._aborted[message.step])
-            self._file(self._arriving.get())
+            self._process(self._arriving.get())
         return self._arrived.pop(message)
 
-    def _file(self, item: _Delivery | _Abort) -> None:
+    def _process(self, item: _Arrival | _Abort) -> None:
         match item:
-            case _Delivery(message, arrays):
-                if message.step not in self._aborted:
+            case _Arrival(message, arrays):
+                if message.step >= self._step and message.step not in self._aborted:
                     self._arrived[message] = arrays
             case _Abort(step, reason):
                 self._aborted.setdefault(step, reason)

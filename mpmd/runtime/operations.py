@@ -1,4 +1,4 @@
-"""What a group does in a step, ready to be done: instructions with names turned into slots of a table."""
+"""The operations of a step: the plan's instructions, with names turned into slots of a table."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import jax
 
 from mpmd.errors import TaskError
-from mpmd.ir import Free, GroupProgram, Name, Plan, Recv, Run, Send
+from mpmd.events import Event, Wait
+from mpmd.ir import AnyTask, Free, GroupProgram, Name, Plan, Recv, Run, Send
 from mpmd.runtime.transport import MessageId, Transport
-from mpmd.timeline import Event
 
 Compiled = Callable[..., Sequence[jax.Array]]
 
 
 @dataclasses.dataclass(slots=True)
-class Step:
-    """A step under way: its values by slot, and where to note what happens, if anywhere."""
+class StepState:
+    """A step under way: its values by slot, and the list that its events are added to, if any."""
 
     number: int
     table: list[Any]
@@ -28,9 +28,9 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunTask:
-    """Calls an executable. Waits for it to end if ``synchronous``, or if events are noted."""
+    """Calls an executable. Waits for it to end if ``synchronous``, or if the step has events."""
 
-    label: str
+    task: AnyTask
     mpmd_idx: int
     call: Compiled
     inputs: tuple[int, ...]
@@ -38,23 +38,23 @@ class RunTask:
     donated: tuple[int, ...]
     synchronous: bool
 
-    def perform(self, step: Step) -> None:
+    def perform(self, state: StepState) -> None:
         """Raises ``TaskError`` when the executable fails."""
-        table, events = step.table, step.events
+        table, events = state.table, state.events
         start = time.perf_counter()
         try:
             results = self.call(*[table[slot] for slot in self.inputs])
             if results and (self.synchronous or events is not None):
                 results[-1].block_until_ready()  # an executable's results become ready together
         except Exception as error:
-            message = f"{self.label} failed on group {self.mpmd_idx}: {type(error).__name__}: {error}"
-            raise TaskError(message, self.mpmd_idx, self.label) from error
+            message = f"{self.task} failed on group {self.mpmd_idx}: {type(error).__name__}: {error}"
+            raise TaskError(message, self.mpmd_idx, str(self.task)) from error
         for slot in self.donated:
             table[slot] = None
         for slot, result in zip(self.outputs, results, strict=True):
             table[slot] = result
         if events is not None:
-            events.append(Event(self.mpmd_idx, self.label, start, time.perf_counter()))
+            events.append(Event(self.mpmd_idx, self.task, start, time.perf_counter()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class SendMessage:
     dst: int
     tag: int
 
-    def perform(self, step: Step) -> None:
-        arrays = [step.table[slot] for slot in self.values]
-        self.transport.send(MessageId(step.number, self.src, self.dst, self.tag), arrays)
+    def perform(self, state: StepState) -> None:
+        arrays = [state.table[slot] for slot in self.values]
+        self.transport.send(MessageId(state.number, self.src, self.dst, self.tag), arrays)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TakeMessage:
+class ReceiveMessage:
     """Waits for a message, and puts its values into their slots."""
 
     transport: Transport
@@ -83,33 +83,32 @@ class TakeMessage:
     dst: int
     tag: int
 
-    def perform(self, step: Step) -> None:
+    def perform(self, state: StepState) -> None:
         """Raises ``StepAborted`` when the step fails elsewhere."""
         start = time.perf_counter()
-        message = MessageId(step.number, self.src, self.dst, self.tag)
+        message = MessageId(state.number, self.src, self.dst, self.tag)
         received = self.transport.recv(message, self.shardings)
         for slot, array in zip(self.values, received, strict=True):
-            step.table[slot] = array
-        if step.events is not None:
-            label = f"wait for group {self.src}"
-            step.events.append(Event(self.dst, label, start, time.perf_counter()))
+            state.table[slot] = array
+        if state.events is not None:
+            state.events.append(Event(self.dst, Wait(self.src), start, time.perf_counter()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Forget:
+class FreeValues:
     """Drops values."""
 
     values: tuple[int, ...]
 
-    def perform(self, step: Step) -> None:
+    def perform(self, state: StepState) -> None:
         for slot in self.values:
-            step.table[slot] = None
+            state.table[slot] = None
 
 
-Operation = RunTask | SendMessage | TakeMessage | Forget
+Operation = RunTask | SendMessage | ReceiveMessage | FreeValues
 
 
-def resolve(
+def operations_of(
     program: GroupProgram,
     plan: Plan,
     slots: dict[Name, int],
@@ -120,29 +119,39 @@ def resolve(
 ) -> Iterator[Operation]:
     """Turns a group's instructions into operations; new names get the next slots.
 
-    A message is taken right before the first of its values is used: messages arrive without being asked
-    for, so there is nothing to do earlier, where the plan posts the receive. Values are dropped after the
-    messages that follow are sent, for which another group may be waiting. Other arguments as for
-    ``mpmd.runtime.executor.Executor``.
+    A message is received right before the first of its values is used: messages arrive without being asked
+    for, so there is nothing to do where the plan posts the receive. Values are dropped after the
+    messages that follow are sent, for which another group may be waiting.
+
+    Args:
+      slots: the slots of the names that have a value when the step begins; the other names are added.
+      program, plan, executables, shardings, transport, synchronous: are those of
+        ``mpmd.runtime.executor.Executor``.
     """
     here = program.mpmd_idx
-    donated = {executable.name: executable.donated for executable in plan.executables}
     posted: dict[Name, Recv] = {}
     dead: list[Name] = []
 
     def slots_of(names: Sequence[Name]) -> tuple[int, ...]:
         return tuple(slots.setdefault(name, len(slots)) for name in names)
 
-    def forget() -> Iterator[Operation]:
+    def free() -> Iterator[Operation]:
         if dead:
-            yield Forget(slots_of(dead))
+            yield FreeValues(slots_of(dead))
             dead.clear()
 
-    def take(names: Sequence[Name]) -> Iterator[Operation]:
+    def receive(names: Sequence[Name]) -> Iterator[Operation]:
         for recv in dict.fromkeys(posted[name] for name in names if name in posted):
-            yield from forget()
+            yield from free()
             wanted = tuple(shardings[name] for name in recv.values)
-            yield TakeMessage(transport, slots_of(recv.values), wanted, recv.src, here, recv.tag)
+            yield ReceiveMessage(
+                transport=transport,
+                values=slots_of(recv.values),
+                shardings=wanted,
+                src=recv.src,
+                dst=here,
+                tag=recv.tag,
+            )
             for name in recv.values:
                 del posted[name]
 
@@ -150,17 +159,23 @@ def resolve(
         match instruction:
             case Recv(values):
                 posted.update(dict.fromkeys(values, instruction))
-            case Run(label, executable, inputs, outputs):
-                yield from forget()
-                yield from take(inputs)
-                given = slots_of([inputs[position] for position in donated[executable]])
-                call = executables[executable]
-                yield RunTask(label, here, call, slots_of(inputs), slots_of(outputs), given, synchronous)
+            case Run(task, executable, inputs, outputs):
+                yield from free()
+                yield from receive(inputs)
+                yield RunTask(
+                    task=task,
+                    mpmd_idx=here,
+                    call=executables[executable],
+                    inputs=slots_of(inputs),
+                    outputs=slots_of(outputs),
+                    donated=slots_of([inputs[position] for position in plan.executable(executable).donated]),
+                    synchronous=synchronous,
+                )
             case Send(values, dst, tag):
-                yield from take(values)
-                yield SendMessage(transport, slots_of(values), here, dst, tag)
+                yield from receive(values)
+                yield SendMessage(transport=transport, values=slots_of(values), src=here, dst=dst, tag=tag)
             case Free(values):
-                yield from take(values)
+                yield from receive(values)
                 dead.extend(values)
-    yield from forget()
-    yield from take(tuple(posted))  # they are results of the step
+    yield from free()
+    yield from receive(tuple(posted))  # they are results of the step

@@ -1,4 +1,4 @@
-"""How groups hand values to one another: the protocol."""
+"""How groups exchange messages: the protocol."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 Array = jax.Array | np.ndarray
-"""A value as executables take it: on the group's devices, or still in the host's memory."""
+"""A value as executables take it: on the group's devices, or in the host's memory."""
 
 
 class MessageId(NamedTuple):
@@ -24,17 +24,17 @@ class MessageId(NamedTuple):
 class Transport(Protocol):
     """One group's end of all its edges.
 
-    Ordering: the messages of an edge are sent in ascending tag, and received in any order. Ownership:
-    ``send`` is done with the arrays' buffers, or holds references of its own, when it returns, so the caller
-    may free or donate them; received arrays belong to the caller, who does not write to them. Blocking:
-    ``send`` does not block while the receiver is at the same step or at the one before; messages travel
-    without being asked for, and ``recv`` waits until one is there. Every wait ends when the step is aborted.
+    Ordering: the messages of an edge are sent in ascending tag, and received in any order. Ownership: when
+    ``send`` returns, the caller may free or donate the arrays, as the transport has copied them or refers to
+    their buffers; received arrays belong to the caller, who does not write to them. Blocking: ``send`` does
+    not block while the receiver is at the same step or at the one before; a message is sent before it is
+    asked for, and ``recv`` waits until it has arrived. Every wait ends when the step is aborted.
     """
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None: ...
 
     def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
-        """Waits for a message, and removes it; its values have these shardings, or are in the host's memory.
+        """Waits for a message and removes it. Its values have these shardings, or are in the host's memory.
 
         Raises: ``StepAborted`` when the step was aborted instead.
         """

@@ -1,6 +1,19 @@
-"""Schedules: the order in which each group runs its tasks, as data that is checked before it runs."""
+"""Schedules: the order in which each group runs its tasks, as data that is checked before it runs.
 
-from mpmd.schedules.base import OneStagePerGroup, RoundRobin, Schedule, VShaped, round_robin, v_shape
+The size of a step enters; ``TaskLists`` leave. Start reading in ``base.py``, the base class of schedules, and
+in ``gpipe.py``, the simplest one. ``check.py`` says what is wrong with lists, ``text.py`` reads and writes
+them, ``dispatch.py`` makes lists by simulation, and ``families.py`` has all schedules by name.
+"""
+
+from mpmd.schedules.base import (
+    OneStagePerGroup,
+    RoundRobin,
+    Schedule,
+    TaskLists,
+    VShaped,
+    round_robin,
+    v_shape,
+)
 from mpmd.schedules.check import check_schedule, total_order
 from mpmd.schedules.custom import CustomSchedule
 from mpmd.schedules.dispatch import TaskTimes
@@ -36,6 +49,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Std1F1B",
+    "TaskLists",
     "TaskTimes",
     "VHalf",
     "VMin",

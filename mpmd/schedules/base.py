@@ -1,22 +1,26 @@
-"""What every schedule is: a frozen value that lists the tasks of each group."""
+"""The base class of schedules, and the ways to place stages on groups."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Self
 
 from mpmd.ir import Cell
 
+TaskLists = Sequence[Sequence[Cell]]
+"""For each group what it runs, first to last."""
+
 Placement = tuple[int, ...]
-"""The group that runs each stage."""
+"""The group of each stage."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule(abc.ABC):
     """The order in which ``mpmd_dim`` groups run the tasks of ``num_stages`` stages.
 
-    A new schedule gives ``tasks`` and nothing else::
+    A new schedule defines ``tasks`` and nothing else::
 
         @dataclasses.dataclass(frozen=True)
         class OneAtATime(Schedule):
@@ -29,9 +33,9 @@ class Schedule(abc.ABC):
 
         OneAtATime(num_stages=4, mpmd_dim=4)
 
-    ``check_schedule`` says what is wrong with such lists, ``mpmd.render.schedule_grid`` draws them.
+    ``check_schedule`` says what is wrong with such lists, and ``mpmd.render.schedule_grid`` draws them.
 
-    Raises ``ValueError`` when there is not at least one stage and one group.
+    Raises ``ValueError`` without at least one stage and one group.
     """
 
     num_stages: int
@@ -44,19 +48,19 @@ class Schedule(abc.ABC):
 
     @classmethod
     def of_size(cls, num_stages: int, mpmd_dim: int) -> Self:
-        """The schedule of a size, all else as it is by default. Raises ``ValueError`` as the class does."""
+        """The schedule of a size, with defaults for all else. Raises ``ValueError`` as the class does."""
         return cls(num_stages, mpmd_dim)
 
     @abc.abstractmethod
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
-        """What each group runs, first to last; all tasks of a stage are on one group.
+        """What each group runs, first to last. All tasks of a stage are on one group.
 
-        Raises ``ValueError`` when there are no microbatches.
+        Raises ``ValueError`` without microbatches.
         """
 
     @property
     def name(self) -> str:
-        """What to call the schedule in messages and pictures."""
+        """The name of the schedule in messages and pictures."""
         return type(self).__name__
 
 
@@ -98,7 +102,7 @@ class RoundRobin(Schedule):
 
     @property
     def stages_per_group(self) -> int:
-        """The ``v`` of the formulas."""
+        """The number of stages on each group: ``v`` in the formulas."""
         return self.num_stages // self.mpmd_dim
 
     def stages_of(self, mpmd_idx: int) -> range:
@@ -110,9 +114,9 @@ class RoundRobin(Schedule):
 class VShaped(Schedule):
     """A schedule in which group ``i`` of ``p`` runs the stages ``i`` and ``2 p - 1 - i``.
 
-    Forwards go down the groups and up again, as along the letter V. The first group has the first stage and
-    the last one: a microbatch's backward starts where its forward started, and a weight that is tied between
-    those stages is held once.
+    Forwards go down the groups and up again, like the letter V. The first group has the first stage and the
+    last stage: a microbatch's backward starts where its forward started, and a weight that these two stages
+    share is held once.
 
     Raises ``ValueError`` unless ``num_stages`` is twice ``mpmd_dim``.
     """
@@ -126,19 +130,20 @@ class VShaped(Schedule):
             )
 
     def stages_of(self, mpmd_idx: int) -> tuple[int, int]:
-        """The stages that a group runs: the one on the way down, and the one on the way up."""
+        """The stages that a group runs: one on the way down, and one on the way up."""
         return mpmd_idx, self.num_stages - 1 - mpmd_idx
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed(Schedule):
+class AnyPlacement(Schedule):
     """A schedule for any placement of the stages.
 
     Attributes:
-      placement: the group of each stage; ``v_shape(mpmd_dim)`` is that of ``VShaped`` schedules. By default
-        that of ``RoundRobin`` schedules, which for as many stages as groups is one stage per group.
+      placement: the group of each stage. The default is the placement of ``RoundRobin`` schedules; with as
+        many stages as groups it is one stage per group. ``v_shape(mpmd_dim)`` is that of ``VShaped``
+        schedules.
 
-    Raises ``ValueError`` unless every stage has a group and every group a stage.
+    Raises ``ValueError`` unless every stage has a group and every group has a stage.
     """
 
     placement: Placement = ()

@@ -1,22 +1,21 @@
-"""A schedule that is given as its lists of tasks: of one's own, or read from text."""
+"""A schedule that is given by its lists of tasks, in Python or as text."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
 from typing import Self
 
 from mpmd.ir import Cell
-from mpmd.schedules.base import Schedule
+from mpmd.schedules.base import Schedule, TaskLists
 from mpmd.schedules.check import check_schedule
 from mpmd.schedules.text import from_text
 
 
 @dataclasses.dataclass(frozen=True)
 class CustomSchedule(Schedule):
-    """Runs the lists it is made of, for the number of microbatches that occur in them.
+    """Runs the given lists, for the number of microbatches that occur in them.
 
     ``num_stages``, ``mpmd_dim`` and ``num_microbatches`` follow from the lists::
 
@@ -34,7 +33,7 @@ class CustomSchedule(Schedule):
     num_stages: int = dataclasses.field(init=False)
     mpmd_dim: int = dataclasses.field(init=False)
     num_microbatches: int = dataclasses.field(init=False)
-    lists: Sequence[Sequence[Cell]] = dataclasses.field(repr=False)
+    lists: TaskLists = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
         lists = tuple(map(tuple, self.lists))
@@ -54,7 +53,7 @@ class CustomSchedule(Schedule):
     def from_text(cls, text: str) -> Self:
         """Reads the lists in any form that ``mpmd.schedules.text`` describes.
 
-        Raises ``ValueError`` with the line and column of everything that is no cell.
+        Raises ``ValueError`` with the line and column of all text that is no cell.
         """
         return cls(from_text(text))
 
@@ -64,7 +63,7 @@ class CustomSchedule(Schedule):
         return cls.from_text(pathlib.Path(path).read_text(encoding="utf-8-sig"))
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
-        """The lists. Raises ``ValueError`` for another number of microbatches than they are for."""
+        """The lists. Raises ``ValueError`` for another number of microbatches than theirs."""
         if num_microbatches != self.num_microbatches:
             raise ValueError(
                 f"{self.name} has the tasks of {self.num_microbatches} microbatches, "

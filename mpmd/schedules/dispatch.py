@@ -1,4 +1,4 @@
-"""Makes lists by simulating groups that choose their next task whenever they are free."""
+"""Makes lists of tasks by simulating groups that choose their next task whenever they are free."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from mpmd.ir import Cell, Task, TaskKind
+from mpmd.ir import Cell, Task, TaskKind, TaskType
 from mpmd.schedules.base import Placement
-
-Lane = tuple[TaskKind, int]
-"""A kind of task and a stage; the microbatches of a lane run in ascending order."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskTimes:
-    """How long tasks take, in any unit: a number for all stages, or a sequence with one for each.
+    """How long tasks take, in any unit of time.
 
-    ``bwd`` is a whole backward, ``bwdA`` and ``bwdW`` are the parts of a split one; ``hop`` is how long a
-    message from one group to another is on its way.
+    Attributes:
+      fwd, bwd, bwdA, bwdW: the time of a kind of task: a number for all stages, or a sequence with one for
+        each.
+      hop: how long a message from one group to another takes.
 
     Raises ``ValueError`` when a time is negative.
     """
@@ -46,38 +45,47 @@ class TaskTimes:
         return time[task.stage] if isinstance(time, tuple) else time
 
 
-UNITS = TaskTimes()
+UNIT_TIMES = TaskTimes()
 
 
 @dataclasses.dataclass
-class Group:
-    """A group while its list is being made.
+class GroupState:
+    """A group while its list is made. The tasks of each type run in ascending order of microbatches.
 
-    ``arrived`` and ``started`` count by lane the microbatches whose task could start and did; ``weights`` are
-    the ``bwdW`` that wait, oldest first. ``in_flight`` counts the stages' microbatches between the start of
-    their forward and the end of their backward.
+    Attributes:
+      arrived: for each type, the number of tasks whose inputs have arrived.
+      started: for each type, the number of tasks that have started.
+      weights: the ``bwdW`` that can start, the oldest first.
+      tasks: the list so far.
+      in_flight: the number of forwards that have started and whose backward has not ended.
+      busy: whether a task is running.
     """
 
     mpmd_idx: int
     stages: tuple[int, ...]
-    arrived: dict[Lane, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
-    started: dict[Lane, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
+    arrived: dict[TaskType, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
+    started: dict[TaskType, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
     weights: collections.deque[Task] = dataclasses.field(default_factory=collections.deque)
     tasks: list[Cell] = dataclasses.field(default_factory=list)
     in_flight: int = 0
     busy: bool = False
 
     def ready(self, kind: TaskKind) -> list[Task]:
-        """The next tasks of a kind of which all inputs are there, by ascending stage."""
-        lanes = ((kind, stage) for stage in self.stages)
-        return [Task(*lane, self.started[lane]) for lane in lanes if self.started[lane] < self.arrived[lane]]
+        """The next tasks of a kind whose inputs are all there, by ascending stage."""
+        types: Iterable[TaskType] = ((kind, stage) for stage in self.stages)
+        return [
+            Task(*task_type, self.started[task_type])
+            for task_type in types
+            if self.started[task_type] < self.arrived[task_type]
+        ]
 
     def can_start(self, task: Task) -> bool:
-        """Whether the task is the next of its lane, and all its inputs are there."""
-        lane = task.kind, task.stage
-        return self.started[lane] == task.microbatch < self.arrived[lane]
+        """Whether the task is the next of its type, and all its inputs are there."""
+        task_type = task.kind, task.stage
+        return self.started[task_type] == task.microbatch < self.arrived[task_type]
 
     def start(self, task: Task) -> None:
+        """Starts a task that can start, and adds it to the list."""
         assert self.can_start(task), f"group {self.mpmd_idx} chose {task}, which cannot start"
         self.busy = True
         self.tasks.append(task)
@@ -87,44 +95,48 @@ class Group:
             self.weights.remove(task)
 
     def end(self, task: Task) -> None:
+        """Ends the running task."""
         self.busy = False
         self.in_flight -= task.kind in ("bwd", "bwdW")
         if task.kind == "bwdA":
             self.arrive(("bwdW", task.stage))
             self.weights.append(Task("bwdW", task.stage, task.microbatch))
 
-    def arrive(self, lane: Lane) -> None:
-        self.arrived[lane] += 1
+    def arrive(self, task_type: TaskType) -> None:
+        """Notes that the inputs of one more task of a type are there."""
+        self.arrived[task_type] += 1
 
 
-Choose = Callable[[Group], Task | None]
-"""What a free group starts now, of what is ready; ``None`` to wait until more is."""
+DispatchRule = Callable[[GroupState], Task | None]
+"""The task that a free group starts now; ``None`` if it is to wait until more tasks can start."""
 
 
 def dispatch(
     placement: Placement,
     num_microbatches: int,
-    choose: Choose,
-    times: TaskTimes = UNITS,
+    choose: DispatchRule,
+    times: TaskTimes = UNIT_TIMES,
     backward: TaskKind | None = "bwdA",
 ) -> tuple[list[list[Cell]], float]:
-    """The lists of tasks that groups make when each runs what ``choose`` says, and the time they take.
+    """Makes the lists of groups that follow a rule.
 
     Args:
       placement: the group of each stage.
-      num_microbatches: microbatches of the step.
-      choose: asked when a group is free and something has changed for it.
+      num_microbatches: the number of microbatches of the step.
+      choose: the rule; it is asked when a group is free and something has changed for the group.
       times: how long tasks and messages take.
       backward: what follows the last forward: ``"bwd"``, ``"bwdA"`` (and a ``bwdW`` after each), or nothing.
+
+    Returns: the lists, and the time of the step.
     """
     groups = [
-        Group(mpmd_idx, tuple(stage for stage, home in enumerate(placement) if home == mpmd_idx))
+        GroupState(mpmd_idx, tuple(stage for stage, home in enumerate(placement) if home == mpmd_idx))
         for mpmd_idx in range(max(placement) + 1)
     ]
     for _ in range(num_microbatches):
         groups[placement[0]].arrive(("fwd", 0))
-    # What happens to a group at a time, in the order in which it was known: a task ends, or a lane gets more.
-    events: list[tuple[float, int, int, Task | Lane]] = []
+    # Time, number in order of insertion, group, and the task that ends or the type of which inputs arrive.
+    events: list[tuple[float, int, int, Task | TaskType]] = []
     order = itertools.count()
     now: float = 0
     awake = set(range(len(groups)))
@@ -145,13 +157,13 @@ def dispatch(
                 groups[mpmd_idx].arrive(event)
                 continue
             groups[mpmd_idx].end(event)
-            if lane := _next_lane(event, len(placement), backward):
-                hop = times.hop if placement[lane[1]] != mpmd_idx else 0
-                heapq.heappush(events, (now + hop, next(order), placement[lane[1]], lane))
+            if task_type := _next_type(event, len(placement), backward):
+                hop = times.hop if placement[task_type[1]] != mpmd_idx else 0
+                heapq.heappush(events, (now + hop, next(order), placement[task_type[1]], task_type))
 
 
-def _next_lane(task: Task, num_stages: int, backward: TaskKind | None) -> Lane | None:
-    """Which lane goes on with the task's microbatch."""
+def _next_type(task: Task, num_stages: int, backward: TaskKind | None) -> TaskType | None:
+    """The type of the task that continues with the microbatch of a task."""
     if task.kind == "fwd" and task.stage + 1 < num_stages:
         return "fwd", task.stage + 1
     if task.kind == "fwd":
@@ -159,14 +171,14 @@ def _next_lane(task: Task, num_stages: int, backward: TaskKind | None) -> Lane |
     return (task.kind, task.stage - 1) if task.kind != "bwdW" and task.stage > 0 else None
 
 
-def in_order(lists: Iterable[Iterable[Task]], limit: float = math.inf, fill: bool = False) -> Choose:
-    """Each group runs its list, waiting where it must; never with more in flight than ``limit``.
+def in_order(lists: Iterable[Iterable[Task]], limit: float = math.inf, fill: bool = False) -> DispatchRule:
+    """The rule that each group runs its list, never with more than ``limit`` forwards in flight.
 
-    With ``fill`` the lists have no ``bwdW``: a group runs the oldest of those it has when it would else wait.
+    With ``fill`` the lists have no ``bwdW``: a group runs its oldest ``bwdW`` when it would have to wait.
     """
     queues = [collections.deque(tasks) for tasks in lists]
 
-    def choose(group: Group) -> Task | None:
+    def choose(group: GroupState) -> Task | None:
         queue = queues[group.mpmd_idx]
         if queue and group.can_start(queue[0]) and (queue[0].kind != "fwd" or group.in_flight < limit):
             return queue.popleft()

@@ -14,12 +14,12 @@ from mpmd.schedules.v_shaped import ZeroBubbleV
 class DualPipeV(VShaped):
     """Runs a forward and a backward of different microbatches as one task, most of the time.
 
-    Within such a task the compiler can overlap one's communication (the all-to-all of a mixture of experts,
-    say) with the other's computation. Group ``i`` of ``p`` runs the stages ``i`` and ``2 p - 1 - i``. With
-    ``m >= 2 p`` microbatches and equal tasks:
+    Within such a task the compiler can overlap the communication of one (such as the all-to-all of a mixture
+    of experts) with the computation of the other. Group ``i`` of ``p`` runs the stages ``i`` and
+    ``2 p - 1 - i``. With ``m >= 2 p`` microbatches and equal tasks:
 
-    - step: as long as ``6 m + 2 (p - 1)`` tasks, a fused one counted as what it is made of; ``p - 1`` of
-      them are lost because a fused task hands nothing on before its end;
+    - step: as long as ``6 m + 2 (p - 1)`` tasks, each member of a fused task counted as one; ``p - 1`` of
+      them are lost because a fused task sends nothing before its end;
     - memory: the residuals of ``2 p + 1`` stages' microbatches on every group, each half as large as with one
       stage per group.
 
@@ -37,8 +37,8 @@ class DualPipeV(VShaped):
         return [self._group_tasks(mpmd_idx, num_microbatches) for mpmd_idx in range(self.mpmd_dim)]
 
     def _group_tasks(self, mpmd_idx: int, num_microbatches: int) -> list[Cell]:
-        """The eight steps of the source."""
-        group = _Group(*self.stages_of(mpmd_idx))
+        """The tasks of a group, in the eight steps of the source."""
+        group = _GroupTasks(*self.stages_of(mpmd_idx))
         groups_after = self.mpmd_dim - 1 - mpmd_idx
         for _ in range(2 * groups_after):  # 1
             group.run(group.fwd("down"))
@@ -75,8 +75,8 @@ class DualPipeV(VShaped):
         return group.cells
 
 
-class _Group:
-    """Writes down what a group runs. A leg of the V is one of its stages, whose microbatches come in turn."""
+class _GroupTasks:
+    """Collects what a group runs. A leg of the V is one of its stages; its microbatches run in order."""
 
     def __init__(self, down: int, up: int) -> None:
         self.cells: list[Cell] = []

@@ -1,4 +1,4 @@
-"""The families of schedules by name, for tools that let a user choose one."""
+"""The families of schedules by name, for tools in which a user chooses one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mpmd.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubble, ZeroBu
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Schedules of one class, of all sizes.
+    """The schedules of one class, of all sizes.
 
     Attributes:
       schedule: the class.
-      stages_per_group: how many stages a group has when nobody says.
+      stages_per_group: the number of stages of a group by default.
     """
 
     schedule: type[Schedule]
@@ -34,15 +34,15 @@ class Family:
         return self.schedule.__name__
 
     def build(self, mpmd_dim: int | None = None, num_stages: int | None = None) -> Schedule:
-        """The schedule of a size; of which one number follows from the other, if it is left out.
+        """The schedule of a size; a number that is left out follows from the other one.
 
-        Raises ``ValueError`` when there is neither, or when the class does not take the size, which says
-        which sizes it takes.
+        Raises ``ValueError`` without both numbers, and for a size that the class does not have; the message
+        says which sizes it has.
         """
         if mpmd_dim is None:
             if num_stages is None:
                 raise ValueError(f"{self.name} needs a size: mpmd_dim, num_stages or both")
-            # Rounded up, for a number of stages that does not fit is to be refused.
+            # Rounded up, so that the class refuses a number of stages that does not fit.
             mpmd_dim = -(-num_stages // self.stages_per_group)
         if num_stages is None:
             num_stages = mpmd_dim * self.stages_per_group
@@ -72,13 +72,13 @@ FAMILIES: Mapping[str, Family] = types.MappingProxyType(
         )
     }
 )
-"""All families by the name of their class."""
+"""All families by the names of their classes."""
 
 
 def build(name: str, mpmd_dim: int | None = None, num_stages: int | None = None) -> Schedule:
-    """The schedule of a family, by its name in any case; see ``Family.build``.
+    """The schedule of a family, whose name may be in upper or lower case; see ``Family.build``.
 
-    Raises ``ValueError`` when there is no such family, which lists those there are.
+    Raises ``ValueError`` for an unknown family; the message lists those that exist.
     """
     found = [family for family in FAMILIES.values() if family.name.lower() == name.lower()]
     if not found:

@@ -1,4 +1,4 @@
-"""What is wrong with lists of tasks, and a picture that shows where."""
+"""The faults of lists of tasks, and a grid that shows where they are."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from mpmd.ir import Cell
 from mpmd.schedules.text import short_text
 
-Position = tuple[int, int]
-"""A cell's group, and its index in that group's list."""
+CellPosition = tuple[int, int]
+"""The group of a cell, and the index of the cell in the group's list."""
 
 _FAULTS, _ROWS, _CELLS, _NEAR = 20, 12, 12, 2
 """The most faults listed, rows drawn and cells drawn in a row; the cells drawn on either side of a mark."""
@@ -19,17 +19,17 @@ _FAULTS, _ROWS, _CELLS, _NEAR = 20, 12, 12, 2
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong; ``cells`` are those it concerns, none if it is about what is not there."""
+    """One thing that is wrong, and the cells that it concerns; a missing task has no cells."""
 
     message: str
-    cells: tuple[Position, ...] = ()
+    cells: tuple[CellPosition, ...] = ()
 
 
 class ScheduleError(ValueError):
     """Lists of tasks that cannot run. The message numbers the faults, and marks their cells in the lists.
 
     Attributes:
-      faults: all of them; the message stops after the first 20.
+      faults: all faults; the message lists the first 20.
     """
 
     def __init__(self, summary: str, faults: Sequence[Fault], tasks: Sequence[Sequence[Any]]):
@@ -51,10 +51,10 @@ def marked_grid(tasks: Sequence[Sequence[Any]], faults: Sequence[Fault]) -> str:
         0  F0     B0[1]  B0[1]  (9)
         1  B0[2]  F0[2]  (10)
 
-    Of long lists only the cells near a mark are there, and ``(9)`` stands for nine others; of many groups
-    only those with marks. Empty if no fault has cells.
+    Long lists are shown near their marks, and ``(9)`` stands for nine other cells; of many groups, only those
+    with marks are shown. The grid is empty if no fault has cells.
     """
-    marks: dict[Position, list[int]] = collections.defaultdict(list)
+    marks: dict[CellPosition, list[int]] = collections.defaultdict(list)
     for number, fault in enumerate(faults, start=1):
         for cell in fault.cells:
             if number not in marks[cell]:
@@ -77,7 +77,7 @@ def marked_grid(tasks: Sequence[Sequence[Any]], faults: Sequence[Fault]) -> str:
 
 
 def _stages_need_names(tasks: Sequence[Sequence[Any]]) -> bool:
-    """Whether some group runs another stage than the one that has its number."""
+    """Whether some group runs a stage of another number than its own."""
     return any(
         task.stage != mpmd_idx
         for mpmd_idx, cells in enumerate(tasks)
@@ -88,7 +88,7 @@ def _stages_need_names(tasks: Sequence[Sequence[Any]]) -> bool:
 
 
 def _row(
-    cells: Sequence[Any], mpmd_idx: int, marks: Mapping[Position, Sequence[int]], with_stage: bool
+    cells: Sequence[Any], mpmd_idx: int, marks: Mapping[CellPosition, Sequence[int]], with_stage: bool
 ) -> list[str]:
     shown = _near(len(cells), [index for group, index in marks if group == mpmd_idx])
     texts: list[str] = []
@@ -104,7 +104,7 @@ def _row(
 
 
 def _near(length: int, marked: Sequence[int]) -> Sequence[int]:
-    """The positions of a list to draw: all, or the first that are near a mark."""
+    """The positions of a list that are drawn: all, or the first ones that are near a mark."""
     if length <= _CELLS:
         return range(length)
     near = {i for mark in marked for i in range(mark - _NEAR, mark + _NEAR + 1) if 0 <= i < length}

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 from mpmd.ir import Cell, Task
-from mpmd.schedules.base import Placed, check_num_microbatches
-from mpmd.schedules.dispatch import Group, dispatch
+from mpmd.schedules.base import AnyPlacement, check_num_microbatches
+from mpmd.schedules.dispatch import GroupState, dispatch
 from mpmd.schedules.orders import rounds_of
 
 
 @dataclasses.dataclass(frozen=True)
-class ForwardOnly(Placed):
+class ForwardOnly(AnyPlacement):
     """No backwards: a free group runs a forward of the earliest round and, of those, of its first stage.
 
-    With weights that a training schedule has placed, give its ``placement``. With ``p`` groups, ``v`` stages
-    on each, ``m`` microbatches (in the rounds of ``Interleaved1F1B``) and equal tasks:
+    For weights that a training schedule has placed, give the placement of that schedule. With ``p`` groups,
+    ``v`` stages on each, ``m`` microbatches (in the rounds of ``Interleaved1F1B``) and equal tasks:
 
     - step, round robin: as long as ``v m + p - 1`` tasks for ``m >= p``, ``m + v p - 1`` for fewer;
     - step, V-shaped: as long as ``2 m + 2 (p - 1)`` tasks;
@@ -29,7 +29,7 @@ class ForwardOnly(Placed):
         rounds = rounds_of(num_microbatches, self.mpmd_dim)
         round_of = {microbatch: index for index, part in enumerate(rounds) for microbatch in part}
 
-        def choose(group: Group) -> Task | None:
+        def choose(group: GroupState) -> Task | None:
             ready = group.ready("fwd")
             return min(ready, key=lambda task: (round_of[task.microbatch], task.stage), default=None)
 

@@ -13,7 +13,7 @@ from mpmd.schedules.orders import in_rounds, rounds_of, tasks_of
 class GPipe(OneStagePerGroup):
     """Every group runs the forwards of all ``m`` microbatches, then their backwards.
 
-    The simplest schedule, and the one that needs the most memory. With ``p`` stages:
+    This is the simplest schedule, and needs the most memory. With ``p`` stages:
 
     - bubble: ``(p - 1) / (m + p - 1)`` of the step;
     - memory: the residuals of all ``m`` microbatches on every group.
@@ -35,15 +35,15 @@ class GPipe(OneStagePerGroup):
 class InterleavedGPipe(RoundRobin):
     """GPipe with several stages per group, in the rounds of ``Interleaved1F1B``.
 
-    For few microbatches, or with rematerialisation, when all residuals fit. With ``p`` groups, ``v`` stages
+    It suits few microbatches, or rematerialisation, when all residuals fit. With ``p`` groups, ``v`` stages
     on each and ``m`` microbatches:
 
     - bubble, ``m >= p``: ``(p - 1) / (v m + p - 1)`` of the step;
     - step, ``m < p``: as long as ``m + v p - 1`` forwards and backwards of one stage;
     - memory: the residuals of all ``v m`` stages' microbatches on every group.
 
-    Every round pays for the latency of messages as they go round the groups; see ``LoopedBFS``. Raises
-    ``ValueError`` when ``num_stages`` is not a multiple of ``mpmd_dim``.
+    Every round waits for messages to go round the groups, unlike ``LoopedBFS``. Raises ``ValueError`` when
+    ``num_stages`` is not a multiple of ``mpmd_dim``.
 
     Source: GPipe (see there) on the placement of Narayanan et al., "Efficient Large-Scale Language Model
     Training on GPU Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 2.2.2.
@@ -64,9 +64,9 @@ class InterleavedGPipe(RoundRobin):
 class LoopedBFS(InterleavedGPipe):
     """Breadth first: each group runs all microbatches on one of its stages before it turns to the next.
 
-    Bubble and memory are those of ``InterleavedGPipe``. A stage's weights are used in one stretch of the
-    forward and one of the backward, and its gradient is complete early: the order for weights that are
-    gathered for use (fully sharded data parallelism) and for gradients that are reduced meanwhile. A latency
+    Bubble and memory are those of ``InterleavedGPipe``. A stage uses its weights in one stretch of the
+    forward and in one of the backward, and completes its gradient early. This suits weights that are gathered
+    for use (fully sharded data parallelism), and gradients that are reduced while other stages run. A latency
     of ``c`` per message, up to half a forward, adds ``2 (p - 1) c`` for ``m >= 2 p - 1``.
 
     Raises ``ValueError`` when ``num_stages`` is not a multiple of ``mpmd_dim``.

@@ -20,10 +20,10 @@ from mpmd.schedules.orders import (
 class Interleaved1F1B(RoundRobin):
     """Group ``i`` of ``p`` runs the ``v`` stages ``i, i + p, i + 2 p, ...``, in rounds of microbatches.
 
-    In a round of ``R`` microbatches a group runs the forwards of all of them on its first stage, then on its
-    second, and so on; the backwards the other way round. The last stage runs each forward and its backward
-    as one task. With ``m`` microbatches there are ``m // p`` rounds (at least one), as equal as can be,
-    the longer ones first:
+    In a round of ``R`` microbatches a group runs all their forwards on its first stage, then on its second
+    stage, and so on; it runs the backwards on its last stage first. The last stage of the model runs each
+    forward and its backward as one task. With ``m`` microbatches there are ``m // p`` rounds (at least one),
+    as equal as possible, the longer ones first:
 
     - bubble, ``m >= p``: ``(p - 1) / (v m + p - 1)`` of the step, for every ``m``;
     - step, ``m < p``: as long as ``m + v p - 1`` forwards and backwards of one stage;
@@ -38,10 +38,10 @@ class Interleaved1F1B(RoundRobin):
     """
 
     fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
-    """Whether a forward and the backward after it are one task, which XLA may overlap; none waits longer."""
+    """Whether a forward and the backward after it are one task, which XLA may overlap; no task waits more."""
 
     extra_warmup: ClassVar[int] = 0
-    """Forwards that each group runs earlier than it must."""
+    """The number of forwards that each group runs earlier than it must."""
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         check_num_microbatches(num_microbatches)
@@ -51,7 +51,7 @@ class Interleaved1F1B(RoundRobin):
 
     def _group_tasks(self, mpmd_idx: int, rounds: list[range]) -> list[Cell]:
         stages = self.stages_of(mpmd_idx)
-        # The hops from here to the last group and back, each of them time for one more forward.
+        # Each hop from this group to the last one and back gives time for one more forward.
         ahead = 2 * (self.mpmd_dim - 1 - mpmd_idx) + self.extra_warmup
         counts = forwards_before_backwards(rounds, self.stages_per_group)
         return merge(
@@ -66,10 +66,11 @@ class Interleaved1F1B(RoundRobin):
 class KimiK2(Interleaved1F1B):
     """``Interleaved1F1B`` with one forward more in the warm-up of every group.
 
-    Then a backward's neighbour in the list is the forward of another microbatch, on the last group too, and
-    what one of them sends (the all-to-all of a mixture of experts, say) can travel while the other runs. The
-    last stage runs each forward and the backward after it as one task. Bubble and step are those of
-    ``Interleaved1F1B``, memory is one stage's microbatch more, up to ``v m``.
+    So each forward and the backward next to it in the list belong to different microbatches, on the last
+    group too, and the communication of one of them (such as the all-to-all of a mixture of experts) can run
+    beside the computation of the other. The last stage runs each forward and the backward after it as one
+    task. Bubble and step are those of ``Interleaved1F1B``; memory is one stage's microbatch more, up to
+    ``v m``.
 
     Raises ``ValueError`` when ``num_stages`` is not a multiple of ``mpmd_dim``.
 

@@ -1,4 +1,4 @@
-"""List scheduling: the shortest order that is found for given times and memory."""
+"""List scheduling: the shortest order that is found for given times and a limit of memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from mpmd.ir import Cell, Task, TaskKind
-from mpmd.schedules.base import Placed, Schedule, check_num_microbatches, round_robin, v_shape
-from mpmd.schedules.dispatch import UNITS, Choose, Group, TaskTimes, dispatch, in_order
+from mpmd.schedules.base import AnyPlacement, Schedule, check_num_microbatches, round_robin, v_shape
+from mpmd.schedules.dispatch import UNIT_TIMES, DispatchRule, GroupState, TaskTimes, dispatch, in_order
 from mpmd.schedules.gpipe import InterleavedGPipe
 from mpmd.schedules.interleaved import Interleaved1F1B
 from mpmd.schedules.one_f_one_b import Std1F1B
@@ -18,35 +18,36 @@ from mpmd.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubbleH2
 
 
 @dataclasses.dataclass(frozen=True)
-class ListSchedule(Placed):
+class ListSchedule(AnyPlacement):
     """The shortest order found for stages whose times differ, within a limit of memory.
 
-    Simulates groups that start the best of what they could run whenever they are free, by two rules of what
-    is best, and the schedules made by hand that have the same placement and keep to the limit; the shortest
-    of all is taken, of equally short ones that with the least memory. So it is never longer than
+    It simulates groups that start the best task that can start whenever they are free, for two rules of what
+    is best, and the handmade schedules that have the same placement and keep to the limit. It takes the
+    shortest order of all; of equally short ones, the order that needs the least memory. So it is never longer
+    than
 
     - ``Std1F1B``, ``Interleaved1F1B`` and ``InterleavedGPipe``, for whole backwards,
     - ``ZeroBubble``, ``ZeroBubbleH2``, ``InterleavedZeroBubble``, ``ZeroBubbleV``, ``VHalf`` and ``VMin``,
       for split ones,
 
-    where those fit. For a stage that is heavier than the others (an embedding, a large vocabulary), for
-    groups that differ in memory, or for a placement of one's own. There are no formulas: bubble and memory
-    are those of the order that wins. 16 groups and 256 microbatches take about a second.
+    where those fit. It suits a stage that is heavier than the others (an embedding, a large vocabulary),
+    groups that differ in memory, and other placements. There are no formulas: bubble and memory are those of
+    the order that is found. 16 groups and 256 microbatches take about a second.
 
     Attributes:
-      times: how long tasks and messages take, as measured, say.
-      memory_limit: the most stages' microbatches that a group may have in flight, from the start of the
-        forward to the end of the backward: a number for all groups, one for each, or ``None`` for no limit.
+      times: how long tasks and messages take.
+      memory_limit: the most forwards that a group may have in flight, from the start of the forward to the
+        end of its backward: a number for all groups, one for each, or ``None`` for no limit.
       split_backward: whether a backward is a ``bwdA`` and a ``bwdW``.
 
     Raises ``ValueError`` when numbers are missing, or when a limit is less than the number of the group's
-    stages, for then some microbatch could not get through.
+    stages, so that no microbatch could pass.
 
     Source: the rules follow the scheduler of Qi et al., "Zero Bubble Pipeline Parallelism", 2023,
     arXiv:2401.10241, section 3.1.
     """
 
-    times: TaskTimes = UNITS
+    times: TaskTimes = UNIT_TIMES
     memory_limit: int | Sequence[int] | None = None
     split_backward: bool = True
 
@@ -84,7 +85,7 @@ class ListSchedule(Placed):
         timed += [self._run(num_microbatches, rule) for rule in rules]
         return min(timed, key=lambda pair: (pair[1], sum(_peaks(pair[0]))))[0]
 
-    def _run(self, num_microbatches: int, choose: Choose) -> tuple[list[list[Cell]], float]:
+    def _run(self, num_microbatches: int, choose: DispatchRule) -> tuple[list[list[Cell]], float]:
         backward: TaskKind = "bwdA" if self.split_backward else "bwd"
         return dispatch(self.placement, num_microbatches, choose, self.times, backward)
 
@@ -100,7 +101,7 @@ class ListSchedule(Placed):
             return known
         if self.split_backward:
             known.append(InterleavedZeroBubble(stages, groups))
-            # Less than ZB-H1's memory is of no use to it; then it does not fit, and is dropped.
+            # ZB-H2 needs at least the memory of ZB-H1. With less memory it does not fit, and is dropped.
             limit = int(max(stages, min(*self._limits, 2 * stages - 1)))
             known += [ZeroBubbleH2(stages, limit)] if stages == groups else []
         else:
@@ -109,14 +110,14 @@ class ListSchedule(Placed):
         return known
 
 
-def _greedy(limits: tuple[float, ...], alternate: bool) -> Choose:
-    """Backwards first, then forwards, then weight gradients; with ``alternate`` a forward after a backward.
+def _greedy(limits: tuple[float, ...], alternate: bool) -> DispatchRule:
+    """Backwards first, then forwards, then weight gradients; with ``alternate``, a forward after a backward.
 
-    Of backwards the oldest is best, which frees memory, of forwards the furthest. When memory is what keeps a
-    forward waiting that is due, weight gradients, which free it, come before backwards.
+    The best backward is the oldest one, which frees memory; the best forward is that of the last stage. Where
+    a forward is due and waits for memory, weight gradients, which free memory, come before backwards.
     """
 
-    def choose(group: Group) -> Task | None:
+    def choose(group: GroupState) -> Task | None:
         ready = group.ready("fwd")
         forward = next((task for task in reversed(ready) if _may_start(task, group, limits)), None)
         backwards = group.ready("bwd") + group.ready("bwdA")
@@ -129,13 +130,13 @@ def _greedy(limits: tuple[float, ...], alternate: bool) -> Choose:
     return choose
 
 
-def _may_start(forward: Task, group: Group, limits: tuple[float, ...]) -> bool:
-    # The oldest microbatch can get through if the stages after this one can each still hold a microbatch.
+def _may_start(forward: Task, group: GroupState, limits: tuple[float, ...]) -> bool:
+    # The oldest microbatch can pass if each stage after this one can still hold a microbatch.
     stages_after = sum(stage > forward.stage for stage in group.stages)
     return group.in_flight + stages_after < limits[group.mpmd_idx]
 
 
-def _last_kind(group: Group) -> str | None:
+def _last_kind(group: GroupState) -> str | None:
     kinds = (task.kind for cell in reversed(group.tasks) for task in cell.tasks)
     return next((kind for kind in kinds if kind != "bwdW"), None)
 

@@ -1,4 +1,4 @@
-"""1F1B: after a warm-up, one forward and one backward in turn."""
+"""1F1B: after a warm-up, forwards and backwards alternate."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Std1F1B(OneStagePerGroup):
     - bubble: ``(p - 1) / (m + p - 1)`` of the step, as in GPipe;
     - memory: the residuals of ``min(p - i, m)`` microbatches on stage ``i``.
 
-    Between warm-up and end a group waits for its neighbours' messages again and again, so that a latency
-    between groups is paid more often the more microbatches there are; see ``Eager1F1B``.
+    After the warm-up a group waits for messages of its neighbours with every microbatch, so that the cost of
+    a latency grows with the number of microbatches; see ``Eager1F1B``.
 
     Source: the PipeDream-Flush schedule, Narayanan et al., "Efficient Large-Scale Language Model Training
     on GPU Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 2.2.1.
     """
 
     fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
-    """Whether a forward and the backward after it are one task. Here it makes groups wait for one another."""
+    """Whether a forward and the backward after it are one task. Here groups wait longer for it."""
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         warmups = [self.num_stages - 1 - stage for stage in range(self.num_stages)]
@@ -40,8 +40,8 @@ class Eager1F1B(OneStagePerGroup):
 
     Stage ``i`` of ``p`` warms up with ``2 (p - 1 - i)`` forwards, then alternates. With ``m`` microbatches:
 
-    - bubble: ``(p - 1) / (m + p - 1)`` of the step, as in GPipe; a latency between groups is paid once per
-      hop there and back, not once per microbatch;
+    - bubble: ``(p - 1) / (m + p - 1)`` of the step, as in GPipe; a latency between groups costs time once per
+      hop there and back, and not once per microbatch;
     - memory: the residuals of ``min(2 (p - i) - 1, m)`` microbatches on stage ``i``.
 
     Source: Zhuang et al., "On Optimizing the Communication of Model Parallelism", 2022, arXiv:2211.05322
@@ -49,7 +49,7 @@ class Eager1F1B(OneStagePerGroup):
     """
 
     fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
-    """Whether a forward and the backward after it are one task, which XLA may overlap; none waits longer."""
+    """Whether a forward and the backward after it are one task, which XLA may overlap; no task waits more."""
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         warmups = [2 * (self.num_stages - 1 - stage) for stage in range(self.num_stages)]

@@ -1,4 +1,4 @@
-"""The pieces that schedules are put together from: runs of one kind, merged into one order."""
+"""The parts of schedules: sequences of tasks of one kind, merged into one order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tasks_of(kind: TaskKind, stages: Iterable[int], microbatches: Sequence[int])
 
 
 def in_rounds(kind: TaskKind, stages: Sequence[int], rounds: Iterable[Sequence[int]]) -> list[Cell]:
-    """The tasks of each round's microbatches in turn; within a round all of a stage, then of the next."""
+    """The tasks of each round in turn; within a round, all tasks of a stage, then all of the next stage."""
     return [task for part in rounds for task in tasks_of(kind, stages, part)]
 
 
@@ -23,8 +23,8 @@ def merge(
 ) -> list[Cell]:
     """One order of both lists, in which ``forwards_before[i]`` forwards precede backward ``i``.
 
-    The counts must not fall; those beyond the number of forwards mean all of them. If ``fused``, a backward
-    and the forward right before it are one task, unless the forwards have run out by then.
+    The counts must not descend; counts beyond the number of forwards mean all of them. If ``fused``, a
+    backward and the forward right before it are one task, as long as there are forwards.
     """
     merged: list[Cell] = []
     done = 0
@@ -39,12 +39,12 @@ def merge(
 
 
 def alternate(forwards: list[Cell], backwards: list[Cell], warmup: int, fused: bool = False) -> list[Cell]:
-    """``warmup`` forwards, then one forward and one backward in turn, then the rest of the backwards."""
+    """``warmup`` forwards, then forwards and backwards alternately, then the remaining backwards."""
     return merge(forwards, backwards, range(warmup + 1, warmup + 1 + len(backwards)), fused)
 
 
 def rounds_of(num_microbatches: int, mpmd_dim: int) -> list[range]:
-    """Rounds of ``mpmd_dim`` or more microbatches, as equal as can be, the longer ones first."""
+    """Rounds of ``mpmd_dim`` or more microbatches, as equal as possible, the longer ones first."""
     # A round shorter than the number of groups would leave the first group waiting for the last one.
     count = max(1, num_microbatches // mpmd_dim)
     size, longer = divmod(num_microbatches, count)
@@ -56,9 +56,9 @@ def rounds_of(num_microbatches: int, mpmd_dim: int) -> list[range]:
 def forwards_before_backwards(rounds: list[range], stages_per_group: int) -> Iterator[int]:
     """How many forwards precede each backward on the last group.
 
-    A round's first backward needs the round's forwards on all the group's stages but the last one. From
-    there each backward follows a forward, the last stage's its own, until the forwards that the next round
-    needs are done; a round longer than the next has backwards left over then, which run alone.
+    A round's first backward needs the round's forwards on all stages of the group but the last. From then on
+    each backward follows a forward, on the last stage its own, until the forwards that the next round needs
+    have run. A round that is longer than the next one has backwards left at that point; they run alone.
     """
     firsts = [stages_per_group * part.start + (stages_per_group - 1) * len(part) for part in rounds]
     ends = [*firsts[1:], stages_per_group * rounds[-1].stop]
@@ -68,10 +68,10 @@ def forwards_before_backwards(rounds: list[range], stages_per_group: int) -> Ite
 
 
 def fuse_forward_with_backward(cells: list[Cell], stage: int) -> list[Cell]:
-    """Makes one task of each forward of ``stage`` and the backward right after it, if there is one.
+    """Fuses each forward of ``stage`` with the backward right after it, if there is one.
 
-    That is for the last stage: nothing but its own backward waits for its forward, so the forward may wait
-    for what the backward needs.
+    ``stage`` is the last one: only its own backward waits for its forward, so that the forward may wait for
+    what the backward needs.
     """
     fused: list[Cell] = []
     for cell in cells:

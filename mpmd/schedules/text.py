@@ -1,4 +1,4 @@
-"""Lists of tasks as text: what people write by hand, what is printed here, and what PyTorch prints.
+"""Lists of tasks as text: what people write, what this package prints, and what PyTorch prints.
 
 The grammar, one row per group::
 
@@ -11,35 +11,36 @@ The grammar, one row per group::
     letter  ::= "F" | "B" | "A" | "I" | "W"
 
 ``F`` is a ``fwd``, ``B`` a ``bwd``, ``W`` a ``bwdW``, and both ``A`` (here) and ``I`` (in PyTorch) are a
-``bwdA``. Without a stage, a task belongs to the stage that has its group's number; grids are printed so where
-each group runs that stage alone. A row may begin with the number of its group; blank rows are no groups, and
-a group without tasks is a row with an idle cell.
+``bwdA``. A task without a stage belongs to the stage that has the number of its group; grids leave the stage
+out where each group runs that stage alone. A row may begin with the number of its group. Blank rows are
+skipped, and a group without tasks is a row with an idle cell.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 from mpmd.ir import Cell, FusedTask, Task, TaskKind, parse_cell
+from mpmd.schedules.base import TaskLists
 
 Form = Literal["tasks", "csv"]
 
 LETTERS: dict[TaskKind, str] = {"fwd": "F", "bwd": "B", "bwdA": "A", "bwdW": "W"}
-"""What stands for a kind of task where there is little room."""
+"""The letter of each kind of task."""
 
 _KINDS: dict[str, TaskKind] = {letter: kind for kind, letter in LETTERS.items()} | {"I": "bwdA"}
 
 _SHORT = r"\d*[FBAIW]\d+-*"
 _CELL = re.compile(rf"FusedTask\([^)]*\)|\([^)]*\)\w*|{_SHORT}(?:\s*\+\s*{_SHORT})*(?![^\s|,])|[^\s|,]+")
-_TASK = re.compile(r"(\d*)([FBAIW])(\d+)-*")
+_SHORT_TASK = re.compile(r"(\d*)([FBAIW])(\d+)-*")
 _OVERLAP = re.compile(r"\((.*)\)OVERLAP_F_B")
 _COMMUNICATION = re.compile(r"\d+((SEND|RECV)_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _IDLE = (".", '""')
 
 
-def to_text(tasks: Sequence[Sequence[Cell]], form: Form = "tasks") -> str:
+def to_text(tasks: TaskLists, form: Form = "tasks") -> str:
     """Writes lists of tasks, one row per group; ``from_text`` reads them back.
 
     Args:
@@ -47,7 +48,8 @@ def to_text(tasks: Sequence[Sequence[Cell]], form: Form = "tasks") -> str:
         PyTorch's pipeline schedules load and dump the order of computations (their ``compute_only`` format);
         a ``FusedTask`` is an ``OVERLAP_F_B`` there.
 
-    No form shows idle time; ``mpmd.render.schedule_grid`` prints one that does, and that reads back, too.
+    Neither form shows idle time; the grid of ``mpmd.render.schedule_grid`` does, and ``from_text`` reads it,
+    too.
 
     Source of the second form: ``_Action`` and ``_load_csv`` of PyTorch's
     ``torch.distributed.pipelining.schedules``.
@@ -58,7 +60,7 @@ def to_text(tasks: Sequence[Sequence[Cell]], form: Form = "tasks") -> str:
 
 
 def short_text(cell: Cell, with_stage: bool) -> str:
-    """The cell in as few characters as can be: ``F0+B0``, or with stages ``2F0+2B0``."""
+    """The cell in few characters: ``F0+B0``, or with stages ``2F0+2B0``."""
     return "+".join(
         f"{task.stage if with_stage else ''}{LETTERS[task.kind]}{task.microbatch}" for task in cell.tasks
     )
@@ -70,11 +72,11 @@ def _action(cell: Cell) -> str:
 
 
 def from_text(text: str) -> list[list[Cell]]:
-    """Reads lists of tasks in any of the forms above; each cell tells its own.
+    """Reads lists of tasks, of which each cell may be in any of the forms above.
 
-    Whether the lists can run is for ``check_schedule`` to say.
+    Whether the lists can run is not checked; ``check_schedule`` does that.
 
-    Raises ``ValueError`` with the line and column of everything that is no cell.
+    Raises ``ValueError`` with the line and column of all text that is no cell.
     """
     groups: list[list[Cell]] = []
     faults: list[str] = []
@@ -99,7 +101,7 @@ def from_text(text: str) -> list[list[Cell]]:
 
 
 def _words(line: str) -> Iterator[tuple[int, str]]:
-    """The line's cells as text, each with the column where it begins."""
+    """The cells of a line as text, each with the column where it begins."""
     return ((match.start() + 1, match.group()) for match in _CELL.finditer(line))
 
 
@@ -114,7 +116,7 @@ def _parse(word: str, group: int) -> Cell:
     if _COMMUNICATION.fullmatch(word):
         raise ValueError(f"{word!r} is a communication, which follows from the tasks; leave it out")
     parts = [part.strip() for part in word.split("+")]
-    if all(map(_TASK.fullmatch, parts)):
+    if all(map(_SHORT_TASK.fullmatch, parts)):
         members = [_short(part, group) for part in parts]
         return members[0] if len(members) == 1 else _fused(members, word)
     return parse_cell(word)
@@ -127,7 +129,7 @@ def _fused(members: list[Task], word: str) -> FusedTask:
 
 
 def _short(text: str, group: int) -> Task:
-    match = _TASK.fullmatch(text)
+    match = _SHORT_TASK.fullmatch(text)
     if not match:
         raise ValueError(f"{text!r} is not a task; write e.g. '2F1' (forward of stage 2, microbatch 1)")
     stage, letter, microbatch = match.groups()

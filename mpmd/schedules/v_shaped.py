@@ -1,13 +1,13 @@
-"""V-shaped placements: the first and the last stage on one group, for an even use of memory."""
+"""V-shaped placements: the first and the last stage are on one group, and memory is used evenly."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 
-from mpmd.ir import Cell, Task
+from mpmd.ir import Cell, Task, TaskType
 from mpmd.schedules.base import VShaped, check_num_microbatches, v_shape
-from mpmd.schedules.dispatch import Lane, dispatch, in_order
+from mpmd.schedules.dispatch import dispatch, in_order
 from mpmd.schedules.orders import alternate, tasks_of
 
 
@@ -40,8 +40,9 @@ class ZeroBubbleV(VShaped):
         down, up = self.stages_of(mpmd_idx)
         fwd_down, fwd_up = tasks_of("fwd", [down], many), tasks_of("fwd", [up], many)
         bwd_down, bwd_up = tasks_of("bwdA", [down], many), tasks_of("bwdA", [up], many)
-        # As many go down as there is time for until the first comes up, and then one for each that comes up,
-        # until the first goes back; from then on each group has one on each leg and in each direction.
+        # Forwards go down alone until the first one comes up. Then one goes down for each that comes up,
+        # until the first backward starts. From then on each group alternates between both legs and both
+        # directions.
         alone = 2 * (p - mpmd_idx) - 1
         forwards = [
             *fwd_down[:alone],
@@ -58,15 +59,15 @@ class ZeroBubbleV(VShaped):
 class VHalf(VShaped):
     """Half the memory of 1F1B, and half its bubble.
 
-    Group ``i`` of ``p`` runs the stages ``i`` and ``2 p - 1 - i``; every microbatch passes the groups in the
-    same rhythm, one every six tasks. With ``m`` microbatches and equal tasks:
+    Group ``i`` of ``p`` runs the stages ``i`` and ``2 p - 1 - i``; every microbatch passes the groups at the
+    same times, six tasks after the one before. With ``m`` microbatches and equal tasks:
 
     - step: as long as ``6 m + 3 p - 3`` tasks for even ``p``, ``6 m + 3 p - 4`` for odd;
     - memory: the residuals of at most ``2 ((p + 2) // 2)`` stages' microbatches on every group, each half as
       large as with one stage per group;
-    - the latency of messages is paid again and again, since so few microbatches are in flight.
+    - a latency costs time with many microbatches, since few of them are in flight.
 
-    Where ``ZeroBubbleV`` would have no more in flight than that, its shorter order is used. Raises
+    For so few microbatches that ``ZeroBubbleV`` needs no more memory, its shorter order is used. Raises
     ``ValueError`` unless ``num_stages`` is twice ``mpmd_dim``.
 
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", 2024, arXiv:2405.15362, section 3
@@ -85,14 +86,14 @@ class VMin(VShaped):
     """A third of the memory of 1F1B, for a bubble two thirds as long.
 
     Group ``i`` of ``p`` runs the stages ``i`` and ``2 p - 1 - i``; every microbatch passes the groups without
-    a pause, one every six tasks. With ``m`` microbatches and equal tasks:
+    a pause, six tasks after the one before. With ``m`` microbatches and equal tasks:
 
     - step: as long as ``6 m + 4 p - 5`` tasks, ``6 m + 4 p - 3`` when ``p`` is a multiple of 3;
     - memory: the residuals of at most ``2 ((p + 4) // 3)`` stages' microbatches on every group, each half as
       large as with one stage per group;
-    - the latency of messages is paid with almost every microbatch.
+    - a latency costs time with almost every microbatch.
 
-    Where ``ZeroBubbleV`` would have no more in flight than that, its shorter order is used. Raises
+    For so few microbatches that ``ZeroBubbleV`` needs no more memory, its shorter order is used. Raises
     ``ValueError`` unless ``num_stages`` is twice ``mpmd_dim``.
 
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", 2024, arXiv:2405.15362, section 3
@@ -109,9 +110,11 @@ class VMin(VShaped):
 def _repeated(
     schedule: VShaped, starts: list[tuple[int, int, int, int]], num_microbatches: int, limit: int
 ) -> list[list[Cell]]:
-    """Every microbatch does the same, six tasks later than the one before.
+    """Lists in which every microbatch runs like the first one, each six tasks after the one before.
 
-    ``starts`` are a group's times for the first microbatch: both forwards and both ``bwdA``, down and up.
+    Args:
+      starts: for each group, when the first microbatch starts: ``fwd`` down, ``fwd`` up, ``bwdA`` up,
+        ``bwdA`` down.
     """
     check_num_microbatches(num_microbatches)
     if 2 * min(schedule.mpmd_dim, num_microbatches) <= limit:
@@ -119,10 +122,10 @@ def _repeated(
     orders = []
     for mpmd_idx, times in enumerate(starts):
         down, up = schedule.stages_of(mpmd_idx)
-        lanes: list[Lane] = [("fwd", down), ("fwd", up), ("bwdA", up), ("bwdA", down)]
+        types: list[TaskType] = [("fwd", down), ("fwd", up), ("bwdA", up), ("bwdA", down)]
         timed = [
             (time + 6 * microbatch, Task(kind, stage, microbatch))
-            for time, (kind, stage) in zip(times, lanes, strict=True)
+            for time, (kind, stage) in zip(times, types, strict=True)
             for microbatch in range(num_microbatches)
         ]
         orders.append([task for _, task in sorted(timed)])
@@ -132,7 +135,7 @@ def _repeated(
 def _with_weight_gradients(
     schedule: VShaped, orders: list[list[Task]], num_microbatches: int, limit: int
 ) -> list[list[Cell]]:
-    """Adds each ``bwdW`` where its group would be idle, if all tasks took equally long."""
+    """Adds each ``bwdW`` where its group would be idle if all tasks took equally long."""
     return dispatch(v_shape(schedule.mpmd_dim), num_microbatches, in_order(orders, limit, fill=True))[0]
 
 

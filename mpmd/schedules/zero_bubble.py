@@ -1,4 +1,4 @@
-"""Zero bubble: split backwards, whose weight gradients fill what would be idle."""
+"""Zero bubble: split backwards, whose weight gradients fill idle time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ZeroBubble(OneStagePerGroup):
     """ZB-H1: 1F1B with split backwards, a third of its bubble and the same memory.
 
     A backward is a ``bwdA`` (gradient of the input, which the previous stage waits for) and a ``bwdW``
-    (gradient of the weights, which nobody waits for). Stage ``i`` of ``p`` runs each ``bwdW`` after the
+    (gradient of the weights, which no group waits for). Stage ``i`` of ``p`` runs each ``bwdW`` after the
     ``bwdA`` of ``i`` microbatches later. With ``m`` microbatches and tasks that take F, A and W:
 
     - bubble, ``m >= p``: ``(p - 1) max(F, A, F + A - W)`` of time, with equal tasks
@@ -30,8 +30,8 @@ class ZeroBubble(OneStagePerGroup):
     - step, ``m < p``, equal tasks: as long as ``2 m + 2 p - 1`` of them;
     - memory: the residuals of ``min(p, m)`` microbatches on every stage, of which ``min(p - i, m)`` have not
       had their ``bwdA``;
-    - a latency of ``c`` per message adds at most ``4 (p - 1) c`` while ``2 c <= W``; a longer one is paid
-      again and again, as in ``Std1F1B``.
+    - a latency of ``c`` per message adds at most ``4 (p - 1) c`` while ``2 c <= W``; a longer one costs time
+      with every microbatch, as in ``Std1F1B``.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv:2401.10241, section 2.1 (ZB-H1).
     """
@@ -46,7 +46,7 @@ class ZeroBubbleH2(OneStagePerGroup):
 
     The step is as long as that of ``ZeroBubble``, since the last stage starts ``p - 1`` tasks late. But every
     group starts and ends one task later than the group before it: where nothing after the loop makes groups
-    wait for one another (the norm of all gradients, say), steps follow each other without a bubble. With
+    wait for one another, as the norm of all gradients does, steps follow each other without a bubble. With
     ``m`` microbatches, a limit of ``L`` and equal tasks:
 
     - idle time of a group between its first task and its last: at most ``2 p - 1 - L`` tasks, ``m >= L``;
@@ -56,7 +56,7 @@ class ZeroBubbleH2(OneStagePerGroup):
 
     Attributes:
       memory_limit: ``L``, the microbatches in flight on a stage, from ``p`` (``ZeroBubble``) to ``2 p - 1``
-        (the default); more would bring nothing.
+        (the default); a larger limit changes nothing.
 
     Raises ``ValueError`` when ``memory_limit`` is less than ``num_stages``.
 
@@ -81,7 +81,7 @@ class ZeroBubbleH2(OneStagePerGroup):
 
 def _limited(num_stages: int, num_microbatches: int, limit: int) -> list[list[Cell]]:
     check_num_microbatches(num_microbatches)
-    # A warm-up that is longer than the step only delays the weight gradients.
+    # A warm-up that is longer than the step would only delay the weight gradients.
     limit = min(limit, 2 * num_stages - 1, max(num_microbatches, num_stages))
     groups = []
     for stage in range(num_stages):

@@ -1,27 +1,27 @@
 """Simulates a step: when each task starts and ends, what groups wait for, and what they hold.
 
-It needs no devices and no JAX, so schedules can be compared, and invented, without either.
+A schedule's lists of tasks or a ``Plan`` enters, with ``Costs``; a ``Simulation`` leaves. It needs no devices
+and no JAX. Start reading in ``workload.py``, which runs the operations of a step; ``schedule.py`` and
+``plan.py`` make operations of schedules and of plans, and ``result.py`` says what was found. ``compare.py``
+ranks schedules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from mpmd.ir import Cell, Plan
+from mpmd.ir import Plan
+from mpmd.schedules import TaskLists
 from mpmd.schedules.check import total_order
 from mpmd.simulate.costs import Costs, Link
-from mpmd.simulate.plan import of_plan
+from mpmd.simulate.plan import plan_workload
 from mpmd.simulate.result import Gap, Simulation
-from mpmd.simulate.schedule import of_schedule
+from mpmd.simulate.schedule import schedule_workload
 from mpmd.simulate.workload import run
 
 __all__ = ["Costs", "Gap", "Link", "Simulation", "simulate"]
 
 
-def simulate(
-    program: Sequence[Sequence[Cell]] | Plan, costs: Costs | None = None, steps: int = 1
-) -> Simulation:
-    """When everything happens if each group runs its list in order, each task as early as it can.
+def simulate(program: TaskLists | Plan, costs: Costs | None = None, steps: int = 1) -> Simulation:
+    """When everything happens if each group runs its list in order, each task as early as possible.
 
     ::
 
@@ -30,20 +30,22 @@ def simulate(
 
     Args:
       program: a schedule's lists of cells, of which the first is group 0's, or a plan.
-      costs: how long tasks and messages take; unless given, a ``bwd`` takes 2, other tasks 1, messages 0.
-      steps: how many steps to run in a row. A group starts the next step as soon as it is through with the
-        one before, since its weights are its own; the groups do not wait for one another in between.
+      costs: how long tasks and messages take; by default a ``bwd`` takes 2, other tasks 1, and messages 0.
+      steps: how many steps to run in a row. A group starts the next step as soon as it has ended the one
+        before, since its weights are its own; the groups do not wait for one another in between.
 
-    Raises: ``ValueError`` when the groups get stuck, with what each waits for.
+    Raises: ``ValueError`` when the groups deadlock, with what each waits for.
     """
     if steps < 1:
         raise ValueError(f"there has to be at least one step, got steps={steps}")
     costs = costs or Costs()
-    workload = of_plan(program, costs) if isinstance(program, Plan) else of_schedule(program, costs)
+    workload = (
+        plan_workload(program, costs) if isinstance(program, Plan) else schedule_workload(program, costs)
+    )
     try:
         return Simulation.of(workload, run(workload, steps))
     except ValueError as error:
-        stuck = error
+        deadlock = error
     if not isinstance(program, Plan):
         total_order(program)  # raises an error that shows the lists
-    raise stuck
+    raise deadlock

@@ -8,24 +8,20 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from mpmd.ir import Cell, TaskKind, parse_cell
-from mpmd.timeline import Event
+from mpmd.events import Event
+from mpmd.ir import Cell, Edge, OutsideTask, TaskKind, TaskType
 
-Edge = tuple[int, int]
-"""Source and destination group."""
-
-TaskType = tuple[TaskKind, int]
-"""The kind and the stage of a task: what tells how long it takes."""
-
-UNITS: Mapping[TaskKind, float] = {"fwd": 1, "bwd": 2, "bwdA": 1, "bwdW": 1}
-"""How long tasks take if nothing else is said."""
+DEFAULT_TIMES: Mapping[TaskKind, float] = {"fwd": 1, "bwd": 2, "bwdA": 1, "bwdW": 1}
+"""How long tasks take by default."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """An edge between two groups: a message arrives ``latency + bytes / bandwidth`` after it left.
+    """A connection between two groups: a message arrives ``latency + bytes / bandwidth`` after it leaves.
 
-    Messages leave one after another: the next one when all bytes of the one before have left.
+    Messages leave one after another: the next one leaves when all bytes of the one before have left.
+
+    Raises ``ValueError`` for a negative latency, and for a bandwidth that is not positive.
     """
 
     latency: float = 0.0
@@ -40,32 +36,32 @@ class Link:
 class Costs:
     """What tasks and messages cost, in any unit of time; a bandwidth is in bytes per that unit.
 
-    A task's time is that of its kind and stage in ``tasks``, else that of its kind in ``kinds``. A fused
-    cell takes the time in ``fused``, which its members share in proportion to their own times, else the
-    sum of those.
+    The time of a task is that of its kind and stage in ``tasks`` or, if there is none, that of its kind in
+    ``kinds``. A fused cell takes the time in ``fused``, which its members share in proportion to their own
+    times or, if there is none, the sum of those.
 
     Attributes:
       kinds: the time of a task by its kind.
       tasks: the time of a task by its kind and stage.
       fused: the time of a fused cell by its members' kinds and stages.
-      outside: the time of a plan's work outside the loop, by group and label; what is not there takes none.
-      link: every edge between groups. Within a group messages are free.
-      links: the edges that differ from ``link``.
-      message_bytes: size of an activation or gradient in a schedule. A plan knows the sizes of its own.
-      blocking: a group that sends does nothing else until its message has arrived, for which the receiver is
+      outside: the time of a plan's work outside the loop, by group and task; what is missing takes no time.
+      link: the link of every edge. Within a group messages are free.
+      links: the links of the edges that differ from ``link``.
+      message_bytes: the size of an activation or gradient in a schedule. A plan has the sizes of its values.
+      blocking: whether a group that sends does nothing else until its message has arrived; the receiver is
         always ready. Otherwise the sender goes on at once, and only the link is busy.
-      atomic: a schedule's fused cell starts when it has all that its members need from elsewhere, and its
-        results are there when it ends; otherwise its members run one after another, each as soon as it can.
-        A plan's cells are executables, and always atomic.
-      held_for_bwdw: the part of a forward's residuals that ``bwdA`` leaves for ``bwdW`` to release.
+      atomic: whether a schedule's fused cell starts when it has all that its members need from elsewhere, and
+        its results are there when it ends. Otherwise its members run one after another, each as early as
+        possible. The cells of a plan are executables, and always atomic.
+      held_for_bwdw: the part of a forward's residuals that ``bwdA`` keeps, so that ``bwdW`` releases it.
 
     Raises ``ValueError`` for a negative time.
     """
 
-    kinds: Mapping[TaskKind, float] = dataclasses.field(default_factory=lambda: dict(UNITS))
+    kinds: Mapping[TaskKind, float] = dataclasses.field(default_factory=lambda: dict(DEFAULT_TIMES))
     tasks: Mapping[TaskType, float] = dataclasses.field(default_factory=dict)
     fused: Mapping[tuple[TaskType, ...], float] = dataclasses.field(default_factory=dict)
-    outside: Mapping[tuple[int, str], float] = dataclasses.field(default_factory=dict)
+    outside: Mapping[tuple[int, OutsideTask], float] = dataclasses.field(default_factory=dict)
     link: Link = Link()
     links: Mapping[Edge, Link] = dataclasses.field(default_factory=dict)
     message_bytes: float = 1.0
@@ -83,22 +79,22 @@ class Costs:
     def measured(events: Iterable[Event]) -> Costs:
         """The median times of measured events, of one step or several. Messages are free.
 
-        Members of fused cells that were never measured alone get their share of the cell's time, in
-        proportion to ``UNITS``. A kind gets the median over its stages, so that the costs fit another
-        assignment of stages to groups too.
+        A member of a fused cell that was never measured alone gets its share of the cell's time, in
+        proportion to ``DEFAULT_TIMES``. A kind gets the median over its stages, so that the costs also fit
+        another placement of stages on groups.
         """
         cells: dict[tuple[TaskType, ...], list[float]] = collections.defaultdict(list)
-        outside: dict[tuple[int, str], list[float]] = collections.defaultdict(list)
+        outside: dict[tuple[int, OutsideTask], list[float]] = collections.defaultdict(list)
         for event in events:
-            if cell := cell_of(event.label):
-                cells[types_of(cell)].append(event.duration)
-            elif not event.label.startswith("wait"):
-                outside[event.mpmd_idx, event.label].append(event.duration)
+            if isinstance(event.activity, Cell):
+                cells[types_of(event.activity)].append(event.duration)
+            elif isinstance(event.activity, OutsideTask):
+                outside[event.mpmd_idx, event.activity].append(event.duration)
         times = {types: statistics.median(durations) for types, durations in cells.items()}
         fused = Costs(fused={types: time for types, time in times.items() if len(types) > 1})
         tasks: dict[TaskType, float] = {}
         for types in fused.fused:
-            tasks |= zip(types, fused.share(types, [UNITS[kind] for kind, _ in types]), strict=True)
+            tasks |= zip(types, fused.share(types, [DEFAULT_TIMES[kind] for kind, _ in types]), strict=True)
         tasks |= {types[0]: time for types, time in times.items() if len(types) == 1}
         kinds: dict[TaskKind, list[float]] = collections.defaultdict(list)
         for (kind, _), time in tasks.items():
@@ -111,11 +107,11 @@ class Costs:
         )
 
     def link_of(self, edge: Edge) -> Link:
-        """The link from one group to another, or within a group."""
+        """The link of an edge; within a group everything is free."""
         return Link() if edge[0] == edge[1] else self.links.get(edge, self.link)
 
     def times(self, types: Iterable[TaskType]) -> dict[TaskType, float]:
-        """The time of each type of task. Raises ``ValueError`` naming those of which none is known."""
+        """The time of each type of task. Raises ``ValueError`` that names those without a time."""
         known = {(kind, stage): self.tasks.get((kind, stage), self.kinds.get(kind)) for kind, stage in types}
         unknown = sorted(f"{kind}_{stage}" for (kind, stage), time in known.items() if time is None)
         if unknown:
@@ -129,14 +125,6 @@ class Costs:
         if whole is None:
             return list(alone)
         return [whole * time / total if total else whole / len(alone) for time in alone]
-
-
-def cell_of(label: str) -> Cell | None:
-    """The cell that a label is the text of; ``None`` for work outside the loop and for waits."""
-    try:
-        return parse_cell(label)
-    except ValueError:
-        return None
 
 
 def types_of(cell: Cell) -> tuple[TaskType, ...]:

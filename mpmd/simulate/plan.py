@@ -4,127 +4,126 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mpmd.ir import Free, GroupProgram, Name, Plan, Recv, Run, Send
-from mpmd.simulate.costs import Costs, cell_of, types_of
-from mpmd.simulate.workload import Messages, Workload
+from mpmd.ir import AnyTask, Cell, Edge, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send
+from mpmd.simulate.costs import Costs, types_of
+from mpmd.simulate.workload import Instant, MessageTable, Workload
 
-MessageId = tuple[int, int, int]
-"""A message by its source, destination and tag."""
+_MessageKey = tuple[Edge, int]
+"""The edge and the tag of a message."""
 
 
-def of_plan(plan: Plan, costs: Costs) -> Workload:
+def plan_workload(plan: Plan, costs: Costs) -> Workload:
     """The operations of a plan: its runs.
 
-    A receive only posts: what first reads one of its values waits for it, and the end of the step waits for
-    the step's results. Memory is the bytes of the values that a group holds, counted as ``verify`` counts
-    them; every step starts with the arguments and constants.
+    A receive only posts: the first reader of one of its values waits for the message, and the end of the step
+    waits for the step's results. Memory is the bytes of the values that a group holds, counted as ``verify``
+    counts them; every step starts with the arguments and constants.
 
-    Raises: ``ValueError`` for a kind of task without a time, and for what waits for a message never sent.
+    Raises: ``ValueError`` for a kind of task without a time, and for a message that is awaited but never
+    sent.
     """
-    reader = _Reader(plan, costs)
+    builder = _WorkloadBuilder(plan, costs)
     for program in plan.programs:
-        reader.read(program)
-    return reader.workload()
+        builder.add(program)
+    return builder.workload()
 
 
-class _Reader:
+class _WorkloadBuilder:
+    """The workload of the programs so far.
+
+    ``_sent`` has the sender and the size of each message, ``_readers`` the first operation that needs it, and
+    ``_received`` the bytes of its values.
+    """
+
     def __init__(self, plan: Plan, costs: Costs):
         self._plan = plan
         self._costs = costs
         self._sizes = {name: aval.nbytes for name, aval in plan.avals().items()}
-        self._donated = {executable.name: executable.donated for executable in plan.executables}
-        runs = (i for program in plan.programs for i in program.instructions if isinstance(i, Run))
-        cells = [cell for run in runs if (cell := cell_of(run.label))]
+        tasks = (run.task for program in plan.programs for run in program.runs)
+        cells = (task for task in tasks if isinstance(task, Cell))
         self._alone = costs.times({member for cell in cells for member in types_of(cell)})
         self._bounds = [0]
-        self._labels: list[str] = []
+        self._tasks: list[AnyTask | Instant] = []
         self._durations: list[float] = []
         self._at_start: list[float] = []
         self._at_end: list[tuple[float, ...]] = []
-        self._hidden: set[int] = set()
-        self._sent: dict[MessageId, tuple[int, float]] = {}
-        self._readers: dict[MessageId, int] = {}
-        self._received: dict[MessageId, int] = {}
+        self._sent: dict[_MessageKey, tuple[int, float]] = {}
+        self._readers: dict[_MessageKey, int] = {}
+        self._received: dict[_MessageKey, int] = {}
 
-    def read(self, program: GroupProgram) -> None:
-        """Adds the operations of a group."""
+    def add(self, program: GroupProgram) -> None:
+        """Adds the operations of a group, and the messages that it sends and awaits."""
         group = program.mpmd_idx
-        pending: dict[Name, MessageId] = {}
-        self._add_hidden("the arguments")
+        pending: dict[Name, _MessageKey] = {}
+        self._add_operation(Instant("the arguments"))
         for instruction in program.instructions:
             match instruction:
-                case Run(label, executable, inputs, outputs):
-                    taken = [inputs[i] for i in self._donated[executable]]
-                    growth = self._bytes(outputs) - self._bytes(taken)
-                    self._add(label, self._duration(group, label), growth)
+                case Run(task, executable, inputs, outputs):
+                    donated = [inputs[i] for i in self._plan.executable(executable).donated]
+                    growth = self._bytes(outputs) - self._bytes(donated)
+                    self._add_operation(task, self._duration(group, task), growth)
                     self._wait(inputs, pending)
                 case Send(values, dst, tag):
                     self._wait_alone(values, pending)
-                    self._sent[group, dst, tag] = len(self._labels) - 1, self._bytes(values)
+                    self._sent[(group, dst), tag] = len(self._tasks) - 1, self._bytes(values)
                 case Recv(values, src, tag):
-                    pending |= dict.fromkeys(values, (src, group, tag))
-                    self._received[src, group, tag] = self._bytes(values)
+                    pending |= dict.fromkeys(values, ((src, group), tag))
+                    self._received[(src, group), tag] = self._bytes(values)
                 case Free(values):
                     self._wait_alone(values, pending)
                     self._at_end[-1] += (-self._bytes(values),)
-        self._add_hidden("the end of the step")
-        self._wait([leaf.name for leaf in self._plan.outputs if group in leaf.mpmd_idxs], pending)
-        self._bounds.append(len(self._labels))
+        self._add_operation(Instant("the end of the step"))
+        self._wait([leaf.name for leaf in self._plan.outputs_of(group).values()], pending)
+        self._bounds.append(len(self._tasks))
 
     def workload(self) -> Workload:
-        """What was read."""
-        messages = Messages()
-        for (src, dst, tag), (sender, nbytes) in self._sent.items():
-            messages.add((src, dst), nbytes, sender, self._readers.get((src, dst, tag), -1))
+        """The workload of all programs. Raises ``ValueError`` for a message that is never sent."""
+        messages = MessageTable()
+        for (edge, tag), (sender, nbytes) in self._sent.items():
+            messages.add(edge, nbytes, sender, self._readers.get((edge, tag), -1))
         never = [
-            f"group {dst} waits at {self._labels[reader]} for message {tag} of group {src}, never sent"
-            for (src, dst, tag), reader in self._readers.items()
-            if (src, dst, tag) not in self._sent
+            f"group {dst} waits at {self._tasks[reader]} for message {tag} of group {src}, never sent"
+            for ((src, dst), tag), reader in self._readers.items()
+            if ((src, dst), tag) not in self._sent
         ]
         if never:
             raise ValueError("\n  - ".join(["the groups get stuck:", *never]))
         resident: list[float] = [self._bytes(self._plan.resident(p.mpmd_idx)) for p in self._plan.programs]
         return Workload(
-            self._costs,
-            self._bounds,
-            self._labels,
-            self._durations,
-            self._at_start,
-            self._at_end,
-            resident,
-            messages,
-            frozenset(self._hidden),
+            costs=self._costs,
+            bounds=self._bounds,
+            tasks=self._tasks,
+            durations=self._durations,
+            at_start=self._at_start,
+            at_end=self._at_end,
+            resident=resident,
+            messages=messages,
         )
 
-    def _add(self, label: str, duration: float, growth: float) -> None:
-        self._labels.append(label)
+    def _add_operation(self, task: AnyTask | Instant, duration: float = 0.0, growth: float = 0.0) -> None:
+        self._tasks.append(task)
         self._durations.append(duration)
         self._at_start.append(growth)
         self._at_end.append(())
 
-    def _add_hidden(self, label: str) -> None:
-        """Adds what is no task, but waits or sends where no task does."""
-        self._hidden.add(len(self._labels))
-        self._add(label, 0.0, 0.0)
-
-    def _wait(self, values: Iterable[Name], pending: dict[Name, MessageId]) -> None:
-        """Has the last operation wait for the messages that bring these values, unless others did before."""
+    def _wait(self, values: Iterable[Name], pending: dict[Name, _MessageKey]) -> None:
+        """Has the last operation wait for the messages of these values that no operation awaits yet."""
         for name in values:
             if name in pending and (message := pending.pop(name)) not in self._readers:
-                self._readers[message] = len(self._labels) - 1
+                self._readers[message] = len(self._tasks) - 1
                 self._at_start[-1] += self._received[message]
 
-    def _wait_alone(self, values: Sequence[Name], pending: dict[Name, MessageId]) -> None:
-        """The same in an operation of its own, if there is anything to wait for."""
+    def _wait_alone(self, values: Sequence[Name], pending: dict[Name, _MessageKey]) -> None:
+        """Does the same for an operation of its own, which is no task, if there is a message to wait for."""
         if any(name in pending for name in values):
-            self._add_hidden(", ".join(values))
+            self._add_operation(Instant(", ".join(values)))
             self._wait(values, pending)
 
     def _bytes(self, values: Iterable[Name]) -> int:
         return sum(self._sizes[name] for name in values)
 
-    def _duration(self, group: int, label: str) -> float:
-        if cell := cell_of(label):
-            types = types_of(cell)
-            return sum(self._costs.share(types, [self._alone[member] for member in types]))
-        return self._costs.outside.get((group, label), 0.0)
+    def _duration(self, group: int, task: AnyTask) -> float:
+        if isinstance(task, OutsideTask):
+            return self._costs.outside.get((group, task), 0.0)
+        types = types_of(task)
+        return sum(self._costs.share(types, [self._alone[member] for member in types]))

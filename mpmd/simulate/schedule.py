@@ -6,51 +6,51 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
-from mpmd.ir import Cell, FusedTask, Task
-from mpmd.schedules.check import Value, makes, needs
-from mpmd.simulate.costs import Costs, TaskType, types_of
-from mpmd.simulate.workload import Messages, Workload
-
-Lists = Sequence[Sequence[Cell]]
-"""For each group what it runs, first to last."""
+from mpmd.ir import FusedTask, Task, TaskType
+from mpmd.schedules import TaskLists
+from mpmd.schedules.check import StageValue, makes, needs
+from mpmd.simulate.costs import Costs, types_of
+from mpmd.simulate.workload import MessageTable, Workload
 
 
-def of_schedule(tasks: Lists, costs: Costs) -> Workload:
+def schedule_workload(tasks: TaskLists, costs: Costs) -> Workload:
     """The operations of a schedule: its tasks, or its cells if fused cells are atomic.
 
-    What a task makes and another group needs is sent as soon as it is made, all that one operation makes
-    for a group as one message. What no task of the lists makes is there from the start. Memory counts the
-    forwards whose residuals are held: from the start of the ``fwd`` to the end of its ``bwd`` or ``bwdW``,
-    or in part of its ``bwdA``. A forward of a stage without backwards holds none.
+    An operation sends what other groups need as soon as it ends, in one message to each group. A value that
+    no task of the lists makes is there from the start. Memory counts the forwards whose residuals are held:
+    from the start of the ``fwd`` to the end of its ``bwd`` or ``bwdW``, a part of them only to the end of its
+    ``bwdA``. The forwards of a stage without backwards hold nothing.
 
-    Raises: ``TypeError`` for what is not a cell, ``ValueError`` for a kind of task without a time.
+    Raises: ``TypeError`` for an entry that is not a cell, ``ValueError`` for a kind of task without a time.
     """
     _check_cells(tasks)
-    rows: Lists = tasks if costs.atomic else [[t for cell in cells for t in cell.tasks] for cells in tasks]
-    labels = list(chain.from_iterable(rows))
-    members = [task for cell in labels for task in cell.tasks]
-    operations = [operation for operation, cell in enumerate(labels) for _ in cell.tasks]
+    rows: TaskLists = (
+        tasks if costs.atomic else [[t for cell in cells for t in cell.tasks] for cells in tasks]
+    )
+    cells = list(chain.from_iterable(rows))
+    members = [task for cell in cells for task in cell.tasks]
+    operations = [operation for operation, cell in enumerate(cells) for _ in cell.tasks]
     types = _types(members, costs)
-    known = [types[task.kind, task.stage] for task in members]
-    durations, at_start = [0.0] * len(labels), [0.0] * len(labels)
-    at_end: list[tuple[float, ...]] = [()] * len(labels)
-    for operation, kind, time in zip(operations, known, _times(tasks, known, costs), strict=True):
+    templates = [types[task.kind, task.stage] for task in members]
+    durations, at_start = [0.0] * len(cells), [0.0] * len(cells)
+    at_end: list[tuple[float, ...]] = [()] * len(cells)
+    for operation, template, time in zip(operations, templates, _times(tasks, templates, costs), strict=True):
         durations[operation] += time
-        at_start[operation] += kind.at_start
-        at_end[operation] += kind.at_end
+        at_start[operation] += template.at_start
+        at_end[operation] += template.at_end
     return Workload(
-        costs,
-        list(accumulate(map(len, rows), initial=0)),
-        labels,
-        durations,
-        at_start,
-        at_end,
-        [0.0] * len(rows),
-        _messages(rows, members, known, operations, costs),
+        costs=costs,
+        bounds=list(accumulate(map(len, rows), initial=0)),
+        tasks=cells,
+        durations=durations,
+        at_start=at_start,
+        at_end=at_end,
+        resident=[0.0] * len(rows),
+        messages=_messages(rows, members, templates, operations, costs),
     )
 
 
-def _check_cells(tasks: Lists) -> None:
+def _check_cells(tasks: TaskLists) -> None:
     for mpmd_idx, cells in enumerate(tasks):
         if set(map(type, cells)) - {Task, FusedTask}:
             other = next(cell for cell in cells if type(cell) not in (Task, FusedTask))
@@ -59,10 +59,10 @@ def _check_cells(tasks: Lists) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Type:
-    """What all microbatches of a kind of task of a stage have in common.
+class _TaskTemplate:
+    """What the tasks of a type have in common.
 
-    Values are numbers: those that ``makes`` and ``needs`` give for microbatch 0, plus the microbatch.
+    Values are numbers here: the number that a value has for microbatch 0, plus the microbatch.
     """
 
     duration: float
@@ -72,7 +72,7 @@ class _Type:
     at_end: tuple[float, ...]
 
 
-def _types(members: Sequence[Task], costs: Costs) -> dict[TaskType, _Type]:
+def _types(members: Sequence[Task], costs: Costs) -> dict[TaskType, _TaskTemplate]:
     present = {(task.kind, task.stage) for task in members}
     times = costs.times(present)
     num_stages = 1 + max((task.stage for task in members), default=0)
@@ -80,7 +80,7 @@ def _types(members: Sequence[Task], costs: Costs) -> dict[TaskType, _Type]:
     with_backward = {stage for kind, stage in present if kind != "fwd"}
     released = {"bwd": 1.0, "bwdA": 1.0 - costs.held_for_bwdw, "bwdW": costs.held_for_bwdw}
 
-    def number(value: Value) -> int:
+    def number(value: StageValue) -> int:
         what, stage, _ = value
         return (2 * stage + (what == "gradient")) * num_microbatches
 
@@ -88,19 +88,19 @@ def _types(members: Sequence[Task], costs: Costs) -> dict[TaskType, _Type]:
     for kind, stage in present:
         task = Task(kind, stage, 0)
         made = makes(task)
-        types[kind, stage] = _Type(
-            times[kind, stage],
-            None if made is None else number(made),
-            tuple(map(number, needs(task, num_stages))),
-            1.0 if kind == "fwd" and stage in with_backward else 0.0,
-            (-released[kind],) if released.get(kind) else (),
+        types[kind, stage] = _TaskTemplate(
+            duration=times[kind, stage],
+            makes=None if made is None else number(made),
+            needs=tuple(map(number, needs(task, num_stages))),
+            at_start=1.0 if kind == "fwd" and stage in with_backward else 0.0,
+            at_end=(-released[kind],) if released.get(kind) else (),
         )
     return types
 
 
-def _times(tasks: Lists, known: Sequence[_Type], costs: Costs) -> list[float]:
-    """How long each task takes where it is; a fused cell's tasks may share its time."""
-    alone = [kind.duration for kind in known]
+def _times(tasks: TaskLists, templates: Sequence[_TaskTemplate], costs: Costs) -> list[float]:
+    """How long each task takes; the tasks of a fused cell may share its time."""
+    alone = [template.duration for template in templates]
     if not costs.fused:
         return alone
     times: list[float] = []
@@ -111,25 +111,29 @@ def _times(tasks: Lists, known: Sequence[_Type], costs: Costs) -> list[float]:
 
 
 def _messages(
-    rows: Lists, members: Sequence[Task], known: Sequence[_Type], operations: Sequence[int], costs: Costs
-) -> Messages:
-    """What the tasks send one another, each of which is part of an operation, by sender and receiver."""
+    rows: TaskLists,
+    members: Sequence[Task],
+    templates: Sequence[_TaskTemplate],
+    operations: Sequence[int],
+    costs: Costs,
+) -> MessageTable:
+    """The messages between operations, of which ``members`` are the tasks, by sender and reader."""
     groups = [mpmd_idx for mpmd_idx, row in enumerate(rows) for _ in row]
     makers: dict[int, int] = {}
-    for member, (task, kind) in enumerate(zip(members, known, strict=True)):
-        if kind.makes is not None:
-            makers.setdefault(kind.makes + task.microbatch, member)
-    # Pairs of operations, each as one number: a million tuples would take longer.
+    for member, (task, template) in enumerate(zip(members, templates, strict=True)):
+        if template.makes is not None:
+            makers.setdefault(template.makes + task.microbatch, member)
+    # A pair of operations is one number: a million tuples would take longer.
     pairs = []
-    for member, (task, kind) in enumerate(zip(members, known, strict=True)):
-        for value in kind.needs:
+    for member, (task, template) in enumerate(zip(members, templates, strict=True)):
+        for value in template.needs:
             maker = makers.get(value + task.microbatch, member)
             sender, reader = operations[maker], operations[member]
-            # What is made later on the same group is awaited too, so that it is found to be stuck.
+            # A value that the same group makes later is awaited too, so that the deadlock is found.
             if groups[sender] != groups[reader] or maker > member:
                 pairs.append(sender * len(groups) + reader)
     pairs.sort()
-    messages = Messages()
+    messages = MessageTable()
     last = None
     for pair in pairs:
         sender, reader = divmod(pair, len(groups))

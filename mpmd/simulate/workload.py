@@ -1,4 +1,4 @@
-"""What the groups do in one step, as flat lists of numbers, and when they do it."""
+"""The operations of all groups in one step, as flat lists of numbers, and when they run."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import functools
 from collections.abc import Sequence
 from itertools import accumulate
 
-from mpmd.simulate.costs import Costs, Edge
+from mpmd.ir import AnyTask, Edge
+from mpmd.simulate.costs import Costs
 
 
 @dataclasses.dataclass
-class Messages:
-    """Messages between operations, as lists with an entry for each, by ascending sender.
+class MessageTable:
+    """Messages between operations, as lists with an entry for each message, by ascending sender.
 
     Attributes:
-      edges: the edges that have messages, each with its number.
-      edge_numbers: of a message, the number of its edge.
-      nbytes: of a message, its size.
-      senders: of a message, the operation at whose end it leaves.
-      readers: of a message, the first operation that needs it; -1 if none does.
+      edges: the number of each edge that has messages.
+      edge_numbers: the number of the edge of each message.
+      nbytes: the size of each message.
+      senders: for each message, the operation at whose end it leaves.
+      readers: for each message, the first operation that needs it; -1 if no operation does.
     """
 
     edges: dict[Edge, int] = dataclasses.field(default_factory=dict)
@@ -29,6 +30,7 @@ class Messages:
     readers: list[int] = dataclasses.field(default_factory=list)
 
     def add(self, edge: Edge, nbytes: float, sender: int, reader: int) -> None:
+        """Adds a message; senders must not descend."""
         self.edge_numbers.append(self.edges.setdefault(edge, len(self.edges)))
         self.nbytes.append(nbytes)
         self.senders.append(sender)
@@ -36,33 +38,42 @@ class Messages:
 
 
 @dataclasses.dataclass(frozen=True)
+class Instant:
+    """An operation that is no task and takes no time, such as the end of a step; prints as ``text``."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclasses.dataclass
 class Workload:
     """The operations of all groups in one step, numbered, and the messages between them.
 
-    The operations of group ``g`` are ``range(bounds[g], bounds[g + 1])``, in the order of its program. What
-    is known of them is in flat lists, so that a million tasks fit.
+    The operations of group ``g`` are ``range(bounds[g], bounds[g + 1])``, in the order of its program. Flat
+    lists describe them, so that a million tasks fit.
 
     Attributes:
-      labels: of an operation, what prints as its name.
-      durations: of an operation, how long it takes.
-      at_start: of an operation, what is added to its group's memory when it starts.
-      at_end: of an operation, what is added, in this order, when the group goes on to the next one.
-      resident: of a group, its memory at the start of a step.
-      hidden: operations that are no tasks and take no time.
+      tasks: what each operation does.
+      durations: how long each operation takes.
+      at_start: for each operation, what is added to its group's memory when it starts.
+      at_end: for each operation, what is added, in this order, when its group goes on to the next operation.
+      resident: the memory of each group at the start of a step.
     """
 
     costs: Costs
     bounds: list[int]
-    labels: Sequence[object]
+    tasks: Sequence[AnyTask | Instant]
     durations: list[float]
     at_start: list[float]
     at_end: list[tuple[float, ...]]
     resident: list[float]
-    messages: Messages
-    hidden: frozenset[int] = frozenset()
+    messages: MessageTable
 
     @property
     def mpmd_dim(self) -> int:
+        """The number of groups."""
         return len(self.resident)
 
     def operations(self, mpmd_idx: int) -> range:
@@ -75,27 +86,27 @@ class Workload:
         return tuple(self.messages.edges)
 
     def edge(self, message: int) -> Edge:
-        """The edge that a message takes."""
+        """The edge of a message."""
         return self.edges[self.messages.edge_numbers[message]]
 
     @functools.cached_property
     def sends(self) -> list[int]:
         """The messages of operation ``i`` are ``range(sends[i], sends[i + 1])``."""
-        counts = [0] * len(self.labels)
+        counts = [0] * len(self.tasks)
         for sender in self.messages.senders:
             counts[sender] += 1
         return list(accumulate(counts, initial=0))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class StepTimes:
     """When things happen in a step.
 
     Attributes:
-      starts: of an operation, when it starts.
-      arrivals: of a message, when it arrives.
-      causes: of an operation, the message that it needs and that arrives last; -1 if it needs none.
-      ends: of a group, when it is through with the step.
+      starts: when each operation starts.
+      arrivals: when each message arrives.
+      causes: for each operation, the last message to arrive of those that it needs; -1 if it needs none.
+      ends: when each group ends the step.
     """
 
     starts: list[float]
@@ -105,13 +116,13 @@ class StepTimes:
 
 
 def run(workload: Workload, steps: int) -> tuple[StepTimes, ...]:
-    """Runs steps in a row, each operation as early as it can.
+    """Runs steps in a row, each operation as early as possible.
 
-    An operation starts when its messages are there and its group is through with the operation before, be
-    that one of the step before. Each group runs until it has to wait; the last message that it waits for
-    puts it back into the queue. So the time this takes is linear in the operations and messages.
+    An operation starts when its messages are there and its group has ended the operation before, which may
+    belong to the step before. Each group runs until it has to wait; the last message that it waits for puts
+    it back into the queue. So this takes time linear in the operations and messages.
 
-    Raises: ``ValueError`` when the groups get stuck, with what each waits for.
+    Raises: ``ValueError`` when the groups deadlock, with what each waits for.
     """
     free = [0.0] * workload.mpmd_dim
     busy = [0.0] * len(workload.edges)
@@ -123,8 +134,13 @@ def run(workload: Workload, steps: int) -> tuple[StepTimes, ...]:
 
 
 def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepTimes:
-    """Runs a step from when each group is free, and moves the times until which the edges are busy."""
-    # Local names make the loop a good deal faster.
+    """Runs a step.
+
+    Args:
+      free: when each group can start.
+      busy: until when each edge is busy; updated.
+    """
+    # Local names make the loop much faster.
     bounds, durations, sends = workload.bounds, workload.durations, workload.sends
     readers, nbytes = workload.messages.readers, workload.messages.nbytes
     edge_numbers = workload.messages.edge_numbers
@@ -133,7 +149,7 @@ def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepT
     latencies, bandwidths = [link.latency for link in links], [link.bandwidth for link in links]
     receivers = [receiver for _, receiver in workload.edges]
     starts, arrivals = [0.0] * len(durations), [0.0] * len(readers)
-    # The last entry is for messages that nobody reads, whose reader is -1.
+    # The last entry belongs to messages without a reader, whose reader is -1.
     missing = [0] * (len(durations) + 1)
     available, causes = [0.0] * len(missing), [-1] * len(missing)
     for reader in readers:
@@ -167,7 +183,7 @@ def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepT
 
 
 def _deadlock(workload: Workload, positions: list[int]) -> str:
-    """What each group waits for that has not run all its operations."""
+    """The message of an error that says what the groups that have not ended wait for."""
     messages, waits = workload.messages, []
     for group, position in enumerate(positions):
         if position < workload.bounds[group + 1]:
@@ -175,6 +191,6 @@ def _deadlock(workload: Workload, positions: list[int]) -> str:
             for message, reader in enumerate(messages.readers):
                 sender, (source, _) = messages.senders[message], workload.edge(message)
                 if reader == position and sender >= positions[source]:
-                    lacks.append(f"{workload.labels[sender]} (group {source})")
-            waits.append(f"group {group} waits at {workload.labels[position]} for {', '.join(lacks)}")
+                    lacks.append(f"{workload.tasks[sender]} (group {source})")
+            waits.append(f"group {group} waits at {workload.tasks[position]} for {', '.join(lacks)}")
     return f"the groups get stuck:\n  - deadlock: {'; '.join(waits)}"

@@ -1,11 +1,13 @@
-"""Whatever goes wrong, it is said where, and nobody waits for ever."""
+"""Every failure names its group, and ends all waiting for it."""
 
+import gc
 import os
 import queue
 import signal
 import threading
 import time
 import types
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +16,24 @@ import pytest
 import ray
 
 import cluster
+import mpmd
 import mpmd.errors
 from cluster.transports.inbox import Inbox
 from cluster.transports.object_store import ObjectStoreTransport
 from mpmd.runtime.transport import MessageId
-from tests.ray.hand_written import (
+from tests.ray.hand_written_programs import (
     TRAIN_FEEDBACK,
-    Driver,
+    ProgramDriver,
     echo_program,
     relay_program,
     train_program,
     train_values,
 )
+from tests.support.models import batch, init, make_step, mse, weights
 
 SECONDS = 60
 SOON = 15
-"""Within this, seconds, a failure has reached everybody who waits for the group."""
+"""Seconds within which a failure ends all waiting for the group."""
 
 
 def allocate_too_much(x):
@@ -37,7 +41,7 @@ def allocate_too_much(x):
     return (jax.lax.while_loop(lambda y: y[7, 7] < 0, jnp.sin, jnp.zeros((2**24, 2**23)) + x)[7, 7],)
 
 
-def compute_for_ever(x):
+def compute_forever(x):
     return (jax.lax.while_loop(lambda y: y < 2, jnp.sin, x),)
 
 
@@ -46,23 +50,23 @@ def add_one(x):
 
 
 def outcome(future, seconds=SOON):
-    """What a future raises."""
-    with pytest.raises(Exception) as caught:  # whatever it is, the test looks at it
+    """The exception of a future."""
+    with pytest.raises(Exception) as caught:  # of any type, which the test checks
         future.result(seconds)
     return caught.value
 
 
 @pytest.fixture
-def doomed(local_ray):
-    """Two groups that the test may kill."""
+def disposable_mesh(local_ray):
+    """A mesh of two groups, which the test may kill."""
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25) as mesh:
         yield mesh
 
 
 def test_a_failing_task_is_named_and_the_others_are_unblocked(two_groups):
     runtime = two_groups.runtime
-    failing = Driver(runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
-    working = Driver(runtime, relay_program(add_one), {"x": np.float32(1)})
+    failing = ProgramDriver(runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
+    working = ProgramDriver(runtime, relay_program(add_one), {"x": np.float32(1)})
     futures, outputs = failing.step()
     queued, _ = working.step()
 
@@ -89,7 +93,7 @@ def test_a_failing_task_is_named_and_the_others_are_unblocked(two_groups):
 
 def test_a_step_queued_behind_a_failed_one_fails_for_the_same_reason(two_groups):
     program = relay_program(allocate_too_much)
-    driver = Driver(two_groups.runtime, program, {"x": np.float32(1)}, {"end": "x"})
+    driver = ProgramDriver(two_groups.runtime, program, {"x": np.float32(1)}, {"end": "x"})
     driver.step()
     futures, _ = driver.step()
     assert "fwd_0__0 failed on group 0" in str(outcome(futures[0]))
@@ -100,14 +104,14 @@ def test_a_program_that_does_not_compile_names_the_group(two_groups):
     program = relay_program(add_one)
     with pytest.raises(mpmd.errors.TaskError, match="loading the program failed on group 0") as caught:
         broken = {"work": b"not an export", "next": b"neither"}
-        shipment = cluster.worker.Shipment(program.plan, broken, {}, False)
-        two_groups.runtime._groups.call_ray(0, "ship", 99, shipment).result(SECONDS)
-        two_groups.runtime._groups.call(0, "load", 99).result(SECONDS)
+        shipment = cluster.actor.Shipment(program.plan, broken, {})
+        two_groups.runtime._calls.call_ray(0, "ship", 99, shipment).result(SECONDS)
+        two_groups.runtime._calls.call(0, "load", 99).result(SECONDS)
     assert caught.value.mpmd_idx == 0
 
 
-def test_a_step_whose_arguments_cannot_travel_does_not_hang_the_others(two_groups):
-    driver = Driver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
+def test_arguments_that_do_not_pickle_on_one_group_do_not_block_the_others(two_groups):
+    driver = ProgramDriver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
     driver.unsent["x"] = np.array([threading.Lock()], dtype=object)  # a lock does not pickle
     futures, _ = driver.step()
     assert isinstance(outcome(futures[0]), TypeError)
@@ -115,8 +119,8 @@ def test_a_step_whose_arguments_cannot_travel_does_not_hang_the_others(two_group
 
 
 def test_an_interrupt_between_requests_leaves_no_group_waiting(two_groups, monkeypatch):
-    driver = Driver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
-    calls = iter([cluster.groups.frame])
+    driver = ProgramDriver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
+    calls = iter([cluster.actor_calls.encode])
 
     def interrupted(*message):
         for call in calls:
@@ -124,50 +128,70 @@ def test_an_interrupt_between_requests_leaves_no_group_waiting(two_groups, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(cluster.groups, "frame", interrupted)
+        patched.setattr(cluster.actor_calls, "encode", interrupted)
         driver.step()
     futures, outputs = driver.step()
     assert futures[0].result(SOON).inline[outputs["end"]] == 4
 
 
+def test_groups_keep_nothing_of_failed_steps(two_groups):
+    failing = ProgramDriver(two_groups.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
+    for _ in range(5):
+        futures, _ = failing.step()
+        assert {type(outcome(future)) for future in futures.values()} == {
+            mpmd.errors.TaskError,
+            mpmd.errors.StepAborted,
+        }
+    working = ProgramDriver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
+    futures, _ = working.step()
+    futures[0].result(SOON)
+
+    def kept(actor):
+        inbox = actor._router._inbox
+        return len(inbox._aborted), len(inbox._arrived)
+
+    calls = [actor.__ray_call__.remote(kept) for actor in two_groups.runtime.actors]
+    assert ray.get(calls, timeout=SECONDS) == [(0, 0), (0, 0)]
+
+
 @pytest.mark.parametrize("victim", [0, 1], ids=["computing", "waiting"])
-def test_an_actor_killed_in_a_step_is_named_at_once(doomed, victim):
-    driver = Driver(doomed.runtime, relay_program(compute_for_ever), {"x": np.float32(1)})
+def test_an_actor_killed_in_a_step_is_named_at_once(disposable_mesh, victim):
+    driver = ProgramDriver(disposable_mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
     steps = [driver.step() for _ in range(3)]
-    fetch = doomed.runtime.fetch(victim, driver.handles["x"])
+    fetch = disposable_mesh.runtime.fetch(victim, driver.handles["x"])
     time.sleep(1)
     start = time.monotonic()
-    ray.kill(doomed.runtime.actors[victim])
+    ray.kill(disposable_mesh.runtime.actors[victim])
     for future in [fetch, *(future for futures, _ in steps for future in futures.values())]:
         error = outcome(future)
         assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, victim)
         assert f"group {victim} died" in str(error)
         assert "ray.kill" in str(error)
     later, _ = driver.step()
-    for future in [*later.values(), doomed.runtime.fetch(victim, driver.handles["x"])]:
+    for future in [*later.values(), disposable_mesh.runtime.fetch(victim, driver.handles["x"])]:
         error = outcome(future)
         assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, victim)
     assert time.monotonic() - start < SOON
 
 
-def test_an_actor_that_dies_between_steps_is_noticed(doomed):
+def test_an_actor_that_dies_between_steps_is_noticed(disposable_mesh):
     program, values = echo_program([np.ones(4, "float32")])
-    driver = Driver(doomed.runtime, program, values)
+    driver = ProgramDriver(disposable_mesh.runtime, program, values)
     futures, outputs = driver.step()
     for future in futures.values():
         future.result(SECONDS)
-    os.kill(doomed.groups[0].pid, signal.SIGKILL)
+    os.kill(disposable_mesh.groups[0].pid, signal.SIGKILL)
     futures, _ = driver.step()
     assert type(outcome(futures[0])) is mpmd.errors.GroupDiedError
     assert type(outcome(futures[1])) is mpmd.errors.GroupDiedError
-    np.testing.assert_array_equal(doomed.runtime.fetch(1, outputs["v0"]).result(SOON), values["v0"])
+    np.testing.assert_array_equal(disposable_mesh.runtime.fetch(1, outputs["v0"]).result(SOON), values["v0"])
 
 
-def test_an_actor_that_is_stuck_is_named(doomed, monkeypatch):
-    monkeypatch.setattr(cluster.groups, "_PING_SECONDS", 1)
-    monkeypatch.setattr(cluster.groups, "_STUCK_SECONDS", 4)
-    driver = Driver(doomed.runtime, relay_program(add_one), {"x": np.float32(1)})
-    os.kill(doomed.groups[0].pid, signal.SIGSTOP)
+def test_an_unresponsive_actor_is_named(disposable_mesh, monkeypatch):
+    monkeypatch.setattr(cluster.health, "PING_SECONDS", 1)
+    monkeypatch.setattr(cluster.health, "UNRESPONSIVE_SECONDS", 4)
+    driver = ProgramDriver(disposable_mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
+    os.kill(disposable_mesh.groups[0].pid, signal.SIGSTOP)
     try:
         futures, _ = driver.step()
         for future in futures.values():
@@ -175,38 +199,56 @@ def test_an_actor_that_is_stuck_is_named(doomed, monkeypatch):
             assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)
             assert "group 0 is stuck: its process has not answered for" in str(error)
     finally:
-        os.kill(doomed.groups[0].pid, signal.SIGKILL)
+        os.kill(disposable_mesh.groups[0].pid, signal.SIGKILL)
 
 
-def test_a_group_whose_connection_to_the_driver_breaks_is_named(doomed, monkeypatch):
-    monkeypatch.setattr(cluster.groups, "_PATIENCE_SECONDS", 1)
-    driver = Driver(doomed.runtime, relay_program(compute_for_ever), {"x": np.float32(1)})
+def test_a_group_whose_connection_to_the_driver_breaks_is_named(disposable_mesh, monkeypatch):
+    monkeypatch.setattr(cluster.health, "DEATH_REPORT_SECONDS", 1)
+    driver = ProgramDriver(disposable_mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
     futures, _ = driver.step()
-    doomed.runtime._groups._clients[0].end()
-    for future in [*futures.values(), doomed.runtime.fetch(0, driver.handles["x"])]:
+    disposable_mesh.runtime._calls._clients[0].end()
+    for future in [*futures.values(), disposable_mesh.runtime.fetch(0, driver.handles["x"])]:
         error = outcome(future)
         assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)
         assert "group 0 is gone: its connection to the driver has ended" in str(error)
 
 
-def test_loading_on_a_dead_group_says_so(doomed):
-    ray.kill(doomed.runtime.actors[1])
+def test_loading_on_a_dead_group_says_so(disposable_mesh):
+    ray.kill(disposable_mesh.runtime.actors[1])
     with pytest.raises(mpmd.errors.GroupDiedError, match="group 1 died"):
-        doomed.runtime.load(relay_program(add_one))
+        disposable_mesh.runtime.load(relay_program(add_one))
 
 
-def test_close_fails_what_is_outstanding(doomed):
-    driver = Driver(doomed.runtime, relay_program(compute_for_ever), {"x": np.float32(1)})
+def test_close_fails_pending_calls(disposable_mesh):
+    runtime = disposable_mesh.runtime
+    driver = ProgramDriver(runtime, relay_program(compute_forever), {"x": np.float32(1)})
     futures, _ = driver.step()
-    doomed.close()
-    doomed.close()
+    disposable_mesh.close()
+    disposable_mesh.close()
     later, _ = driver.step()
-    for future in [*futures.values(), *later.values(), doomed.runtime.fetch(0, 0)]:
+    for future in [*futures.values(), *later.values(), runtime.fetch(0, 0)]:
         with pytest.raises(RuntimeError, match="closed"):
             future.result(SOON)
     with pytest.raises(RuntimeError, match="closed"):
-        doomed.runtime.load(relay_program(add_one))
-    doomed.runtime.free((0, 1), driver.handles["x"])  # from garbage collection, at any later time
+        runtime.load(relay_program(add_one))
+    runtime.free((0, 1), driver.handles["x"])  # as the garbage collector may
+    with pytest.raises(RuntimeError, match="the cluster mesh is closed; launch another one"):
+        disposable_mesh.runtime  # noqa: B018
+
+
+def test_a_closed_mesh_keeps_nothing_of_its_steps(disposable_mesh):
+    step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=disposable_mesh)
+    loaded = step.compile(init(weights(2)), *batch())
+    step(init(weights(2)), *batch())
+    runtime = weakref.ref(disposable_mesh.runtime)
+    disposable_mesh.close()
+    gc.collect()
+    assert runtime() is None
+    assert not step._loaded
+    with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
+        loaded(init(weights(2)), *batch())
+    with pytest.raises(RuntimeError, match="the cluster mesh is closed; launch another one"):
+        step(init(weights(2)), *batch())
 
 
 def test_a_message_that_does_not_arrive_aborts_its_receiver(local_ray):
@@ -231,9 +273,9 @@ def test_a_message_that_does_not_arrive_aborts_its_receiver(local_ray):
 
 
 def test_training_goes_on_after_an_aborted_step(two_groups):
-    driver = Driver(two_groups.runtime, train_program(), train_values(), TRAIN_FEEDBACK)
+    driver = ProgramDriver(two_groups.runtime, train_program(), train_values(), TRAIN_FEEDBACK)
     driver.step()
-    failing = Driver(two_groups.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
+    failing = ProgramDriver(two_groups.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
     failing.step()
     futures, outputs = driver.step()
     assert np.isfinite(futures[1].result(SOON).inline[outputs["t1"]])

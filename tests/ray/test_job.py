@@ -7,13 +7,16 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 RAY = str(pathlib.Path(sys.executable).parent / "ray")
-ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "token"}
-# The head and the jobs are to make their own choices, not to inherit the tests' fake devices or cluster.
+# A busy machine may take longer to start the dashboard than Ray's limit of a minute.
+ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180"}
+# The head and the jobs must not inherit the tests' fake devices or cluster.
 for name in ("XLA_FLAGS", "RAY_ADDRESS"):
     ENVIRONMENT.pop(name, None)
 
@@ -31,7 +34,7 @@ def head_node(directory):
     command = [RAY, "start", "--head", "--block", "--num-cpus=4", "--disable-usage-stats"]
     command += ["--node-ip-address=127.0.0.1", f"--port={free_port()}", f"--temp-dir={directory}"]
     command += ["--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
-    # Jobs are started by the agent, whose usual port belongs to whichever Ray of this machine came first.
+    # The agent starts jobs. Its default port is taken if another Ray runs on this machine.
     command += [f"--dashboard-agent-listen-port={free_port()}"]
     with open(directory / "head.log", "w") as log:
         head = subprocess.Popen(command, env=ENVIRONMENT, stdout=log, stderr=log)
@@ -42,19 +45,33 @@ def head_node(directory):
         head.wait(60)
 
 
-def submit(address, *entrypoint, seconds=120):
-    """``ray job submit``, again while the new head says that it is not ready."""
+def submit(address, *entrypoint, seconds=200):
+    """``ray job submit``, once the dashboard answers, and again while it has no agent that starts jobs.
+
+    The command takes seconds of a processor, which the head needs to start: so it is not tried too often.
+    """
     command = [RAY, "job", "submit", "--address", address, "--working-dir", str(ROOT), "--", *entrypoint]
     deadline = time.monotonic() + seconds
+    while not answers(address) and time.monotonic() < deadline:
+        time.sleep(0.5)
     while True:
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=seconds)
-        starting = "No available agent" in done.stderr or "Failed to connect" in done.stderr
-        if not starting or time.monotonic() > deadline:
+        if "No available agent" not in done.stderr or time.monotonic() > deadline:
             return done
-        time.sleep(0.5)
+        time.sleep(3)
 
 
-@pytest.mark.timeout(240)
+def answers(address):
+    try:
+        urllib.request.urlopen(f"{address}/api/version", timeout=10).close()
+    except urllib.error.HTTPError:  # it wants a token, but it is there
+        return True
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(300)
 def test_an_example_runs_as_a_job(tmp_path_factory):
     # Ray's sockets need a short path.
     directory = tmp_path_factory.mktemp("job")

@@ -1,4 +1,4 @@
-"""The memory of a group's process holds what the plan says, and nothing else."""
+"""A group's process holds in memory what the plan says, and nothing else."""
 
 import jax
 import numpy as np
@@ -12,38 +12,38 @@ from tests.support.models import batch, init, make_step, mse, weights
 SECONDS = 60
 
 
-def watch(actor):
-    """Has an actor look, after every task and message, at what its process has in memory."""
+def record(actor):
+    """Has an actor record, after every task and message, what its process holds in memory."""
     from mpmd.runtime import operations
 
-    actor.peak, actor.strangers = 0, []
+    actor.peak, actor.unexpected = 0, []
     values = {id(value) for value in actor._worker._values.values()}
     actor.constants = [array for array in jax.live_arrays() if id(array) not in values]
 
-    def watched(perform):
-        def watching(operation, step):
-            perform(operation, step)
-            held = {id(value): value.nbytes for value in step.table if value is not None}
+    def recording(perform):
+        def perform_and_record(operation, state):
+            perform(operation, state)
+            held = {id(value): value.nbytes for value in state.table if value is not None}
             actor.peak = max(actor.peak, sum(held.values()))
             kept = {id(value) for value in [*actor._worker._values.values(), *actor.constants]}
-            actor.strangers += [
+            actor.unexpected += [
                 str(array.aval)
                 for array in jax.live_arrays()
                 if id(array) not in held and id(array) not in kept and not array.is_deleted()
             ]
 
-        return watching
+        return perform_and_record
 
-    actor.unwatched = {kind: kind.perform for kind in (operations.RunTask, operations.TakeMessage)}
-    for kind, perform in actor.unwatched.items():
-        kind.perform = watched(perform)
+    actor.original = {kind: kind.perform for kind in (operations.RunTask, operations.ReceiveMessage)}
+    for kind, perform in actor.original.items():
+        kind.perform = recording(perform)
 
 
-def seen(actor):
-    """What was seen. The actor looks no more."""
-    for kind, perform in actor.unwatched.items():
+def recorded(actor):
+    """What was recorded. The actor records no more."""
+    for kind, perform in actor.original.items():
         kind.perform = perform
-    return actor.peak, actor.strangers
+    return actor.peak, actor.unexpected
 
 
 @pytest.mark.parametrize("name", ["Std1F1B", "Interleaved1F1B", "ZeroBubble"])
@@ -54,11 +54,11 @@ def test_processes_hold_what_the_plan_says_and_nothing_else(four_groups, name):
     compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=four_groups, donate_argnums=0).compile(state, xs, ys)
     actors = four_groups.runtime.actors
     state, _ = jax.block_until_ready(compiled(state, xs, ys))
-    ray.get([actor.__ray_call__.remote(watch) for actor in actors], timeout=SECONDS)
+    ray.get([actor.__ray_call__.remote(record) for actor in actors], timeout=SECONDS)
     state, (loss, _) = jax.block_until_ready(compiled(state, xs, ys))
     assert np.isfinite(float(loss))
-    peaks, strangers = zip(
-        *ray.get([a.__ray_call__.remote(seen) for a in actors], timeout=SECONDS), strict=True
+    peaks, unexpected = zip(
+        *ray.get([a.__ray_call__.remote(recorded) for a in actors], timeout=SECONDS), strict=True
     )
     assert list(peaks) == [group.peak_bytes for group in compiled.report().groups]
-    assert not any(strangers)
+    assert not any(unexpected)

@@ -1,4 +1,4 @@
-"""Steps of hand-written plans give what plain JAX gives."""
+"""Steps of hand-written programs compute what plain JAX computes."""
 
 import jax
 import ml_dtypes
@@ -7,9 +7,9 @@ import pytest
 import ray
 
 from mpmd.program import export_function
-from tests.ray.hand_written import (
+from tests.ray.hand_written_programs import (
     TRAIN_FEEDBACK,
-    Driver,
+    ProgramDriver,
     echo_program,
     train_program,
     train_reference,
@@ -21,7 +21,7 @@ SECONDS = 60
 
 def test_training_steps_match_plain_jax(two_groups):
     values = train_values()
-    driver = Driver(two_groups.runtime, train_program(), values, TRAIN_FEEDBACK)
+    driver = ProgramDriver(two_groups.runtime, train_program(), values, TRAIN_FEEDBACK)
     for _ in range(3):
         futures, outputs = driver.step()
         loss, values = train_reference(values)
@@ -53,7 +53,7 @@ def test_loading_tells_how_long_it_took(two_groups):
 
 def test_steps_can_be_queued_ahead(two_groups):
     values = train_values()
-    driver = Driver(two_groups.runtime, train_program(), values, TRAIN_FEEDBACK)
+    driver = ProgramDriver(two_groups.runtime, train_program(), values, TRAIN_FEEDBACK)
     queued = [driver.step() for _ in range(20)]
     losses = [futures[1].result(SECONDS).inline[outputs["t1"]] for futures, outputs in queued]
     for loss in losses:
@@ -76,7 +76,7 @@ ARRAYS = {
 def test_messages_keep_every_bit(mesh, arrays, request):
     mesh = request.getfixturevalue(mesh)
     program, values = echo_program(arrays, mesh.mpmd_dim)
-    driver = Driver(mesh.runtime, program, values)
+    driver = ProgramDriver(mesh.runtime, program, values)
     for _ in range(3):
         futures, outputs = driver.step()
         for future in futures.values():
@@ -90,7 +90,7 @@ def test_messages_keep_every_bit(mesh, arrays, request):
 def test_64_bit_values_keep_their_dtype(two_groups):
     with jax.enable_x64(True):
         program, values = echo_program([np.array([2**40, 1]), np.array([1 / 3])])
-        driver = Driver(two_groups.runtime, program, values)
+        driver = ProgramDriver(two_groups.runtime, program, values)
         futures, outputs = driver.step()
         futures[1].result(SECONDS)
         for name, array in values.items():
@@ -100,12 +100,12 @@ def test_64_bit_values_keep_their_dtype(two_groups):
 
 
 def test_received_arrays_do_not_alias_the_object_store(two_groups):
-    """Many large values of many steps: were they views of memory that is used again, they would change."""
+    """Many large values of many steps. If they were views of memory that is reused, they would change."""
     array = np.zeros((1024, 1024), "float32")
     kept = []
     program, _ = echo_program([array])
     for fill in range(8):
-        driver = Driver(two_groups.runtime, program, {"v0": array + fill})
+        driver = ProgramDriver(two_groups.runtime, program, {"v0": array + fill})
         futures, outputs = driver.step()
         futures[1].result(SECONDS)
         kept.append(outputs["v0"])
@@ -117,17 +117,17 @@ def test_received_arrays_do_not_alias_the_object_store(two_groups):
 def test_freed_values_are_gone_after_the_next_step(two_groups):
     runtime = two_groups.runtime
     program, values = echo_program([np.ones(4, "float32")])
-    driver = Driver(runtime, program, values)
+    driver = ProgramDriver(runtime, program, values)
     _, outputs = driver.step()
     runtime.free((1,), outputs["v0"])
     futures, _ = driver.step()
     futures[1].result(SECONDS)
-    with pytest.raises(KeyError):
+    with pytest.raises(RuntimeError, match="does not have this value"):
         runtime.fetch(1, outputs["v0"]).result(SECONDS)
 
 
 def test_profiled_steps_tell_when_tasks_ran(two_groups):
-    driver = Driver(two_groups.runtime, train_program(), train_values(), TRAIN_FEEDBACK)
+    driver = ProgramDriver(two_groups.runtime, train_program(), train_values(), TRAIN_FEEDBACK)
     futures, _ = driver.step(profile=True)
     events = [e for future in futures.values() for e in future.result(SECONDS).events]
     ends = {(e.mpmd_idx, e.label): e.end for e in events}

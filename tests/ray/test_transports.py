@@ -1,4 +1,4 @@
-"""All transports keep the same promises, between real processes and within running meshes."""
+"""All transports behave alike, between two processes and within a mesh."""
 
 import itertools
 import os
@@ -18,13 +18,14 @@ import ray
 import cluster
 import mpmd.errors
 from cluster.transports import inbox
-from cluster.transports.edges import NAMES, Edges
+from cluster.transports.choice import NAMES
+from cluster.transports.router import Router
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
 from mpmd.sharding import to_sharding
-from tests.ray.hand_written import (
+from tests.ray.hand_written_programs import (
     TRAIN_FEEDBACK,
-    Driver,
+    ProgramDriver,
     relay_program,
     train_program,
     train_reference,
@@ -33,41 +34,41 @@ from tests.ray.hand_written import (
 
 SECONDS = 60
 SOON = 20
-"""Within this, seconds, on a busy machine, whoever waits has been told."""
+"""Seconds within which a failure ends all waiting, also on a busy machine."""
 
 BOUNDED = ["shared_memory", "device"]
-"""Transports with a memory of their own; the object store has Ray's."""
+"""Transports that limit how far a sender may be ahead."""
 
 every_transport = pytest.mark.parametrize("transport", NAMES)
 
 
 class End:
-    """A process of two devices with one end of an edge for each transport."""
+    """A process of two devices, with a router for each transport."""
 
     def __init__(self, mpmd_idx):
         self.submesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(1, 2), ("stage", "fsdp"))
-        self.all_edges = {name: Edges(mpmd_idx, self.submesh) for name in NAMES}
+        self.routers = {name: Router(mpmd_idx, self.submesh) for name in NAMES}
         self.kept = {}
 
     def listen(self):
-        listening = [edges.listen([name], "127.0.0.1", b"secret") for name, edges in self.all_edges.items()]
+        listening = [router.listen([name], "127.0.0.1", b"secret") for name, router in self.routers.items()]
         return {name: address for addresses in listening for name, address in addresses.items()}
 
     def connect(self, peer, addresses):
-        for name, edges in self.all_edges.items():
-            edges.connect({peer: name}, addresses)
+        for name, router in self.routers.items():
+            router.connect({peer: name}, addresses)
 
     def run(self, function, transport, *arguments):
-        """Calls a function with this end and its edges."""
-        return function(self, self.all_edges[transport], *arguments)
+        """Calls a function with this process and its router for a transport."""
+        return function(self, self.routers[transport], *arguments)
 
     @ray.method(concurrency_group="control")
     def deliver(self, message, packed):
-        self.all_edges["object_store"].deliver(message, packed)
+        self.routers["object_store"].deliver(message, packed)
 
     @ray.method(concurrency_group="control")
     def abort(self, transport, step, reason):
-        self.all_edges[transport].abort(step, reason)
+        self.routers[transport].abort(step, reason)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ fresh = itertools.count()
 
 
 def outcome(call):
-    """What a call raised in the other process."""
+    """The exception of a call in the other process."""
     with pytest.raises(ray.exceptions.RayTaskError) as caught:
         ray.get(call, timeout=SOON)
     return caught.value.cause
@@ -98,18 +99,23 @@ def message(step, tag, src=0):
     return MessageId(step, src, 1 - src, tag)
 
 
-def send(end, edges, step, contents, spec=(), src=0):
-    """A message for each content; the tags count them."""
+def send(end, router, step, contents, spec=(), src=0):
+    """Sends a message for each content; the tags count them."""
     sharding = to_sharding(spec, end.submesh)
     for tag, arrays in enumerate(contents):
         on_devices = [jax.device_put(a, sharding if a.ndim else to_sharding((), end.submesh)) for a in arrays]
-        edges.send(message(step, tag, src), on_devices)
+        router.send(message(step, tag, src), on_devices)
 
 
-def receive(end, edges, step, tags, count=1, spec=(), src=0):
-    """The contents of messages, read in the given order, as arrays of this process alone."""
+def send_from_host(end, router, step, arrays):
+    """Sends one message of host arrays."""
+    router.send(message(step, 0), arrays)
+
+
+def receive(end, router, step, tags, count=1, spec=(), src=0):
+    """The contents of messages, received in the given order, as copies."""
     wanted = [to_sharding(spec, end.submesh)] * count
-    return [[np.array(value) for value in edges.recv(message(step, tag, src), wanted)] for tag in tags]
+    return [[np.array(value) for value in router.recv(message(step, tag, src), wanted)] for tag in tags]
 
 
 CONTENTS = {
@@ -152,8 +158,17 @@ def test_messages_are_read_in_any_order(ends, transport):
 
 
 @every_transport
+def test_a_message_may_have_any_number_of_arrays(ends, transport):
+    step, arrays = next(fresh), [np.full(i % 3, i, "float32") for i in range(20_000)]
+    ends[0].run.remote(send_from_host, transport, step, arrays)
+    call = ends[1].run.remote(receive, transport, step, [0], len(arrays))
+    (received,) = ray.get(call, timeout=SECONDS)
+    assert [value.tobytes() for value in received] == [array.tobytes() for array in arrays]
+
+
+@every_transport
 def test_a_sender_does_not_wait_within_a_step(ends, transport):
-    """For nobody reads before all is sent."""
+    """The messages are received after all of them are sent."""
     step, contents = next(fresh), [[np.full(1_000, tag)] for tag in range(1000)]
     ray.get(ends[0].run.remote(send, transport, step, contents), timeout=SECONDS)
     received = ray.get(ends[1].run.remote(receive, transport, step, range(1000)), timeout=SECONDS)
@@ -179,12 +194,12 @@ def test_a_sender_is_not_more_than_one_step_ahead(ends, transport):
         ray.get(ends[1].run.remote(receive, transport, step, tags), timeout=SECONDS)
 
 
-def send_and_donate(end, edges, step):
+def send_and_donate(end, router, step):
     donated = jax.device_put(np.full((2**18,), 7.0, "float32"), to_sharding((), end.submesh))
-    edges.send(message(step, 0), [donated])
+    router.send(message(step, 0), [donated])
     jax.block_until_ready(jax.jit(jnp.negative, donate_argnums=0)(donated))
     deleted = jax.device_put(np.full((2**18,), 8.0, "float32"), to_sharding((), end.submesh))
-    edges.send(message(step, 1), [deleted])
+    router.send(message(step, 1), [deleted])
     deleted.delete()
 
 
@@ -196,14 +211,14 @@ def test_what_was_sent_may_be_donated_and_deleted(ends, transport):
     assert [(value.min(), value.max()) for (value,) in received] == [(7, 7), (8, 8)]
 
 
-def keep(end, edges, step):
-    """Keeps what arrives, as it is and as what a jitted function makes of it."""
-    (value,) = edges.recv(message(step, 0), [to_sharding((), end.submesh)])
-    end.kept.setdefault(id(edges), []).append((value, jax.device_put(value), jax.jit(jnp.negative)(value)))
+def keep(end, router, step):
+    """Keeps what is received, a jax array of it, and the result of a jitted function of it."""
+    (value,) = router.recv(message(step, 0), [to_sharding((), end.submesh)])
+    end.kept.setdefault(id(router), []).append((value, jax.device_put(value), jax.jit(jnp.negative)(value)))
 
 
-def kept(end, edges):
-    return [[np.array(value) for value in values] for values in end.kept.pop(id(edges))]
+def kept(end, router):
+    return [[np.array(value) for value in values] for values in end.kept.pop(id(router))]
 
 
 @every_transport
@@ -222,7 +237,7 @@ def test_what_was_received_stays_as_it_is(ends, transport):
 
 @every_transport
 def test_an_aborted_step_ends_waits_and_leaves_nothing(ends, transport):
-    """More steps than a sender may be ahead: what was dropped counts as read."""
+    """For more steps than a sender may be ahead: dropped messages count as received."""
     for _ in range(3):
         step = next(fresh)
         waiting = ends[1].run.remote(receive, transport, step, [7])
@@ -237,14 +252,14 @@ def test_an_aborted_step_ends_waits_and_leaves_nothing(ends, transport):
     ray.get(ends[1].run.remote(receive, transport, step, [0]), timeout=SECONDS)
 
 
-def processor_seconds_of_waiting(end, edges, step):
+def processor_seconds_of_waiting(end, router, step):
     start = time.process_time()
-    edges.recv(message(step, 0), [to_sharding((), end.submesh)])
+    router.recv(message(step, 0), [to_sharding((), end.submesh)])
     return time.process_time() - start
 
 
 @every_transport
-def test_who_waits_uses_no_processor(ends, transport):
+def test_waiting_uses_no_processor_time(ends, transport):
     step = next(fresh)
     waiting = ends[1].run.remote(processor_seconds_of_waiting, transport, step)
     time.sleep(1.5)
@@ -252,13 +267,13 @@ def test_who_waits_uses_no_processor(ends, transport):
     assert ray.get(waiting, timeout=SECONDS) < 0.3  # of which Ray's own threads have most
 
 
-def be_impatient(end, edges):
-    inbox.PATIENCE_SECONDS = 0.5
+def shorten_the_wait_for_a_reason(end, router):
+    inbox.ABORT_REASON_SECONDS = 0.5
 
 
 def test_a_dead_peer_ends_every_wait(ends):
-    """The last test that uses the two."""
-    ray.get(ends[1].run.remote(be_impatient, "device"), timeout=SECONDS)
+    """The last test that uses the two processes."""
+    ray.get(ends[1].run.remote(shorten_the_wait_for_a_reason, "device"), timeout=SECONDS)
     waiting = ends[1].run.remote(receive, "shared_memory", next(fresh), [0])
     time.sleep(0.2)
     ray.kill(ends[0])
@@ -271,7 +286,7 @@ def test_a_dead_peer_ends_every_wait(ends):
 
 @pytest.fixture(scope="module", params=["device", "object_store"])
 def mesh(local_ray, request):
-    """Two groups of two devices with another transport than other tests' meshes, which share memory."""
+    """Two groups of two devices, without shared memory, which the other tests' meshes use."""
     shape = {"stage": 2, "fsdp": 2}
     with cluster.launch(shape, "stage", cpus_per_group=0.25, transport=request.param) as mesh:
         assert mesh.transports == {(0, 1): request.param}
@@ -280,14 +295,14 @@ def mesh(local_ray, request):
 
 def assert_training_matches(mesh):
     values = train_values()
-    driver = Driver(mesh.runtime, train_program(), values, TRAIN_FEEDBACK)
+    driver = ProgramDriver(mesh.runtime, train_program(), values, TRAIN_FEEDBACK)
     queued = [driver.step() for _ in range(4)]
     for futures, outputs in queued:
         loss, values = train_reference(values)
         np.testing.assert_allclose(futures[1].result(SECONDS).inline[outputs["t1"]], loss, rtol=1e-5)
     for mpmd_idx, name in enumerate(["w0", "w1"]):
         trained = mesh.runtime.fetch(mpmd_idx, driver.handles[name]).result(SECONDS)
-        assert trained.flags.owndata or not mesh.runtime._groups.by_ray  # not a view of Ray's memory
+        assert trained.flags.owndata or not mesh.runtime._calls.by_ray  # not a view of Ray's memory
         np.testing.assert_allclose(trained, values[name], rtol=1e-5, atol=1e-6)
 
 
@@ -301,9 +316,9 @@ def test_training_matches_plain_jax(mesh):
     assert_training_matches(mesh)
 
 
-def test_the_driver_calls_groups_by_ray_alone_where_messages_go_so(mesh):
-    """Connections take ports that a network may close; the object store is for where only Ray leads."""
-    assert mesh.runtime._groups.by_ray == (set(mesh.transports.values()) == {"object_store"})
+def test_with_the_object_store_the_driver_calls_groups_by_ray_alone(mesh):
+    """TCP takes ports that a network may close; the object store needs none but Ray's."""
+    assert mesh.runtime._calls.by_ray == (set(mesh.transports.values()) == {"object_store"})
 
 
 def allocate_too_much(x):
@@ -311,12 +326,12 @@ def allocate_too_much(x):
 
 
 def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
-    failing = Driver(mesh.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
+    failing = ProgramDriver(mesh.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
     for _ in range(3):
         futures, _ = failing.step()
         assert type(futures[0].exception(SOON)) is mpmd.errors.TaskError
         assert type(futures[1].exception(SOON)) is StepAborted
-    unsendable = Driver(mesh.runtime, relay_program(lambda x: (x + 1,)), {"x": np.float32(1)})
+    unsendable = ProgramDriver(mesh.runtime, relay_program(lambda x: (x + 1,)), {"x": np.float32(1)})
     unsendable.unsent["x"] = np.array([threading.Lock()], dtype=object)
     futures, _ = unsendable.step()
     assert isinstance(futures[0].exception(SOON), TypeError)
@@ -324,13 +339,13 @@ def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
     assert_training_matches(mesh)
 
 
-def compute_for_ever(x):
+def compute_forever(x):
     return (jax.lax.while_loop(lambda y: y < 2, jnp.sin, x),)
 
 
-def test_a_killed_actor_is_named_to_all_who_wait(mesh):
+def test_a_killed_actor_is_named_in_all_pending_steps(mesh):
     """The last test that uses the mesh."""
-    driver = Driver(mesh.runtime, relay_program(compute_for_ever), {"x": np.float32(1)})
+    driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
     queued = [driver.step() for _ in range(2)]
     time.sleep(0.5)
     ray.kill(mesh.runtime.actors[0])
@@ -338,11 +353,6 @@ def test_a_killed_actor_is_named_to_all_who_wait(mesh):
         error = future.exception(SOON)
         assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)
         assert "ray.kill" in str(error)
-
-
-def test_unknown_transports_are_refused_before_anything_starts():
-    with pytest.raises(ValueError, match="transport must be one of auto, shared_memory"):
-        cluster.launch({"stage": 2}, "stage", transport="pigeon")
 
 
 TWO_NODES = """
@@ -377,7 +387,7 @@ TWO_NODES = """
 
 
 def test_groups_on_two_nodes():
-    """Two raylets on this machine: groups of one share memory, others transfer between devices."""
+    """Two raylets on this machine: groups of one share memory, others use transfers between devices."""
     variables = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "XLA_FLAGS")}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(TWO_NODES)],

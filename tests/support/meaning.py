@@ -6,9 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from mpmd.ir import Free, Name, Plan, Recv, Run, Send
-
-Edge = tuple[int, int]
+from mpmd.ir import Edge, Free, Name, Plan, Recv, Run, Send
 
 
 @dataclasses.dataclass(eq=False)

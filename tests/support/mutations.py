@@ -114,12 +114,11 @@ def _of_instruction(plan: Plan, group: int, this: Instruction) -> Iterator[tuple
 
 
 def _of_run(plan: Plan, run: Run) -> Iterator[tuple[str, Instruction]]:
-    executables = {e.name: e for e in plan.executables}
-    this = executables[run.executable]
+    this = plan.executable(run.executable)
     yield "an executable that does not exist", dataclasses.replace(run, executable=NOBODY)
-    for name, other in executables.items():
+    for other in plan.executables:
         if (other.inputs, other.outputs) != (this.inputs, this.outputs):
-            yield "another executable", dataclasses.replace(run, executable=name)
+            yield "another executable", dataclasses.replace(run, executable=other.name)
     for field, avals in (("inputs", this.inputs), ("outputs", this.outputs)):
         names = getattr(run, field)
         for i, j in itertools.combinations(range(len(names)), 2):

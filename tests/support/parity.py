@@ -28,6 +28,7 @@ def raw(leaf):
 def assert_close(actual, expected, tolerance=2e-5):
     """Asserts equal structure, dtypes and values; of floats, to float32 rounding."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    actual = mpmd.to_host(actual)
     pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
     for (path, left), right in pairs:
         where = jax.tree_util.keystr(path)

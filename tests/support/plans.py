@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import collections
 
-from mpmd.ir import Aval, Executable, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Run, Send, Task
-from mpmd.liveness import add_frees_and_donations
+from mpmd.compiler.lower.liveness import add_frees_and_donations
+from mpmd.ir import (
+    Aval,
+    Executable,
+    GroupProgram,
+    InputLeaf,
+    OutputLeaf,
+    OutsideTask,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    Task,
+    parse_task,
+)
 from mpmd.schedules import Schedule, total_order
 
 WEIGHT = Aval((4, 4), "float32", 4)
 ACTIVATION = Aval((2, 4), "float32", 4)
+
+
+def run_of(label: str, executable: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Run:
+    """A run of the task that prints as ``label``."""
+    return Run(parse_task(label), executable, inputs, outputs)
 
 
 def executable(name, inputs, outputs, donated=()):
@@ -58,19 +76,21 @@ def pipeline_plan(schedule: Schedule, num_microbatches: int) -> Plan:
             "bwdA": ((f"w{s}", before, gradient), (f"d{s}@{m}",)),
             "bwdW": ((weights[1], before, gradient), (gradients[s],)),
         }[task.kind]
-        programs[groups[s]].append(Run(str(task), task.kind, inputs, outputs))
+        programs[groups[s]].append(Run(task, task.kind, inputs, outputs))
         if task.kind == "fwd":
             send(after, groups[s], s + 1)
         elif task.kind != "bwdW":
             send(f"d{s}@{m}", groups[s], s - 1)
 
     for stage, group in groups.items():
-        programs[group].append(Run("before", "zero", (), (f"g{stage}",)))
+        programs[group].append(Run(OutsideTask("before", 0), "zero", (), (f"g{stage}",)))
     for _, cell in total_order(tasks):
         for task in cell.tasks:
             run(task)
     for stage, group in groups.items():
-        programs[group].append(Run("after", "descend", (f"w{stage}", gradients[stage]), (f"v{stage}",)))
+        programs[group].append(
+            Run(OutsideTask("after", 0), "descend", (f"w{stage}", gradients[stage]), (f"v{stage}",))
+        )
     weights = [InputLeaf(f"w{s}", f"w{s}", WEIGHT, (g,), (), True) for s, g in groups.items()]
     used = {i.executable for program in programs for i in program if isinstance(i, Run)}
     batch = [f"h0@{m}" for m in range(num_microbatches)]

@@ -55,6 +55,13 @@ class LogSumExp(Last):
         return jnp.logaddexp(state, update)
 
 
+class Initial(Last):
+    """Never updates the state."""
+
+    def update(self, state, update, index):
+        return state
+
+
 class Histogram:
     """A state of another shape and dtype than the values."""
 
@@ -394,3 +401,18 @@ def mean_over_microbatches():
         return mse(params, x, y) / MICROBATCHES
 
     return train(loss, weights(3))
+
+
+@program({"Add": mpmd.Add, "Max": mpmd.Max, "Concat": mpmd.Concat(), "Last": Last()}, on_ray=["Add"])
+def an_array_closed_over_that_is_only_an_output(operation):
+    table = np.arange(3, dtype=np.float32)
+
+    def loss(params, x, y):
+        return mse(params, x, y), table
+
+    return with_aux(loss, operation)
+
+
+@program()
+def a_state_that_is_never_updated():
+    return with_aux(lambda params, x, y: (mse(params, x, y), jnp.sum(x)), Initial())

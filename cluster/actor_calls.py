@@ -1,0 +1,249 @@
+"""The actors of one mesh: calls on them as futures, and one thread that settles the futures.
+
+To read top-down: ``call``, ``call_ray`` and ``call_step`` make calls; ``_run`` is the thread, which handles
+one event after the other; ``_settle`` and ``_mark_dead`` are what follows from replies and deaths.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup
+
+from cluster.health import GroupHealth
+from cluster.pending_calls import AbortRequest, PendingCall, PendingCalls
+from cluster.ray_errors import translate
+from cluster.ray_session import RaySession
+from cluster.rpc import Client, Frame, FrameConnection, encode
+from mpmd.errors import GroupDiedError
+
+_POLL_SECONDS = 1.0
+"""How often the thread checks, while there are no events, that Ray is connected and the groups are alive."""
+
+_WITHOUT_RAY = "Ray was shut down, and with it the cluster mesh"
+
+
+class ActorCalls:
+    """Calls the actors and watches them. When a step fails on one group, all groups are told to abort it.
+
+    Args:
+      actors: the connected actors, by ``mpmd_idx``.
+      placement_group: the actors' resources; removed when the actors end.
+      connections: the driver's connection with each actor; empty to make all calls by Ray.
+    """
+
+    def __init__(
+        self,
+        actors: Sequence[ActorHandle],
+        placement_group: PlacementGroup,
+        connections: Sequence[socket.socket],
+    ):
+        self.actors = tuple(actors)
+        self._placement_group = placement_group
+        self._process = os.getpid()
+        self._session = RaySession()
+        self._pending = PendingCalls()
+        self._health = GroupHealth(len(self.actors))
+        self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._clients = [
+            Client(FrameConnection(tcp), self._on_reply, functools.partial(self._on_disconnect, mpmd_idx))
+            for mpmd_idx, tcp in enumerate(connections)
+        ]
+        self._thread = threading.Thread(target=self._run, name="mpmd groups", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+        for mpmd_idx in range(len(self.actors)):
+            self._watch(mpmd_idx)
+
+    def _watch(self, mpmd_idx: int) -> None:
+        """Makes the call that ends, or fails, when the group's process does."""
+        if self.by_ray:
+            self.call_ray(mpmd_idx, "watch")
+        else:
+            serving = self.call_ray(mpmd_idx, "serve")
+            serving.add_done_callback(lambda end: self._on_disconnect(mpmd_idx, end.exception()))
+
+    @property
+    def by_ray(self) -> bool:
+        """Whether all calls are made by Ray."""
+        return not self._clients
+
+    def call(
+        self, mpmd_idx: int, method: str, *arguments: Any, decode: Callable[[Any], Any] = lambda reply: reply
+    ) -> Future:
+        """Calls a method of a group's actor, which runs after the earlier calls. Returns at once.
+
+        The future's result is ``decode`` of the reply.
+
+        Raises: ``GroupDiedError`` when the group is known to be dead, ``RuntimeError`` after ``close``.
+        """
+        (pending,) = self._pending.add([mpmd_idx], decode=decode)
+        self._send(pending, method, arguments)
+        return pending.future
+
+    def call_ray(self, mpmd_idx: int, method: str, *arguments: Any) -> Future:
+        """Calls a method by Ray in any case, in no order relative to the other calls. Raises as ``call``."""
+        (pending,) = self._pending.add([mpmd_idx])
+        self._send_by_ray(pending, method, arguments)
+        return pending.future
+
+    def call_step(self, step: int, arguments: Mapping[int, tuple]) -> dict[int, Future]:
+        """Calls ``step`` on each of the groups. When one of these calls fails, the step is aborted on all.
+
+        Raises: as ``call``, when one of the groups is dead; then no group is called.
+        """
+        calls = self._pending.add(arguments, step)
+        try:
+            for pending in calls:
+                self._send(pending, "run_step", arguments[pending.mpmd_idx])
+        except KeyboardInterrupt:  # the groups that were called must not wait for the others
+            for pending in calls:
+                self._fail(pending, RuntimeError("an interrupt kept the step from being sent to all groups"))
+            raise
+        return {pending.mpmd_idx: pending.future for pending in calls}
+
+    def _send(self, pending: PendingCall, method: str, arguments: tuple) -> None:
+        if self.by_ray:
+            self._send_by_ray(pending, method, arguments)
+            return
+        try:
+            request = encode(pending.number, (method, arguments))
+        except Exception as error:  # the arguments do not pickle
+            self._fail(pending, error.with_traceback(None))
+            return
+        self._clients[pending.mpmd_idx].send(request)
+
+    def _send_by_ray(self, pending: PendingCall, method: str, arguments: tuple) -> None:
+        if not self._session.is_connected:  # the call would start Ray anew
+            self._pending.close(RuntimeError(_WITHOUT_RAY))
+            return
+        try:
+            reference = getattr(self.actors[pending.mpmd_idx], method).remote(*arguments)
+        except Exception as error:  # the arguments do not pickle
+            self._fail(pending, error.with_traceback(None))
+            return
+        # Ray runs the callback in a thread of its own, which must not call Ray or take long.
+        reference.future().add_done_callback(
+            lambda reply: self._events.put(functools.partial(self._settle, pending, reply.result))
+        )
+
+    def _on_reply(self, reply: Frame) -> None:
+        """Called in the thread of a connection."""
+        pending = self._pending.find(reply.number)
+        if pending is not None:  # its group or its step may have failed before the reply came
+            self._events.put(functools.partial(self._settle, pending, functools.partial(_result, reply)))
+
+    def _on_disconnect(self, mpmd_idx: int, error: BaseException | None) -> None:
+        """Called in any thread, at least once for each connection that ends."""
+        has_cause = error is not None and not isinstance(error, EOFError | ConnectionError)
+        cause = f": {type(error).__name__}: {error}" if has_cause else ""
+        self._events.put(functools.partial(self._health.mark_disconnected, mpmd_idx, cause, time.monotonic()))
+
+    def _run(self) -> None:
+        """The thread: handles events until ``close``, the end of Ray, or a fault of its own."""
+        reason = _WITHOUT_RAY
+        try:
+            while self._session.is_connected:
+                try:
+                    event = self._events.get(timeout=_POLL_SECONDS)
+                    if event is None:
+                        reason = "the cluster mesh is closed"
+                        break
+                    event()
+                    del event  # an idle thread must not keep the last result
+                except queue.Empty:
+                    pass
+                self._fail_disconnected()
+                self._fail_unresponsive()
+        except Exception as error:
+            # When Ray is shut down under the mesh, any call of Ray may raise: the futures say why.
+            if self._session.is_connected:
+                reason = f"the cluster mesh has failed: {type(error).__name__}: {error}"
+                raise
+        finally:
+            self._pending.close(RuntimeError(reason))
+            self._release()
+
+    def _settle(self, pending: PendingCall, result: Callable[[], Any]) -> None:
+        try:
+            value = pending.decode(result())
+        except Exception as raised:
+            error = translate(raised, pending.mpmd_idx)
+            if isinstance(error, GroupDiedError):
+                self._mark_dead(error)
+            else:
+                self._fail(pending, error)
+        else:
+            self._pending.succeed(pending, value)
+
+    def _fail(self, pending: PendingCall, error: BaseException) -> None:
+        self._broadcast_aborts(self._pending.fail(pending, error))
+
+    def _mark_dead(self, error: GroupDiedError) -> None:
+        aborts = self._pending.mark_dead(error.mpmd_idx, error)
+        # An actor that was only out of reach has missed calls, so it must not run any longer.
+        self._session.kill(self.actors[error.mpmd_idx])
+        if not self.by_ray:
+            self._clients[error.mpmd_idx].end()
+        self._broadcast_aborts(aborts)
+
+    def _fail_disconnected(self) -> None:
+        for error in self._health.take_disconnected(time.monotonic()):
+            self._mark_dead(error)
+
+    def _fail_unresponsive(self) -> None:
+        """Pings all groups while a step is pending; an actor answers at once, whatever it computes."""
+        now = time.monotonic()
+        if not self._health.ping_is_due(now) or not self._pending.has_steps:
+            return
+        for error in self._health.unresponsive(now):
+            self._mark_dead(error)
+        for mpmd_idx in self._health.start_pings(now):
+            answer: Future = self.actors[mpmd_idx].health.remote().future()
+            answer.add_done_callback(lambda _, mpmd_idx=mpmd_idx: self._health.mark_answered(mpmd_idx))
+
+    def _broadcast_aborts(self, aborts: Sequence[AbortRequest]) -> None:
+        if self._session.is_connected:
+            for abort in aborts:
+                for actor in self.actors:
+                    actor.abort.remote(abort.step, abort.reason)
+
+    def close(self) -> None:
+        """Fails all calls, kills the actors and gives their resources back. May be called again."""
+        self.close_soon()
+        if threading.current_thread() is not self._thread:  # a future's callback may close the mesh
+            self._thread.join()
+
+    def close_soon(self) -> None:
+        """``close`` without waiting for it; may be called by the garbage collector, at any point."""
+        if os.getpid() != self._process:  # a fork of the driver shares the connections, and must not end them
+            return
+        for client in self._clients:
+            client.end()
+        self._events.put(None)
+
+    def _release(self) -> None:
+        for client in self._clients:
+            client.close()
+        atexit.unregister(self.close)
+        for actor in self.actors:
+            self._session.kill(actor)
+        self._session.remove(self._placement_group)
+
+
+def _result(reply: Frame) -> Any:
+    result = reply.decode()
+    if isinstance(result, ray.exceptions.RayTaskError):
+        raise result
+    return result

@@ -1,0 +1,178 @@
+"""The calls that the driver waits for, and what follows from a failure. Knows neither Ray nor JAX.
+
+Events go in: a call was made, it succeeded, it failed, a group died. Futures are settled, and the steps that
+the groups have to abort come out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
+
+from mpmd.errors import GroupDiedError, StepAborted
+
+
+@dataclasses.dataclass(frozen=True)
+class AbortRequest:
+    """Every group has to stop waiting for the messages of a step."""
+
+    step: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingCall:
+    """One call on one group. The caller holds ``future``, whose result is ``decode`` of the reply."""
+
+    number: int
+    mpmd_idx: int
+    step: int | None
+    future: Future
+    decode: Callable[[Any], Any]
+
+
+@dataclasses.dataclass
+class _PendingStep:
+    mpmd_idxs: frozenset[int]
+    num_pending: int
+    failure: BaseException | None = None
+
+
+class PendingCalls:
+    """The calls that were made and not yet answered. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._calls: dict[int, PendingCall] = {}
+        self._steps: dict[int, _PendingStep] = {}
+        self._last_step = -1
+        self._dead: dict[int, GroupDiedError] = {}
+        self._closed: BaseException | None = None
+
+    def add(
+        self,
+        mpmd_idxs: Iterable[int],
+        step: int | None = None,
+        decode: Callable[[Any], Any] = lambda reply: reply,
+    ) -> list[PendingCall]:
+        """Adds a call on each of the groups; with ``step``, these calls are that step. Steps ascend.
+
+        Raises: ``GroupDiedError`` when one of the groups is dead, the error given to ``close`` after it;
+        then no call is added.
+        """
+        mpmd_idxs = tuple(mpmd_idxs)
+        with self._lock:
+            for failure in (self._closed, *(self._dead.get(mpmd_idx) for mpmd_idx in mpmd_idxs)):
+                if failure is not None:
+                    raise _copy_of(failure)
+            if step is not None:
+                # The groups forget what they know of a step when a later one begins.
+                assert step > self._last_step, f"step {step} comes after step {self._last_step}"
+                self._last_step = step
+                self._steps[step] = _PendingStep(frozenset(mpmd_idxs), len(mpmd_idxs))
+            calls = [
+                PendingCall(
+                    number=next(self._numbers),
+                    mpmd_idx=mpmd_idx,
+                    step=step,
+                    future=_running_future(),
+                    decode=decode,
+                )
+                for mpmd_idx in mpmd_idxs
+            ]
+            self._calls.update((call.number, call) for call in calls)
+        return calls
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step is still running on a group."""
+        with self._lock:
+            return bool(self._steps)
+
+    def find(self, number: int) -> PendingCall | None:
+        """The call with this number; ``None`` when it is settled, because its group or its step failed."""
+        return self._calls.get(number)
+
+    def succeed(self, call: PendingCall, result: Any) -> None:
+        """Settles a call. A call that is already settled does not change."""
+        with self._lock:
+            pending = self._remove(call)
+        if pending:
+            call.future.set_result(result)
+
+    def fail(self, call: PendingCall, error: BaseException) -> list[AbortRequest]:
+        """Settles a call. The first failure of a step is the reason why the step is aborted."""
+        aborts: list[AbortRequest] = []
+        with self._lock:
+            if call.step is not None and call.number in self._calls:
+                step = self._steps[call.step]
+                aborts = self._mark_failed([call.step], error)
+                if isinstance(error, StepAborted) and step.failure is not error:
+                    error.__cause__ = step.failure
+            pending = self._remove(call)
+        if pending:
+            call.future.set_exception(error)
+        return aborts
+
+    def mark_dead(self, mpmd_idx: int, error: GroupDiedError) -> list[AbortRequest]:
+        """Records that a group is dead: its calls fail, now and later, and all steps that it takes part in.
+
+        A step fails even if the group's own call has succeeded, because the group's last messages may be
+        lost. The calls of such a step fail on all groups at once, before the groups notice the death.
+        """
+        with self._lock:
+            error = self._dead.setdefault(mpmd_idx, error)
+            shared = [number for number, step in self._steps.items() if mpmd_idx in step.mpmd_idxs]
+            aborts = self._mark_failed(shared, error)
+            lost = [c for c in self._calls.values() if c.mpmd_idx == mpmd_idx or c.step in shared]
+            for call in lost:
+                self._remove(call)
+        for call in lost:
+            call.future.set_exception(_copy_of(error))
+        return aborts
+
+    def close(self, error: BaseException) -> None:
+        """Fails every call, now and later, with ``error``."""
+        with self._lock:
+            self._closed = self._closed or error
+            calls = list(self._calls.values())
+            self._calls.clear()
+            self._steps.clear()
+        for call in calls:
+            call.future.set_exception(_copy_of(error))
+
+    def _mark_failed(self, steps: Iterable[int], error: BaseException) -> list[AbortRequest]:
+        failed_now = [number for number in steps if self._steps[number].failure is None]
+        for number in failed_now:
+            self._steps[number].failure = error
+        return [AbortRequest(number, str(error)) for number in failed_now]
+
+    def _remove(self, call: PendingCall) -> bool:
+        """Whether the call was still pending."""
+        if self._calls.pop(call.number, None) is None:
+            return False
+        if call.step is not None:
+            step = self._steps[call.step]
+            step.num_pending -= 1
+            if not step.num_pending:
+                del self._steps[call.step]
+        return True
+
+
+def _running_future() -> Future:
+    """A future that cannot be cancelled: the group has the request, and its reply settles the future."""
+    future: Future = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _copy_of(error: BaseException) -> BaseException:
+    """An equal error. If several threads raised the same one, it would collect all their tracebacks."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy

@@ -1,0 +1,56 @@
+"""Which transport connects which groups."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cluster.group_info import GroupInfo
+
+AUTO = "auto"
+SHARED_MEMORY = "shared_memory"
+DEVICE = "device"
+OBJECT_STORE = "object_store"
+NAMES = (SHARED_MEMORY, DEVICE, OBJECT_STORE)
+
+_TRANSFER_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def supported(platform: str) -> tuple[str, ...]:
+    """The transports that a process with devices of ``platform`` can use, the best first."""
+    names = []
+    if sys.platform == "linux":
+        names = [DEVICE] if platform in _TRANSFER_PLATFORMS else []
+        # A CPU computes in host memory; for an accelerator it is a detour.
+        names.insert(0 if platform == "cpu" else len(names), SHARED_MEMORY)
+    return (*names, OBJECT_STORE)
+
+
+def check_name(transport: str) -> None:
+    """Raises ``ValueError`` when there is no such transport."""
+    if transport not in (AUTO, *NAMES):
+        raise ValueError(f"transport must be one of {', '.join((AUTO, *NAMES))}, not {transport!r}")
+
+
+def choose(transport: str, groups: Sequence[GroupInfo]) -> dict[tuple[int, int], str]:
+    """For each pair of groups, lower index first, the transport of their messages in both directions.
+
+    ``auto`` takes the best that both groups can use; ``shared_memory`` is possible only within a node.
+
+    Raises: ``ValueError`` when ``transport`` cannot connect all groups; it lists every such pair.
+    """
+    pairs = [(a, b) for a in groups for b in groups if a.mpmd_idx < b.mpmd_idx]
+    chosen, faults = {}, []
+    for a, b in pairs:
+        usable = [name for name in a.transports if name in b.transports]
+        if a.node_id != b.node_id:
+            usable = [name for name in usable if name != SHARED_MEMORY]
+        if transport not in (AUTO, *usable):
+            faults.append(f"groups {a.mpmd_idx} and {b.mpmd_idx} can use {', '.join(usable)}")
+        chosen[a.mpmd_idx, b.mpmd_idx] = usable[0] if transport == AUTO else transport
+    if faults:
+        raise ValueError(
+            f"transport {transport!r} does not connect all groups: {'; '.join(faults)}. "
+            f"Use transport={AUTO!r}, which takes the best for each pair"
+        )
+    return chosen

@@ -1,0 +1,205 @@
+"""The connection of two groups that exchange messages by transfers, as one of them sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import socket
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cluster.packing import PackedArray, unpack
+from cluster.transports.inbox import Inbox
+from cluster.transports.window import SendWindow
+from mpmd.ir import Spec
+from mpmd.runtime.transport import MessageId
+from mpmd.sharding import to_sharding
+
+_DETECTION_SECONDS = 1.0
+"""Within this time of a failed pull it is known whether the peer's connection has ended."""
+
+
+class OfferedArray(NamedTuple):
+    """An array at the sender's transfer server; ``spec`` holds over either group's submesh."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    spec: Spec
+
+
+class OfferMessage(NamedTuple):
+    """Announces a message whose arrays can be pulled from the sender's transfer server by ``number``."""
+
+    message: MessageId
+    number: int
+    arrays: tuple[OfferedArray, ...]
+
+
+class PacketMessage(NamedTuple):
+    """A small message with its arrays."""
+
+    message: MessageId
+    arrays: tuple[PackedArray, ...]
+
+
+_CONFIRMATION = None
+"""What the receiver sends back for each message that was received or dropped."""
+
+
+class Peer:
+    """The connection to one group, in both directions, with a thread that reads and one that confirms.
+
+    Args:
+      inbox: where the messages that arrive go, and where senders wait.
+      submesh: this group's devices.
+      mpmd_idx: the other group.
+      server: the connection to the other group's transfer server.
+      tcp: the socket to the other group, which ``close`` closes.
+    """
+
+    def __init__(
+        self, inbox: Inbox, submesh: jax.sharding.Mesh, mpmd_idx: int, server: Any, tcp: socket.socket
+    ):
+        self._inbox = inbox
+        self._mpmd_idx = mpmd_idx
+        self._submesh = submesh
+        self._server = server
+        self._socket = tcp
+        self._connection = Connection(os.dup(tcp.fileno()))
+        self._writing = threading.Lock()
+        self._window = SendWindow()
+        self._num_confirmed = 0
+        self._confirmations: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._disconnected = threading.Event()
+        self._reader = threading.Thread(target=self._read, name=f"from group {mpmd_idx}", daemon=True)
+        self._confirmer = threading.Thread(target=self._confirm, name=f"to group {mpmd_idx}", daemon=True)
+
+    def start(self) -> None:
+        """Starts the threads."""
+        self._reader.start()
+        self._confirmer.start()
+
+    def wait_for_window(self, step: int) -> None:
+        """Waits until a message of ``step`` may be sent. Raises ``StepAborted``."""
+        self._window.begin(step)
+        self._inbox.wait(step, lambda: self._window.is_open(self._num_confirmed))
+
+    def send(self, content: PacketMessage | OfferMessage) -> None:
+        """Raises: ``StepAborted`` when the peer is gone."""
+        if self._disconnected.is_set() or not self._try_send(content):
+            self.wait_for_abort(content.message.step)
+        self._window.count_sent()
+
+    def wait_for_abort(self, step: int) -> None:
+        """Waits for the reason why the peer is gone. Raises ``StepAborted``."""
+        self._inbox.wait(step, lambda: False)
+
+    def confirm(self) -> None:
+        """Confirms a message, in a thread of its own: the caller must not wait until the peer reads."""
+        self._confirmations.put(True)
+
+    def _confirm(self) -> None:
+        while self._confirmations.get():
+            self._try_send(_CONFIRMATION)  # a peer that is gone does not need it
+
+    def _try_send(self, content: PacketMessage | OfferMessage | None) -> bool:
+        try:
+            with self._writing:
+                self._connection.send(content)
+        except OSError:  # the reader notices, too, and reports it
+            return False
+        return True
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._receive(self._connection.recv())
+                self._inbox.wake()
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._disconnected.set()
+            self._inbox.mark_disconnected(self._mpmd_idx)
+
+    def _receive(self, content: PacketMessage | OfferMessage | None) -> None:
+        match content:
+            case PacketMessage(message, packed):
+                self._inbox.add(message, _PacketArrival(self, packed))
+            case OfferMessage(message, number, offered):
+                try:
+                    self._inbox.add(message, _TransferArrival(self, message, self._pull(number, offered)))
+                except jax.errors.JaxRuntimeError as error:  # there is not enough memory
+                    self.confirm()
+                    reason = f"group {message.dst} could not receive from group {message.src}: {error}"
+                    self._inbox.abort(message.step, reason)
+            case None:
+                self._num_confirmed += 1
+
+    def _pull(self, number: int, offered: Sequence[OfferedArray]) -> list[jax.Array]:
+        avals = [
+            jax.ShapeDtypeStruct(shape, dtype, sharding=to_sharding(spec, self._submesh))
+            for shape, dtype, spec in offered
+        ]
+        pulled = iter(self._server.pull(number, [a for a in avals if math.prod(a.shape)]))
+        return [
+            next(pulled) if math.prod(a.shape) else jax.device_put(np.zeros(a.shape, a.dtype), a.sharding)
+            for a in avals
+        ]
+
+    def has_disconnected(self) -> bool:
+        """Whether the connection has ended; waits until that is known."""
+        return self._disconnected.wait(_DETECTION_SECONDS)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # the peer has closed it
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._confirmations.put(False)
+        self._reader.join()
+        self._confirmer.join()
+        self._socket.close()
+        self._connection.close()
+
+
+class _PacketArrival(NamedTuple):
+    peer: Peer
+    packed: Sequence[PackedArray]
+
+    def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
+        self.peer.confirm()
+        return [unpack(packed) for packed in self.packed]
+
+    def drop(self) -> None:
+        self.peer.confirm()
+
+
+class _TransferArrival(NamedTuple):
+    """A message whose arrays are being pulled."""
+
+    peer: Peer
+    message: MessageId
+    arrays: Sequence[jax.Array]
+
+    def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[jax.Array]:
+        try:
+            jax.block_until_ready(self.arrays)
+        except jax.errors.JaxRuntimeError as error:
+            self.peer.confirm()
+            if self.peer.has_disconnected():
+                self.peer.wait_for_abort(self.message.step)
+            src, tag = self.message.src, self.message.tag
+            raise RuntimeError(f"message {tag} of group {src} was lost on the way: {error}") from error
+        self.peer.confirm()
+        return [
+            array if array.sharding == sharding else jax.device_put(array, sharding)
+            for array, sharding in zip(self.arrays, shardings, strict=True)
+        ]
+
+    def drop(self) -> None:
+        self.peer.confirm()

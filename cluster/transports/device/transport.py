@@ -1,0 +1,122 @@
+"""The transport by transfers between devices: connects groups, and sends."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from cluster import sockets
+from cluster.packing import pack
+from cluster.transports.device.peer import OfferedArray, OfferMessage, PacketMessage, Peer
+from cluster.transports.inbox import Inbox
+from cluster.transports.peer_transport import PeerTransport
+from mpmd.runtime.transport import Array, MessageId
+from mpmd.sharding import spec_of, to_sharding
+
+_PACKET_BYTES = 16 * 1024
+"""Messages up to this size whose arrays are in host memory are sent as they are, and not pulled."""
+
+_CHUNK_BYTES = 4 * 2**20
+_CHUNKS = 8
+
+_HELLO = struct.Struct("<i")  # the group that connects
+
+_CONNECT_SECONDS = 60
+
+
+class DeviceAddress(NamedTuple):
+    """Where a group can be reached: its transfer server, and the socket that accepts connections."""
+
+    server: str
+    connections: sockets.Address
+
+
+class DeviceTransport(PeerTransport):
+    """Exchanges messages with groups on any node.
+
+    Args:
+      inbox: where the messages that arrive go.
+      mpmd_idx: the group.
+      submesh: its devices; the peers' submeshes have the same shape.
+    """
+
+    def __init__(self, inbox: Inbox, mpmd_idx: int, submesh: jax.sharding.Mesh):
+        super().__init__(inbox)
+        self._mpmd_idx = mpmd_idx
+        self._submesh = submesh
+        self._in_host_memory = submesh.devices.flat[0].platform == "cpu"
+        self._numbers = itertools.count(secrets.randbits(62))
+        self._peers: dict[int, Peer] = {}
+
+    def listen(self, host: str, secret: bytes) -> DeviceAddress:
+        from jax.experimental import transfer  # not at the top: on some systems JAX does not have it
+
+        self._secret = secret
+        self._server = transfer.start_transfer_server(
+            self._submesh.devices.flat[0].client,
+            f"{host}:0",
+            [f"{host}:0"],
+            max_num_parallel_copies=_CHUNKS,
+            transfer_size=_CHUNK_BYTES,
+        )
+        self._listener = sockets.listen(host)
+        return DeviceAddress(self._server.address(), self._listener.getsockname())
+
+    def connect(self, addresses: Mapping[int, DeviceAddress]) -> None:
+        """Raises: ``ConnectionError`` when a peer cannot be reached."""
+        # Each group connects to the later ones, the last first. That one accepts at once, so groups do not
+        # wait for one another in a chain.
+        later = sorted((peer for peer in addresses if peer > self._mpmd_idx), reverse=True)
+        with self._listener:
+            for mpmd_idx in later:
+                tcp = sockets.connect(addresses[mpmd_idx].connections, self._secret, _CONNECT_SECONDS)
+                tcp.sendall(_HELLO.pack(self._mpmd_idx))
+                self._add_peer(mpmd_idx, addresses[mpmd_idx], tcp)
+            while self._peers.keys() != addresses.keys():
+                tcp = sockets.accept(self._listener, self._secret)
+                hello = tcp.recv(_HELLO.size, socket.MSG_WAITALL)
+                if len(hello) < _HELLO.size:
+                    raise ConnectionError("a group has closed its connection as soon as it was made")
+                (mpmd_idx,) = _HELLO.unpack(hello)
+                self._add_peer(mpmd_idx, addresses[mpmd_idx], tcp)
+        for peer in self._peers.values():
+            peer.start()
+
+    def _add_peer(self, mpmd_idx: int, address: DeviceAddress, tcp: socket.socket) -> None:
+        server = self._server.connect(address.server)
+        self._peers[mpmd_idx] = Peer(
+            inbox=self._inbox, submesh=self._submesh, mpmd_idx=mpmd_idx, server=server, tcp=tcp
+        )
+
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
+        peer = self._peers[message.dst]
+        peer.wait_for_window(message.step)
+        if self._in_host_memory and sum(array.nbytes for array in arrays) <= _PACKET_BYTES:
+            peer.send(PacketMessage(message, tuple(pack(np.asarray(array)) for array in arrays)))
+        else:
+            peer.send(self._offer(message, arrays))
+
+    def _offer(self, message: MessageId, arrays: Sequence[Array]) -> OfferMessage:
+        number = next(self._numbers)
+        specs = [
+            () if isinstance(array, np.ndarray) else spec_of(array.sharding, self._submesh, array.ndim)
+            for array in arrays
+        ]
+        # Copies, because the caller may donate what it has sent.
+        shardings = [to_sharding(spec, self._submesh) for spec in specs]
+        offered = jax.device_put(list(arrays), shardings, may_alias=False)
+        if pulled := [array for array in offered if array.nbytes]:  # the server never reports empty arrays
+            self._server.await_pull(number, pulled)
+        described = (OfferedArray(a.shape, a.dtype, spec) for a, spec in zip(offered, specs, strict=True))
+        return OfferMessage(message, number, tuple(described))
+
+    def close(self) -> None:
+        for peer in self._peers.values():
+            peer.close()

@@ -1,0 +1,48 @@
+"""What the transports between processes have in common."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from cluster.transports.inbox import Inbox
+from mpmd.runtime.transport import Array, MessageId, Transport
+
+
+class PeerTransport(Transport, abc.ABC):
+    """A ``Transport`` to groups in other processes, with which it has to be connected first.
+
+    Args:
+      inbox: where the messages that arrive go; the transports of one group share it.
+    """
+
+    def __init__(self, inbox: Inbox):
+        self._inbox = inbox
+
+    @abc.abstractmethod
+    def listen(self, host: str, secret: bytes) -> Any:
+        """Lets peers connect, at an address of ``host`` if that is by TCP. Returns the address for them."""
+
+    @abc.abstractmethod
+    def connect(self, addresses: Mapping[int, Any]) -> None:
+        """Connects with peers, by ``mpmd_idx``, once all of them listen; they have to connect, too."""
+
+    @abc.abstractmethod
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None: ...
+
+    def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
+        return self._inbox.take(message).open(shardings)
+
+    def abort(self, step: int, reason: str) -> None:
+        self._inbox.abort(step, reason)
+
+    def trim(self) -> None:
+        """Releases memory that no message occupies; ``send`` allocates what it needs again."""
+        return
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends the connections, so that the peers take this group for dead. The inbox stays."""

@@ -1,0 +1,79 @@
+"""One transport made of several: each message goes by the transport that connects its two groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from cluster.packing import PackedArray
+from cluster.transports.choice import DEVICE, OBJECT_STORE, SHARED_MEMORY
+from cluster.transports.device.transport import DeviceTransport
+from cluster.transports.inbox import Inbox
+from cluster.transports.object_store import ObjectStoreTransport
+from cluster.transports.peer_transport import PeerTransport
+from cluster.transports.shared_memory.transport import SharedMemoryTransport
+from mpmd.runtime.transport import Array, MessageId
+
+
+class Router:
+    """Implements ``mpmd.runtime.transport.Transport`` for one group, by one transport for each peer.
+
+    Args:
+      mpmd_idx: the group.
+      submesh: its devices.
+    """
+
+    def __init__(self, mpmd_idx: int, submesh: jax.sharding.Mesh):
+        self._inbox = Inbox()
+        self._object_store = ObjectStoreTransport(self._inbox)
+        self._transports: dict[str, PeerTransport] = {
+            SHARED_MEMORY: SharedMemoryTransport(self._inbox, mpmd_idx),
+            DEVICE: DeviceTransport(self._inbox, mpmd_idx, submesh),
+            OBJECT_STORE: self._object_store,
+        }
+        self._routes: dict[int, PeerTransport] = {}  # by peer
+
+    def listen(self, names: Iterable[str], host: str, secret: bytes) -> dict[str, Any]:
+        """Lets peers connect by the named transports. Returns the address of each."""
+        return {name: self._transports[name].listen(host, secret) for name in names}
+
+    def connect(self, routes: Mapping[int, str], addresses: Sequence[Mapping[str, Any]]) -> None:
+        """Connects with every peer.
+
+        Args:
+          routes: the name of the transport, for each peer.
+          addresses: for each group, what its ``listen`` has returned.
+        """
+        for name, transport in self._transports.items():
+            if peers := [peer for peer, chosen in routes.items() if chosen == name]:
+                transport.connect({peer: addresses[peer][name] for peer in peers})
+        self._routes = {peer: self._transports[name] for peer, name in routes.items()}
+
+    def begin_step(self, step: int) -> None:
+        """The group runs this step now, and no earlier one again. The numbers of steps ascend."""
+        self._inbox.begin_step(step)
+
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
+        self._routes[message.dst].send(message, arrays)
+
+    def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
+        return self._routes[message.src].recv(message, shardings)
+
+    def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
+        """Takes a message that the actor of another group sends through the object store."""
+        self._object_store.deliver(message, packed)
+
+    def abort(self, step: int, reason: str) -> None:
+        self._inbox.abort(step, reason)
+
+    def trim(self) -> None:
+        """Releases memory that no message occupies; ``send`` allocates what it needs again."""
+        for transport in set(self._routes.values()):
+            transport.trim()
+
+    def close(self) -> None:
+        for transport in set(self._routes.values()):
+            transport.close()
+        self._inbox.close()

@@ -1,0 +1,145 @@
+"""The sending end of one direction between two groups."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cluster.transports.inbox import HEADER, Inbox
+from cluster.transports.shared_memory.announcements import Announcement, announcement, receive
+from cluster.transports.shared_memory.receiver import SLOT_DISCARDED
+from cluster.transports.shared_memory.slots import (
+    ArrayTypes,
+    Chunk,
+    MessageLayout,
+    Slot,
+    allocate,
+    layout_of,
+    map_counter,
+)
+from cluster.transports.window import SendWindow
+from mpmd.runtime.transport import Array, MessageId
+
+_POLL_SECONDS = 2e-4
+"""How soon a sender that waits for its receiver checks again; later it checks less often."""
+
+
+class Sender:
+    """Writes messages to slots, and their headers to the receiver's inbox.
+
+    Args:
+      inbox: where the sender waits.
+      src: the group that sends.
+      dst: the group that receives.
+      connection: the socket to its ``Receiver``.
+    """
+
+    def __init__(self, inbox: Inbox, src: int, dst: int, connection: socket.socket):
+        self._inbox = inbox
+        self._src = src
+        self._dst = dst
+        self._window = SendWindow()
+        self._layouts: dict[ArrayTypes, MessageLayout] = {}
+        self._slots: dict[int, list[Slot]] = {}  # by size
+        self._num_slots = 0
+        self.socket = connection
+        _, (self._write_fd, counter) = receive(connection)
+        self._num_received = map_counter(counter)
+        os.close(counter)
+        connection.setblocking(False)
+
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
+        """As in ``Transport``."""
+        step = message.step
+        self._window.begin(step)
+        if not self._window.is_open(self._num_received[0]):
+            self._wait(step, lambda: self._window.is_open(self._num_received[0]))
+        layout = self._layout(step, tuple([(array.dtype, array.shape) for array in arrays]))
+        slot = self._free_slot(step, layout.size)
+        try:
+            for destination, array in zip(slot.occupy(layout), arrays, strict=True):
+                _copy(array, destination)
+            header = HEADER.pack(self._src, message.tag, step, slot.number, layout.number)
+            if not self._try_write(header):
+                self._wait(step, lambda: self._try_write(header))
+        except BaseException:
+            slot.release()
+            raise
+        self._window.count_sent()
+
+    def _wait(self, step: int, ready: Callable[[], bool]) -> None:
+        self._inbox.wait(step, ready, _POLL_SECONDS)
+
+    def _layout(self, step: int, types: ArrayTypes) -> MessageLayout:
+        layout = self._layouts.get(types)
+        if layout is None:
+            self._announce(step, types)
+            self._layouts[types] = layout = layout_of(len(self._layouts), types)
+        return layout
+
+    def _free_slot(self, step: int, size: int) -> Slot:
+        slots = self._slots.setdefault(size, [])
+        for slot in slots:  # from the front, so that the same few are used, and stay in the caches
+            if slot.free:
+                return slot
+        chunk = Chunk.of(size)
+        try:
+            descriptor = allocate(chunk.nbytes)
+            try:
+                added = chunk.slots(descriptor, self._num_slots)
+                self._announce(step, chunk, descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            shared = f"{chunk.nbytes} bytes of memory to share with group {self._dst}"
+            raise RuntimeError(f"group {self._src} has no {shared}: {error}") from error
+        self._num_slots += len(added)
+        slots.extend(added)
+        return added[0]
+
+    def _announce(self, step: int, content: ArrayTypes | Chunk, *descriptors: int) -> None:
+        """Sends the receiver what later headers refer to by number."""
+        with announcement(content, *descriptors) as announced:
+            self._wait(step, lambda: self._try_announce(announced))
+
+    def _try_announce(self, announced: Announcement) -> bool:
+        """Whether it is sent; the socket may be full, or the receiver gone."""
+        try:
+            announced.send(self.socket)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS, errno.EPIPE, errno.ECONNRESET):
+                raise
+            return False
+        return True
+
+    def _try_write(self, header: bytes) -> bool:
+        """Whether it is in the receiver's inbox; that may be full, or the receiver gone."""
+        try:
+            os.write(self._write_fd, header)
+        except (BlockingIOError, BrokenPipeError):
+            return False
+        return True
+
+    def trim(self) -> None:
+        """Discards the free slots at both ends."""
+        for size, slots in self._slots.items():
+            self._slots[size] = [slot for slot in slots if not self._discard(slot)]
+
+    def _discard(self, slot: Slot) -> bool:
+        return slot.free and self._try_write(HEADER.pack(self._src, SLOT_DISCARDED, 0, slot.number, 0))
+
+    def close(self) -> None:
+        os.close(self._write_fd)
+
+
+def _copy(array: Array, destination: np.ndarray) -> None:
+    if isinstance(array, np.ndarray) or array.is_fully_replicated:
+        destination[...] = np.asarray(array)
+        return
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            destination[shard.index] = np.asarray(shard.data)

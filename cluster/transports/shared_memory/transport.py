@@ -1,0 +1,102 @@
+"""The transport by shared memory: connects the groups of one node."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+
+from cluster.transports.inbox import Inbox
+from cluster.transports.peer_transport import PeerTransport
+from cluster.transports.shared_memory.receiver import Receiver
+from cluster.transports.shared_memory.sender import Sender
+from mpmd.runtime.transport import Array, MessageId
+
+_HELLO = struct.Struct("<i")  # the group that connects
+
+
+class SharedMemoryTransport(PeerTransport):
+    """Exchanges messages with groups of the same node.
+
+    Args:
+      inbox: where the messages that arrive go.
+      mpmd_idx: the group.
+    """
+
+    def __init__(self, inbox: Inbox, mpmd_idx: int):
+        super().__init__(inbox)
+        self._mpmd_idx = mpmd_idx
+        self._listener: socket.socket | None = None
+        self._senders: dict[int, Sender] = {}
+        self._receivers: dict[int, Receiver] = {}
+
+    def listen(self, host: str, secret: bytes) -> str:
+        """The address is the name of a socket. It accepts only processes of the same user."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        name = f"mpmd-{secrets.token_hex(16)}"
+        self._listener.bind(f"\0{name}")
+        self._listener.listen(socket.SOMAXCONN)
+        return name
+
+    def connect(self, addresses: Mapping[int, str]) -> None:
+        """Raises: ``PermissionError`` when a process of another user answers."""
+        assert self._listener is not None, "connect comes after listen"
+        sockets = {mpmd_idx: self._connect_to(name) for mpmd_idx, name in addresses.items()}
+        while len(self._receivers) < len(addresses):
+            connection, _ = self._listener.accept()
+            if _is_of_this_user(connection):
+                (src,) = _HELLO.unpack(connection.recv(_HELLO.size))
+                self._receivers[src] = Receiver(self._inbox, src, self._mpmd_idx, connection)
+            else:
+                connection.close()
+        self._listener.close()
+        self._senders = {dst: Sender(self._inbox, self._mpmd_idx, dst, s) for dst, s in sockets.items()}
+        self._watcher = threading.Thread(target=self._watch, name="peers of this node", daemon=True)
+        self._watcher.start()
+
+    def _connect_to(self, name: str) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(f"\0{name}")
+        if not _is_of_this_user(connection):
+            raise PermissionError("a process of another user answers for a group")
+        connection.send(_HELLO.pack(self._mpmd_idx))
+        return connection
+
+    def _watch(self) -> None:
+        """Reports peers whose connections end."""
+        peers = {sender.socket.fileno(): mpmd_idx for mpmd_idx, sender in self._senders.items()}
+        poll = select.poll()
+        for descriptor in peers:
+            poll.register(descriptor, 0)  # no events but the end of the connection
+        while peers:
+            for descriptor, _ in poll.poll():
+                poll.unregister(descriptor)
+                self._inbox.mark_disconnected(peers.pop(descriptor))
+
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
+        self._senders[message.dst].send(message, arrays)
+
+    def trim(self) -> None:
+        for sender in self._senders.values():
+            sender.trim()
+
+    def close(self) -> None:
+        connections = [sender.socket for sender in self._senders.values()]
+        connections += [receiver.socket for receiver in self._receivers.values()]
+        for connection in connections:
+            connection.shutdown(socket.SHUT_RDWR)
+        self._watcher.join()
+        for connection in connections:
+            connection.close()
+        for sender in self._senders.values():
+            sender.close()
+
+
+def _is_of_this_user(connection: socket.socket) -> bool:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+    _, user, _ = struct.unpack("iII", credentials)
+    return user == os.getuid()

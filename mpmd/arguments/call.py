@@ -1,0 +1,131 @@
+"""One call of a step: its leaves, and what has to hold of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from mpmd.array import MpmdArray
+from mpmd.tree import argument_paths
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The arguments of one call, flattened; static ones set apart.
+
+    Attributes:
+      static_args: the static arguments that were passed by position, each with its position.
+      static_kwargs: those that were passed by name, each with its name.
+      num_args: the number of positional arguments, static ones included.
+      treedef: of the pair of the other arguments, a tuple and a dict.
+      leaves, avals, donated: for each leaf, itself, its shape and dtype, and whether the caller gives it up.
+    """
+
+    static_args: tuple[tuple[int, Any], ...]
+    static_kwargs: tuple[tuple[str, Any], ...]
+    num_args: int
+    treedef: Any
+    leaves: tuple[Any, ...]
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+    donated: tuple[bool, ...]
+
+    @property
+    def static(self) -> tuple[tuple[int | str, Any], ...]:
+        """All static arguments, by position and by name."""
+        return (*self.static_args, *self.static_kwargs)
+
+    @functools.cached_property
+    def paths(self) -> tuple[str, ...]:
+        """What to call the leaves in messages."""
+        return argument_paths(*jax.tree.unflatten(self.treedef, self.leaves))
+
+    @functools.cached_property
+    def key(self) -> Any:
+        """Equal for calls that the same compiled step serves."""
+        kinds = tuple((aval.shape, aval.dtype, aval.weak_type) for aval in self.avals)
+        return (self.static, self.treedef, kinds)
+
+    def described_by(self, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Call:
+        """A call of the same structure with these shapes and dtypes, which holds no array."""
+        return dataclasses.replace(self, leaves=avals, avals=avals)
+
+    def function(self, fun: Callable) -> Callable:
+        """``fun`` as a function of the arguments that are not static."""
+        if not self.static:
+            return fun
+        static = dict(self.static_args)
+        named = dict(self.static_kwargs)
+
+        def bound(*args, **kwargs):
+            remaining = iter(args)
+            merged = [static[i] if i in static else next(remaining) for i in range(self.num_args)]
+            return fun(*merged, **named, **kwargs)
+
+        return bound
+
+    def check_serves(self, other: Call) -> None:
+        """Raises ``ValueError`` naming the leaves in which ``other`` differs from this call.
+
+        Weak types may differ: they matter only while a step is traced.
+        """
+        if self.key == other.key:
+            return
+        if self.static != other.static:
+            raise ValueError(
+                f"the step was compiled for the static arguments {self.static}, not {other.static}"
+            )
+        if self.treedef != other.treedef:
+            raise ValueError(f"the step was compiled for another structure of arguments: {self._diff(other)}")
+        differing = [
+            f"{path} is {there.dtype}{list(there.shape)}, not {here.dtype}{list(here.shape)}"
+            for path, here, there in zip(self.paths, self.avals, other.avals, strict=True)
+            if (here.shape, here.dtype) != (there.shape, there.dtype)
+        ]
+        if differing:
+            raise ValueError("the step was compiled for other arguments: " + "; ".join(differing))
+
+    def _diff(self, other: Call) -> str:
+        """How the structure of ``other`` differs from that of this call."""
+        missing = [path for path in self.paths if path not in other.paths]
+        added = [path for path in other.paths if path not in self.paths]
+        if not missing and not added:
+            return f"{self.treedef}, not {other.treedef}"
+        both = (("lacks", missing), ("has", added))
+        return "the call " + " and ".join(f"{verb} {_some(found)}" for verb, found in both if found)
+
+    def check_donations(self) -> None:
+        """Raises ``ValueError`` when a leaf was given up before, or is given up and passed a second time."""
+        faults = []
+        first_seen: dict[int, int] = {}
+        for i, leaf in enumerate(self.leaves):
+            if isinstance(leaf, jax.Array | MpmdArray):
+                if leaf.is_deleted():
+                    faults.append(
+                        f"{self.paths[i]} was deleted or donated to an earlier call; pass that call's result"
+                    )
+                j = first_seen.setdefault(id(leaf), i)
+                if j != i and (self.donated[i] or self.donated[j]):
+                    faults.append(
+                        f"{self.paths[j]} and {self.paths[i]} are the same array and it is donated; "
+                        "pass a copy"
+                    )
+        if faults:
+            raise ValueError("\n".join(faults))
+
+    def delete_donated(self) -> None:
+        """Deletes the arrays that the caller gives up."""
+        for leaf, donated in zip(self.leaves, self.donated, strict=True):
+            if donated and isinstance(leaf, jax.Array | MpmdArray):
+                leaf.delete()
+
+
+_MOST_PATHS = 5
+
+
+def _some(paths: list[str]) -> str:
+    more = [f"{len(paths) - _MOST_PATHS} more"] if len(paths) > _MOST_PATHS else []
+    return ", ".join([*paths[:_MOST_PATHS], *more])

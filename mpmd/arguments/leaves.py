@@ -1,0 +1,58 @@
+"""Single leaves of a step's arguments: their shape and dtype, and their value on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpmd.array import MpmdArray
+from mpmd.keys import encode
+
+
+def describe(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape, dtype and weak type of an argument leaf. Raises ``TypeError`` when it is not an array."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    if isinstance(leaf, MpmdArray):
+        return leaf.aval
+    return as_described(jax.typeof(leaf))
+
+
+def as_described(aval: Any) -> jax.ShapeDtypeStruct:
+    """The shape, dtype and weak type of an abstract value."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def fault_of(path: str, leaf: Any) -> str | None:
+    """What is wrong with a leaf that is not an array, and what to do; ``None`` for an array or a number."""
+    try:
+        describe(leaf)
+    except TypeError:
+        pass
+    else:
+        return None
+    if not isinstance(leaf, np.ndarray | np.generic):
+        return (
+            f"{path} is a {type(leaf).__name__}, not an array or a number; name its argument in "
+            "static_argnums or static_argnames if the step depends on it"
+        )
+    advice = "convert it to numbers, or leave it out of the step's arguments"
+    if leaf.dtype == object:
+        advice += "; numpy makes such an array of rows of different lengths"
+    return f"{path} is an array of dtype {leaf.dtype}, and JAX computes with numbers only: {advice}"
+
+
+def host_value(leaf: Any, described: jax.ShapeDtypeStruct, donated: bool) -> np.ndarray:
+    """An argument leaf as a numpy array to which nobody will write; of keys, the integers inside.
+
+    It is a view of the leaf where the leaf cannot change or be deleted, and a copy otherwise.
+    """
+    if isinstance(leaf, MpmdArray):
+        return leaf.raw_value()
+    if isinstance(leaf, np.ndarray):
+        return np.array(leaf, dtype=described.dtype)
+    if not isinstance(leaf, jax.Array):
+        return np.asarray(leaf, dtype=described.dtype)
+    return np.array(encode(leaf), copy=donated or None)

@@ -1,0 +1,119 @@
+"""The specs that users give for arguments and results: checked, and spread over the leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from mpmd.arguments.call import Call
+from mpmd.errors import CompileError
+from mpmd.ir import Spec
+from mpmd.sharding import to_spec
+from mpmd.tree import broadcast_prefix, paths
+
+
+def input_specs(in_specs: Any, call: Call, submesh: AbstractMesh, mpmd_axis_name: str) -> list[Spec]:
+    """The spec of each argument leaf of a call; that of arguments passed by name is replicated.
+
+    Args:
+      in_specs: a pytree prefix of the positional arguments that are not static.
+
+    Raises: ``CompileError`` that names every leaf whose spec does not fit.
+    """
+    args, _ = jax.tree.unflatten(call.treedef, call.avals)
+    # ``args`` is a tuple, whatever sequence the specs come in.
+    prefix = tuple(in_specs) if isinstance(in_specs, list) else in_specs
+    specs = _flatten_specs(prefix, args, "in_specs")
+    specs += [None] * (len(call.avals) - len(specs))
+    checked = _check_specs(
+        what="in_specs",
+        leaf_paths=call.paths,
+        avals=call.avals,
+        specs=specs,
+        submesh=submesh,
+        mpmd_axis_name=mpmd_axis_name,
+    )
+    return [spec or () for spec in checked]
+
+
+def output_specs(
+    out_specs: Any, out_shape: Any, submesh: AbstractMesh, mpmd_axis_name: str
+) -> list[Spec | None]:
+    """The spec of each result leaf; ``None`` where the user leaves it open.
+
+    Args:
+      out_specs: a pytree prefix of the result.
+      out_shape: the result's shapes and dtypes.
+
+    Raises: ``CompileError`` that names every leaf whose spec does not fit.
+    """
+    specs = _flatten_specs(out_specs, out_shape, "out_specs")
+    return _check_specs(
+        what="out_specs",
+        leaf_paths=paths(out_shape),
+        avals=jax.tree.leaves(out_shape),
+        specs=specs,
+        submesh=submesh,
+        mpmd_axis_name=mpmd_axis_name,
+    )
+
+
+def _is_spec(x: Any) -> bool:
+    return x is None or isinstance(x, PartitionSpec | NamedSharding)
+
+
+def _flatten_specs(specs: Any, tree: Any, what: str) -> list[PartitionSpec | None]:
+    """Spreads a pytree prefix of specs over the leaves of ``tree``."""
+    try:
+        leaves = broadcast_prefix(specs, tree, _is_spec)
+    except ValueError as error:
+        reason = " ".join(str(error).split()).replace("tree_map tree", what)
+        raise CompileError(f"{what} is not a pytree prefix of what it describes: {reason}") from error
+    if wrong := [leaf for leaf in leaves if not _is_spec(leaf)]:
+        raise CompileError(f"{what} has {wrong[0]!r} where a PartitionSpec is needed")
+    return [leaf.spec if isinstance(leaf, NamedSharding) else leaf for leaf in leaves]
+
+
+def _check_specs(
+    what: str,
+    leaf_paths: Sequence[str],
+    avals: Sequence[Any],
+    specs: Sequence[PartitionSpec | None],
+    submesh: AbstractMesh,
+    mpmd_axis_name: str,
+) -> list[Spec | None]:
+    """Checks that every spec fits its leaf and the submesh."""
+    faults = []
+    for path, aval, spec in zip(leaf_paths, avals, specs, strict=True):
+        for fault in _spec_faults(aval.shape, spec or PartitionSpec(), submesh, mpmd_axis_name):
+            faults.append(f"{what}: {path} with shape {tuple(aval.shape)} has the spec {spec}, {fault}")
+    if faults:
+        raise CompileError(faults)
+    return [None if spec is None else to_spec(spec) for spec in specs]
+
+
+def _spec_faults(
+    shape: tuple[int, ...], spec: PartitionSpec, submesh: AbstractMesh, mpmd_axis_name: str
+) -> list[str]:
+    if len(to_spec(spec)) > len(shape):
+        return [f"which has more entries than the {len(shape)} dimensions"]
+    faults = []
+    for dimension, entry in enumerate(to_spec(spec)):
+        axes = [axis for axis in (entry if isinstance(entry, tuple) else (entry,)) if axis is not None]
+        for axis in axes:
+            if axis == mpmd_axis_name:
+                faults.append(
+                    f"which names the axis {axis!r} along which the groups are; leave it out, as a value "
+                    "lives on the groups of the stages that use it"
+                )
+            elif axis not in submesh.shape:
+                names = ", ".join(name for name in submesh.axis_names if name != mpmd_axis_name) or "none"
+                faults.append(f"which names the axis {axis!r}; the axes of a group are: {names}")
+        parts = math.prod(submesh.shape.get(axis, 1) for axis in axes)
+        if shape[dimension] % parts:
+            faults.append(f"but dimension {dimension} of size {shape[dimension]} does not divide by {parts}")
+    return faults

@@ -1,0 +1,37 @@
+"""The command line ``mpmd``: the parser, and the exit codes of what goes wrong."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from mpmd.cli import schedule
+from mpmd.cli.exit_codes import ExitCode
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns 0 if all is well, 1 for a bad schedule, and 2 for wrong usage."""
+    options = _parser().parse_args(arguments)
+    try:
+        code = options.run(options)
+        sys.stdout.flush()
+        return code
+    except schedule.BadSchedule as error:
+        print(error, file=sys.stderr)
+        return ExitCode.BAD_SCHEDULE
+    except BrokenPipeError:
+        # The reader, such as `head`, has closed the pipe; Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except (ValueError, OSError, ImportError) as error:
+        print(f"mpmd: error: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mpmd", description="Tools for pipeline schedules.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    schedule.add_commands(commands)
+    return parser

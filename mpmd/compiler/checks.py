@@ -1,0 +1,211 @@
+"""Checks each level after the pass that made it; ``mpmd.verify`` checks the last one, the plan.
+
+A fault that is found here is one of the compiler, never of the user's program.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Set
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.annotate import mark_of
+from mpmd.compiler.graph import PlacedEqn, PlacedGraph, StageWork, TaskGraph, TracedStep
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, is_dropped, operands
+
+
+def check_traced_step(step: TracedStep) -> None:
+    """Checks that every value is defined once and before it is read, and that marks end stages of the loop.
+
+    Raises: ``AssertionError`` with every fault.
+    """
+    _raise(
+        "traced step", step, [*_undefined_in_step(step), *_misplaced_marks(step), *_mismatched_state(step)]
+    )
+
+
+def check_task_graph(graph: TaskGraph) -> None:
+    """Checks that work reads what is there and makes what is read, and that each accumulator is one work's.
+
+    Raises: ``AssertionError`` with every fault.
+    """
+    _raise(
+        "task graph", graph, [*_undefined_outside(graph), *_wrong_work(graph), *_wrong_accumulators(graph)]
+    )
+
+
+def check_placed_graph(placed: PlacedGraph) -> None:
+    """Checks that every equation runs somewhere, after what it reads is there, and that results are held.
+
+    Raises: ``AssertionError`` with every fault.
+    """
+    _raise("placed graph", placed, [*_unplaced(placed), *_too_early(placed)])
+
+
+def _raise(level: str, value: object, faults: list[str]) -> None:
+    if faults:
+        text = "\n  ".join([f"the compiler made a {level} that is wrong:", *faults])
+        raise AssertionError(f"{text}\n{value}")
+
+
+def _outer(step: TracedStep) -> list[Var]:
+    """The values that exist before the step."""
+    return [*(argument.var for argument in step.arguments), *(constant.var for constant in step.constants)]
+
+
+class _Scope:
+    """The variables that are defined so far."""
+
+    def __init__(self, defined: Iterable[Var]):
+        self.defined: set[Var] = set(defined)
+        self.faults: list[str] = []
+
+    def define(self, variables: Iterable[Var], where: object) -> None:
+        for var in variables:
+            if var in self.defined and not is_dropped(var):
+                self.faults.append(f"{where} defines {var} again")
+            self.defined.add(var)
+
+    def read(self, atoms: Iterable[Atom], where: object) -> None:
+        for atom in atoms:
+            if isinstance(atom, Var) and atom not in self.defined:
+                self.faults.append(f"{where} reads {atom}, which is not defined before")
+
+    def run(self, eqns: Iterable[JaxprEqn]) -> None:
+        for eqn in eqns:
+            self.read(eqn.invars, eqn.primitive)
+            self.define(eqn.outvars, eqn.primitive)
+
+
+def _undefined_in_step(step: TracedStep) -> list[str]:
+    loop, scope = step.loop, _Scope([])
+    scope.define(_outer(step), "an argument or constant")
+    scope.run(step.before)
+    scope.read((result.initial for result in loop.results), "the start of a loop's result")
+    outside = set(scope.defined)
+    scope.define([loop.index, *loop.states], "the loop")
+    scope.run(loop.eqns)
+    scope.read((result.value for result in loop.results), "a loop's result")
+    scope.defined = outside
+    scope.define((result.result for result in loop.results), "a loop's result")
+    scope.run(step.after)
+    scope.read((result.var for result in step.results), "a result")
+    return scope.faults
+
+
+def _misplaced_marks(step: TracedStep) -> Iterator[str]:
+    for eqn in (*step.before, *step.after):
+        if mark_of(eqn):
+            yield f"{eqn} is outside the loop"
+    last = step.loop.schedule.num_stages - 1  # a mark may follow the last stage
+    for eqn in step.loop.eqns:
+        if mark := mark_of(eqn):
+            stage = mark.boundary.stage
+            if stage is None or not 0 <= stage <= last:
+                yield f"{eqn} ends stage {stage} of {last + 1}"
+
+
+def _mismatched_state(step: TracedStep) -> Iterator[str]:
+    for i, j in step.carried_state:
+        argument, result = aval_of(step.arguments[i].var), aval_of(step.results[j].var)
+        if (argument.shape, argument.dtype) != (result.shape, result.dtype):
+            yield f"{step.arguments[i].path} is {argument}, but its next value is {result}"
+
+
+def _undefined_outside(graph: TaskGraph) -> list[str]:
+    step, scope = graph.traced, _Scope([])
+    scope.define(_outer(step), "an argument or constant")
+    scope.define((accumulator.result for accumulator in graph.accumulators), "an accumulator")
+    scope.run(graph.outer)
+    scope.read((result.var for result in step.results), "a result")
+    scope.read((accumulator.initial for accumulator in graph.accumulators), "an accumulator")
+    after = {accumulator.result for accumulator in graph.accumulators}
+    for eqn in graph.outer:
+        if not after.isdisjoint(operands(eqn)):
+            after.update(eqn.outvars)
+    needed = {var for member in graph.stage_work for var in member.reads}
+    needed |= {accumulator.initial for accumulator in graph.accumulators}
+    return scope.faults + [f"the loop needs {var}, which needs the loop" for var in needed & after]
+
+
+def _wrong_work(graph: TaskGraph) -> Iterator[str]:
+    known = {*_outer(graph.traced), *(var for eqn in graph.outer for var in eqn.outvars)}
+    known.add(graph.traced.loop.index)
+    states = {a.state: a.work for a in graph.accumulators}
+    readers: collections.Counter[Var] = collections.Counter()
+    for member in graph.stage_work:
+        readers.update(set(member.reads))
+    seen: set[object] = set()
+    for member in graph.stage_work:
+        if member.work in seen:
+            yield f"{member.work} is there twice"
+        seen.add(member.work)
+        yield from _wrong_reads_and_makes(member, readers)
+        for var in member.reads:
+            if var not in known and states.get(var) != member.work:
+                yield f"{member.work} reads {var}, which nothing before it makes"
+        known.update(member.makes)
+
+
+def _wrong_reads_and_makes(member: StageWork, readers: Mapping[Var, int]) -> Iterator[str]:
+    """Whether ``reads`` and ``makes`` are what the equations say."""
+    scope = _Scope(member.reads)
+    scope.run(member.eqns)
+    yield from (f"{member.work}: {fault}" for fault in scope.faults)
+    if list(member.reads) != free_variables(member.eqns):
+        yield f"{member.work} does not read just what its equations do"
+    read_elsewhere = [v for eqn in member.eqns for v in eqn.outvars if readers[v]]
+    if list(member.makes) != read_elsewhere:
+        yield f"{member.work} does not make just what other work reads"
+    if any(map(mark_of, member.eqns)):
+        yield f"{member.work} has a mark"
+
+
+def _wrong_accumulators(graph: TaskGraph) -> Iterator[str]:
+    updates = {m.work: {v for eqn in m.eqns for v in eqn.outvars} for m in graph.stage_work}
+    read = collections.Counter(var for eqn in graph.outer for var in operands(eqn))
+    read.update(var for member in graph.stage_work for var in member.reads)
+    read.update(accumulator.initial for accumulator in graph.accumulators)
+    for accumulator in graph.accumulators:
+        if accumulator.updated not in updates.get(accumulator.work, ()):
+            yield f"{accumulator.work} does not update the accumulator of {accumulator.result}"
+        if read[accumulator.initial] != 1:
+            yield f"{accumulator.initial}, which an accumulator takes over, is read elsewhere"
+
+
+def _unplaced(placed: PlacedGraph) -> Iterator[str]:
+    graph, groups = placed.graph, set(range(placed.mpmd_dim))
+    made = {var for member in placed.eqns for var in member.eqn.outvars}
+    wanted = {var for eqn in graph.outer for var in eqn.outvars if not is_dropped(var)}
+    yield from (f"nothing makes {var}" for var in wanted - made)
+    if not set(placed.stage_groups) <= groups:
+        yield f"stages are on groups {placed.stage_groups} of {placed.mpmd_dim}"
+    for member in placed.eqns:
+        if not member.levels or not member.levels.keys() <= groups:
+            yield f"{member.eqn.primitive} runs on the groups {sorted(member.levels)}"
+    read = {var for member in placed.eqns for var in operands(member.eqn)}
+    inside = {var for work in graph.stage_work for eqn in work.eqns for var in eqn.outvars}
+    inside |= {graph.traced.loop.index, *(a.state for a in graph.accumulators)}
+    read |= {var for work in graph.stage_work for var in work.reads} - inside
+    yield from (f"{var} is read, but on no group" for var in read if not placed.homes.get(var))
+    for result, held in zip(graph.traced.results, placed.output_groups, strict=True):
+        if not held or not held <= groups:
+            yield f"the result {result.path} is on the groups {sorted(held)}"
+
+
+def _too_early(placed: PlacedGraph) -> Iterator[str]:
+    """What runs before the values that it reads can be there."""
+    makers: dict[Var, PlacedEqn] = {}
+    results: Set[Var] = {accumulator.result for accumulator in placed.graph.accumulators}
+    for member in placed.eqns:
+        for var in operands(member.eqn):
+            maker = makers.get(var)
+            if not member.after and (var in results or (maker is not None and maker.after)):
+                yield f"{member.eqn.primitive} runs before the loop and reads {var}, which is made after it"
+            if maker is not None and maker.after == member.after:
+                elsewhere = min(maker.levels.values(), default=0) + 1
+                for group, level in member.levels.items():
+                    if level < maker.levels.get(group, elsewhere):
+                        yield f"{member.eqn.primitive} reads {var} on group {group} too early"
+        makers.update(dict.fromkeys(member.eqn.outvars, member))

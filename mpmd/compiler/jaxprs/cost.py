@@ -1,0 +1,97 @@
+"""Which equations are cheap enough to run once for each reader of their result."""
+
+from __future__ import annotations
+
+from jax.extend.core import JaxprEqn
+
+from mpmd.compiler.jaxprs.equations import called, size, subjaxprs
+
+_ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz
+    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt
+    imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul ne neg nextafter
+    not one_minus_square or polynomial population_count pow real reduce_precision rem round rsqrt select_n
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+    xor
+    """.split()
+)
+
+_LAYOUT = frozenset(
+    """
+    broadcast_in_dim concatenate dynamic_slice dynamic_update_slice empty expand_dims gather iota pad
+    reshape rev scatter scatter-add scatter-max scatter-min scatter-mul sharding_constraint slice split
+    squeeze transpose
+    """.split()
+)
+
+_ORDER = frozenset("cumlogsumexp cummax cummin cumprod cumsum sort top_k".split())
+
+_REDUCTION = frozenset(
+    """
+    argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor
+    """.split()
+)
+
+_RANDOM = frozenset(
+    """
+    random_bits random_fold_in random_seed random_split random_unwrap random_wrap threefry2x32
+    """.split()
+)
+
+_TRANSCENDENTAL = frozenset(
+    """
+    acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma erf erf_inv erfc exp exp2 expm1 lgamma log
+    log1p log2 logistic pow rsqrt sin sinh tan tanh
+    """.split()
+)
+
+_VIEW = frozenset(
+    """
+    broadcast_in_dim dynamic_slice empty expand_dims iota reshape rev slice split squeeze transpose
+    """.split()
+)
+
+_CHEAP = _ELEMENTWISE | _LAYOUT | _ORDER | _REDUCTION | _RANDOM
+_CHEAPER_THAN_MEMORY = (_ELEMENTWISE - _TRANSCENDENTAL) | _VIEW
+
+
+def is_cheap(eqn: JaxprEqn) -> bool:
+    """Whether running the equation costs about as much as reading its operands once or twice."""
+    return _all_in(eqn, _CHEAP)
+
+
+def is_elementwise(eqn: JaxprEqn) -> bool:
+    """Whether each element of the results depends on the same element of the operands, or on a scalar."""
+    return _all_in(eqn, _ELEMENTWISE)
+
+
+def is_cheaper_than_memory(eqn: JaxprEqn) -> bool:
+    """Whether running the equation, merged with its reader, costs less than to write and read its result."""
+    return _all_in(eqn, _CHEAPER_THAN_MEMORY)
+
+
+def has_reduction(eqn: JaxprEqn) -> bool:
+    """Whether the equation makes something small of something large."""
+    return _any_in(eqn, _REDUCTION)
+
+
+def draws_random_bits(eqn: JaxprEqn) -> bool:
+    """Whether the equation draws more than a few random numbers: the most expensive cheap equation."""
+    return _any_in(eqn, frozenset({"random_bits", "threefry2x32"})) and any(
+        size(var) > 16 for var in eqn.outvars
+    )
+
+
+def _all_in(eqn: JaxprEqn, names: frozenset[str]) -> bool:
+    if eqn.effects:
+        return False
+    if (inner := called(eqn)) is not None:
+        return all(_all_in(nested, names) for nested in inner.jaxpr.eqns)
+    return eqn.primitive.name in names
+
+
+def _any_in(eqn: JaxprEqn, names: frozenset[str]) -> bool:
+    return eqn.primitive.name in names or any(
+        _any_in(nested, names) for inner in subjaxprs(eqn) for nested in inner.eqns
+    )

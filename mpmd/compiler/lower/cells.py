@@ -1,0 +1,161 @@
+"""Lowers the cells of a schedule: one executable for all cells that run the same work."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+from jax.extend.core import Jaxpr, Var
+
+from mpmd.compiler.graph import Accumulator, TaskGraph, Work
+from mpmd.compiler.jaxprs.equations import make_jaxpr
+from mpmd.compiler.lower.executables import ExecutableTable
+from mpmd.compiler.lower.fuse import fuse
+from mpmd.ir import Cell, TaskKind
+from mpmd.names import INDEX_PATTERN, output_pattern, state_pattern
+
+CellWork = Sequence[tuple[Work, int]]
+"""The work of a cell's tasks, each with how many microbatches after the cell's first one it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CellValue:
+    """A value that a cell reads or makes.
+
+    Attributes:
+      offset: how many microbatches after the cell's first one it belongs to.
+      pattern: its name, with the microbatch left out; none for an outer value or an accumulator's state.
+      receivers: the other groups that get it.
+    """
+
+    var: Var
+    offset: int
+    pattern: str = ""
+    receivers: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweredCell:
+    """A cell for any microbatch.
+
+    The executable takes ``reads`` and returns ``makes``, of which the first are what becomes of the states
+    ``updates``. ``indices`` are the offsets of the microbatch indices it reads, ``sent`` the positions of
+    what other groups get.
+    """
+
+    executable: str
+    jaxpr: Jaxpr
+    reads: tuple[CellValue, ...]
+    indices: tuple[int, ...]
+    updates: tuple[Var, ...]
+    makes: tuple[CellValue, ...]
+    sent: tuple[int, ...]
+
+
+class CellLowering:
+    """Lowers cells, each kind of cell once.
+
+    Args:
+      graph: the step.
+      stage_groups: the group of each stage.
+      table: where the executables go.
+    """
+
+    def __init__(self, graph: TaskGraph, stage_groups: Sequence[int], table: ExecutableTable):
+        self._graph = graph
+        self._index = graph.traced.loop.index
+        self._stage_groups = stage_groups
+        self._table = table
+        self._stage_work = {member.work: member for member in graph.stage_work}
+        self._accumulators: dict[Work, list[Accumulator]] = collections.defaultdict(list)
+        for accumulator in graph.accumulators:
+            self._accumulators[accumulator.work].append(accumulator)
+        self._accumulator_number = {a.updated: i for i, a in enumerate(graph.accumulators)}
+        # For each variable the works that make it, with its position among all that each makes.
+        self._makers: dict[Var, dict[Work, int]] = collections.defaultdict(dict)
+        self._readers: dict[Var, list[Work]] = collections.defaultdict(list)
+        for member in graph.stage_work:
+            for position, var in enumerate(member.makes):
+                self._makers[var][member.work] = position
+            for var in member.reads:
+                self._readers[var].append(member.work)
+        self._states = {a.updated: a.state for a in graph.accumulators}
+        self._in_loop = {self._index, *self._states.values()}
+        self._in_loop |= {v for work in graph.stage_work for eqn in work.eqns for v in eqn.outvars}
+        self._lowered: dict[tuple[tuple[TaskKind, int, int], ...], LoweredCell | None] = {}
+
+    def lower(self, cell: Cell) -> LoweredCell | None:
+        """The executable of a cell, and what it reads and makes; ``None`` if its tasks have no work."""
+        first = cell.tasks[0].microbatch
+        shape = tuple((task.kind, task.stage, task.microbatch - first) for task in cell.tasks)
+        if shape not in self._lowered:
+            works = list(self._works(shape))
+            self._lowered[shape] = self._lower(works) if works else None
+        return self._lowered[shape]
+
+    def _works(self, shape: Iterable[tuple[TaskKind, int, int]]) -> Iterator[tuple[Work, int]]:
+        """The work of a cell's tasks. For a ``bwd`` task this is the ``bwd`` work, or its two halves."""
+        for kind, stage, offset in shape:
+            halves: tuple[TaskKind, ...] = ("bwd", "bwdA", "bwdW") if kind == "bwd" else (kind,)
+            yield from ((w, offset) for half in halves if (w := Work(half, stage)) in self._stage_work)
+
+    def _lower(self, works: CellWork) -> LoweredCell:
+        members = [(self._stage_work[work], offset) for work, offset in works]
+        fused = fuse(members, self._in_loop, self._states)
+        # When tasks update one accumulator several times, only its first and last state leave the cell.
+        updates = {a: offset for work, offset in works for a in self._accumulators[work]}
+        read = {fused.origin[var][0]: var for var in fused.reads}
+        before = [read[a.state] for a in updates if a.state in read]
+        # Accumulators come first on both sides, so that each is updated in its own buffer.
+        reads = [*before, *(var for var in fused.reads if var not in before)]
+        makes = [self._updated(*update) for update in updates.items()]
+        makes += [made for work, offset in works for made in self._made(work, offset, works)]
+        outputs = [fused.variables[made.var, made.offset] for made in makes]
+        origins = [fused.origin[var] for var in reads]
+        label = "+".join(str(work) for work, _ in works)
+        return LoweredCell(
+            executable=self._table.add(label, reads, fused.eqns, outputs),
+            jaxpr=make_jaxpr(reads, fused.eqns, outputs),
+            reads=tuple(self._read(var, offset, works) for var, offset in origins),
+            indices=tuple(offset for var, offset in origins if var is self._index),
+            updates=tuple(a.state for a in updates),
+            makes=tuple(makes),
+            sent=tuple(i for i, made in enumerate(makes) if made.receivers),
+        )
+
+    def _read(self, var: Var, offset: int, works: CellWork) -> CellValue:
+        """What a cell reads."""
+        if var is self._index:
+            return CellValue(var, offset, INDEX_PATTERN)
+        if var not in self._makers:
+            return CellValue(var, offset)
+        reader = next(work for work, at in works if at == offset and work in self._readers[var])
+        maker = self._maker(var, reader.stage)
+        return CellValue(var, offset, _pattern(maker, self._makers[var][maker]))
+
+    def _maker(self, var: Var, stage: int) -> Work:
+        """The work that a stage gets a value from: its own, if that computes it, or the only one."""
+        makers = list(self._makers[var])
+        return next((work for work in makers if work.stage == stage), makers[0])
+
+    def _updated(self, accumulator: Accumulator, offset: int) -> CellValue:
+        work, number = accumulator.work, self._accumulator_number[accumulator.updated]
+        return CellValue(accumulator.updated, offset, state_pattern(work.kind, work.stage, number))
+
+    def _made(self, work: Work, offset: int, works: CellWork) -> Iterator[CellValue]:
+        """The values that work makes for tasks outside its cell."""
+        own = self._stage_groups[work.stage]
+        for position, var in enumerate(self._stage_work[work].makes):
+            readers = [
+                reader
+                for reader in self._readers[var]
+                if self._maker(var, reader.stage) == work and (reader, offset) not in works
+            ]
+            if readers:
+                groups = {self._stage_groups[reader.stage] for reader in readers}
+                yield CellValue(var, offset, _pattern(work, position), tuple(sorted(groups - {own})))
+
+
+def _pattern(work: Work, position: int) -> str:
+    return output_pattern(work.kind, work.stage, position)

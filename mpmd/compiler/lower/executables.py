@@ -1,0 +1,88 @@
+"""Turns equations into executables: functions over flat arrays, one for all tasks that compute the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, Var
+from jax.interpreters import mlir
+
+from mpmd.compiler.jaxprs.equations import avals_of, make_jaxpr
+from mpmd.compiler.lower.fingerprint import fingerprint
+from mpmd.ir import Aval, Executable, Spec
+from mpmd.keys import decode, encode, to_aval
+from mpmd.names import variant_name
+from mpmd.program import Function
+
+
+@dataclasses.dataclass
+class ExecutableTable:
+    """The executables of a plan.
+
+    ``specs`` has the known sharding of variables; those of other variables are ``default``.
+    """
+
+    specs: Mapping[Var, Spec]
+    default: Spec | None
+    executables: dict[str, Executable] = dataclasses.field(default_factory=dict)
+    functions: dict[str, Function] = dataclasses.field(default_factory=dict)
+    _known: dict[Any, str] = dataclasses.field(default_factory=dict)
+    _avals: dict[Any, Aval] = dataclasses.field(default_factory=dict)
+
+    def add(self, name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]) -> str:
+        """Returns the name of an executable for the equations: ``name``, or that of an equal one."""
+        in_specs, out_specs = self._specs_of(invars), self._specs_of(outvars)
+        key = (fingerprint(invars, eqns, outvars), in_specs, out_specs)
+        if key not in self._known:
+            name = self._unused(name)
+            self._known[key] = name
+            self.executables[name] = Executable(
+                name=name,
+                inputs=self._avals_of(invars),
+                outputs=self._avals_of(outvars),
+                donated=(),
+                in_specs=in_specs,
+                out_specs=out_specs,
+            )
+            self.functions[name] = _function(name, invars, eqns, outvars)
+        return self._known[key]
+
+    def _unused(self, name: str) -> str:
+        """The same task may compute something else on the groups where it ends or begins the pipeline."""
+        variants = (variant_name(name, number) for number in itertools.count(1))
+        return next(variant for variant in variants if variant not in self.executables)
+
+    def _avals_of(self, variables: Sequence[Var]) -> tuple[Aval, ...]:
+        self._avals.update((var.aval, to_aval(var)) for var in variables if var.aval not in self._avals)
+        return tuple(self._avals[var.aval] for var in variables)
+
+    def _specs_of(self, variables: Sequence[Var]) -> tuple[Spec | None, ...]:
+        return tuple(self.specs.get(var, self.default) for var in variables)
+
+
+call_p = Primitive("call_jaxpr")
+"""Calls the jaxpr ``call_jaxpr`` as it is; ``jaxpr_as_fun`` would trace it again. Profilers show ``name``."""
+call_p.multiple_results = True
+
+
+@call_p.def_effectful_abstract_eval
+def _abstract_eval(*avals, call_jaxpr: ClosedJaxpr, name: str):
+    return call_jaxpr.out_avals, call_jaxpr.effects
+
+
+mlir.register_lowering(call_p, mlir.core_call_lowering, cacheable=False)
+
+
+def _function(name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]) -> Function:
+    jaxpr = ClosedJaxpr(make_jaxpr(invars, eqns, outvars), ())
+    avals = avals_of(invars)
+
+    def function(*arguments):
+        decoded = (decode(value, aval) for value, aval in zip(arguments, avals, strict=True))
+        return tuple(map(encode, call_p.bind(*decoded, call_jaxpr=jaxpr, name=name)))
+
+    function.__name__ = function.__qualname__ = name
+    return function

@@ -1,0 +1,58 @@
+"""Tells whether two lists of equations compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from mpmd.compat import with_constants_as_inputs
+from mpmd.compiler.jaxprs.equations import Atom, avals_of
+
+
+def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Any:
+    """A hashable value, equal for equations that differ in the names of variables only.
+
+    What is not comparable by value, such as a callback, is compared by identity.
+    """
+    numbers: dict[Var, int] = {var: i for i, var in enumerate(invars)}
+
+    def atom_key(atom: Atom) -> Any:
+        if isinstance(atom, Literal):
+            return ("literal", atom.aval, np.asarray(atom.val).tobytes())
+        return numbers[atom]
+
+    def eqn_key(eqn: JaxprEqn) -> Any:
+        inputs = tuple(map(atom_key, eqn.invars))
+        for var in eqn.outvars:
+            numbers[var] = len(numbers)
+        params = tuple(
+            (name, _param_key(value))
+            for name, value in sorted(eqn.params.items())
+            if name not in _PARAMS_FOR_DIFFERENTIATION
+        )
+        return (eqn.primitive, inputs, params, tuple(avals_of(eqn.outvars)))
+
+    return (tuple(avals_of(invars)), tuple(map(eqn_key, eqns)), tuple(map(atom_key, outvars)))
+
+
+# Rules that a differentiated function no longer needs, and that are new objects in every trace.
+_PARAMS_FOR_DIFFERENTIATION = frozenset({"jvp_jaxpr_fun", "jvp", "fwd_jaxpr_thunk", "fwd", "bwd"})
+
+
+def _param_key(value: Any) -> Any:
+    if isinstance(value, core.ClosedJaxpr):
+        jaxpr = with_constants_as_inputs(value)
+        return (fingerprint(jaxpr.invars, jaxpr.eqns, jaxpr.outvars), tuple(map(id, value.consts)))
+    if isinstance(value, Jaxpr):
+        return fingerprint(value.invars, value.eqns, value.outvars)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_param_key, value))
+    try:
+        hash(value)
+    except TypeError:
+        return ("identity", id(value))
+    return value

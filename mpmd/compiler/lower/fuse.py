@@ -1,0 +1,72 @@
+"""Makes one list of equations of the tasks of a schedule's cell."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.graph import StageWork
+from mpmd.compiler.jaxprs.equations import Atom, free_variables
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedWork:
+    """Equations of tasks that run as one.
+
+    Attributes:
+      reads: the variables that the equations read and do not define.
+      origin: for each of ``reads`` the variable of the loop that it stands for, and the microbatch.
+      variables: the same the other way round, for all variables of the loop.
+    """
+
+    eqns: tuple[JaxprEqn, ...]
+    reads: tuple[Var, ...]
+    origin: dict[Var, tuple[Var, int]]
+    variables: dict[tuple[Var, int], Var]
+
+
+def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Mapping[Var, Var]) -> FusedWork:
+    """Puts the equations of tasks, each a work with its microbatch, after one another.
+
+    An equation that several tasks of one microbatch have, because it is a replica, is kept once. Tasks of
+    different microbatches get different variables. When several of them update a state, each reads what the
+    one before it wrote.
+
+    Args:
+      in_loop: the variables that are another value in every microbatch.
+      states: for each updated state of an accumulator, the variable of the state before.
+    """
+    first = members[0][1]
+    variables: dict[tuple[Var, int], Var] = {}
+    defined: set[Var] = set()
+    eqns: list[JaxprEqn] = []
+    current: dict[Var, Var] = {}  # for states that have been updated
+
+    def variable(var: Var, microbatch: int) -> Var:
+        if var not in in_loop:
+            return var
+        fresh = var if microbatch == first else Var(var.aval)
+        return variables.setdefault((var, microbatch), fresh)
+
+    def renamed(atom: Atom, microbatch: int) -> Atom:
+        if not isinstance(atom, Var):
+            return atom
+        return current.get(atom) or variable(atom, microbatch)
+
+    for stage, microbatch in members:
+        for eqn in stage.eqns:
+            outvars = [variable(var, microbatch) for var in eqn.outvars]
+            if outvars and outvars[0] in defined:
+                continue
+            defined.update(outvars)
+            invars = [renamed(atom, microbatch) for atom in eqn.invars]
+            eqns.append(eqn.replace(invars=invars, outvars=outvars))
+            for var, fresh in zip(eqn.outvars, outvars, strict=True):
+                if var in states:
+                    current[states[var]] = fresh
+    stands_for = {var: key for key, var in variables.items()}
+    reads = tuple(free_variables(eqns))
+    origin = {var: stands_for.get(var, (var, first)) for var in reads}
+    return FusedWork(tuple(eqns), reads, origin, variables)

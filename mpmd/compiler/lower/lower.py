@@ -1,0 +1,238 @@
+"""Writes the placed step down as one straight-line program per group.
+
+The instructions of all groups are projections of one total order in which a message is sent and its receive
+posted at the same moment. So the groups cannot deadlock, even with a transport in which a send waits for its
+receive.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from jax.extend.core import Jaxpr, Var
+
+from mpmd.compiler.graph import PlacedEqn, PlacedGraph
+from mpmd.compiler.jaxprs.equations import free_variables, make_jaxpr, operands
+from mpmd.compiler.lower.cells import CellLowering, LoweredCell
+from mpmd.compiler.lower.executables import ExecutableTable
+from mpmd.compiler.lower.liveness import add_frees_and_donations
+from mpmd.ir import (
+    AnyTask,
+    Aval,
+    Cell,
+    ConstantLeaf,
+    GroupProgram,
+    InputLeaf,
+    Instruction,
+    Name,
+    OutputLeaf,
+    OutsideTask,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    Spec,
+)
+from mpmd.keys import encode, to_aval
+from mpmd.names import constant_name, index_name, outside_name
+from mpmd.program import Program
+from mpmd.schedules import total_order
+
+INDEX = Aval((), "int32", 4)
+
+
+def lower(placed: PlacedGraph, donated: Sequence[bool], open_specs: bool) -> Program:
+    """Lowers a placed step to a program.
+
+    Args:
+      donated: for each argument, whether the caller gives it up.
+      open_specs: whether specs that are not known are left to the groups' compiler; otherwise these values
+        are replicated.
+    """
+    program = _Lowering(placed, None if open_specs else ()).run(donated)
+    return dataclasses.replace(program, plan=add_frees_and_donations(program.plan))
+
+
+class _Lowering:
+    def __init__(self, placed: PlacedGraph, default_spec: Spec | None):
+        self._placed = placed
+        self._graph = placed.graph
+        self._traced = placed.graph.traced
+        self._table = ExecutableTable(placed.specs, default_spec)
+        self._programs: list[list[Instruction]] = [[] for _ in range(placed.mpmd_dim)]
+        self._tags: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._names: dict[Var, Name] = {argument.var: argument.path for argument in self._traced.arguments}
+        self._names |= {constant.var: constant_name(i) for i, constant in enumerate(self._traced.constants)}
+        self._jaxprs: dict[tuple[int, AnyTask], Jaxpr] = {}
+        self._uses = self._uses_by_group()
+        self._index_groups: dict[int, set[int]] = collections.defaultdict(set)
+
+    def run(self, donated: Sequence[bool]) -> Program:
+        """The program, without frees and donations."""
+        self._outside(after=False)
+        self._loop()
+        self._outside(after=True)
+        plan = Plan(
+            programs=tuple(GroupProgram(i, tuple(program)) for i, program in enumerate(self._programs)),
+            executables=tuple(self._table.executables.values()),
+            inputs=self._input_leaves(donated),
+            constants=self._constant_leaves(),
+            outputs=self._output_leaves(),
+        )
+        constants = {self._names[c.var]: np.asarray(encode(c.value)) for c in self._traced.constants}
+        constants |= {index_name(m): np.asarray(m, np.int32) for m in self._index_groups}
+        return Program(plan, self._table.functions, constants, self._jaxprs)
+
+    def _input_leaves(self, donated: Sequence[bool]) -> tuple[InputLeaf, ...]:
+        return tuple(
+            InputLeaf(
+                path=argument.path,
+                name=argument.path if self._placed.homes[argument.var] else None,
+                aval=to_aval(argument.var),
+                mpmd_idxs=tuple(sorted(self._placed.homes[argument.var])),
+                spec=self._table.specs.get(argument.var, ()),
+                donated=is_donated,
+            )
+            for argument, is_donated in zip(self._traced.arguments, donated, strict=True)
+        )
+
+    def _constant_leaves(self) -> tuple[ConstantLeaf, ...]:
+        homes = self._placed.homes
+        closed_over = (
+            ConstantLeaf(self._names[c.var], to_aval(c.var), tuple(sorted(homes[c.var])))
+            for c in self._traced.constants
+            if homes[c.var]
+        )
+        indices = (
+            ConstantLeaf(index_name(m), INDEX, tuple(sorted(groups)))
+            for m, groups in sorted(self._index_groups.items())
+        )
+        return (*closed_over, *indices)
+
+    def _output_leaves(self) -> tuple[OutputLeaf, ...]:
+        return tuple(
+            OutputLeaf(
+                path=result.path,
+                name=self._names[result.var],
+                aval=to_aval(result.var),
+                mpmd_idxs=tuple(sorted(groups)),
+                spec=self._table.specs.get(result.var, self._table.default),
+            )
+            for result, groups in zip(self._traced.results, self._placed.output_groups, strict=True)
+        )
+
+    def _uses_by_group(self) -> dict[Var, collections.Counter[int]]:
+        """How often each group reads each outer variable."""
+        uses: dict[Var, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+        for placed in self._placed.eqns:
+            for var in operands(placed.eqn):
+                uses[var].update(placed.levels.keys())
+        for member in self._graph.stage_work:
+            for var in member.reads:
+                uses[var][self._placed.stage_groups[member.work.stage]] += 1
+        for accumulator in self._graph.accumulators:
+            uses[accumulator.initial][self._placed.stage_groups[accumulator.work.stage]] += 1
+        for result, groups in zip(self._traced.results, self._placed.output_groups, strict=True):
+            uses[result.var].update(groups)
+        return uses
+
+    def _send(self, src: int, wanted: Mapping[Name, Iterable[int]]) -> None:
+        """Sends values to other groups, one message for each."""
+        by_group: dict[int, list[Name]] = collections.defaultdict(list)
+        for name, groups in wanted.items():
+            for group in groups:
+                by_group[group].append(name)
+        for dst, names in sorted(by_group.items()):
+            tag = self._tags[src, dst]
+            self._tags[src, dst] += 1
+            self._programs[src].append(Send(tuple(names), dst, tag))
+            self._programs[dst].append(Recv(tuple(names), src, tag))
+
+    def _outside(self, after: bool) -> None:
+        members: dict[tuple[int, int], list[PlacedEqn]] = collections.defaultdict(list)
+        for placed in self._placed.eqns:
+            if placed.after == after:
+                for group, level in placed.levels.items():
+                    members[level, group].append(placed)
+        sources = self._sources(after)
+        for (level, group), eqns in sorted(members.items()):
+            self._run_outside(OutsideTask("after" if after else "before", level), group, eqns, sources)
+
+    def _sources(self, after: bool) -> dict[Var, tuple[int, int]]:
+        """For each variable made here, the level and the group that others get it from."""
+        return {
+            var: min((level, group) for group, level in placed.levels.items())
+            for placed in self._placed.eqns
+            if placed.after == after
+            for var in placed.eqn.outvars
+        }
+
+    def _run_outside(
+        self,
+        task: OutsideTask,
+        group: int,
+        members: Sequence[PlacedEqn],
+        sources: Mapping[Var, tuple[int, int]],
+    ) -> None:
+        eqns = [placed.eqn for placed in members]
+        here = collections.Counter(var for eqn in eqns for var in operands(eqn))
+        makes = [
+            var
+            for eqn in eqns
+            for var in eqn.outvars
+            if self._uses[var][group] > here[var] or self._receivers(var, group, sources)
+        ]
+        if not makes and not any(eqn.effects for eqn in eqns):
+            return
+        reads = free_variables(eqns)
+        for i, var in enumerate(makes):
+            # Groups that compute the same value call it the same.
+            self._names.setdefault(var, outside_name(task, group, i))
+        executable = self._table.add(f"{task}.{group}", reads, eqns, makes)
+        self._jaxprs[group, task] = make_jaxpr(reads, eqns, makes)
+        inputs, outputs = ([self._names[var] for var in variables] for variables in (reads, makes))
+        self._programs[group].append(Run(task, executable, tuple(inputs), tuple(outputs)))
+        self._send(group, {self._names[var]: self._receivers(var, group, sources) for var in makes})
+
+    def _receivers(self, var: Var, group: int, sources: Mapping[Var, tuple[int, int]]) -> list[int]:
+        """The groups that get a value made outside the loop from ``group``."""
+        if var not in sources or sources[var][1] != group:
+            return []
+        return sorted(self._uses[var].keys() - self._placed.homes[var])
+
+    def _loop(self) -> None:
+        cells = CellLowering(self._graph, self._placed.stage_groups, self._table)
+        states = {a.state: self._names[a.initial] for a in self._graph.accumulators}
+        for group, cell in total_order(self._graph.tasks):
+            if (lowered := cells.lower(cell)) is not None:
+                self._run_cell(group, cell, lowered, states)
+        self._send_results(states)
+
+    def _run_cell(self, group: int, cell: Cell, lowered: LoweredCell, states: dict[Var, Name]) -> None:
+        """Runs a cell, and notes in ``states`` what accumulators' states are called afterwards."""
+        first = cell.tasks[0].microbatch
+        inputs = tuple(
+            value.pattern % (first + value.offset)
+            if value.pattern
+            else states.get(value.var) or self._names[value.var]
+            for value in lowered.reads
+        )
+        outputs = tuple(value.pattern % (first + value.offset) for value in lowered.makes)
+        for offset in lowered.indices:
+            self._index_groups[first + offset].add(group)
+        states.update(zip(lowered.updates, outputs, strict=False))
+        self._programs[group].append(Run(cell, lowered.executable, inputs, outputs))
+        self._jaxprs[group, cell] = lowered.jaxpr
+        self._send(group, {outputs[i]: lowered.makes[i].receivers for i in lowered.sent})
+
+    def _send_results(self, states: Mapping[Var, Name]) -> None:
+        wanted: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
+        for accumulator in self._graph.accumulators:
+            name = self._names[accumulator.result] = states[accumulator.state]
+            group = self._placed.stage_groups[accumulator.work.stage]
+            wanted[group][name] = sorted(self._uses[accumulator.result].keys() - {group})
+        for group, names in sorted(wanted.items()):
+            self._send(group, names)

@@ -1,0 +1,92 @@
+"""The compiler: its passes, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import AbstractMesh
+
+from mpmd.compiler.checks import check_placed_graph, check_task_graph, check_traced_step
+from mpmd.compiler.graph import TracedStep
+from mpmd.compiler.lower import lower
+from mpmd.compiler.place import place
+from mpmd.compiler.split import split
+from mpmd.compiler.trace import trace
+from mpmd.ir import Spec
+from mpmd.program import Program
+from mpmd.stopwatch import Stopwatch
+from mpmd.verify import Verified, verify
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """A step that is ready to be loaded: what was traced, the program, and what was proven of it.
+
+    ``seconds`` has how long each pass took; ``jax`` is the step itself, as JAX traces it.
+    """
+
+    traced: TracedStep
+    program: Program
+    verified: Verified
+    seconds: Mapping[str, float]
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Turns garbage collection off: each collection would visit every equation and free none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_garbage_collection()
+def compile_step(
+    fun: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    *,
+    submesh: AbstractMesh,
+    mpmd_dim: int,
+    donated: Sequence[bool],
+    in_specs: Sequence[Spec] | None = None,
+    out_specs: Callable[[Any], Sequence[Spec | None]] | None = None,
+) -> CompiledStep:
+    """Compiles a step for groups of devices.
+
+    Args:
+      fun: the step; static arguments are bound.
+      args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
+      submesh: the shape of every group's submesh.
+      mpmd_dim: the number of groups.
+      donated: for each argument leaf, whether the caller gives it up.
+      in_specs: for each argument leaf how it is sharded within a group; ``None``: everything is replicated.
+      out_specs: the same for result leaves, given the shape of the result; those that are ``None`` are left
+        to the compiler.
+
+    Raises: ``CompileError``.
+    """
+    watch = Stopwatch()
+    with watch("trace"):
+        traced = trace(watch.timed("jax", fun), args, dict(kwargs), submesh)
+        check_traced_step(traced)
+        given = out_specs(traced.out_shape) if out_specs else None
+    with watch("split"):
+        graph = split(traced)
+        check_task_graph(graph)
+    with watch("place"):
+        placed = place(graph, mpmd_dim, in_specs, given)
+        check_placed_graph(placed)
+    with watch("lower"):
+        open_specs = submesh.size > 1 and (in_specs is not None or given is not None)
+        program = lower(placed, donated, open_specs)
+    with watch("verify"):
+        verified = verify(program.plan)
+    return CompiledStep(traced, program, verified, watch.seconds)

@@ -1,0 +1,69 @@
+"""Numbers the exchanges between groups outside the loop."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence, Set
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.graph import GroupSet, PlacedEqn
+from mpmd.compiler.jaxprs.equations import operands
+
+
+def number_exchanges(
+    eqns: Sequence[JaxprEqn], runs: Sequence[GroupSet], before: Set[int]
+) -> tuple[PlacedEqn, ...]:
+    """The equations, each with how many exchanges come before it on the groups that run it.
+
+    An equation is as late as it can be without delaying an exchange. What runs before the last exchange and
+    is read after it would otherwise stay alive in between.
+
+    Args:
+      runs: for each equation, the groups that run it.
+      before: the positions of the equations that run before the loop.
+    """
+    earliest = _earliest_levels(eqns, runs, before)
+    last: dict[tuple[bool, int], int] = collections.defaultdict(int)
+    for i, levels in enumerate(earliest):
+        for group, level in levels.items():
+            last[i in before, group] = max(last[i in before, group], level)
+    readers: dict[Var, list[int]] = collections.defaultdict(list)
+    latest: list[dict[int, int]] = [{} for _ in eqns]
+    for i, eqn in reversed(list(enumerate(eqns))):
+        reading = [r for var in eqn.outvars for r in readers[var] if (r in before) == (i in before)]
+        for group in runs[i]:
+            here = [latest[r][group] for r in reading if group in runs[r]]
+            there = [level - 1 for r in reading for g, level in latest[r].items() if g not in runs[i]]
+            bound = min([last[i in before, group], *here, *there])
+            latest[i][group] = max(earliest[i][group], bound)
+        for var in operands(eqn):
+            readers[var].append(i)
+    return tuple(
+        PlacedEqn(eqn, levels, i not in before)
+        for i, (eqn, levels) in enumerate(zip(eqns, latest, strict=True))
+    )
+
+
+def _earliest_levels(
+    eqns: Sequence[JaxprEqn], runs: Sequence[GroupSet], before: Set[int]
+) -> list[dict[int, int]]:
+    """For each equation and group that runs it, the exchanges that must come before."""
+    maker: dict[Var, int] = {}
+    levels: list[dict[int, int]] = []
+    for i, eqn in enumerate(eqns):
+        made = (maker[var] for var in operands(eqn) if var in maker)
+        sources = [j for j in made if (j in before) == (i in before)]
+        levels.append(
+            {
+                group: max((_available(levels[source], group) for source in sources), default=0)
+                for group in runs[i]
+            }
+        )
+        maker.update(dict.fromkeys(eqn.outvars, i))
+    return levels
+
+
+def _available(levels: Mapping[int, int], group: int) -> int:
+    """The level from which ``group`` has a value that is made at ``levels``."""
+    return levels[group] if group in levels else min(levels.values()) + 1

@@ -1,0 +1,73 @@
+"""Finds out how values outside the loop are sharded, from the shardings of arguments and results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.graph import TaskGraph, TracedStep
+from mpmd.compiler.jaxprs.cost import is_elementwise
+from mpmd.compiler.jaxprs.equations import aval_of, operands
+from mpmd.ir import Spec
+
+
+def infer_specs(
+    graph: TaskGraph, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
+) -> dict[Var, Spec]:
+    """The specs of variables outside the loop, as far as known, and of accumulators.
+
+    Args:
+      in_specs: for each argument; ``None``: all are replicated.
+      out_specs: for each result; ``None`` for one: as the argument whose place it takes, if any.
+    """
+    specs = _spread(graph.outer, _given(graph.traced, in_specs, out_specs))
+    for a in graph.accumulators:
+        # An accumulator has the same spec before and after each update.
+        specs |= dict.fromkeys((a.initial, a.state, a.updated, a.result), specs.get(a.result, ()))
+    return specs
+
+
+def _given(
+    traced: TracedStep, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
+) -> dict[Var, Spec]:
+    """The specs of arguments, constants and results that the user has decided."""
+    arguments = [argument.var for argument in traced.arguments]
+    results = [result.var for result in traced.results]
+    given: dict[Var, Spec] = dict(zip(arguments, in_specs or [()] * len(arguments), strict=True))
+    given |= {constant.var: () for constant in traced.constants}
+    for argument, result in traced.carried_state:
+        given.setdefault(results[result], given[arguments[argument]])
+    for var, spec in zip(results, out_specs or [None] * len(results), strict=True):
+        if spec is not None and var not in arguments:
+            given[var] = spec
+    return given
+
+
+def _spread(eqns: Sequence[JaxprEqn], given: Mapping[Var, Spec]) -> dict[Var, Spec]:
+    """Extends specs through elementwise equations, among values of the same shape.
+
+    So the gradient accumulators and the optimizer's state of a weight are sharded like the weight: what an
+    optimizer combines element by element has to be together. Where two specs meet, neither spreads.
+    """
+    parent: dict[Var, Var] = {}
+
+    def find(var: Var) -> Var:
+        while parent.setdefault(var, var) is not var:
+            parent[var] = parent[parent[var]]
+            var = parent[var]
+        return var
+
+    for eqn in eqns:
+        if is_elementwise(eqn) and len(eqn.outvars) == 1:
+            out = eqn.outvars[0]
+            for var in operands(eqn):
+                if aval_of(var).shape == aval_of(out).shape != ():
+                    parent[find(var)] = find(out)
+    specs: dict[Var, set[Spec]] = {}
+    for var, spec in given.items():
+        specs.setdefault(find(var), set()).add(spec)
+    inferred = {
+        var: next(iter(specs[find(var)])) for var in list(parent) if len(specs.get(find(var), ())) == 1
+    }
+    return {**inferred, **given}

@@ -1,0 +1,223 @@
+"""Decides where everything outside the loop lives: on which groups each value is and each equation runs.
+
+A value lives on a set of groups. Three rules, applied until nothing changes:
+
+1. An equation runs where its large operands are. When those are on different groups, it runs on the one
+   that has most of their bytes, and the rest is sent there.
+2. What reads only arguments and scalars, such as a learning rate, a global norm or a zero, runs wherever
+   its result is read: each such group is sent the scalars and computes the rest itself.
+3. State stays where it is: a result that a next step takes as an argument is on the groups that read the
+   argument.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.graph import GroupSet, PlacedGraph, TaskGraph
+from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
+from mpmd.compiler.jaxprs.cost import is_cheap
+from mpmd.compiler.jaxprs.equations import operands, size
+from mpmd.compiler.place.exchanges import number_exchanges
+from mpmd.compiler.place.infer_specs import infer_specs
+from mpmd.errors import CompileError
+from mpmd.ir import Spec
+
+NOWHERE: GroupSet = frozenset()
+
+
+def place(
+    graph: TaskGraph,
+    mpmd_dim: int,
+    in_specs: Sequence[Spec] | None,
+    out_specs: Sequence[Spec | None] | None,
+) -> PlacedGraph:
+    """Places a task graph on ``mpmd_dim`` groups.
+
+    Args:
+      in_specs: how each argument is sharded within a group; ``None``: all are replicated.
+      out_specs: how each result is; ``None`` leaves it open.
+
+    Raises: ``CompileError`` when the schedule needs more groups.
+    """
+    placer = _Placer(graph, _stage_groups(graph, mpmd_dim))
+    return placer.run(mpmd_dim, infer_specs(graph, in_specs, out_specs))
+
+
+def _stage_groups(graph: TaskGraph, mpmd_dim: int) -> tuple[int, ...]:
+    schedule = graph.traced.loop.schedule
+    if schedule.mpmd_dim > mpmd_dim:
+        raise CompileError(
+            f"the schedule {schedule} runs on {schedule.mpmd_dim} groups, but the mesh has {mpmd_dim}; "
+            "give it as many groups, or put several stages on a group with "
+            f"Interleaved1F1B(num_stages={schedule.num_stages}, mpmd_dim={mpmd_dim})"
+        )
+    groups = {
+        task.stage: mpmd_idx
+        for mpmd_idx, cells in enumerate(graph.tasks)
+        for cell in cells
+        for task in cell.tasks
+    }
+    return tuple(groups[stage] for stage in range(schedule.num_stages))
+
+
+class _Placer:
+    def __init__(self, graph: TaskGraph, stage_groups: tuple[int, ...]):
+        self._graph = graph
+        self._traced = graph.traced
+        self._arguments = [argument.var for argument in graph.traced.arguments]
+        self._constants = [constant.var for constant in graph.traced.constants]
+        self._results = [result.var for result in graph.traced.results]
+        self._stage_groups = stage_groups
+        self._loop_reads = self._groups_reading_in_loop()
+        self._accumulated = {a.result: frozenset({stage_groups[a.work.stage]}) for a in graph.accumulators}
+        self._eqns: list[JaxprEqn]
+        self._anchor_of: list[GroupSet]
+        self._anchor_all()
+        self._before = self._equations_before_loop()
+
+    def run(self, mpmd_dim: int, specs: Mapping[Var, Spec]) -> PlacedGraph:
+        required: dict[int, GroupSet] = {}
+        while True:
+            runs, demanded = self._demand(required)
+            carried = {
+                out: demanded[self._arguments[argument]]
+                for argument, out in self._traced.carried_state
+                if demanded[self._arguments[argument]]
+            }
+            # Grows with every round, so it ends: a group once asked for a result stays.
+            grown = {out: groups | required.get(out, NOWHERE) for out, groups in carried.items()}
+            if grown == required:
+                break
+            required = grown
+        homes = self._homes(runs, demanded)
+        return PlacedGraph(
+            graph=self._graph,
+            mpmd_dim=mpmd_dim,
+            stage_groups=self._stage_groups,
+            eqns=number_exchanges(self._eqns, runs, self._before),
+            homes=homes,
+            output_groups=tuple(required.get(i) or homes[var] for i, var in enumerate(self._results)),
+            specs=specs,
+        )
+
+    def _groups_reading_in_loop(self) -> dict[Var, GroupSet]:
+        reading: dict[Var, GroupSet] = collections.defaultdict(frozenset)
+        graph = self._graph
+        for member in graph.stage_work:
+            for var in member.reads:
+                reading[var] |= {self._stage_groups[member.work.stage]}
+        for accumulator in graph.accumulators:
+            reading[accumulator.initial] |= {self._stage_groups[accumulator.work.stage]}
+        return reading
+
+    def _equations_before_loop(self) -> set[int]:
+        """The positions of the equations that the loop needs, directly or not."""
+        needed = {var for var, groups in self._loop_reads.items() if groups}
+        before: set[int] = set()
+        for i, eqn in reversed(list(enumerate(self._eqns))):
+            if any(var in needed for var in eqn.outvars):
+                before.add(i)
+                needed.update(operands(eqn))
+        return before
+
+    def _anchor_all(self) -> None:
+        """For each variable the groups of its large operands, if any, or else those that it prefers.
+
+        A conditional over the values of several groups, such as an optimizer's that skips a step, becomes
+        one for each of them.
+        """
+        read_in_loop = {
+            var: self._loop_reads[var]
+            for var in (*self._arguments, *self._constants)
+            if size(var) > 1 and self._loop_reads.get(var)
+        }
+        self._anchor_from(read_in_loop)
+        updated = {
+            self._arguments[argument]: self._anchors[result]
+            for argument, out in self._traced.carried_state
+            if (result := self._results[out]) in self._anchors and size(result) > 1
+        }
+        if updated.keys() - self._anchors.keys():
+            # State that is read outside the loop alone is where its update is made.
+            self._anchor_from(updated | read_in_loop)
+
+    def _anchor_from(self, arguments: Mapping[Var, GroupSet]) -> None:
+        self._eqns, self._anchor_of = [], []
+        self._anchors: dict[Var, GroupSet] = {**self._accumulated, **arguments}
+        self._preferred: dict[Var, GroupSet] = dict(self._accumulated)
+        for whole in self._graph.outer:
+            for eqn in self._parts(whole):
+                anchor = self._anchor(eqn)
+                self._eqns.append(eqn)
+                self._anchor_of.append(anchor)
+                preferred = anchor or self._preference(eqn)
+                for var in eqn.outvars:
+                    if anchor:
+                        self._anchors[var] = anchor
+                    self._preferred[var] = preferred
+
+    def _parts(self, eqn: JaxprEqn) -> list[JaxprEqn]:
+        if not can_be_split(eqn):
+            return [eqn]
+        together: dict[GroupSet, list[int]] = collections.defaultdict(list)
+        for i in range(len(eqn.outvars)):
+            together[self._anchor(with_results(eqn, [i]))].append(i)
+        return [eqn] if len(together) == 1 else [with_results(eqn, kept) for kept in together.values()]
+
+    def _anchor(self, eqn: JaxprEqn) -> GroupSet:
+        large = [var for var in operands(eqn) if size(var) > 1 and self._anchors.get(var)]
+        if not large:
+            return NOWHERE
+        common = frozenset.intersection(*(self._anchors[var] for var in large))
+        if common:
+            return common
+        held: collections.Counter[int] = collections.Counter()
+        for var in large:
+            for group in self._anchors[var]:
+                held[group] += size(var)
+        most = max(held.values())
+        # Of equals the first: its stage's backward ends last, so the others' values are there by then.
+        return frozenset({min(group for group, elements in held.items() if elements == most)})
+
+    def _preference(self, eqn: JaxprEqn) -> GroupSet:
+        preferred = [self._preferred[var] for var in operands(eqn) if self._preferred.get(var)]
+        return frozenset({max(max(groups) for groups in preferred)}) if preferred else NOWHERE
+
+    def _demand(self, required: Mapping[int, GroupSet]) -> tuple[list[GroupSet], dict[Var, GroupSet]]:
+        """The groups that run each equation, and for each variable the groups that read it."""
+        demanded: dict[Var, GroupSet] = collections.defaultdict(frozenset, self._loop_reads)
+        for i, var in enumerate(self._results):
+            demanded[var] |= required.get(i, NOWHERE)
+        runs = [NOWHERE] * len(self._eqns)
+        for i, eqn in reversed(list(enumerate(self._eqns))):
+            wanted = frozenset().union(*(demanded[var] for var in eqn.outvars))
+            runs[i] = self._groups_to_run(eqn, self._anchor_of[i], wanted)
+            for var in operands(eqn):
+                demanded[var] |= runs[i]
+        return runs, demanded
+
+    def _groups_to_run(self, eqn: JaxprEqn, anchor: GroupSet, wanted: GroupSet) -> GroupSet:
+        if anchor:
+            return (anchor & wanted) or frozenset({min(anchor)})
+        if not wanted:
+            return self._preference(eqn) or self._unread(eqn)
+        return wanted if is_cheap(eqn) else frozenset({min(wanted)})
+
+    def _unread(self, eqn: JaxprEqn) -> GroupSet:
+        """Where to run what only feeds a next step: scalars, such as a step counter, are for everyone."""
+        scalars = all(size(atom) == 1 for atom in (*eqn.invars, *eqn.outvars))
+        return frozenset(self._stage_groups if scalars else self._stage_groups[:1])
+
+    def _homes(self, runs: list[GroupSet], demanded: Mapping[Var, GroupSet]) -> dict[Var, GroupSet]:
+        homes: dict[Var, GroupSet] = dict(self._accumulated)
+        for eqn, groups in zip(self._eqns, runs, strict=True):
+            homes.update(dict.fromkeys(eqn.outvars, groups))
+        returned = set(self._results)
+        for var in (*self._arguments, *self._constants):
+            # An argument that is only returned has to be somewhere.
+            homes[var] = demanded[var] or (frozenset({0}) if var in returned else NOWHERE)
+        return homes

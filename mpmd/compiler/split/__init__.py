@@ -1,0 +1,9 @@
+"""The second pass: a ``TracedStep`` enters, a ``TaskGraph`` leaves.
+
+``split.py`` lists the phases, one line each. The other files are the phases, each named after its function;
+``microbatch_order.py`` has the order of work that several of them need.
+"""
+
+from mpmd.compiler.split.split import split
+
+__all__ = ["split"]

@@ -1,0 +1,243 @@
+"""Turns the loop's results into accumulators that stages keep."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn, Var
+from jax.interpreters import partial_eval
+
+from mpmd.compiler.graph import Accumulator, Loop, LoopResult, Work
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    aval_of,
+    free_variables,
+    make_jaxpr,
+    traced_eqns,
+)
+from mpmd.compiler.split.assign import AssignedEqn
+from mpmd.compiler.split.microbatch_order import MicrobatchOrder
+from mpmd.compiler.split.remove_marks import LoopBody
+from mpmd.reduce import as_scan
+
+_SUMS = ("add_any", "add")
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulation:
+    """What becomes of the loop's results.
+
+    Attributes:
+      eqns: the equations of each work, with those that update its accumulators.
+      before: the equations that make the accumulators' initial values.
+      after: the equations that make the loop's results of the accumulators, and the scans that make the
+        results that no stage contributes to.
+    """
+
+    accumulators: tuple[Accumulator, ...]
+    eqns: Mapping[Work, tuple[JaxprEqn, ...]]
+    before: tuple[JaxprEqn, ...]
+    after: tuple[JaxprEqn, ...]
+
+    @property
+    def states(self) -> Set[Var]:
+        """The variables of the accumulators' states before a microbatch."""
+        return {accumulator.state for accumulator in self.accumulators}
+
+    @property
+    def updated(self) -> Set[Var]:
+        """The variables of the accumulators' states after a microbatch."""
+        return {accumulator.updated for accumulator in self.accumulators}
+
+
+def accumulate(
+    loop: Loop, body: LoopBody, assigned: Sequence[AssignedEqn], order: MicrobatchOrder
+) -> Accumulation:
+    """Decides which work accumulates which result.
+
+    A sum is updated where its summand is made. When several stages make summands, as for the gradient of a
+    weight that they share, each stage has an accumulator, and the accumulators are added after the loop in
+    ascending order of stages. Any other operation is applied where the value of the microbatch is made. A
+    result that depends on no stage's value comes from an ordinary scan outside of the pipeline.
+    """
+    builder = _Builder(body, assigned, order)
+    unstaged = []
+    for result in body.results:
+        if builder.work(result.value) is None:
+            unstaged.append(result)
+        elif result.state is None:
+            builder.add_sum(result)
+        else:
+            builder.add_update(result, result.state)
+    for result in unstaged:  # one scan for each, because each is placed by itself
+        builder.add_outside(loop, result)
+    return builder.accumulation(assigned)
+
+
+class _Builder:
+    def __init__(self, body: LoopBody, assigned: Sequence[AssignedEqn], order: MicrobatchOrder):
+        self._body = body
+        self._after: list[JaxprEqn] = []
+        self._accumulators: list[Accumulator] = []
+        self._updates: dict[Work, list[JaxprEqn]] = collections.defaultdict(list)
+        self._before: list[JaxprEqn] = []
+        # Sums whose summands are accumulated apart, so that nothing reads them.
+        self._split_sums: set[Var] = set()
+        self._order = order
+        self._work_of = {var: a.work for a in assigned for var in a.eqn.outvars}
+        self._maker = {var: member.eqn for member in body.eqns for var in member.eqn.outvars}
+        read = (atom for member in body.eqns for atom in member.eqn.invars)
+        values = (result.value for result in body.results)
+        self._uses = collections.Counter(a for a in (*read, *values) if isinstance(a, Var))
+
+    def accumulation(self, assigned: Sequence[AssignedEqn]) -> Accumulation:
+        """The result: the assigned equations but for the split sums, then the updates of accumulators."""
+        eqns: dict[Work, list[JaxprEqn]] = {}
+        for member in assigned:
+            if self._split_sums.isdisjoint(member.eqn.outvars):
+                eqns.setdefault(member.work, []).append(member.eqn)
+        for work, updates in self._updates.items():
+            eqns.setdefault(work, []).extend(updates)
+        return Accumulation(
+            accumulators=tuple(self._accumulators),
+            eqns={work: tuple(own) for work, own in eqns.items()},
+            before=tuple(self._before),
+            after=tuple(self._after),
+        )
+
+    def work(self, atom: Atom) -> Work | None:
+        return self._work_of.get(atom) if isinstance(atom, Var) else None
+
+    def add_outside(self, loop: Loop, result: LoopResult) -> None:
+        """Computes a result that no stage has a part in by a scan outside the loop."""
+        self._after.extend(_scan_outside(loop, self._body, result))
+
+    def add_update(self, result: LoopResult, state: Var) -> None:
+        """Accumulates a result by an operation other than a sum."""
+        work = self.work(result.value)
+        assert work is not None, "no stage makes the value"
+        # A copy, because other work or another result may read the same value under its own name.
+        eqns, (updated,) = traced_eqns(lambda x: [jnp.copy(x)], [result.value])
+        self._updates[work].extend(eqns)
+        self._accumulators.append(
+            Accumulator(
+                work=work,
+                state=state,
+                updated=updated,
+                initial=self._initial(result.initial),
+                result=result.result,
+                ordered=result.ordered,
+            )
+        )
+
+    def add_sum(self, whole: LoopResult) -> None:
+        value, initial, result = whole.value, whole.initial, whole.result
+        summands, inner_sums = self._summands(value)
+        latest = max((w for s in summands if (w := self.work(s))), key=self._order.position)
+        by_stage: dict[int, list[Atom]] = {}
+        for summand in summands:
+            by_stage.setdefault((self.work(summand) or latest).stage, []).append(summand)
+        if len(by_stage) == 1:
+            self._add_part(latest, [value], self._initial(initial), result)
+            return
+        self._split_sums.update(inner_sums)
+        parts: list[Var] = []
+        for _, own in sorted(by_stage.items()):
+            start = self._zeros(initial) if parts else self._initial(initial)
+            work = max((self.work(summand) or latest for summand in own), key=self._order.position)
+            parts.append(Var(result.aval))
+            self._add_part(work, own, start, parts[-1])
+        eqns, _ = traced_eqns(lambda *values: [_sum_in_order(values, aval_of(result).dtype)], parts)
+        self._after.extend([*eqns[:-1], eqns[-1].replace(outvars=[result])])
+
+    def _add_part(self, work: Work, summands: Sequence[Atom], initial: Var, result: Var) -> None:
+        state = Var(result.aval)
+        eqns, (updated,) = traced_eqns(
+            lambda state, *values: [lax.add(state, _sum_in_order(values, state.dtype))], [state, *summands]
+        )
+        self._updates[work].extend(eqns)
+        self._accumulators.append(
+            Accumulator(
+                work=work, state=state, updated=updated, initial=initial, result=result, ordered=False
+            )
+        )
+
+    def _initial(self, state: Atom) -> Var:
+        """A copy for an accumulator to start from, because the accumulator is updated in place."""
+        return self._make_before(jnp.copy, state)
+
+    def _zeros(self, state: Atom) -> Var:
+        """Zeros for an accumulator to start from."""
+        return self._make_before(lambda x: jnp.copy(jnp.zeros_like(x)), state)
+
+    def _make_before(self, fun: Callable, state: Atom) -> Var:
+        eqns, (made,) = traced_eqns(lambda x: [fun(x)], [state])
+        self._before.extend(eqns)
+        return made
+
+    def _summands(self, value: Atom) -> tuple[list[Atom], list[Var]]:
+        """The summands of ``value``, if it is a sum that nothing else reads, and the sums in between.
+
+        A sum of halves that is then widened, as for weights that the loss casts, is a sum of widened halves.
+        """
+        summands: list[Atom] = []
+        inner: list[Var] = []
+        stack = [value]
+        while stack:
+            atom = stack.pop()
+            eqn = self._sum_eqn(atom)
+            if eqn is None:
+                summands.append(atom)
+            else:
+                inner.extend(eqn.outvars)
+                stack.extend(reversed(eqn.invars))
+        return summands, inner
+
+    def _sum_eqn(self, value: Atom) -> JaxprEqn | None:
+        eqn = self._maker.get(value) if isinstance(value, Var) and self._uses[value] == 1 else None
+        if eqn is None or self.work(value) is None or not (eqn.primitive.name in _SUMS or _widens(eqn)):
+            return None
+        same = all(aval_of(atom).shape == aval_of(value).shape for atom in eqn.invars)
+        return eqn if same else None
+
+
+def _widens(eqn: JaxprEqn) -> bool:
+    """Whether the equation converts floats to floats of more bits."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    narrow, wide = aval_of(eqn.invars[0]).dtype, aval_of(eqn.outvars[0]).dtype
+    floats = jnp.issubdtype(narrow, jnp.floating) and jnp.issubdtype(wide, jnp.floating)
+    return bool(floats and narrow.itemsize < wide.itemsize)
+
+
+def _sum_in_order(values, dtype):
+    total, *others = (lax.convert_element_type(value, dtype) for value in values)
+    for value in others:
+        total = lax.add(total, value)
+    return total
+
+
+def _scan_outside(loop: Loop, body: LoopBody, result: LoopResult) -> list[JaxprEqn]:
+    """The equations of a result that no stage has a part in."""
+    eqns = [member.eqn for member in body.eqns]
+    inputs = [loop.index] if result.state is None else [loop.index, result.state]
+    inside = {loop.index, *loop.states, *(var for eqn in eqns for var in eqn.outvars)}
+    read = [*free_variables(eqns), *([result.value] if isinstance(result.value, Var) else [])]
+    outer = [var for var in dict.fromkeys(read) if var not in inside]
+    whole = make_jaxpr([*outer, *inputs], eqns, [result.value])
+    instantiate = [False] * len(outer) + [True] * len(inputs)
+    needed, used = partial_eval.dce_jaxpr(whole, [True], instantiate)
+    outer = [var for var, is_used in zip(outer, used[: len(outer)], strict=True) if is_used]
+    scan = partial(as_scan, body=needed, summed=(result.state is None,), length=loop.num_microbatches)
+    made, (final,) = traced_eqns(scan, [*outer, result.initial])
+    if not any(final in eqn.outvars for eqn in made):  # the state never changes, and JAX leaves it out
+        copies, (final,) = traced_eqns(lambda x: [jnp.copy(x)], [final])
+        made = [*made, *copies]
+    return [
+        eqn.replace(outvars=[result.result if var is final else var for var in eqn.outvars]) for eqn in made
+    ]

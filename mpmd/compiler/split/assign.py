@@ -1,0 +1,210 @@
+"""Says which stage's forward or backward each equation of the loop belongs to."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.graph import Work
+from mpmd.compiler.jaxprs.equations import operands, size
+from mpmd.compiler.jaxprs.source import is_transposed, where
+from mpmd.compiler.split.microbatch_order import MicrobatchOrder
+from mpmd.compiler.split.remove_marks import LoopBody
+from mpmd.compiler.split.replicate import Replica, is_weight
+from mpmd.errors import CompileError, PerformanceWarning
+from mpmd.ir import TaskKind
+
+
+@dataclasses.dataclass(frozen=True)
+class AssignedEqn:
+    """An equation of the loop's body and the work that it belongs to."""
+
+    eqn: JaxprEqn
+    work: Work
+
+
+def assign(
+    body: LoopBody, replicas: Mapping[Var, Replica], order: MicrobatchOrder
+) -> tuple[AssignedEqn, ...]:
+    """The work that each equation belongs to. Replicas are left out: they belong to their readers.
+
+    1. Work that ends with a mark has the backward slice of the mark's operands, without what earlier work
+       has. Only equations made by transposition count as backward; the others are residuals or the loss, and
+       belong to the forward that makes their operands. A gradient that crosses stages without a mark, such as
+       that of a skip connection, stays at the stage it comes from until it is added to others.
+    2. An equation outside of these slices belongs to the latest work that makes one of its operands, or to
+       the work after the latest mark among them. If it reads a parameter that is on other stages only, it
+       belongs to the next of those stages, if that is later. A parameter is on the stages in whose slices it
+       is read; if there are none, on the stage in which its first reader is written.
+    3. An equation that reads only loop constants, and is too expensive to be a replica, belongs to its
+       earliest reader.
+
+    An equation that reads no stage's value and that no stage reads, only a result of the loop, is left out
+    as well.
+
+    Args:
+      replicas: the variables of equations that are computed wherever they are read.
+
+    Raises: ``CompileError`` for a callback that reads the state of an operation.
+
+    Warns: ``PerformanceWarning`` when a microbatch would have to pass the stages a second position, as for a
+      penalty on derivatives that were taken through marks. All of that belongs to the latest work so far.
+    """
+    return _Assignment(body, replicas, order).run()
+
+
+class _Assignment:
+    def __init__(self, body: LoopBody, replicas: Mapping[Var, Replica], order: MicrobatchOrder):
+        self._body = body
+        self._eqns = eqns = [member.eqn for member in body.eqns]
+        self._replicas = replicas
+        self._order = order
+        self._own = [i for i, eqn in enumerate(eqns) if not any(var in replicas for var in eqn.outvars)]
+        self._maker = {var: i for i in self._own for var in eqns[i].outvars}
+        self._positions: list[int | None] = [None] * len(eqns)
+        self._stages_reading: dict[Var, set[int]] = {}  # for each parameter, the stages that read it
+        self._passed_again: list[tuple[int, int]] = []
+
+    def run(self) -> tuple[AssignedEqn, ...]:
+        self._check_callbacks()
+        closed_by = self._slices(self._body.closing)
+        self._find_stages_reading(closed_by)
+        for i in self._own:
+            self._set(i, self._placed(i, closed_by.get(i)))
+        self._place_floating()
+        if self._passed_again:
+            self._warn(*self._passed_again[-1])
+        return tuple(
+            AssignedEqn(eqn, self._order.work(position))
+            for eqn, position in zip(self._eqns, self._positions, strict=True)
+            if position is not None
+        )
+
+    def _check_callbacks(self) -> None:
+        """A callback on the state of an operation would have to run where the state is updated."""
+        of_states = {result.state for result in self._body.results if result.state is not None}
+        faults = []
+        for eqn in self._eqns if of_states else ():
+            if not of_states.isdisjoint(operands(eqn)):
+                of_states.update(eqn.outvars)
+                if eqn.effects:
+                    faults.append(
+                        f"{eqn.primitive} at {where(eqn)} reads the state of an operation; call it in the "
+                        "function that treduce applies, on what that returns"
+                    )
+        if faults:
+            raise CompileError(faults)
+
+    def _slices(self, closing: Mapping[Work, Sequence[Var]]) -> dict[int, int]:
+        """For the equations in the backward slice of a mark, the position of the first such mark."""
+        closed_by: dict[int, int] = {}
+        for position in sorted(self._order.position(work) for work in closing):
+            stack = list(closing[self._order.work(position)])
+            while stack:
+                i = self._maker.get(stack.pop())
+                if i is not None and i not in closed_by:
+                    closed_by[i] = position
+                    stack.extend(operands(self._eqns[i]))
+        return closed_by
+
+    def _find_stages_reading(self, closed_by: Mapping[int, int]) -> None:
+        """Notes where forwards read parameters: the stages that marks close, then the last one.
+
+        An equation on parameters alone, such as a penalty, may stand before the model that has them.
+        """
+        positions: dict[int, int] = {i: t for i, t in closed_by.items() if not self._order.is_backward(t)}
+        for i, position in positions.items():
+            self._add_stage_reading(i, position)
+        known = set(self._stages_reading)
+        for i in self._own:
+            if i in positions or is_transposed(self._eqns[i]):
+                continue
+            made = (positions.get(self._maker[var]) for var in operands(self._eqns[i]) if var in self._maker)
+            latest = max((t for t in (*made, self._body.eqns[i].earliest) if t is not None), default=None)
+            if latest is not None and not self._order.is_backward(latest):
+                # A weight belongs to the stage in which it is written, not to that of the other operand.
+                own = self._parameters(i) - known
+                positions[i] = max(latest, self._body.eqns[i].written) if own else latest
+                for parameter in own:
+                    self._stages_reading.setdefault(parameter, set()).add(positions[i])
+
+    def _set(self, i: int, position: int | None) -> None:
+        self._positions[i] = position
+        if position is not None:
+            self._add_stage_reading(i, position)
+
+    def _add_stage_reading(self, i: int, position: int) -> None:
+        for parameter in self._parameters(i):
+            self._stages_reading.setdefault(parameter, set()).add(self._order.work(position).stage)
+
+    def _parameters(self, i: int) -> set[Var]:
+        found: set[Var] = set()
+        for var in operands(self._eqns[i]):
+            if var in self._replicas:
+                found |= self._replicas[var].weights
+            elif var not in self._maker and is_weight(var):
+                found.add(var)
+        return found
+
+    def _placed(self, i: int, closed_by: int | None) -> int | None:
+        """The position of an equation, or ``None`` where its readers must decide."""
+        order, eqn = self._order, self._eqns[i]
+        made = [self._positions[self._maker[var]] for var in operands(eqn) if var in self._maker]
+        latest = max(
+            (position for position in (*made, self._body.eqns[i].earliest) if position is not None),
+            default=None,
+        )
+        backward = is_transposed(eqn) or (latest is not None and order.is_backward(latest))
+        if closed_by is not None and backward >= order.is_backward(closed_by):
+            if latest is not None and latest > closed_by:
+                self._passed_again.append((i, latest))
+                return latest
+            return latest if latest is not None and self._skips_to_mark(i, latest) else closed_by
+        if latest is not None and backward and not order.is_backward(latest):
+            latest = order.mirrored(latest)
+        return self._nearest_stage_reading(i, latest, backward)
+
+    def _skips_to_mark(self, i: int, latest: int) -> bool:
+        """Whether a gradient that crossed stages without a mark is still at the stage that it comes from.
+
+        It belongs to the stage whose weights made the value. An example is the keys of a decoder's second
+        block, which read what the encoder made.
+        """
+        made = (var for var in operands(self._eqns[i]) if size(var) > 1 and var in self._maker)
+        here = any(self._positions[self._maker[var]] == latest for var in made)
+        return here and self._order.is_backward(latest)
+
+    def _warn(self, i: int, position: int) -> None:
+        example = f"{self._eqns[i].primitive} at {where(self._eqns[i])}"
+        warnings.warn(
+            "a microbatch passes the stages forwards and backwards once, but the loss takes derivatives "
+            f"through mark_stage_end: what follows them, such as {example}, all runs in "
+            f"{self._order.work(position)}, on one group. Take such derivatives within one stage instead",
+            PerformanceWarning,
+            stacklevel=2,
+        )
+
+    def _nearest_stage_reading(self, i: int, earliest: int | None, backward: bool) -> int | None:
+        stages = set().union(*(self._stages_reading.get(parameter, ()) for parameter in self._parameters(i)))
+        if not stages or (earliest is not None and self._order.work(earliest).stage in stages):
+            return earliest
+        kind: TaskKind = "bwd" if backward else "fwd"
+        positions = [self._order.position(Work(kind, stage)) for stage in stages]
+        later = [position for position in positions if earliest is None or position >= earliest]
+        return min(later, default=earliest)
+
+    def _place_floating(self) -> None:
+        readers: dict[int, list[int]] = {}
+        for i in self._own:
+            for var in operands(self._eqns[i]):
+                if var in self._maker:
+                    readers.setdefault(self._maker[var], []).append(i)
+        for i in reversed(self._own):
+            if self._positions[i] is None:
+                positions = [self._positions[reader] for reader in readers.get(i, ())]
+                first = min((position for position in positions if position is not None), default=None)
+                # An equation with effects and no reader, such as a print, runs in the first work.
+                self._set(i, 0 if first is None and self._eqns[i].effects else first)

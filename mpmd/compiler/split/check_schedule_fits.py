@@ -1,0 +1,58 @@
+"""Checks that a schedule fits the loop that it is given to."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from mpmd.compiler.graph import Accumulator, StageWork
+from mpmd.errors import CompileError
+from mpmd.ir import Cell, Task
+from mpmd.schedules import Schedule, TaskLists, check_schedule
+
+
+def checked_tasks(schedule: Schedule, num_microbatches: int) -> tuple[tuple[Cell, ...], ...]:
+    """What each group runs. Raises ``CompileError`` when the schedule gives lists that cannot run."""
+    try:
+        tasks = schedule.tasks(num_microbatches)
+        check_schedule(tasks, schedule.num_stages, num_microbatches, schedule.mpmd_dim)
+    except ValueError as error:
+        raise CompileError(f"{schedule.name}.tasks({num_microbatches}): {error}") from error
+    return tuple(map(tuple, tasks))
+
+
+def check_schedule_fits(
+    schedule: Schedule, tasks: TaskLists, stages: Sequence[StageWork], accumulators: Sequence[Accumulator]
+) -> None:
+    """Checks that the tasks run all the work of the loop, and in an order that gives its results.
+
+    Raises: ``CompileError`` with all that does not fit.
+    """
+    members = [task for cells in tasks for cell in cells for task in cell.tasks]
+    faults = [*_without_tasks(schedule, members, stages), *_out_of_order(schedule, members, accumulators)]
+    if faults:
+        raise CompileError(faults)
+
+
+def _without_tasks(schedule: Schedule, members: Sequence[Task], stages: Sequence[StageWork]) -> Iterator[str]:
+    has_backward = any(task.kind != "fwd" for task in members)
+    if not has_backward and any(stage.work.kind != "fwd" for stage in stages):
+        yield (
+            f"the schedule {schedule} runs forwards only, but the loop takes gradients: use another one, or "
+            "call the loss without jax.grad"
+        )
+
+
+def _out_of_order(
+    schedule: Schedule, members: Sequence[Task], accumulators: Sequence[Accumulator]
+) -> Iterator[str]:
+    """Sums, maxima and stacks do not depend on the order of the microbatches; any other operation may."""
+    for work in dict.fromkeys(accumulator.work for accumulator in accumulators if accumulator.ordered):
+        kinds = {work.kind, "bwd"} if work.kind != "fwd" else {"fwd"}
+        run = [task for task in members if task.kind in kinds and task.stage == work.stage]
+        wrong = (pair for pair in itertools.pairwise(run) if pair[0].microbatch > pair[1].microbatch)
+        for first, second in itertools.islice(wrong, 1):
+            yield (
+                f"the schedule {schedule} runs {first} before {second}, but a result of the loop is "
+                "accumulated there with an operation other than Add, Max and Concat, for which order matters"
+            )

@@ -1,0 +1,34 @@
+"""The order in which one microbatch passes through the work of the stages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.compiler.graph import Work
+
+
+@dataclasses.dataclass(frozen=True)
+class MicrobatchOrder:
+    """Numbers work in the order in which one microbatch passes through it: forwards up, then backwards down.
+
+    The positions are 0 to S-1 for the forwards of stages 0 to S-1, and S to 2S-1 for the backwards of stages
+    S-1 to 0. Both halves of a backward have its position. A value may only be
+    read by the work that makes it and by later work, whatever the schedule.
+    """
+
+    num_stages: int
+
+    def position(self, work: Work) -> int:
+        return work.stage if work.kind == "fwd" else 2 * self.num_stages - 1 - work.stage
+
+    def work(self, position: int) -> Work:
+        if position < self.num_stages:
+            return Work("fwd", position)
+        return Work("bwd", 2 * self.num_stages - 1 - position)
+
+    def is_backward(self, position: int) -> bool:
+        return position >= self.num_stages
+
+    def mirrored(self, position: int) -> int:
+        """The position of the same stage's other direction."""
+        return 2 * self.num_stages - 1 - position

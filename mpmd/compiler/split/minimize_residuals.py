@@ -1,0 +1,214 @@
+"""Chooses what a stage's forward keeps for its backward: as little as its cheap equations allow.
+
+Differentiation keeps every value that a backward reads. For one activation function these are its input, the
+square of that, its ``tanh``, one plus and one minus the ``tanh``, although simple arithmetic makes all but
+two of them from the others. Under ``jax.jit`` of the whole step this costs nothing, because XLA computes
+cheap values where they are read. Between executables, each is memory that a pipeline holds for several
+microbatches.
+
+The values that are kept are a minimum cut between what only the forward can compute and what the backward
+reads. Keeping a value costs its bytes; what arithmetic or a change of layout makes from others is not kept.
+
+Source: Horace He and Shangdi Yu, "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion
+Aware", MLSys 2023. Unlike there, only what costs less than the memory traffic that it saves is computed
+again, so time is not weighed against memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from mpmd.compiler.graph import Work
+from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
+from mpmd.compiler.jaxprs.equations import called, free_variables, inlined_eqns, operands
+from mpmd.compiler.split.replicate import Replica
+from mpmd.keys import to_aval
+
+_ARRAY_BYTES = 512
+"""What an array costs beside its bytes: half of it as a forward's output, half as a backward's input."""
+
+_UNLIMITED = 2**31 - 1
+_MOST = 2**30
+"""Flows are 32-bit integers; costs that are more than this together are rounded."""
+
+Eqns = Sequence[JaxprEqn]
+
+
+@dataclasses.dataclass(frozen=True)
+class MinimizedWork:
+    """Work of which the backwards recompute what need not be kept for them.
+
+    ``recomputed`` are the variables that forwards and backwards now both define.
+    """
+
+    eqns: dict[Work, Eqns]
+    recomputed: Set[Var]
+
+
+def minimize_residuals(
+    eqns: Mapping[Work, Eqns], results: Set[Var], states: Set[Var], replicas: Mapping[Var, Replica]
+) -> MinimizedWork:
+    """Moves cheap equations of forwards that only the stage's own backward reads to that backward.
+
+    Args:
+      eqns: the equations of each work, with replicas, in the order of a microbatch.
+      results: the variables that accumulators are updated to.
+      states: the variables of accumulators before that, which nothing else may read.
+      replicas: the variables of equations that their readers compute for themselves.
+
+    Returns: the work in the same order, without equations that nothing reads any more.
+    """
+    minimized = dict(eqns)
+    recomputed: set[Var] = set()
+    made = {var for of_work in eqns.values() for eqn in of_work for var in eqn.outvars}
+    read = {work: set(free_variables(of_work)) for work, of_work in eqns.items()}
+    for work in eqns:
+        backward = Work("bwd", work.stage)
+        if work.kind == "fwd" and backward in eqns:
+            forward = _inlined_forward(eqns[work], replicas)
+            elsewhere = set().union(*(read[other] for other in eqns if other not in (work, backward)))
+            residuals = _Residuals(forward, eqns[backward], made | states, elsewhere, replicas)
+            again = residuals.recomputed()
+            minimized[work] = forward
+            minimized[backward] = _with_recomputed(forward, again, eqns[backward])
+            recomputed.update(again)
+    return MinimizedWork(_without_dead(minimized, results), recomputed)
+
+
+def _inlined_forward(eqns: Eqns, replicas: Mapping[Var, Replica]) -> Eqns:
+    """A forward with the functions that it calls in place of the calls; each may make many residuals."""
+
+    def body(eqn: JaxprEqn) -> Jaxpr | None:
+        inner = called(eqn)
+        if inner is None or inner.consts or any(var in replicas for var in eqn.outvars):
+            return None
+        return inner.jaxpr
+
+    return inlined_eqns(eqns, body)
+
+
+def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
+    """The backward with what it recomputes, and with its own replicas, in the order of the forward."""
+    own = {var for eqn in forward for var in eqn.outvars}
+    wanted = again | {var for eqn in backward for var in eqn.outvars}
+    shared = [eqn for eqn in forward if not wanted.isdisjoint(eqn.outvars)]
+    return [*shared, *(eqn for eqn in backward if own.isdisjoint(eqn.outvars))]
+
+
+def _without_dead(eqns: dict[Work, Eqns], results: Set[Var]) -> dict[Work, Eqns]:
+    """The work without equations that nothing reads any more."""
+    alive: dict[Work, Eqns] = {}
+    read_later = set(results)
+    for work in reversed(eqns):
+        needed = set(read_later)
+        kept: list[JaxprEqn] = []
+        for eqn in reversed(eqns[work]):
+            if eqn.effects or not needed.isdisjoint(eqn.outvars):
+                kept.append(eqn)
+                needed.update(operands(eqn))
+        alive[work] = kept[::-1]
+        read_later.update(free_variables(alive[work]))
+    return {work: alive[work] for work in eqns}
+
+
+class _Residuals:
+    """What a stage's backward reads that has to be kept for it, and how that is made.
+
+    Args:
+      unavailable: the variables that a backward does not have unless they are kept for it; it has all other
+        ones that the forward reads, such as parameters and microbatches.
+      elsewhere: the variables that other work reads; those that the forward makes are its outputs anyway.
+    """
+
+    def __init__(
+        self,
+        forward: Eqns,
+        backward: Eqns,
+        unavailable: Set[Var],
+        elsewhere: Set[Var],
+        replicas: Mapping[Var, Replica],
+    ):
+        self._unavailable = unavailable
+        self._elsewhere = elsewhere
+        self._replicas = replicas
+        self._maker = {var: eqn for eqn in forward for var in eqn.outvars}
+        self._read = [var for var in free_variables(backward) if var in self._maker or var in unavailable]
+
+    def recomputed(self) -> set[Var]:
+        """The variables that the backward computes once more; it reads the others as before."""
+        derivations = self._derivations()
+        costs = {var: self._cost(var) for var in derivations}
+        kept = _minimum_cut(derivations, self._read, costs)
+        again: set[Var] = set()
+        stack = [var for var in self._read if var not in kept]
+        while stack:
+            var = stack.pop()
+            if var not in again:
+                again.add(var)
+                stack.extend(self._sources(var) - kept)
+        return again
+
+    def _derivations(self) -> dict[Var, set[Var] | None]:
+        """For each value that the backward needs, those that make it; ``None`` if it has to be kept."""
+        found: dict[Var, set[Var] | None] = {}
+        stack = list(self._read)
+        while stack:
+            var = stack.pop()
+            if var not in found:
+                sources = found[var] = self._sources(var) if self._is_cheap(var) else None
+                stack.extend(sources or ())
+        return found
+
+    def _is_cheap(self, var: Var) -> bool:
+        eqn = self._maker.get(var)
+        if eqn is None:
+            return False
+        replica = self._replicas.get(var)
+        return is_cheaper_than_memory(eqn) if replica is None else not replica.once_per_stage
+
+    def _cost(self, var: Var) -> int:
+        is_output_anyway = var in self._maker and var in self._elsewhere
+        return to_aval(var).nbytes + (_ARRAY_BYTES // 2 if is_output_anyway else _ARRAY_BYTES)
+
+    def _sources(self, var: Var) -> set[Var]:
+        read = set(operands(self._maker[var]))
+        return {operand for operand in read if operand in self._maker or operand in self._unavailable}
+
+
+def _minimum_cut(
+    derivations: Mapping[Var, set[Var] | None], targets: Sequence[Var], costs: Mapping[Var, int]
+) -> set[Var]:
+    """The variables to keep, at the least cost, so that the targets can be made of them.
+
+    Of several such sets, the one that is nearest to the targets: there is least to compute again.
+
+    Args:
+      derivations: for each variable those of which it can be made, ``None`` where it has to be kept.
+      costs: for each variable what it costs to keep it.
+    """
+    source, sink = 0, 1
+    enter = {var: 2 + 2 * i for i, var in enumerate(derivations)}
+    leave = {var: enter[var] + 1 for var in derivations}
+    unit = 1 + sum(costs.values()) // _MOST
+    arcs: list[tuple[int, int, int]] = []
+    for var, sources in derivations.items():
+        # A variable is two nodes, with an arc between them that is cut when it is kept.
+        arcs.append((enter[var], leave[var], costs[var] // unit))
+        if sources is None:
+            arcs.append((source, enter[var], _UNLIMITED))
+        else:
+            arcs.extend((leave[operand], enter[var], _UNLIMITED) for operand in sources)
+    arcs.extend((leave[var], sink, _UNLIMITED) for var in targets)
+    tails, heads, capacities = np.array(arcs, np.int32).reshape(-1, 3).T
+    size = 2 + 2 * len(derivations)
+    network = csr_array((capacities, (tails, heads)), shape=(size, size))
+    spare = network - maximum_flow(network, source, sink).flow
+    spare.eliminate_zeros()
+    beyond = set(breadth_first_order(spare.T.tocsr(), sink, return_predecessors=False).tolist())
+    return {var for var in derivations if leave[var] in beyond and enter[var] not in beyond}

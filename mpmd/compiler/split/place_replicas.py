@@ -1,0 +1,48 @@
+"""Gives each work the replicas that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.graph import Work
+from mpmd.compiler.jaxprs.equations import operands
+from mpmd.compiler.split.microbatch_order import MicrobatchOrder
+from mpmd.compiler.split.remove_marks import LoopBody
+from mpmd.compiler.split.replicate import Replica
+
+
+def place_replicas(
+    eqns: Mapping[Work, Sequence[JaxprEqn]],
+    body: LoopBody,
+    replicas: Mapping[Var, Replica],
+    order: MicrobatchOrder,
+) -> dict[Work, tuple[JaxprEqn, ...]]:
+    """Each work with the replicas that it reads, in the order in which a microbatch passes through it."""
+    readers: dict[Var, set[Work]] = {}
+
+    def add_reader(work: Work, eqn: JaxprEqn) -> None:
+        for var in operands(eqn):
+            if var in replicas:
+                readers.setdefault(var, set()).add(work)
+
+    for work, own in eqns.items():
+        for eqn in own:
+            add_reader(work, eqn)
+    placed: dict[Work, list[JaxprEqn]] = {}
+    for eqn in (member.eqn for member in reversed(body.eqns)):
+        works = set().union(*(readers.get(var, ()) for var in eqn.outvars))
+        if works and replicas[eqn.outvars[0]].once_per_stage:
+            works = _first_of_each_stage(works, order)
+        for work in works:
+            placed.setdefault(work, []).append(eqn)
+            add_reader(work, eqn)
+    return {work: (*reversed(placed.get(work, ())), *eqns[work]) for work in sorted(eqns, key=order.position)}
+
+
+def _first_of_each_stage(works: set[Work], order: MicrobatchOrder) -> set[Work]:
+    first: dict[int, Work] = {}
+    for work in sorted(works, key=order.position):
+        first.setdefault(work.stage, work)
+    return set(first.values())

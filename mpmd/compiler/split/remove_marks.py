@@ -1,0 +1,72 @@
+"""Takes the marks out of the loop's body, and notes what they said."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.annotate import mark_of
+from mpmd.compiler.graph import Loop, LoopResult, Work
+from mpmd.compiler.jaxprs.equations import Atom, lookup, operands, substitute
+from mpmd.compiler.split.microbatch_order import MicrobatchOrder
+
+
+@dataclasses.dataclass(frozen=True)
+class BodyEqn:
+    """An equation of the loop's body, and what the marks around it say.
+
+    Attributes:
+      earliest: the position of the first work that it can belong to; ``None`` if it reads the result of no
+        mark.
+      written: the stage in whose forward it is written: how many ends of stages stand before it.
+    """
+
+    eqn: JaxprEqn
+    earliest: int | None
+    written: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopBody:
+    """The loop's body without marks.
+
+    Attributes:
+      closing: for work that ends with a mark, the mark's operands.
+      results: those of the loop, of values without marks.
+    """
+
+    eqns: tuple[BodyEqn, ...]
+    closing: Mapping[Work, tuple[Var, ...]]
+    results: tuple[LoopResult, ...]
+
+
+def remove_marks(loop: Loop, order: MicrobatchOrder) -> LoopBody:
+    """Replaces what marks return by their operands."""
+    last_stage = order.num_stages - 1
+    replacement: dict[Var, Atom] = {}
+    behind: dict[Var, int] = {}  # for what a mark returns, the position of the work after it
+    eqns: list[BodyEqn] = []
+    closing: dict[Work, tuple[Var, ...]] = {}
+    written = 0
+    for eqn in loop.eqns:
+        earliest = max((behind[var] for var in operands(eqn) if var in behind), default=None)
+        eqn = substitute(eqn, replacement)
+        mark = mark_of(eqn)
+        if mark is None:
+            eqns.append(BodyEqn(eqn, earliest, written))
+            continue
+        replacement.update(zip(eqn.outvars, eqn.invars, strict=True))
+        stage = mark.boundary.stage
+        assert stage is not None, f"{eqn} has no stage"
+        if not mark.linear:
+            written = min(stage + 1, last_stage)
+        if stage < last_stage:  # the mark after the last stage, if any, ends nothing
+            closed, opened = Work("fwd", stage), Work("fwd", stage + 1)
+            if not mark.forward:
+                closed, opened = Work("bwd", stage + 1), Work("bwd", stage)
+            closing[closed] = (*closing.get(closed, ()), *operands(eqn))
+            behind.update(dict.fromkeys(eqn.outvars, order.position(opened)))
+    results = tuple(dataclasses.replace(r, value=lookup(r.value, replacement)) for r in loop.results)
+    return LoopBody(tuple(eqns), closing, results)

@@ -1,0 +1,82 @@
+"""Finds the loop's equations that every reader computes itself instead of receiving the result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.jaxprs.cost import draws_random_bits, has_reduction, is_cheap
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size
+from mpmd.compiler.split.remove_marks import LoopBody
+
+
+@dataclasses.dataclass(frozen=True)
+class Replica:
+    """An equation whose value its readers compute themselves.
+
+    Attributes:
+      of_microbatch: depends on the microbatch index.
+      weights: the large floating-point loop constants it depends on, other than through a microbatch's
+        slice of them: parameters, as far as one can tell.
+      once_per_stage: is computed once by a stage that reads it, and kept for the stage's backward;
+        otherwise by each task that reads it.
+    """
+
+    of_microbatch: bool
+    weights: frozenset[Var]
+    once_per_stage: bool
+
+
+def find_replicas(body: LoopBody, index: Var) -> dict[Var, Replica]:
+    """The replicas among a loop body's equations, by the variables they define.
+
+    An equation is a replica when it is cheap and reads nothing that a stage computes. An equation that mixes
+    parameters with a microbatch is none, even if it is cheap: otherwise every reader of a normalised input
+    would have to hold the parameters. What depends on parameters alone, such as a cast or a transpose, is
+    computed by each task that reads it: the weight is on the task's group, and nothing of the weight's size
+    is kept or sent per microbatch.
+
+    Args:
+      index: the variable of the microbatch index.
+    """
+    eqns = [member.eqn for member in body.eqns]
+    states = {result.state for result in body.results}  # each belongs to one stage
+    replicas: dict[Var, Replica] = {}
+    computed = {var for eqn in eqns for var in eqn.outvars}
+    for eqn in eqns:
+        reads = list(operands(eqn))
+        if not is_cheap(eqn) or any(var in states for var in reads):
+            continue
+        if any(var in computed and var not in replicas for var in reads):
+            continue
+        known = [replicas[var] for var in reads if var in replicas]
+        outside = [var for var in reads if var not in replicas and var != index]
+        of_microbatch = index in reads or any(replica.of_microbatch for replica in known)
+        weights = frozenset().union(*(replica.weights for replica in known))
+        takes_slice = of_microbatch and _takes_slice(eqn, index, replicas)
+        if not takes_slice:
+            weights |= {var for var in outside if is_weight(var)}
+        if weights and (of_microbatch or has_reduction(eqn)):
+            continue
+        trivial = takes_slice or not of_microbatch or all(size(var) == 1 for var in reads)
+        replica = Replica(of_microbatch, weights, not trivial or draws_random_bits(eqn))
+        replicas.update(dict.fromkeys(eqn.outvars, replica))
+    return replicas
+
+
+def is_weight(var: Atom) -> bool:
+    """Whether an outer value may be a parameter: floating-point and not a scalar."""
+    dtype = aval_of(var).dtype
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return False
+    return size(var) > 1 and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _takes_slice(eqn: JaxprEqn, index: Var, replicas: Mapping[Var, Replica]) -> bool:
+    """Whether this is where a microbatch is taken out of a loop constant: one array, the rest scalars."""
+    arrays = [var for var in operands(eqn) if size(var) > 1]
+    return len(arrays) == 1 and arrays[0] not in replicas and size(eqn.outvars[0]) < size(arrays[0])

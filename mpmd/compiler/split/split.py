@@ -1,0 +1,55 @@
+"""Cuts the loop's body into the work of stages, in phases."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mpmd.compiler.graph import Accumulator, StageWork, TaskGraph, TracedStep
+from mpmd.compiler.split.accumulate import accumulate
+from mpmd.compiler.split.assign import assign
+from mpmd.compiler.split.check_schedule_fits import check_schedule_fits, checked_tasks
+from mpmd.compiler.split.microbatch_order import MicrobatchOrder
+from mpmd.compiler.split.minimize_residuals import minimize_residuals
+from mpmd.compiler.split.place_replicas import place_replicas
+from mpmd.compiler.split.remove_marks import remove_marks
+from mpmd.compiler.split.replicate import find_replicas
+from mpmd.compiler.split.split_backwards import split_backwards
+
+
+def split(traced: TracedStep) -> TaskGraph:
+    """Splits a traced step into work.
+
+    Raises: ``CompileError`` when the schedule gives lists of tasks that cannot run or do not fit the loop.
+    """
+    loop = traced.loop
+    tasks = checked_tasks(loop.schedule, loop.num_microbatches)
+    order = MicrobatchOrder(loop.schedule.num_stages)
+    # 1. The marks go; what they said about the equations around them stays.
+    body = remove_marks(loop, order)
+    # 2. Some equations are computed by whatever reads them.
+    replicas = find_replicas(body, loop.index)
+    # 3. Every other equation belongs to one work.
+    assigned = assign(body, replicas, order)
+    # 4. The loop's results become accumulators of the work that contributes to them.
+    accumulation = accumulate(loop, body, assigned, order)
+    # 5. Each work gets the replicas that it reads.
+    complete = place_replicas(accumulation.eqns, body, replicas, order)
+    # 6. Backwards compute again what forwards need not keep for them.
+    minimized = minimize_residuals(complete, accumulation.updated, accumulation.states, replicas)
+    # 7. Backwards become two halves where the schedule has tasks for them.
+    stage_work = split_backwards(minimized.eqns, tasks, replicas.keys() | minimized.recomputed)
+    accumulators = tuple(_with_half(accumulator, stage_work) for accumulator in accumulation.accumulators)
+    # 8. The schedule has a task for all work, in an order that gives the loop's results.
+    check_schedule_fits(loop.schedule, tasks, stage_work, accumulators)
+    outer = (*traced.before, *accumulation.before, *accumulation.after, *traced.after)
+    return TaskGraph(
+        traced=traced, outer=outer, stage_work=stage_work, accumulators=accumulators, tasks=tasks
+    )
+
+
+def _with_half(accumulator: Accumulator, stage_work: Sequence[StageWork]) -> Accumulator:
+    """The accumulator with the half of a backward that updates it."""
+    halves = [member for member in stage_work if member.work.stage == accumulator.work.stage]
+    updating = (m.work for m in halves if any(accumulator.updated in eqn.outvars for eqn in m.eqns))
+    return dataclasses.replace(accumulator, work=next(updating))

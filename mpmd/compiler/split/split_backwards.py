@@ -1,0 +1,232 @@
+"""Splits a stage's backward in two: the gradient of its input, which another stage waits for, and the rest.
+
+The rest is the gradient of the stage's weights, which may come any time later; that is what zero-bubble
+schedules fill their gaps with.
+
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv:2401.10241, section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+
+from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxpr_as_fun
+from jax.extend.core.primitives import remat_p, scan_p
+
+from mpmd.compiler.graph import StageWork, Work
+from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    aval_of,
+    called,
+    closed,
+    free_variables,
+    inlined_eqns,
+    is_dropped,
+    make_jaxpr,
+    operands,
+    traced_eqns,
+)
+from mpmd.ir import Cell
+
+
+def split_backwards(
+    eqns: Mapping[Work, Sequence[JaxprEqn]], tasks: Iterable[Iterable[Cell]], replicas: Collection[Var]
+) -> tuple[StageWork, ...]:
+    """The work, with two halves of the backward of each stage for which the schedule has ``bwdA`` tasks.
+
+    A half without equations is left out: the first stage, whose input has no gradient, has no ``bwdA``, and
+    a stage without weights no ``bwdW``.
+
+    Args:
+      eqns: the equations of each work, in the order of a microbatch.
+      replicas: the variables that each reader computes itself.
+    """
+    halved = {task.stage for cells in tasks for cell in cells for task in cell.tasks if task.kind == "bwdA"}
+    divided: list[StageWork] = []
+    stages = _stage_work(eqns)
+    for stage in stages:
+        if stage.work.kind == "bwd" and stage.work.stage in halved:
+            outside = {var for other in stages if other is not stage for var in other.reads}
+            divided += [half for half in _halves(stage, outside, replicas) if half.eqns]
+        else:
+            divided.append(stage)
+    return tuple(divided)
+
+
+def _stage_work(eqns: Mapping[Work, Sequence[JaxprEqn]]) -> list[StageWork]:
+    """The work with what it reads and makes."""
+    reads = {work: free_variables(own) for work, own in eqns.items()}
+    read = {var for variables in reads.values() for var in variables}
+    return [_one_work(work, own, reads[work], read) for work, own in eqns.items()]
+
+
+def _one_work(work: Work, eqns: Sequence[JaxprEqn], reads: Sequence[Var], read: Set[Var]) -> StageWork:
+    """The work of these equations; it makes those of their variables that others read."""
+    made = tuple(var for eqn in eqns for var in eqn.outvars if var in read)
+    return StageWork(work, tuple(eqns), tuple(reads), made)
+
+
+def _halves(backward: StageWork, outside: Set[Var], replicas: Collection[Var]) -> tuple[StageWork, StageWork]:
+    """The work ``bwdA`` and ``bwdW`` of a stage's ``bwd``.
+
+    Functions that the backward calls are inlined, also rematerialized ones, and scans are divided, so that
+    only cheap equations are in both halves.
+
+    Args:
+      outside: the variables that other work reads.
+    """
+    eqns = inlined_eqns(backward.eqns, _is_open)
+    first, second = _divide(eqns, outside & set(backward.makes))
+    second = _with_replicas(first, second, replicas)
+    stage = backward.work.stage
+    reads = free_variables(second)
+    return (
+        _one_work(Work("bwdA", stage), first, free_variables(first), outside | set(reads)),
+        _one_work(Work("bwdW", stage), second, reads, outside),
+    )
+
+
+def _is_open(eqn: JaxprEqn) -> Jaxpr | None:
+    """The jaxpr of a call. Barriers against merging with the forward have no use in another executable."""
+    if eqn.primitive is remat_p:
+        return eqn.params["jaxpr"]
+    inner = called(eqn)
+    return inner.jaxpr if inner is not None and not inner.consts else None
+
+
+def _divide(eqns: Sequence[JaxprEqn], wanted: Iterable[Var]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """The equations that the wanted variables need, and the others; what has a part in both becomes two."""
+    needed = set(wanted)
+    first: list[JaxprEqn] = []
+    second: list[JaxprEqn] = []
+    for eqn in reversed(eqns):
+        now = [i for i, var in enumerate(eqn.outvars) if var in needed]
+        if not now:
+            second.append(eqn)
+            continue
+        if len(now) < len(eqn.outvars):
+            eqn, rest = _take_apart(eqn, now)
+            second.extend(reversed(rest))
+        first.append(eqn)
+        needed.update(operands(eqn))
+    return first[::-1], second[::-1]
+
+
+def _take_apart(eqn: JaxprEqn, now: Sequence[int]) -> tuple[JaxprEqn, list[JaxprEqn]]:
+    """The equation for the results at the positions ``now``, and those for the other results."""
+    later = [i for i, var in enumerate(eqn.outvars) if i not in now and not is_dropped(var)]
+    if later and can_be_split(eqn):
+        return with_results(eqn, now), [with_results(eqn, later)]
+    if later and eqn.primitive is scan_p and not eqn.effects and not eqn.params["jaxpr"].consts:
+        return _take_scan_apart(eqn, set(now))
+    return eqn, []
+
+
+def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[JaxprEqn, list[JaxprEqn]]:
+    """Two scans: the first also stacks what the second, which computes the other results, reads of it."""
+    scan = _Scan(eqn)
+    body: Jaxpr = eqn.params["jaxpr"].jaxpr
+    eqns = inlined_eqns(body.eqns, _is_open)
+    while True:  # until every carried value that the first scan reads is carried by it
+        wanted = [atom for i in now if isinstance(atom := body.outvars[i], Var)]
+        first, second = _divide(eqns, wanted)
+        read = {*free_variables(first), *wanted}
+        carried = {i for i, var in enumerate(scan.carry) if var in read}
+        if carried <= now:
+            break
+        now |= carried
+    later = {i for i, var in enumerate(eqn.outvars) if i not in now and not is_dropped(var)}
+    if not later:
+        return eqn, []
+    known = {var for inner in first for var in inner.outvars} | {scan.carry[i] for i in scan.carried(now)}
+    results = [atom for i in later if isinstance(atom := body.outvars[i], Var)]
+    stacked = [var for var in dict.fromkeys([*free_variables(second), *results]) if var in known]
+    one = scan.part(first, now, extra_outputs=stacked)
+    stacks = one.outvars[len(one.outvars) - len(stacked) :]
+    return one, [scan.part(second, later, extra_inputs=dict(zip(stacked, stacks, strict=True)))]
+
+
+class _Scan:
+    """A scan equation, from which scans of a part of its results are made."""
+
+    def __init__(self, eqn: JaxprEqn):
+        self._eqn = eqn
+        self._body: Jaxpr = eqn.params["jaxpr"].jaxpr
+        # The operands are constants, what is carried, and what is scanned over. The last alone have one axis
+        # less in the body; so have the stacked results. The parameters for this differ between JAX versions.
+        num_carry = sum(map(_same_rank, eqn.outvars, self._body.outvars))
+        num_fixed = sum(map(_same_rank, eqn.invars, self._body.invars))
+        consts, carry = slice(num_fixed - num_carry), slice(num_fixed - num_carry, num_fixed)
+        xs = slice(num_fixed, None)
+        self.carry = self._body.invars[carry]
+        self._consts = dict(zip(self._body.invars[consts], eqn.invars[consts], strict=True))
+        self._initial = eqn.invars[carry]
+        self._xs: dict[Var, Atom] = dict(zip(self._body.invars[xs], eqn.invars[xs], strict=True))
+
+    def carried(self, results: Set[int]) -> list[int]:
+        """Which of the results are carried from one iteration to the next."""
+        return sorted(i for i in results if i < len(self.carry))
+
+    def part(
+        self,
+        eqns: Sequence[JaxprEqn],
+        results: Set[int],
+        extra_inputs: Mapping[Var, Atom] | None = None,
+        extra_outputs: Sequence[Var] = (),
+    ) -> JaxprEqn:
+        """A scan of the body's ``eqns`` for ``results``; its outvars are theirs, then the stacked extras.
+
+        Args:
+          extra_inputs: variables of the body that are read from stacked values.
+          extra_outputs: variables of the body to stack.
+        """
+        carried = self.carried(results)
+        stacked = sorted(results - set(carried))
+        outputs = [self._body.outvars[i] for i in (*carried, *stacked)] + list(extra_outputs)
+        read = {*free_variables(eqns), *(atom for atom in outputs if isinstance(atom, Var))}
+        consts = {var: atom for var, atom in self._consts.items() if var in read}
+        xs = {var: atom for var, atom in {**self._xs, **(extra_inputs or {})}.items() if var in read}
+        invars = [*consts, *(self.carry[i] for i in carried), *xs]
+        run = jaxpr_as_fun(closed(make_jaxpr(invars, eqns, outputs)))
+
+        def scan(*operands):
+            fixed, initial, inputs = _cut(operands, len(consts), len(carried))
+
+            def one(carry, x):
+                values = run(*fixed, *carry, *x)
+                return values[: len(carried)], values[len(carried) :]
+
+            params = self._eqn.params
+            final, stacks = lax.scan(
+                one, initial, inputs, params["length"], params["reverse"], params["unroll"]
+            )
+            return [*final, *stacks]
+
+        operands = [*consts.values(), *(self._initial[i] for i in carried), *xs.values()]
+        eqns, outvars = traced_eqns(scan, operands)
+        assert len(eqns) == 1, "a scan is one equation"
+        own = [self._eqn.outvars[i] for i in (*carried, *stacked)]
+        return eqns[0].replace(outvars=[*own, *outvars[len(own) :]])
+
+
+def _same_rank(outside: Atom, inside: Atom) -> bool:
+    return len(aval_of(outside).shape) == len(aval_of(inside).shape)
+
+
+def _cut(values: Sequence, first: int, second: int) -> tuple[list, list, list]:
+    return list(values[:first]), list(values[first : first + second]), list(values[first + second :])
+
+
+def _with_replicas(
+    first: Sequence[JaxprEqn], second: Sequence[JaxprEqn], replicas: Collection[Var]
+) -> list[JaxprEqn]:
+    """``second`` with copies of the replicas that it reads of ``first``."""
+    read = set(free_variables(second))
+    copies: list[JaxprEqn] = []
+    for eqn in reversed(first):
+        if any(var in replicas and var in read for var in eqn.outvars):
+            copies.append(eqn)
+            read.update(operands(eqn))
+    return [*reversed(copies), *second]

@@ -1,0 +1,13 @@
+"""Says of a compiled step where each value is, what is sent, and which lines of the user's program tasks run.
+
+A plan enters, with the equations of its tasks; an ``Explanation`` leaves, which prints as text. Start reading
+in ``explanation.py``; its parts are in ``leaves.py``, ``traffic.py``, ``tasks.py`` and ``uses.py``.
+``explain.py`` makes them from the plan, and ``provenance.py`` finds the lines that equations come from.
+``report.py`` says what each group needs, and how long compiling took.
+"""
+
+from mpmd.explanation.explain import explain_plan
+from mpmd.explanation.explanation import Explanation
+from mpmd.explanation.report import Report, report
+
+__all__ = ["Explanation", "Report", "explain_plan", "report"]

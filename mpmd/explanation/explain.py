@@ -1,0 +1,204 @@
+"""Says where the values of a compiled step are, and why: which tasks and lines read and make them.
+
+All of it follows from the plan that runs, and from the equations of its tasks.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import Jaxpr
+
+from mpmd.explanation.explanation import Explanation
+from mpmd.explanation.leaves import InputSummary, OutputSummary
+from mpmd.explanation.provenance import TaskEquations, lines_of
+from mpmd.explanation.tasks import TaskSummary
+from mpmd.explanation.traffic import EdgeTraffic, SentValue
+from mpmd.explanation.uses import TaskUse
+from mpmd.ir import AnyTask, Edge, FusedTask, InputLeaf, Name, OutputLeaf, OutsideTask, Plan, Run, Send, Task
+
+
+def explain_plan(
+    plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr], carried_state: Iterable[tuple[int, int]]
+) -> Explanation:
+    """Explains a plan.
+
+    Args:
+      jaxprs: for every run, by its group and task, what it computes.
+      carried_state: the state: pairs of the position of an argument and of the result that takes its place.
+    """
+    return _Analysis(plan, jaxprs, carried_state).explanation()
+
+
+class _Analysis:
+    """A plan with what is looked up in it: who makes and reads each value, and the equations of each run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        jaxprs: Mapping[tuple[int, AnyTask], Jaxpr],
+        carried_state: Iterable[tuple[int, int]],
+    ):
+        self._plan = plan
+        self._avals = plan.avals()
+        self._arguments = {leaf.name: leaf.path for leaf in plan.inputs if leaf.name}
+        self._result_paths = [f"result{leaf.path}" for leaf in plan.outputs]
+        self._updated = {plan.inputs[i].path: self._result_paths[j] for i, j in carried_state}
+        self._updates = {result: path for path, result in self._updated.items()}
+        self._kept_as: dict[tuple[int, Name], list[str]] = collections.defaultdict(list)
+        for leaf, path in zip(plan.outputs, self._result_paths, strict=True):
+            for group in leaf.mpmd_idxs:
+                self._kept_as[group, leaf.name].append(path)
+        equations = {id(jaxpr): TaskEquations(jaxpr) for jaxpr in jaxprs.values()}
+        self._equations = {key: equations[id(jaxpr)] for key, jaxpr in jaxprs.items()}
+        self._makers: dict[Name, dict[int, tuple[Run, int]]] = collections.defaultdict(dict)
+        self._readers: dict[tuple[int, Name], list[tuple[Run, int]]] = collections.defaultdict(list)
+        for program in plan.programs:
+            for run in program.runs:
+                for position, name in enumerate(run.outputs):
+                    self._makers[name][program.mpmd_idx] = run, position
+                for position, name in enumerate(run.inputs):
+                    self._readers[program.mpmd_idx, name].append((run, position))
+
+    def explanation(self) -> Explanation:
+        return Explanation(
+            inputs=tuple(map(self._input, self._plan.inputs)),
+            outputs=tuple(map(self._output, self._plan.outputs, self._result_paths)),
+            edges=tuple(self._edges()),
+            tasks=tuple(self._tasks()),
+        )
+
+    def _input(self, leaf: InputLeaf) -> InputSummary:
+        read_by = [self._reading(group, leaf.name) for group in leaf.mpmd_idxs if leaf.name]
+        return InputSummary(
+            path=leaf.path,
+            aval=leaf.aval,
+            mpmd_idxs=leaf.mpmd_idxs,
+            spec=leaf.spec,
+            donated=leaf.donated,
+            read_by=tuple(itertools.chain.from_iterable(read_by)),
+            updated=self._updated.get(leaf.path),
+        )
+
+    def _output(self, leaf: OutputLeaf, path: str) -> OutputSummary:
+        arguments, tasks = self._made_of(leaf.name)
+        return OutputSummary(
+            path=path,
+            aval=leaf.aval,
+            mpmd_idxs=leaf.mpmd_idxs,
+            spec=leaf.spec,
+            made_by=tuple(
+                self._making(leaf.name, group) for group in sorted(self._makers.get(leaf.name, ()))
+            ),
+            arguments=arguments,
+            tasks=tasks,
+            updates=self._updates.get(path),
+        )
+
+    def _reading(self, group: int, name: Name) -> list[TaskUse]:
+        """The tasks on a group that read a value, without their microbatches."""
+        positions: dict[tuple[str, bool], dict[tuple[TaskEquations, int], None]] = {}
+        for run, position in self._readers[group, name]:
+            task = _without_microbatch(run.task), _is_in_loop(run.task)
+            positions.setdefault(task, {})[self._equations[group, run.task], position] = None
+        uses = []
+        for (task_name, in_loop), found in positions.items():
+            lines = dict.fromkeys(line for equations, i in found for line in equations.lines_reading(i))
+            uses.append(TaskUse(task_name, group, in_loop, tuple(lines)))
+        return uses
+
+    def _making(self, name: Name, group: int) -> TaskUse:
+        """The task on a group that makes a value."""
+        run, position = self._makers[name][group]
+        lines = self._equations[group, run.task].lines_making(position)
+        return TaskUse(_without_microbatch(run.task), group, _is_in_loop(run.task), lines)
+
+    def _made_of(self, name: Name) -> tuple[tuple[str, ...], tuple[TaskUse, ...]]:
+        """The arguments and the tasks whose results a value is made from outside the loop.
+
+        Only values of the same size are followed: the parts of a weight's update, and not the scalars that
+        every update reads.
+        """
+        arguments: dict[str, None] = {}
+        summed: dict[TaskUse, None] = {}
+        first: dict[TaskUse, None] = {}
+        seen, stack = {name}, [name]
+        while stack:
+            name = stack.pop()
+            if name in self._arguments:
+                arguments[self._arguments[name]] = None
+            for group, (run, position) in sorted(self._makers.get(name, {}).items()):
+                if _is_in_loop(run.task):
+                    summed[self._making(name, group)] = None
+                    continue
+                inputs, sources = self._equations[group, run.task].made_of(position)
+                task = str(run.task)
+                first |= dict.fromkeys(TaskUse(task, group, False, lines_of(eqn)) for eqn in sources)
+                names = [run.inputs[i] for i in inputs if run.inputs[i] not in seen]
+                seen.update(names)
+                stack.extend(reversed(names))
+        return tuple(arguments), tuple(summed) or (() if arguments else tuple(first))
+
+    def _edges(self) -> Iterator[EdgeTraffic]:
+        for (src, dst), alike in sorted(self._sent_values().items()):
+            yield EdgeTraffic(src, dst, tuple(self._sent(src, dst, names) for names in alike))
+
+    def _sent_values(self) -> dict[Edge, list[list[Name]]]:
+        """For each edge the values that it carries; the same value of all microbatches is one list."""
+        sent: dict[Edge, dict[Any, list[Name]]] = {}
+        for program in self._plan.programs:
+            for instruction in program.instructions:
+                if isinstance(instruction, Send):
+                    values = sent.setdefault((program.mpmd_idx, instruction.dst), {})
+                    for name in instruction.values:
+                        run, position = self._makers[name][program.mpmd_idx]
+                        equations = self._equations[program.mpmd_idx, run.task]
+                        values.setdefault((equations, position), []).append(name)
+        return {edge: list(values.values()) for edge, values in sent.items()}
+
+    def _sent(self, src: int, dst: int, names: Sequence[Name]) -> SentValue:
+        name = names[0]
+        return SentValue(
+            aval=self._avals[name],
+            count=len(names),
+            made_by=self._making(name, src),
+            read_by=tuple(self._reading(dst, name)),
+            kept_as=tuple(self._kept_as[dst, name]),
+        )
+
+    def _tasks(self) -> Iterator[TaskSummary]:
+        runs: dict[tuple[int, str, TaskEquations], list[Run]] = collections.defaultdict(list)
+        for program in self._plan.programs:
+            group = program.mpmd_idx
+            for run in program.runs:
+                runs[group, _without_microbatch(run.task), self._equations[group, run.task]].append(run)
+        for (group, task, equations), equal in runs.items():
+            executable = self._plan.executable(equal[0].executable)
+            yield TaskSummary(
+                task=task,
+                mpmd_idx=group,
+                runs=len(equal),
+                executable=executable.name,
+                input_bytes=sum(aval.nbytes for aval in executable.inputs),
+                output_bytes=sum(aval.nbytes for aval in executable.outputs),
+                donated_bytes=sum(executable.inputs[i].nbytes for i in executable.donated),
+                functions=equations.functions(),
+            )
+
+
+def _without_microbatch(task: AnyTask) -> str:
+    """A task of any microbatch as text, e.g. ``fwd_2``."""
+    match task:
+        case Task(kind, stage):
+            return f"{kind}_{stage}"
+        case FusedTask(tasks):
+            return f"FusedTask({', '.join(map(_without_microbatch, tasks))})"
+        case OutsideTask():
+            return str(task)
+
+
+def _is_in_loop(task: AnyTask) -> bool:
+    return not isinstance(task, OutsideTask)

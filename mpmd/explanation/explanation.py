@@ -1,0 +1,71 @@
+"""What ``mpmd.explain`` returns: data for programs, which prints as text for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+
+from mpmd.explanation.leaves import (
+    InputSummary,
+    LeafSummary,
+    OutputSummary,
+    argument_table,
+    result_table,
+    shared_table,
+)
+from mpmd.explanation.tasks import TaskSummary, task_table
+from mpmd.explanation.traffic import EdgeTraffic, edge_table
+from mpmd.tables import first_few
+
+_RULE = """\
+An argument is on the groups whose tasks read it. A result is on the groups that make it, or on those of the
+argument whose place it takes in a next step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Why the values of a step are where they are. ``str(explanation)`` is an overview."""
+
+    inputs: tuple[InputSummary, ...]
+    outputs: tuple[OutputSummary, ...]
+    edges: tuple[EdgeTraffic, ...]
+    tasks: tuple[TaskSummary, ...]
+
+    @property
+    def leaves(self) -> tuple[LeafSummary, ...]:
+        """All arguments, then the results that take the place of no argument."""
+        by_path = {leaf.path: leaf for leaf in self.outputs}
+        arguments = (LeafSummary(leaf, by_path.get(leaf.updated or "")) for leaf in self.inputs)
+        return (*arguments, *(LeafSummary(None, leaf) for leaf in self.outputs if leaf.updates is None))
+
+    def leaf(self, path: str) -> LeafSummary:
+        """One argument or result.
+
+        Args:
+          path: its name or a part of it, e.g. ``params['w']``.
+
+        Raises: ``ValueError`` when no name has this part, or the names of several leaves.
+        """
+        leaves = {name: leaf for leaf in self.leaves for name in leaf.paths}
+        if path in leaves:
+            return leaves[path]
+        found = dict.fromkeys(leaf for name, leaf in leaves.items() if path in name)
+        if len(found) == 1:
+            return next(iter(found))
+        if found:
+            several = [leaf.paths[0] for leaf in found]
+            raise ValueError(
+                f"{len(several)} leaves have {path} in their names; say more: {first_few(several, 8)}"
+            )
+        close = difflib.get_close_matches(path, leaves, n=5, cutoff=0.3)
+        raise ValueError(f"no leaf has {path} in its name; close ones: {', '.join(close) or 'none'}")
+
+    def __str__(self) -> str:
+        tables = (
+            argument_table(self.leaves),
+            result_table(self.outputs),
+            shared_table(self.leaves),
+            edge_table(self.edges),
+            task_table(self.tasks),
+        )
+        return "\n\n".join([_RULE, *filter(None, tables)])

@@ -1,0 +1,156 @@
+"""Where the arguments and results of a step are, and why, as data and as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+from mpmd.explanation.uses import TaskUse, groups_text, numbers_text, tasks_text, use_lines
+from mpmd.ir import Aval, Spec
+from mpmd.tables import group_leaves, human_bytes, table
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSummary:
+    """A leaf of the arguments. It is on the groups whose tasks read it, and where a result takes its place.
+
+    Attributes:
+      read_by: the tasks that read the leaf.
+      updated: the path of the result that takes its place in the next step, if any.
+    """
+
+    path: str
+    aval: Aval
+    mpmd_idxs: tuple[int, ...]
+    spec: Spec
+    donated: bool
+    read_by: tuple[TaskUse, ...]
+    updated: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputSummary:
+    """A leaf of the result. It is on the groups that make it, or on those of the argument that it replaces.
+
+    Attributes:
+      made_by: the task that makes it, on each group that computes it; none for a returned argument.
+      arguments: the arguments of its size from which it is made.
+      tasks: the tasks that make the other values of its size from which it is made. A task in the loop
+        accumulates such a value over the microbatches; a weight that several stages share has one for each.
+      updates: the path of the argument whose place it takes in the next step, if any.
+    """
+
+    path: str
+    aval: Aval
+    mpmd_idxs: tuple[int, ...]
+    spec: Spec | None
+    made_by: tuple[TaskUse, ...]
+    arguments: tuple[str, ...]
+    tasks: tuple[TaskUse, ...]
+    updates: str | None
+
+    @property
+    def sent_to(self) -> tuple[int, ...]:
+        """The groups that receive it."""
+        makers = {use.mpmd_idx for use in self.made_by}
+        return tuple(group for group in self.mpmd_idxs if makers and group not in makers)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafSummary:
+    """An argument with the result that takes its place in the next step, or one of them alone.
+
+    ``str(leaf)`` says where it is, and which tasks and lines read and make it.
+    """
+
+    input: InputSummary | None
+    output: OutputSummary | None
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The names of the argument and of the result."""
+        return tuple(part.path for part in (self.input, self.output) if part is not None)
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        if argument := self.input:
+            lines.append(_place(argument) + (", donated" if argument.donated else ""))
+            if argument.read_by:
+                lines += ["  is where it is read, by", *use_lines(argument.read_by)]
+            else:
+                lines.append("  is read by no task")
+        if result := self.output:
+            lines += [_place(result), *_origin_lines(result)]
+        return "\n".join(lines)
+
+
+def _origin_lines(result: OutputSummary) -> list[str]:
+    if not result.made_by:
+        return [f"  is {result.arguments[0]} itself"]
+    alone = " on each group for itself" if len(result.made_by) > 1 else ""
+    lines = [f"  is made{alone} by", *use_lines(result.made_by)]
+    if result.arguments:
+        lines += ["  of", *(f"    {path}" for path in result.arguments)]
+    if summed := [use for use in result.tasks if use.in_loop]:
+        lines += ["  of what is accumulated over the microbatches by", *use_lines(summed)]
+    if others := [use for use in result.tasks if not use.in_loop]:
+        lines += ["  of what is made by", *use_lines(others)]
+    if result.sent_to:
+        lines.append(f"  is sent to {groups_text(result.sent_to)}, where {result.updates} is")
+    elif result.updates:
+        lines.append(f"  takes the place of {result.updates}")
+    return lines
+
+
+def _place(leaf: InputSummary | OutputSummary) -> str:
+    sharded = f", sharded {leaf.spec}" if leaf.spec and any(leaf.spec) else ""
+    size = human_bytes(leaf.aval.nbytes)
+    return f"{leaf.path}: {leaf.aval}, {size}, on {groups_text(leaf.mpmd_idxs)}{sharded}"
+
+
+def argument_table(leaves: Sequence[LeafSummary]) -> str:
+    header = ("argument", "leaves", "bytes", "on groups", "read by", "updated by")
+    inputs = [leaf.input for leaf in leaves if leaf.input]
+    updates = {leaf.input.path: leaf.output.made_by for leaf in leaves if leaf.input and leaf.output}
+    return _leaf_table(header, inputs, {i.path: (i.read_by, updates.get(i.path, ())) for i in inputs})
+
+
+def result_table(outputs: Sequence[OutputSummary]) -> str:
+    header = ("other result", "leaves", "bytes", "on groups", "made by", "of")
+    return _leaf_table(header, outputs, {o.path: (o.made_by, o.tasks) for o in outputs if not o.updates})
+
+
+def _leaf_table(
+    header: Sequence[str],
+    leaves: Sequence[InputSummary] | Sequence[OutputSummary],
+    uses: Mapping[str, tuple[Sequence[TaskUse], ...]],
+) -> str:
+    """A table of the leaves in ``uses``; leaves on the same groups that the same groups use share a line."""
+    by_path = {leaf.path: leaf for leaf in leaves}
+    reasons = {path: (by_path[path].mpmd_idxs, *map(_groups_using, uses[path])) for path in uses}
+    rows = []
+    for name, paths in group_leaves({path: reasons.get(path) for path in by_path}):
+        if paths[0] in uses:
+            nbytes = sum(by_path[path].aval.nbytes for path in paths)
+            columns = zip(*(uses[path] for path in paths), strict=True)
+            tasks = [tasks_text(itertools.chain.from_iterable(column)) for column in columns]
+            place = numbers_text(by_path[paths[0]].mpmd_idxs)
+            rows.append((name, str(len(paths)), human_bytes(nbytes), place, *tasks))
+    return table(header, rows)
+
+
+def _groups_using(uses: Iterable[TaskUse]) -> frozenset[tuple[int, bool]]:
+    return frozenset((use.mpmd_idx, use.in_loop) for use in uses)
+
+
+def shared_table(leaves: Sequence[LeafSummary]) -> str:
+    header = ("shared weight", "gradients accumulated by", "added by", "sent to groups")
+    rows = []
+    for leaf in leaves:
+        if leaf.input and leaf.output and any(use.in_loop for use in leaf.input.read_by):
+            parts = [use for use in leaf.output.tasks if use.in_loop]
+            if len(parts) > 1:
+                made_by, sent_to = tasks_text(leaf.output.made_by), numbers_text(leaf.output.sent_to)
+                rows.append((leaf.input.path, tasks_text(parts), made_by, sent_to))
+    return table(header, rows)

@@ -1,0 +1,133 @@
+"""Finds the lines of the user's program that the equations of a task come from."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from mpmd.compiler.jaxprs.equations import aval_of, operands, size, subjaxprs
+from mpmd.compiler.jaxprs.source import is_installed, package_of, user_frames
+from mpmd.explanation.tasks import FunctionShare
+from mpmd.explanation.uses import SourceLine
+
+
+class TaskEquations:
+    """The equations of a task, and what can be asked of them."""
+
+    def __init__(self, jaxpr: Jaxpr):
+        self._jaxpr = jaxpr
+        self._position = {var: i for i, var in enumerate(jaxpr.invars)}
+        self._maker = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        self._readers: dict[Var, list[JaxprEqn]] = collections.defaultdict(list)
+        for eqn in jaxpr.eqns:
+            for var in dict.fromkeys(operands(eqn)):
+                self._readers[var].append(eqn)
+
+    def lines_reading(self, position: int) -> tuple[SourceLine, ...]:
+        """The lines that read an input; if ``treduce`` slices the input, the lines that read the slice."""
+        found: dict[SourceLine, None] = {}
+        pending = [self._jaxpr.invars[position]]
+        for var in pending:  # grows
+            for eqn in self._readers[var]:
+                found.update(dict.fromkeys(lines_of(eqn)))
+                if not lines_of(eqn):
+                    pending.extend(out for out in eqn.outvars if out not in pending)
+        return tuple(found)
+
+    def lines_making(self, position: int) -> tuple[SourceLine, ...]:
+        """The line that makes an output; if the compiler added the output, the line of its operands."""
+        for var in self._traced_back(position, lambda var: True):
+            if var in self._maker and (lines := lines_of(self._maker[var])):
+                return lines
+        return ()
+
+    def made_of(self, position: int) -> tuple[list[int], list[JaxprEqn]]:
+        """What an output is made from, as far as values have the size of the output.
+
+        Returns: the positions of inputs, and the equations whose operands all have other sizes.
+        """
+        elements = size(self._jaxpr.outvars[position])
+        inputs: list[int] = []
+        first: list[JaxprEqn] = []
+        for var in self._traced_back(position, lambda var: size(var) == elements):
+            if var in self._position:
+                inputs.append(self._position[var])
+            elif all(size(operand) != elements for operand in operands(self._maker[var])):
+                first.append(self._maker[var])
+        return inputs, first
+
+    def _traced_back(self, position: int, follow: Callable[[Var], bool]) -> Iterator[Var]:
+        """An output, its operands, their operands, and so on, as far as ``follow`` says."""
+        found: list[Var] = [self._jaxpr.outvars[position]]  # type: ignore[list-item]
+        seen = set(found)
+        for var in found:  # grows
+            yield var
+            if var in self._maker:
+                new = [v for v in operands(self._maker[var]) if v not in seen and follow(v)]
+                seen.update(new)
+                found.extend(dict.fromkeys(new))
+
+    def functions(self) -> tuple[FunctionShare, ...]:
+        """The functions whose lines the equations come from, those with the most operations first."""
+        lines: dict[Any, list[Any]] = collections.defaultdict(list)
+        operations: collections.Counter[Any] = collections.Counter()
+        for line, count in _work(self._jaxpr.eqns):
+            function = line and (line.file, line.function, line.callee)
+            lines[function].append(line)
+            operations[function] += count
+        found = [FunctionShare(f and min(lines[f]), len(lines[f]), operations[f]) for f in lines]
+        return tuple(sorted(found, key=lambda share: -share.operations))
+
+
+def _work(
+    eqns: Iterable[JaxprEqn], times: int = 1, caller: SourceLine | None = None
+) -> Iterator[tuple[SourceLine | None, int]]:
+    """The line and the operations of every equation, including those within other equations."""
+    for eqn in eqns:
+        line = _line(eqn) or caller
+        inner = subjaxprs(eqn)
+        for jaxpr in inner:
+            yield from _work(jaxpr.eqns, times * eqn.params.get("length", 1), line)
+        if not inner:
+            yield line, times * _operations(eqn)
+
+
+def _operations(eqn: JaxprEqn) -> int:
+    """Multiplications and additions of a matrix product or convolution; else one for each output element."""
+    made = sum(map(size, eqn.outvars))
+    if eqn.primitive.name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return 2 * made * math.prod(aval_of(eqn.invars[0]).shape[axis] for axis in contracted)
+    if eqn.primitive.name == "conv_general_dilated":
+        kernel = aval_of(eqn.invars[1]).shape
+        return 2 * made * math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+    return made
+
+
+def lines_of(eqn: JaxprEqn) -> tuple[SourceLine, ...]:
+    """The user's lines that an equation comes from: its own line, or those of the equations within it."""
+    if line := _line(eqn):
+        return (line,)
+    inner = (nested for jaxpr in subjaxprs(eqn) for nested in jaxpr.eqns)
+    return tuple(dict.fromkeys(line for nested in inner for line in lines_of(nested)))
+
+
+def _line(eqn: JaxprEqn) -> SourceLine | None:
+    """The innermost line outside of installed packages, with the function of a package that it calls."""
+    frames = list(user_frames(eqn))
+    if not frames:
+        return None
+    own = next((frame for frame in frames if not is_installed(frame)), frames[0])
+    function = _functions_of(own)[-1]
+    callee = ".".join((package_of(frames[0]), *_functions_of(frames[0]))) if is_installed(frames[0]) else ""
+    return SourceLine(own.file_name, own.line_num, function, callee)
+
+
+def _functions_of(frame: Any) -> list[str]:
+    """The name of a function, after the names of the functions around it; lambdas have no names."""
+    names = frame.function_name.split(".<locals>.")
+    return [name for name in names if not name.startswith("<")] or names[-1:]

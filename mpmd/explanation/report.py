@@ -1,0 +1,111 @@
+"""Reports what a compiled step needs, and how long compiling took."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+from mpmd.ir import Plan
+from mpmd.tables import aligned, human_bytes
+from mpmd.verify import Verified
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupReport:
+    """What one group does and needs in a step. Bytes are of whole logical values, over all devices.
+
+    Attributes:
+      tasks: the number of tasks that the group runs in one step.
+      executables: the number of different executables among them, each of which is compiled once.
+      parameter_bytes: the bytes of the group's arguments that the step returns updated: weights and optimizer
+        state; 0 for a step that updates nothing.
+      peak_bytes: the most bytes of values that the group holds at once.
+      sent_bytes: the bytes that the group sends in one step.
+      xla_seconds: how long XLA took to compile the executables; groups compile at the same time.
+    """
+
+    mpmd_idx: int
+    tasks: int
+    executables: int
+    parameter_bytes: int
+    peak_bytes: int
+    sent_bytes: int
+    xla_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What each group does and needs, and how long compiling took; ``str(report)`` is two tables.
+
+    Attributes:
+      groups: what each group does and needs.
+      executables: the number of different executables of all groups.
+      seconds: how long each pass took; their sum is the time of compiling. ``jax`` is JAX's tracing of the
+        step, and ``trace`` is what the compiler does with it; ``split``, ``place``, ``lower`` and ``verify``
+        are the other passes of the compiler. ``resolve`` asks the groups' compiler for the shardings left to
+        it, ``export`` makes the executables ready for other processes, if there are any, and ``load`` ends
+        when the last group has compiled its executables.
+    """
+
+    groups: tuple[GroupReport, ...]
+    executables: int
+    seconds: Mapping[str, float]
+
+    def __str__(self) -> str:
+        header = ("group", "tasks", "executables", "parameters", "peak live", "sent per step", "XLA compile")
+        rows = [
+            (
+                str(g.mpmd_idx),
+                str(g.tasks),
+                str(g.executables),
+                human_bytes(g.parameter_bytes),
+                human_bytes(g.peak_bytes),
+                human_bytes(g.sent_bytes),
+                f"{g.xla_seconds:.2f} s",
+            )
+            for g in self.groups
+        ]
+        passes = {**self.seconds, "total": sum(self.seconds.values())}
+        return "\n".join(
+            [
+                *aligned([header, *rows], left=()),
+                f"{self.executables} different executables in all",
+                "compiled in seconds:",
+                *aligned([list(passes), [f"{seconds:.2f}" for seconds in passes.values()]], left=()),
+            ]
+        )
+
+
+def report(
+    plan: Plan,
+    verified: Verified,
+    updated: Collection[int],
+    seconds: Mapping[str, float],
+    xla_seconds: Sequence[float],
+) -> Report:
+    """Reports on a plan that was loaded.
+
+    Args:
+      updated: the positions of the arguments that the step returns updated.
+      seconds: how long each pass took.
+      xla_seconds: for each group, how long XLA took.
+    """
+    sent: collections.Counter[int] = collections.Counter()
+    for (source, _), count in verified.sent_bytes.items():
+        sent[source] += count
+    groups = tuple(
+        GroupReport(
+            mpmd_idx=program.mpmd_idx,
+            tasks=len(program.runs),
+            executables=len(plan.executables_of(program.mpmd_idx)),
+            parameter_bytes=sum(
+                leaf.aval.nbytes for i, leaf in plan.inputs_of(program.mpmd_idx).items() if i in updated
+            ),
+            peak_bytes=verified.peak_bytes[program.mpmd_idx],
+            sent_bytes=sent[program.mpmd_idx],
+            xla_seconds=xla_seconds[program.mpmd_idx],
+        )
+        for program in plan.programs
+    )
+    return Report(groups, len(plan.executables), seconds)

@@ -1,0 +1,68 @@
+"""What groups send to one another, as data and as text."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from mpmd.explanation.uses import TaskUse, numbers_text
+from mpmd.ir import Aval
+from mpmd.tables import first_few, human_bytes, table
+
+
+@dataclasses.dataclass(frozen=True)
+class SentValue:
+    """A value that one group sends to another.
+
+    Attributes:
+      aval: the shape and dtype of the value.
+      count: how often it is sent in one step: once for each microbatch, or once.
+      made_by, read_by: the task that makes the value, and those of the receiver that read it.
+      kept_as: the paths of the results that the value is.
+    """
+
+    aval: Aval
+    count: int
+    made_by: TaskUse
+    read_by: tuple[TaskUse, ...]
+    kept_as: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class EdgeTraffic:
+    """All that one group sends to another group in one step."""
+
+    src: int
+    dst: int
+    values: tuple[SentValue, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in one step."""
+        return sum(value.count * value.aval.nbytes for value in self.values)
+
+    def __str__(self) -> str:
+        return edge_table([self])
+
+
+def edge_table(edges: Sequence[EdgeTraffic]) -> str:
+    """A table with one line for equal values, and for all groups that receive them from one group."""
+    header = ("groups", "values", "bytes", "per step", "type", "sent by", "read by", "made at")
+    receivers: dict[Any, list[int]] = collections.defaultdict(list)
+    for edge in edges:
+        alike = collections.Counter((value.aval.nbytes, _sent_cells(value)) for value in edge.values)
+        for (nbytes, cells), number in alike.items():
+            receivers[edge.src, number, nbytes, cells].append(edge.dst)
+    rows = [
+        (f"{src} to {numbers_text(dsts)}", str(number), human_bytes(number * nbytes), *cells)
+        for (src, number, nbytes, cells), dsts in receivers.items()
+    ]
+    return table(header, rows)
+
+
+def _sent_cells(value: SentValue) -> tuple[str, ...]:
+    readers = dict.fromkeys((*(use.task for use in value.read_by), *value.kept_as))
+    lines = first_few(map(str, value.made_by.lines))
+    return f"x {value.count}", str(value.aval), value.made_by.task, first_few(readers), lines

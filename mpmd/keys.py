@@ -1,0 +1,41 @@
+"""Random number generator keys: in plans, messages and executables they are the integers inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from mpmd.compat import key_impl_name
+from mpmd.ir import Aval
+
+
+def to_aval(var: Any) -> Aval:
+    """The shape and dtype of a variable's value in the plan, where keys are their raw data.
+
+    Args:
+      var: a variable, or anything else with an ``aval``.
+    """
+    aval = raw(var.aval)
+    return Aval(tuple(aval.shape), str(aval.dtype), aval.dtype.itemsize)
+
+
+def is_key(aval: Any) -> bool:
+    """Whether values are typed random number generator keys."""
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def raw(aval: Any) -> jax.ShapeDtypeStruct:
+    """The abstract value as the plan has it: keys as the integers inside."""
+    described = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    return jax.eval_shape(jax.random.key_data, described) if is_key(aval) else described
+
+
+def encode(value: Any) -> Any:
+    """A value as the plan has it."""
+    return jax.random.key_data(value) if is_key(value) else value
+
+
+def decode(value: Any, aval: Any) -> Any:
+    """The inverse of ``encode`` for a value of type ``aval``."""
+    return jax.random.wrap_key_data(value, impl=key_impl_name(aval.dtype)) if is_key(aval) else value

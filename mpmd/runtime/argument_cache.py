@@ -1,0 +1,156 @@
+"""The arguments that steps send to groups, and those that the groups keep for later calls."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mpmd.runtime.requests import Handle
+
+
+class _Key(NamedTuple):
+    """An array, by its ``id``, and the groups that have it."""
+
+    array_id: int
+    mpmd_idxs: tuple[int, ...]
+
+
+class _Entry(NamedTuple):
+    array: weakref.ref[jax.Array]
+    handle: Handle
+
+
+class ArgumentCache:
+    """Knows which of the caller's arrays groups have, as long as the caller has them: they cannot change.
+
+    So frozen weights that are passed to every step travel once. When the caller drops an array, the groups
+    drop it with the next step.
+
+    Args:
+      next_handle: gives a handle that was never used before.
+      free: drops the value under a handle on groups, with their next request.
+    """
+
+    def __init__(self, next_handle: Callable[[], Handle], free: Callable[[tuple[int, ...], Handle], None]):
+        self._next_handle = next_handle
+        self._free = free
+        self._submitting = threading.Lock()
+        self._entries: dict[_Key, _Entry] = {}
+        # Arrays die in garbage collection, at any point of any thread, where no lock may be taken.
+        self._invalid: collections.deque[tuple[_Key, Handle]] = collections.deque()
+
+    @contextlib.contextmanager
+    def delivery(self, num_groups: int) -> Iterator[Delivery]:
+        """Collects the arguments of one step, which is to be submitted within the context.
+
+        Other threads wait until it is left, so that no step reads an array before the step that sends it.
+        """
+        with self._submitting:
+            self._free_invalid()
+            yield Delivery(self, self._next_handle, self._free, num_groups)
+
+    def find(self, array: jax.Array, mpmd_idxs: tuple[int, ...]) -> Handle | None:
+        """The handle of an array on these groups, if they have it."""
+        entry = self._entries.get(_Key(id(array), mpmd_idxs))
+        return entry.handle if entry and entry.array() is array else None
+
+    def add(self, array: jax.Array, mpmd_idxs: tuple[int, ...], handle: Handle) -> _Key:
+        """Notes that these groups have an array. From now on the cache frees the handle, and nothing else."""
+        key = _Key(id(array), mpmd_idxs)
+        if key in self._entries:  # of an array that has died since, or an invalid one
+            self._free(mpmd_idxs, self._entries[key].handle)
+        died = functools.partial(self._died, key, handle)
+        self._entries[key] = _Entry(weakref.ref(array, died), handle)
+        return key
+
+    def invalidate(self, entries: Iterable[tuple[_Key, Handle]]) -> None:
+        """Has arrays sent again with the next step that reads them. May be called from any thread."""
+        self._invalid.extend(entries)
+
+    def _died(self, key: _Key, handle: Handle, _: weakref.ref[jax.Array]) -> None:
+        self._invalid.append((key, handle))
+
+    def _free_invalid(self) -> None:
+        for _ in range(len(self._invalid)):
+            key, handle = self._invalid.popleft()
+            entry = self._entries.get(key)
+            if entry is not None and entry.handle == handle:  # otherwise it has been freed already
+                del self._entries[key]
+                self._free(key.mpmd_idxs, handle)
+
+
+class Delivery:
+    """The arguments that one step sends to groups.
+
+    The cache changes with ``commit``. So a step whose arguments cannot all be collected leaves no trace.
+
+    Attributes:
+      host_arrays: for each group the values it is sent, by handle.
+    """
+
+    def __init__(
+        self,
+        cache: ArgumentCache,
+        next_handle: Callable[[], Handle],
+        free: Callable[[tuple[int, ...], Handle], None],
+        num_groups: int,
+    ):
+        self._cache = cache
+        self._next_handle = next_handle
+        self._free = free
+        self.host_arrays: tuple[dict[Handle, np.ndarray], ...] = tuple({} for _ in range(num_groups))
+        self._transient: dict[Handle, tuple[int, ...]] = {}
+        self._to_cache: dict[_Key, tuple[jax.Array, Handle]] = {}
+
+    def find(self, array: jax.Array, mpmd_idxs: tuple[int, ...]) -> Handle | None:
+        """The handle of an array on these groups, if they have it or are sent it with this step."""
+        if added := self._to_cache.get(_Key(id(array), mpmd_idxs)):
+            return added[1]
+        return self._cache.find(array, mpmd_idxs)
+
+    def send(self, value: np.ndarray, mpmd_idxs: tuple[int, ...], array: jax.Array | None) -> Handle:
+        """Adds a value for groups; they keep it for later steps when it is that of ``array``."""
+        handle = self._next_handle()
+        for mpmd_idx in mpmd_idxs:
+            self.host_arrays[mpmd_idx][handle] = value
+        if array is None:
+            self._transient[handle] = mpmd_idxs
+        else:
+            self._to_cache[_Key(id(array), mpmd_idxs)] = array, handle
+        return handle
+
+    def commit(self, replies: Iterable[Future[Any]]) -> None:
+        """The step was submitted. Should it fail, groups may lack what it sent, which is then sent again."""
+        entries = [
+            (self._cache.add(array, key.mpmd_idxs, handle), handle)
+            for key, (array, handle) in self._to_cache.items()
+        ]
+        self._free_transient()
+        if entries:
+            invalidate_failed = functools.partial(_invalidate_failed, self._cache, entries)
+            for reply in replies:
+                reply.add_done_callback(invalidate_failed)
+
+    def cancel(self) -> None:
+        """The step was perhaps submitted to some groups: has them drop what they were sent."""
+        self._free_transient()
+        for key, (_, handle) in self._to_cache.items():
+            self._free(key.mpmd_idxs, handle)
+
+    def _free_transient(self) -> None:
+        for handle, mpmd_idxs in self._transient.items():
+            self._free(mpmd_idxs, handle)
+
+
+def _invalidate_failed(cache: ArgumentCache, entries: list[tuple[_Key, Handle]], reply: Future[Any]) -> None:
+    if reply.exception() is not None:
+        cache.invalidate(entries)

@@ -1,0 +1,136 @@
+"""What the driver sees of the groups, wherever they live."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from mpmd.program import Program
+from mpmd.runtime.argument_cache import ArgumentCache
+from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedProgram:
+    """A program that all groups have compiled.
+
+    Attributes:
+      number: what step requests call it.
+      program: the program, with the specs that it left open.
+      seconds: how long it took, by pass: ``resolve``, to have the groups' compiler choose open specs;
+        ``export``, where functions travel to other processes; ``load``, until the last group had compiled.
+      xla_seconds: for each group, how long XLA compiled; groups compile at the same time.
+    """
+
+    number: int
+    program: Program
+    seconds: Mapping[str, float]
+    xla_seconds: tuple[float, ...]
+
+
+class Runtime(Protocol):
+    """The groups of one mesh. Requests to a group are carried out in the order they were made.
+
+    Attributes:
+      arguments: knows which arguments the groups keep for later calls.
+    """
+
+    arguments: ArgumentCache
+
+    def load(self, program: Program) -> LoadedProgram:
+        """Has every group compile its part, and waits until all have. When one fails, none keeps it."""
+        ...
+
+    def unload(self, number: int) -> None:
+        """Has every group drop a program, after the steps submitted before.
+
+        Groups are told with their next request, or earlier. Callable at any point of any thread, even from
+        garbage collection, and after ``close``.
+        """
+        ...
+
+    def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
+        """Starts one step: a request for each group. Returns at once. Step numbers ascend.
+
+        A future raises ``TaskError`` when a task of that group failed, ``StepAborted`` when another
+        group's did, ``GroupDiedError`` when the group's process is gone.
+        """
+        ...
+
+    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
+        """The value under a handle: the jax array in process, a numpy array from elsewhere.
+
+        Returns at once, so several fetches may be under way.
+        """
+        ...
+
+    def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
+        """Drops a value: groups are told with their next request. Callable as ``unload`` is."""
+        ...
+
+    def next_handle(self) -> Handle:
+        """A number never given before on this runtime; numbers ascend."""
+        ...
+
+    def close(self) -> None:
+        """Ends the groups, which drop all programs and values."""
+        ...
+
+
+class RuntimeBase(Runtime):
+    """What runtimes have in common: they number values and programs, and remember which are released."""
+
+    def __init__(self, num_groups: int):
+        self._handles = itertools.count()
+        self._programs = itertools.count()
+        self._released = ReleaseQueue(num_groups)
+        # It gets no method of this object, which would then live until the garbage collector finds it.
+        self.arguments = ArgumentCache(self._handles.__next__, self._released.add_handle)
+        self._submitting = threading.Lock()  # so that all groups see the steps in the same order
+
+    def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
+        self._released.add_handle(mpmd_idxs, handle)
+
+    def next_handle(self) -> Handle:
+        return next(self._handles)
+
+
+class ReleaseQueue:
+    """Remembers, for each group, what the driver has released and the group was not yet told.
+
+    What releases comes from garbage collection, at any point of any thread: a deque's append needs no lock.
+    """
+
+    def __init__(self, num_groups: int):
+        self._handles = [collections.deque[Handle]() for _ in range(num_groups)]
+        self._programs = [collections.deque[int]() for _ in range(num_groups)]
+
+    def add_handle(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
+        for mpmd_idx in mpmd_idxs:
+            self._handles[mpmd_idx].append(handle)
+
+    def add_program(self, number: int) -> None:
+        for programs in self._programs:
+            programs.append(number)
+
+    def take(self, mpmd_idx: int) -> Released:
+        """What the group is to be told now."""
+        return Released(_drain(self._handles[mpmd_idx]), _drain(self._programs[mpmd_idx]))
+
+
+def _drain(released: collections.deque[int]) -> tuple[int, ...]:
+    """All that is in the deque. Several threads may do this at once: each number goes to one of them."""
+    drained: list[int] = []
+    while True:
+        try:
+            drained.append(released.popleft())
+        except IndexError:
+            return tuple(drained)

@@ -1,0 +1,90 @@
+"""Text for people: aligned tables, and short names for many leaves of a pytree."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+
+_PART_OF_PATH = re.compile(r"\['[^']*'\]|\[[^\]]*\]|\.?\w+|.")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A header and rows with aligned columns; the empty text without rows."""
+    return "\n".join(aligned([header, *rows])) if rows else ""
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] | None = None) -> list[str]:
+    """A line for each row, with aligned columns.
+
+    Args:
+      left: the columns that are aligned to the left, the others to the right; ``None`` means all columns.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if left is None or i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return [line.rstrip() for line in lines]
+
+
+def first_few(texts: Iterable[str], shown: int = 3) -> str:
+    """The first texts; where some are left out, also the number of all."""
+    texts = list(texts)
+    return ", ".join(texts[:shown]) + (f", … {len(texts)} in all" if len(texts) > shown else "")
+
+
+def ranges(keys: Iterable[str]) -> list[str]:
+    """The keys, with consecutive numbers as a range, such as ``0..3``."""
+    found: list[list[str]] = []
+    for key in keys:
+        if found and key.isdigit() and found[-1][-1].isdigit() and int(key) == int(found[-1][-1]) + 1:
+            found[-1] = [found[-1][0], key]
+        else:
+            found.append([key])
+    return ["..".join(ends) for ends in found]
+
+
+def group_leaves(keys: Mapping[str, Hashable]) -> list[tuple[str, list[str]]]:
+    """Groups leaves of a pytree that have equal keys: those of a whole subtree, and of neighbouring subtrees.
+
+    Args:
+      keys: a key for each path, which is written as by ``jax.tree_util.keystr``.
+
+    Returns: pairs of a name, such as ``params['blocks'][0..3]``, and the paths of the leaves in the group.
+    """
+    parts = {path: tuple(_PART_OF_PATH.findall(path)) for path in keys}
+    below: dict[tuple[str, ...], set[Hashable]] = collections.defaultdict(set)
+    for path, key in keys.items():
+        for depth in range(1, len(parts[path]) + 1):
+            below[parts[path][:depth]].add(key)
+    siblings: dict[tuple[tuple[str, ...], Hashable], dict[str, list[str]]] = {}
+    for path, key in keys.items():
+        prefixes = (parts[path][:depth] for depth in range(1, len(parts[path]) + 1))
+        *parent, last = next(prefix for prefix in prefixes if len(below[prefix]) == 1)
+        siblings.setdefault((tuple(parent), key), {}).setdefault(last, []).append(path)
+    groups = [
+        ("".join(parent) + _joined(list(children)), [path for paths in children.values() for path in paths])
+        for (parent, _), children in siblings.items()
+    ]
+    return [(paths[0] if len(paths) == 1 else name, paths) for name, paths in groups]
+
+
+def _joined(names: Sequence[str]) -> str:
+    """One name for several children of a node: ``[0..3, 8]``, ``['a', 'b']`` or ``{.a, .b}``."""
+    if len(names) == 1:
+        return names[0]
+    keys = [name[1:-1] for name in names if name.startswith("[")]
+    return f"[{first_few(ranges(keys))}]" if len(keys) == len(names) else f"{{{first_few(names)}}}"
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes as text, e.g. ``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,154 @@
+"""Follows the values that a group holds, from instruction to instruction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from mpmd.ir import Aval, Executable, Free, GroupProgram, Instruction, Name, OutputLeaf, Plan, Recv, Run, Send
+
+
+@dataclasses.dataclass(frozen=True)
+class Lifetimes:
+    """What was found of a group; ``peak_bytes`` and ``peak_values`` are the most that it holds at once."""
+
+    faults: tuple[str, ...]
+    peak_bytes: int
+    peak_values: int
+
+
+def check_lifetimes(plan: Plan, program: GroupProgram) -> Lifetimes:
+    """Follows one group's program from the values it holds before the step to those it holds after.
+
+    Every value is defined once, before its use, and has the shape and dtype that its readers were compiled
+    for. Only values that the step may give up are freed or donated, and they are not used afterwards. A
+    donated value is no other input of the same run, and was not sent: its message might still be in flight.
+    At the end the group holds the step's results, what the caller keeps, and nothing else.
+    """
+    checker = _LifetimeChecker(plan, program)
+    for position, instruction in enumerate(program.instructions):
+        checker.check_instruction(position, instruction)
+    checker.end(plan.outputs_of(program.mpmd_idx).values())
+    return Lifetimes(tuple(checker.faults), checker.peak_bytes, checker.peak_values)
+
+
+class _LifetimeChecker:
+    """The values of one group after the instructions so far.
+
+    ``_kept`` are the values that the caller keeps, ``_sent`` the positions of the sends of values, and
+    ``_arriving`` the receives whose message nothing has used yet.
+    """
+
+    def __init__(self, plan: Plan, program: GroupProgram):
+        self.faults: list[str] = []
+        self._mpmd_idx = program.mpmd_idx
+        self._plan = plan
+        self._avals = plan.avals()
+        self._held = plan.resident(program.mpmd_idx)
+        given_up = {leaf.name for leaf in plan.inputs if leaf.donated}
+        self._kept = {name for name in self._held if name not in given_up}
+        self._gone: dict[Name, str] = {}
+        self._sent: dict[Name, int] = {}
+        self._arriving: dict[Name, Recv] = {}
+        self._bytes = self.peak_bytes = sum(aval.nbytes for aval in self._held.values())
+        self._values = self.peak_values = len(self._held)
+
+    def check_instruction(self, position: int, instruction: Instruction) -> None:
+        """Follows the next instruction."""
+        self._position, self._instruction = position, instruction
+        match instruction:
+            case Run():
+                self._run(instruction, self._plan.executable(instruction.executable))
+            case Send(values=values):
+                for name in values:
+                    self._read(name)
+                    self._sent[name] = position
+            case Recv(values=values):
+                for name in values:
+                    self._define(name)
+                    self._arriving[name] = instruction
+            case Free(values=values):
+                for name in values:
+                    self._read(name)
+                    self._remove(name, "freed")
+        self._update_peaks()
+
+    def _update_peaks(self) -> None:
+        if self._bytes > self.peak_bytes:
+            self.peak_bytes = self._bytes
+        if self._values > self.peak_values:
+            self.peak_values = self._values
+
+    def end(self, results: Collection[OutputLeaf]) -> None:
+        """Checks what is left after the last instruction."""
+        for name in list(self._arriving):
+            self._take(name)
+        self._update_peaks()
+        where = f"group {self._mpmd_idx}"
+        for leaf in results:
+            if leaf.name not in self._held:
+                name = f"{leaf.path} ({leaf.name})"
+                self.faults.append(f"{where} lacks the result {name}, which {self._why_absent(leaf.name)}")
+        needed = self._kept | {leaf.name for leaf in results}
+        for name in (name for name in self._held if name not in needed):
+            self.faults.append(f"{where} holds {name} to the end, where nothing needs it")
+
+    def _run(self, run: Run, executable: Executable) -> None:
+        for name, aval in zip(run.inputs, executable.inputs, strict=True):
+            found = self._read(name)
+            if found is not None and found != aval:
+                self._fault(f"reads {name} as {aval}, but it is {found}")
+        for i in executable.donated:
+            name = run.inputs[i]
+            if run.inputs.count(name) > 1:
+                self._fault(f"donates {name} and reads it as another input too")
+            if name in self._sent:
+                sent = f"instruction {self._sent[name]} sends and the message may still need"
+                self._fault(f"donates {name}, which {sent}")
+            self._remove(name, "donated")
+        for name in run.outputs:
+            self._define(name)
+            self._hold(name)
+
+    def _read(self, name: Name) -> Aval | None:
+        held = self._held.get(name)
+        if held is None:
+            self._fault(f"uses {name}, which {self._why_absent(name)}")
+        elif name in self._arriving:
+            self._take(name)
+        return held
+
+    def _take(self, name: Name) -> None:
+        """Takes the message that brings a value, with all its values."""
+        if name in self._arriving:
+            for value in self._arriving[name].values:
+                if self._arriving.pop(value, None):
+                    self._hold(value)
+
+    def _hold(self, name: Name) -> None:
+        """Counts a value that is in the group's memory from now on."""
+        if name in self._held:
+            self._bytes += self._held[name].nbytes
+            self._values += 1
+
+    def _define(self, name: Name) -> None:
+        if name in self._held or name in self._gone:
+            self._fault(f"defines {name} again")
+        elif name in self._avals:
+            self._held[name] = self._avals[name]
+
+    def _remove(self, name: Name, how: str) -> None:
+        if name in self._kept:
+            self._fault(f"{name} is {how}, but the caller keeps it")
+        if name in self._held:
+            self._bytes -= self._held.pop(name).nbytes
+            self._values -= 1
+            self._gone[name] = f"was {how} in instruction {self._position}"
+
+    def _why_absent(self, name: Name) -> str:
+        return self._gone.get(name, "is not defined before")
+
+    def _fault(self, what: str) -> None:
+        here = self._instruction
+        text = here.label if isinstance(here, Run) else str(here)[:60]
+        self.faults.append(f"group {self._mpmd_idx}, instruction {self._position} ({text}) {what}")

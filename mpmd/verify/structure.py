@@ -1,0 +1,96 @@
+"""Checks that the parts of a plan fit together: leaves, executables, and what instructions refer to."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+from mpmd.ir import ConstantLeaf, Executable, InputLeaf, OutputLeaf, Plan, Recv, Run, Send
+
+
+def check_structure(plan: Plan) -> Iterator[str]:
+    """The faults that keep a plan from having a meaning."""
+    yield from _check_leaves(plan)
+    for executable in plan.executables:
+        yield from _check_executable(executable)
+    names = collections.Counter(executable.name for executable in plan.executables)
+    yield from (f"{count} executables are called {name}" for name, count in names.items() if count > 1)
+    yield from _check_references(plan)
+
+
+def check_avals(plan: Plan) -> Iterator[str]:
+    """Where a value gets another shape or dtype than elsewhere in the plan, whose structure is right."""
+    avals = plan.avals()
+    for program in plan.programs:
+        for run in program.runs:
+            for name, aval in zip(run.outputs, plan.executable(run.executable).outputs, strict=True):
+                if avals[name] != aval:
+                    where = f"group {program.mpmd_idx}, {run.task}"
+                    yield f"{where}: makes {name} as {aval}, which elsewhere is {avals[name]}"
+    for leaf in plan.outputs:
+        if (known := avals.get(leaf.name, leaf.aval)) != leaf.aval:
+            yield f"the result {leaf.path} is to be {leaf.aval}, but {leaf.name} is {known}"
+
+
+def describe(plan: Plan, mpmd_idx: int, position: int) -> str:
+    """An instruction for messages: its group, its position and its text."""
+    instruction = str(plan.programs[mpmd_idx].instructions[position])[:80]
+    return f"group {mpmd_idx}, instruction {position} ({instruction})"
+
+
+def _check_leaves(plan: Plan) -> Iterator[str]:
+    residents: tuple[InputLeaf | ConstantLeaf, ...] = (*plan.inputs, *plan.constants)
+    leaves: tuple[InputLeaf | ConstantLeaf | OutputLeaf, ...] = (*residents, *plan.outputs)
+    for leaf in leaves:
+        if not set(leaf.mpmd_idxs) <= set(range(len(plan.programs))):
+            yield f"{leaf.name} is on groups {leaf.mpmd_idxs}, of which not all exist"
+    names = collections.Counter(leaf.name for leaf in residents if leaf.name)
+    yield from (
+        f"{count} inputs or constants are called {name}" for name, count in names.items() if count > 1
+    )
+    yield from (f"no group has the result {leaf.path}" for leaf in plan.outputs if not leaf.mpmd_idxs)
+
+
+def _check_executable(executable: Executable) -> Iterator[str]:
+    name, inputs, outputs, donated = (
+        executable.name,
+        executable.inputs,
+        executable.outputs,
+        executable.donated,
+    )
+    if (len(executable.in_specs), len(executable.out_specs)) != (len(inputs), len(outputs)):
+        yield f"{name} does not have a spec for each of its inputs and outputs"
+    if len(set(donated)) < len(donated) or not set(donated) <= set(range(len(inputs))):
+        yield f"{name} donates {donated} of {len(inputs)} inputs"
+        return
+    spare = collections.Counter(outputs)
+    spare.subtract(inputs[i] for i in donated)
+    for aval in (aval for aval, count in spare.items() if count < 0):
+        yield f"{name} donates more inputs of {aval} than it has outputs to take them over"
+
+
+def _check_references(plan: Plan) -> Iterator[str]:
+    """Runs refer to executables, sends and receives to other groups."""
+    groups = range(len(plan.programs))
+    executables = {executable.name: executable for executable in plan.executables}
+    for mpmd_idx, program in enumerate(plan.programs):
+        if program.mpmd_idx != mpmd_idx:
+            yield f"the program at {mpmd_idx} is that of group {program.mpmd_idx}"
+        for position, instruction in enumerate(program.instructions):
+            if isinstance(instruction, Run):
+                fault = _check_run(instruction, executables.get(instruction.executable))
+            elif isinstance(instruction, (Send, Recv)):
+                peer = instruction.dst if isinstance(instruction, Send) else instruction.src
+                fault = "" if peer in groups and peer != mpmd_idx else "has no other group at its other end"
+            else:
+                continue
+            if fault:
+                yield f"{describe(plan, mpmd_idx, position)} {fault}"
+
+
+def _check_run(run: Run, executable: Executable | None) -> str:
+    if executable is None:
+        return f"runs {run.executable}, which does not exist"
+    if (len(run.inputs), len(run.outputs)) != (len(executable.inputs), len(executable.outputs)):
+        return f"does not have the numbers of inputs and outputs of {run.executable}"
+    return ""

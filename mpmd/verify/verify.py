@@ -1,0 +1,73 @@
+"""Proves of a plan, before it runs, that it can run.
+
+For each group: every value is defined once, before its use, and has the shape and dtype that its readers were
+compiled for; no value is used after its buffer was freed or donated; at the end the group holds the step's
+results, what the caller keeps, and nothing else. For each edge: the receives are the sends, in the same order
+and of the same values, and each message is read. For all groups together: they cannot deadlock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from mpmd.errors import PlanError
+from mpmd.ir import Edge, Plan
+from mpmd.verify.channels import (
+    channels_of,
+    check_deadlock,
+    check_messages,
+    messages_of,
+    rendezvous_order,
+    sent_bytes,
+)
+from mpmd.verify.lifetimes import check_lifetimes
+from mpmd.verify.structure import check_avals, check_structure
+
+
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """What is known of a plan that passed.
+
+    Attributes:
+      peak_bytes: for each group, the most bytes of values that it holds at once, each logical value counted
+        whole. The outputs of a run count together with those of its inputs that are not donated to them. The
+        values of a message count from the first use of any of them.
+      peak_values: for each group, the most values that it holds at once, counted in the same way.
+      sent_bytes: for each edge, the bytes of one step.
+      capacities: for each edge, the most messages of a step that can be in flight at once, sent and not yet
+        read, whatever the timing.
+    """
+
+    peak_bytes: tuple[int, ...]
+    peak_values: tuple[int, ...]
+    sent_bytes: Mapping[Edge, int]
+    capacities: Mapping[Edge, int]
+
+
+def verify(plan: Plan) -> Verified:
+    """Checks a plan, in time proportional to its size.
+
+    Raises ``PlanError`` with every fault in the structure of the plan; if there is none, with every fault in
+    the lifetimes of values and in the messages; if there is none, with the deadlocks and the unread messages.
+    """
+    _raise(check_structure(plan))
+    lifetimes = [check_lifetimes(plan, program) for program in plan.programs]
+    faults = [fault for of_group in lifetimes for fault in of_group.faults]
+    messages = messages_of(plan)
+    _raise([*check_avals(plan), *faults, *check_messages(messages)])
+    order = rendezvous_order(plan)
+    _raise(check_deadlock(plan, order))
+    channels = channels_of(plan, order)
+    _raise(f"edge {a} -> {b}, message {tag}: nothing of it is read" for (a, b), tag in channels.unread)
+    return Verified(
+        peak_bytes=tuple(of_group.peak_bytes for of_group in lifetimes),
+        peak_values=tuple(of_group.peak_values for of_group in lifetimes),
+        sent_bytes=sent_bytes(messages, plan.avals()),
+        capacities=channels.capacities,
+    )
+
+
+def _raise(faults: Iterable[str]) -> None:
+    if faults := tuple(faults):
+        raise PlanError("\n  ".join(["the plan cannot run:", *faults]))

@@ -1,0 +1,241 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpmd.cli.main import main
+from mpmd.schedules import FAMILIES, CustomSchedule, Std1F1B, to_text
+
+ROOT = Path(__file__).parents[2]
+
+SHOWN = """\
+Std1F1B: 2 groups, 2 stages, 3 microbatches
+
+0  F0 F1 .  .  B0--- F2 B1--- .  B2---
+1  .  F0 B0--- F1 B1--- F2 B2--- .  .
+
+makespan 12, bubble 25.0%, peak memory 2, period 12
+
+group  stages   busy  peak  longest idle
+    0  0       75.0%     2  2 from 2 on: waits for bwd_1__0 of group 1
+    1  1       75.0%     1  2 from 10 on: nothing left to do
+"""
+
+COMPARED = """\
+4 groups, 8 microbatches
+
+    schedule               stages  makespan  bubble  period  memory
+ 1  ZeroBubbleV                 8      25.5    5.9%      24       4
+ 2  InterleavedZeroBubble       8      25.5    5.9%    25.5       4
+ 3  ZeroBubble                  4        27   11.1%      27       4
+"""
+
+
+def run(capsys, *arguments):
+    """The exit code, and what is printed and what is said about errors."""
+    try:
+        code = main(arguments)
+    except SystemExit as error:
+        code = error.code
+    return code, *capsys.readouterr()
+
+
+def test_show(capsys):
+    code, out, err = run(capsys, "schedule", "show", "std1f1b", "--groups", "2", "--microbatches", "3")
+    assert (code, out, err) == (0, SHOWN, "")
+
+
+def test_show_takes_times_and_a_latency(capsys):
+    times = ["--fwd", "2", "--bwd-a", "2", "--bwd-w", "1", "--latency", "0.5"]
+    _, out, _ = run(capsys, "schedule", "show", "ZeroBubble", "--groups", "2", "--microbatches", "1", *times)
+    assert "0  F0----- . . . . . . . . . . A0----- W0-\n" in out
+    assert "makespan 10, " in out
+
+
+def test_show_has_sizes_of_its_own(capsys):
+    for arguments, size in (
+        (["GPipe"], "4 groups, 4 stages, 8 microbatches"),
+        (["Interleaved1F1B", "--stages", "12"], "6 groups, 12 stages, 12 microbatches"),
+        (["Interleaved1F1B", "--stages", "12", "--groups", "4"], "4 groups, 12 stages, 8 microbatches"),
+        (["ForwardOnly", "--groups", "2"], "2 groups, 2 stages, 4 microbatches"),
+    ):
+        _, out, _ = run(capsys, "schedule", "show", *arguments)
+        assert out.splitlines()[0] == f"{arguments[0]}: {size}"
+
+
+def test_show_writes_lists_and_traces(capsys, tmp_path):
+    paths = [tmp_path / name for name in ("lists.csv", "lists.txt", "trace.json")]
+    outputs = [argument for path in paths for argument in ("-o", str(path))]
+    assert (
+        run(capsys, "schedule", "show", "Std1F1B", "--groups", "2", "--microbatches", "3", *outputs)[0] == 0
+    )
+    assert CustomSchedule.from_file(paths[0]).tasks(3) == Std1F1B(2).tasks(3)
+    assert CustomSchedule.from_file(paths[1]).tasks(3) == Std1F1B(2).tasks(3)
+    names = [entry["name"] for entry in json.loads(paths[2].read_text())["traceEvents"]]
+    assert names.count("bwd_1__2") == 1
+
+
+def test_show_and_compare_draw(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    size = ["--groups", "2", "--microbatches", "4"]
+    run(capsys, "schedule", "show", "GPipe", *size, "-o", str(tmp_path / "gpipe.svg"))
+    run(capsys, "schedule", "compare", *size, "-o", str(tmp_path / "page.svg"))
+    assert ">GPipe</text>" in (tmp_path / "gpipe.svg").read_text()
+    assert ">GPipe, 2 stages</text>" in (tmp_path / "page.svg").read_text()
+
+
+def test_show_prints_and_checks_a_file(capsys, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(to_text(Std1F1B(2).tasks(3), "csv"))
+    _, out, _ = run(capsys, "schedule", "show", str(path))
+    assert out == SHOWN.replace("Std1F1B", "mine.csv")
+    code, out, err = run(capsys, "schedule", "show", str(path), "--groups", "2")
+    assert (code, out) == (2, "")
+    assert err == "mpmd: error: a file has its own size: leave out --groups, --stages and --microbatches\n"
+
+
+def test_compare(capsys):
+    code, out, err = run(capsys, "schedule", "compare", "--groups", "4", "--microbatches", "8")
+    assert (code, err) == (0, "")
+    assert out.startswith(COMPARED)
+    assert len(out.splitlines()) == 3 + 15
+
+
+def test_compare_with_a_limit(capsys):
+    size = ["--groups", "4", "--microbatches", "8", "--memory-limit", "3"]
+    _, out, _ = run(capsys, "schedule", "compare", *size)
+    within, rest = out.split("over the limit of 3:\n")
+    over, left_out = rest.split("left out:\n")
+    assert "VHalf" in within
+    assert "GPipe" in over
+    assert left_out.startswith("   ZeroBubbleH2 keeps at least as many microbatches in flight")
+
+
+def test_check(capsys, tmp_path):
+    good, stuck, no_tasks = (tmp_path / name for name in ("good.txt", "stuck.txt", "no_tasks.txt"))
+    good.write_text("F0 F1 B0 B1\nF0 B0 F1 B1\n")
+    stuck.write_text("F0 B0\nB0 F0\n")
+    no_tasks.write_text("F0 B0 X0\nF0 B0\n")
+    code, out, err = run(capsys, "schedule", "check", str(good))
+    figures = "2 groups, 2 stages, 2 microbatches: makespan 9, bubble 33.3%, peak memory 2"
+    assert (code, out, err) == (0, f"{good}: OK: {figures}\n", "")
+    code, out, err = run(capsys, "schedule", "check", str(good), str(stuck), str(no_tasks))
+    assert (code, err) == (1, "")
+    assert f"{good}: OK" in out
+    assert f"{stuck}: the schedule cannot run" in out
+    assert "1  B0[1]  F0[1]" in out
+    assert f"{no_tasks}: line 1, column 7: 'X0' is not a task" in out
+
+
+def test_a_file_that_cannot_run_is_shown_to_be_so(capsys, tmp_path):
+    path = tmp_path / "stuck.txt"
+    path.write_text("F0 B0\nB0 F0\n")
+    code, out, err = run(capsys, "schedule", "show", str(path))
+    assert (code, out) == (1, "")
+    assert "1  B0[1]  F0[1]" in err
+
+
+def test_list(capsys):
+    _, out, _ = run(capsys, "schedule", "list")
+    lines = out.splitlines()
+    assert lines[0].split() == ["schedule", "stages", "per", "group"]
+    assert [line.split()[:2] for line in lines if line.startswith(("Std1F1B", "VHalf"))] == [
+        ["Std1F1B", "1"],
+        ["VHalf", "2"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "Std2F2B"], "'Std2F2B' is no file, and no family of schedules; these are GPipe, "),
+        (
+            ["show", "GPipe", "--groups", "4", "--stages", "5"],
+            "mpmd_dim=4 takes num_stages=4, got num_stages=5",
+        ),
+        (["show", "GPipe", "--groups", "0"], "'0' is not a whole number of at least 1"),
+        (["show", "GPipe", "--fwd", "-1"], "'-1' is not a number from 0 to"),
+        (["show", "GPipe", "--latency", "nan"], "'nan' is not a number from 0 to"),
+        (["show", "GPipe", "-o", "picture.doc"], "'picture.doc' has none of the extensions .svg, .png, .pdf"),
+        (["show", "GPipe", "-o", "/no/such/directory/lists.csv"], "is no file in a directory that exists"),
+        (["check", "/no/such/file.csv"], "No such file or directory"),
+        (["compare", "--groups", "4"], "required: --microbatches"),
+        ([], "required: VERB"),
+    ],
+)
+def test_wrong_usage_is_one_line(capsys, arguments, message):
+    code, _, err = run(capsys, "schedule", *arguments)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert sum(not line.startswith(("usage:", " ")) for line in err.splitlines()) == 1
+
+
+def test_the_docs_show_what_is_printed_and_drawn(capsys):
+    docs = (ROOT / "docs" / "schedules.md").read_text()
+    assert SHOWN in docs
+    _, compared, _ = run(capsys, "schedule", "compare", "--groups", "8", "--microbatches", "32")
+    assert compared in docs
+    for name in FAMILIES:
+        assert f"### {name}\n" in docs
+    for picture in re.findall(r"\]\((schedules/[^)]*)\)", docs):
+        assert (ROOT / "docs" / picture).exists()
+
+
+def test_the_code_of_the_docs_runs(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    docs = (ROOT / "docs" / "schedules.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", docs, re.DOTALL)
+    # Dataclasses look their module up.
+    namespace = {"__name__": __name__}
+    for block in blocks:
+        exec(block, namespace)
+    assert "1  . . . . . F0----- B0------" in capsys.readouterr().out
+    assert (tmp_path / "picture.svg").exists()
+
+
+def test_a_grid_is_cut_to_the_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "24")
+    _, out, _ = run(capsys, "schedule", "show", "Std1F1B", "--groups", "2", "--microbatches", "3")
+    assert "0  F0 F1 .  .  B0--- F2 \n1  .  F0 B0--- F1 B1--- \n\n0  B1--- .  B2---\n" in out
+    _, out, _ = run(capsys, "schedule", "show", "GPipe", "--groups", "8", "--microbatches", "64")
+    assert "-o FILE.svg draws it" in out
+
+
+def test_as_a_module_and_with_a_reader_that_has_had_enough():
+    command = [sys.executable, "-m", "mpmd", "schedule", "list"]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing) as closed:
+        broken = subprocess.run(
+            command, cwd=ROOT, env=buffered, stdout=closed, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (broken.returncode, broken.stderr) == (0, "")
+
+
+def test_check_goes_on_after_a_file_that_cannot_be_read(tmp_path, capsys):
+    good = tmp_path / "good.csv"
+    good.write_bytes(b"\xef\xbb\xbf0F0,0B0\n")  # as spreadsheets save it
+    assert main(["schedule", "check", str(tmp_path / "none.csv"), str(good)]) == 2
+    printed = capsys.readouterr()
+    assert "good.csv: OK" in printed.out
+    assert "none.csv: No such file" in printed.err
+
+
+@pytest.mark.parametrize("output", ["nowhere/out.svg", "."])
+def test_an_output_that_cannot_be_written_is_refused_first(output, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["schedule", "show", "GPipe", "-o", str(tmp_path / output)])
+    assert exit_.value.code == 2
+    assert "makespan" not in capsys.readouterr().out

@@ -1,0 +1,48 @@
+"""Which transport connects which groups."""
+
+import pytest
+
+from cluster.group_info import GroupInfo
+from cluster.transports.choice import check_name, choose, supported
+
+ALL = ("shared_memory", "device", "object_store")
+
+
+def group(mpmd_idx, node, transports=ALL):
+    return GroupInfo(mpmd_idx, "10.0.0.1", node, 1, (), transports)
+
+
+def test_each_pair_of_groups_gets_the_best_that_both_can_use():
+    groups = [group(0, "a"), group(1, "a"), group(2, "b"), group(3, "b", ("object_store",))]
+    assert choose("auto", groups) == {
+        (0, 1): "shared_memory",
+        (0, 2): "device",
+        (1, 2): "device",
+        (0, 3): "object_store",
+        (1, 3): "object_store",
+        (2, 3): "object_store",
+    }
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_requested_transport_is_used(name):
+    assert choose(name, [group(0, "a"), group(1, "a")]) == {(0, 1): name}
+
+
+def test_a_transport_that_cannot_connect_all_groups_is_refused_with_all_such_pairs():
+    with pytest.raises(ValueError, match="transport 'shared_memory' does not connect all groups") as caught:
+        choose("shared_memory", [group(0, "a"), group(1, "a"), group(2, "b")])
+    assert "groups 0 and 2 can use device, object_store" in str(caught.value)
+    assert "groups 1 and 2" in str(caught.value)
+    assert "groups 0 and 1" not in str(caught.value)
+
+
+def test_unknown_transports_are_refused():
+    with pytest.raises(ValueError, match="one of auto, shared_memory, device, object_store, not 'pigeon'"):
+        check_name("pigeon")
+
+
+def test_accelerators_prefer_a_transport_that_avoids_host_memory():
+    assert supported("cpu") == ("shared_memory", "device", "object_store")
+    assert supported("cuda") == ("device", "shared_memory", "object_store")
+    assert supported("unreceived of") == ("shared_memory", "object_store")

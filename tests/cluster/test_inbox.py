@@ -1,0 +1,121 @@
+"""The messages that have arrived for one group."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from cluster.transports import inbox as inbox_module
+from cluster.transports.inbox import HEADER, Inbox
+from mpmd.errors import StepAborted
+from mpmd.runtime.transport import MessageId
+
+
+class CountedArrival:
+    """Counts how often it is dropped."""
+
+    def __init__(self):
+        self.times_dropped = 0
+
+    def open(self, shardings):
+        return [np.ones(1)]
+
+    def drop(self):
+        self.times_dropped += 1
+
+
+def test_messages_are_taken_in_any_order():
+    inbox, messages = Inbox(), [MessageId(0, 1, 0, tag) for tag in range(3)]
+    threads = [
+        threading.Timer(0.05 * i, lambda m=m: (inbox.add(m, CountedArrival()), inbox.wake()))
+        for i, m in enumerate(messages)
+    ]
+    for thread in threads:
+        thread.start()
+    for message in reversed(messages):
+        assert len(inbox.take(message).open([])) == 1
+    inbox.close()
+
+
+def test_headers_reach_the_listener_of_their_source():
+    inbox, received = Inbox(), []
+    inbox.add_listener(3, lambda *header: received.append(header))
+    os.write(inbox.write_fd, HEADER.pack(3, 5, 2**40, 7, 8))
+    inbox.wait(0, lambda: bool(received))
+    assert received == [(5, 2**40, 7, 8)]
+    inbox.close()
+
+
+def test_aborting_a_step_drops_its_messages_and_no_others():
+    inbox, early, late, other = Inbox(), CountedArrival(), CountedArrival(), CountedArrival()
+    inbox.add(MessageId(4, 1, 0, 0), early)
+    inbox.add(MessageId(5, 1, 0, 0), other)
+    inbox.abort(4, "group 1 failed")
+    inbox.add(MessageId(4, 1, 0, 1), late)
+    assert (early.times_dropped, late.times_dropped, other.times_dropped) == (1, 1, 0)
+    with pytest.raises(StepAborted, match="group 1 failed"):
+        inbox.take(MessageId(4, 1, 0, 0))
+    assert inbox.take(MessageId(5, 1, 0, 0)) is other
+    inbox.close()
+
+
+def test_an_abort_ends_a_wait():
+    inbox = Inbox()
+    threading.Timer(0.05, inbox.abort, (4, "group 1 failed")).start()
+    with pytest.raises(StepAborted, match="group 1 failed"):
+        inbox.take(MessageId(4, 1, 0, 0))
+    inbox.close()
+
+
+def test_a_group_that_has_lost_a_peer_waits_for_the_reason(monkeypatch):
+    monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 60)
+    inbox = Inbox()
+    inbox.mark_disconnected(1)
+    threading.Timer(0.05, inbox.abort, (4, "group 1 died: out of memory")).start()
+    with pytest.raises(StepAborted, match="out of memory"):
+        inbox.take(MessageId(4, 1, 0, 0))
+    inbox.close()
+
+
+def test_without_a_reason_the_lost_peer_is_named(monkeypatch):
+    monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
+    inbox = Inbox()
+    inbox.add(MessageId(4, 1, 0, 0), CountedArrival())
+    inbox.mark_disconnected(1)
+    inbox.take(MessageId(4, 1, 0, 0))  # had arrived before
+    with pytest.raises(StepAborted, match="group 1 is gone"):
+        inbox.take(MessageId(4, 2, 0, 0))
+    inbox.close()
+
+
+def test_a_step_that_begins_ends_all_that_is_kept_of_earlier_steps():
+    inbox = Inbox()
+    unread, late, current = CountedArrival(), CountedArrival(), CountedArrival()
+    for step in range(1000):
+        inbox.begin_step(step)
+        inbox.abort(step, "a task failed")
+        inbox.add(MessageId(step, 1, 0, 0), CountedArrival())
+    inbox.add(MessageId(1000, 1, 0, 0), unread)
+    inbox.begin_step(1001)
+    assert not inbox._aborted
+    assert not inbox._arrived
+    inbox.add(MessageId(999, 1, 0, 1), late)  # of an aborted step that the inbox has forgotten
+    inbox.abort(998, "a task failed")  # the group has run this step already
+    inbox.add(MessageId(1001, 1, 0, 0), current)
+    assert (unread.times_dropped, late.times_dropped, current.times_dropped) == (1, 1, 0)
+    assert inbox.take(MessageId(1001, 1, 0, 0)) is current
+    assert not inbox._aborted
+    assert not inbox._arrived
+    inbox.close()
+
+
+def test_a_step_may_be_aborted_before_it_begins():
+    inbox = Inbox()
+    inbox.begin_step(3)
+    inbox.abort(5, "group 1 failed")
+    inbox.begin_step(4)
+    inbox.begin_step(5)
+    with pytest.raises(StepAborted, match="group 1 failed"):
+        inbox.take(MessageId(5, 1, 0, 0))
+    inbox.close()

@@ -1,0 +1,70 @@
+"""Slots of shared memory and the layout of messages in them."""
+
+import gc
+import os
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cluster.transports.shared_memory.slots import Chunk, allocate, layout_of
+
+TYPES = ((np.dtype("float32"), (3, 5)), (np.dtype(bool), ()), (np.dtype(ml_dtypes.bfloat16), (0, 4)))
+
+
+def test_values_are_aligned_and_do_not_overlap():
+    layout = layout_of(4, TYPES)
+    assert [value.offset for value in layout.values] == [0, 64, 128]
+    assert (layout.number, layout.nbytes) == (4, 128)
+    assert layout.size == os.sysconf("SC_PAGE_SIZE")
+    assert layout_of(0, ((np.dtype("uint8"), (4096,)),)).size == 2 * 4096
+
+
+@pytest.fixture
+def ends():
+    """Both ends of a slot."""
+    size = layout_of(0, TYPES).size
+    descriptor = allocate(size)
+    yield tuple(Chunk(size, 1).slots(descriptor, 0)[0] for _ in range(2))
+    os.close(descriptor)
+
+
+def test_a_slot_is_free_again_when_all_lent_arrays_are_dead(ends):
+    sender, reader = ends
+    layout = layout_of(0, TYPES)
+    assert sender.free
+    for value in sender.occupy(layout):
+        value[...] = 1
+    matrix, flag, empty = reader.lend(layout)
+    assert (matrix.sum(), bool(flag), empty.shape, empty.dtype) == (15, True, (0, 4), ml_dtypes.bfloat16)
+    assert not matrix.flags.writeable
+    del flag, empty
+    row = matrix[1]
+    del matrix
+    assert not sender.free
+    del row
+    assert sender.free
+
+
+@pytest.mark.parametrize("how", ["put", "run", "donated"])
+def test_a_slot_is_held_while_jax_reads_it(ends, how):
+    sender, reader = ends
+    types = ((np.dtype("float32"), (512,)),)
+    layout = layout_of(1, types)
+    sender.occupy(layout)[0][...] = 3
+    (value,) = reader.lend(layout)
+    if how == "put":
+        array = jax.device_put(value)
+        assert array.unsafe_buffer_pointer() == value.ctypes.data, "nothing is copied"
+    else:
+        donated = 0 if how == "donated" else ()
+        (array,) = jax.jit(lambda x: (x * 2,), donate_argnums=donated)(value)
+        assert (value == 3).all(), "what was received is not written to"
+    del value
+    expected = 3 if how == "put" else 6
+    assert (np.asarray(array) == expected).all()
+    del array
+    gc.collect()
+    jax.device_put(0.0)  # JAX lets go of host memory when it is next called
+    assert sender.free

@@ -1,0 +1,69 @@
+"""Functions that name meshes of their own run on whichever group has them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.models import batch, init, layer, make_step, weights
+from tests.support.parity import assert_close
+
+
+def devices(count, *axes):
+    return Mesh(np.array(jax.devices()[:count]).reshape([1] * (len(axes) - 1) + [count]), axes)
+
+
+def groups(count):
+    grid = np.array(jax.devices()[: 2 * count]).reshape(2, count)
+    return mpmd.MpmdMesh(Mesh(grid, ("stage", "data")), "stage")
+
+
+def step_with(activation):
+    def loss(params, x, y):
+        h = mpmd.mark_stage_end(activation(layer(params[0], x)))
+        return jnp.mean((activation(layer(params[1], h)) - y) ** 2)
+
+    return make_step(loss, mpmd.Std1F1B(2))
+
+
+def centred(mesh, axis):
+    return jax.shard_map(
+        lambda h: h - jax.lax.pmean(jnp.mean(h, 0, keepdims=True), axis),
+        mesh=mesh,
+        in_specs=P(axis),
+        out_specs=P(axis),
+    )
+
+
+def constrained(mesh, spec):
+    return lambda h: jax.lax.with_sharding_constraint(h, NamedSharding(mesh, spec))
+
+
+@pytest.mark.parametrize(
+    ("activation", "per_group"),
+    [
+        (lambda: centred(devices(1, "x"), "x"), 1),
+        (lambda: centred(devices(2, "data"), "data"), 2),
+        (lambda: constrained(devices(2, "data"), P("data")), 2),
+        (lambda: constrained(devices(4, "stage", "data"), P("data")), 2),
+    ],
+    ids=["one device", "a group's devices", "a sharding", "a sharding over all groups"],
+)
+def test_a_stage_names_a_mesh(activation, per_group):
+    step, state = step_with(activation()), init(weights(2))
+    with groups(per_group) as mesh:
+        specs = (P(), P(None, "data"), P(None, "data"))
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=specs)
+        actual = compiled(state, *batch())
+        assert_close(actual, jax.jit(step)(state, *batch()))
+
+
+def test_a_mesh_of_another_size_is_an_error_that_names_the_line():
+    step = step_with(centred(devices(2, "data"), "data"))
+    with groups(1) as mesh, pytest.raises(mpmd.CompileError) as caught:
+        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(init(weights(2)), *batch())
+    assert "shard_map at" in str(caught.value) and "test_abstract_meshes.py" in str(caught.value)
+    assert "is over the mesh {'data': 2}, but a group's is {'stage': 1, 'data': 1}" in str(caught.value)

@@ -1,0 +1,160 @@
+"""A level with one fault is refused; the levels of real steps are checked in every test that compiles one."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+import mpmd
+from mpmd.annotate import mark_p
+from mpmd.compiler.checks import check_placed_graph, check_task_graph, check_traced_step
+from mpmd.compiler.graph import Work
+from mpmd.compiler.place import place
+from mpmd.compiler.split import split
+from mpmd.compiler.trace import trace
+from tests.support.models import batch, init, make_step, mlp, weights
+from tests.support.parity import mesh_of
+
+replace = dataclasses.replace
+
+
+@pytest.fixture(scope="module")
+def traced():
+    def loss(params, x, y):
+        return jnp.mean((mlp(params, x) - y) ** 2)
+
+    step = make_step(loss, mpmd.Std1F1B(2))
+    args = (init(weights(2)), *batch())
+    with mesh_of(2) as mesh:
+        return trace(step, args, {}, mesh.abstract_submesh)
+
+
+@pytest.fixture(scope="module")
+def graph(traced):
+    return split(traced)
+
+
+@pytest.fixture(scope="module")
+def placed(graph):
+    return place(graph, 2, None, None)
+
+
+def without(items, position):
+    return (*items[:position], *items[position + 1 :])
+
+
+def changed(items, position, **changes):
+    return tuple(replace(item, **changes) if i == position else item for i, item in enumerate(items))
+
+
+def test_what_the_passes_make_is_right(traced, graph, placed):
+    check_traced_step(traced)
+    check_task_graph(graph)
+    check_placed_graph(placed)
+
+
+def mark(step):
+    return next(eqn for eqn in step.loop.eqns if eqn.primitive is mark_p)
+
+
+OF_TRACED_STEPS = {
+    "lacks an equation of the loop": lambda s: replace(s, loop=replace(s.loop, eqns=s.loop.eqns[1:])),
+    "has an equation of the loop twice": lambda s: replace(
+        s, loop=replace(s.loop, eqns=(*s.loop.eqns, s.loop.eqns[-1]))
+    ),
+    "has the loop backwards": lambda s: replace(s, loop=replace(s.loop, eqns=s.loop.eqns[::-1])),
+    "lacks an equation after the loop": lambda s: replace(s, after=s.after[1:]),
+    "lacks a result of the loop": lambda s: replace(s, loop=replace(s.loop, results=s.loop.results[1:])),
+    "lacks an argument": lambda s: replace(s, arguments=without(s.arguments, 1), carried_state=()),
+    "has a mark outside": lambda s: replace(
+        s, after=(*s.after, mark(s).replace(invars=[s.results[0].var], outvars=mark(s).outvars[:1]))
+    ),
+    "has a mark without a stage": lambda s: replace(
+        s,
+        loop=replace(
+            s.loop,
+            eqns=tuple(
+                eqn.replace(params={**eqn.params, "boundary": replace(eqn.params["boundary"], stage=None)})
+                if eqn.primitive is mark_p
+                else eqn
+                for eqn in s.loop.eqns
+            ),
+        ),
+    ),
+    "takes an argument for another one": lambda s: replace(
+        s, carried_state=((0, s.carried_state[1][1]), *s.carried_state[2:])
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", OF_TRACED_STEPS)
+def test_a_traced_step_that(fault, traced):
+    with pytest.raises(AssertionError, match="traced step that is wrong"):
+        check_traced_step(OF_TRACED_STEPS[fault](traced))
+
+
+OF_TASK_GRAPHS = {
+    "lacks an equation outside": lambda g: replace(g, outer=g.outer[1:]),
+    "has its work backwards": lambda g: replace(g, stage_work=g.stage_work[::-1]),
+    "has work twice": lambda g: replace(g, stage_work=(*g.stage_work, g.stage_work[-1])),
+    "lacks work": lambda g: replace(g, stage_work=g.stage_work[1:]),
+    "lacks an equation of work": lambda g: replace(
+        g, stage_work=changed(g.stage_work, 0, eqns=g.stage_work[0].eqns[1:])
+    ),
+    "has the equations of work backwards": lambda g: replace(
+        g, stage_work=changed(g.stage_work, 0, eqns=g.stage_work[0].eqns[::-1])
+    ),
+    "makes less than is read": lambda g: replace(g, stage_work=changed(g.stage_work, 0, makes=())),
+    "makes what nobody reads": lambda g: replace(
+        g,
+        stage_work=changed(
+            g.stage_work, 0, makes=(*g.stage_work[0].makes, g.stage_work[0].eqns[0].outvars[0])
+        ),
+    ),
+    "reads what it does not need": lambda g: replace(
+        g, stage_work=changed(g.stage_work, 0, reads=(*g.stage_work[0].reads, g.traced.arguments[-1].var))
+    ),
+    "updates an accumulator elsewhere": lambda g: replace(
+        g, accumulators=changed(g.accumulators, 0, work=Work("fwd", 0))
+    ),
+    "starts two accumulators with one value": lambda g: replace(
+        g, accumulators=changed(g.accumulators, 0, initial=g.accumulators[1].initial)
+    ),
+    "lacks an accumulator": lambda g: replace(g, accumulators=g.accumulators[1:]),
+}
+
+
+@pytest.mark.parametrize("fault", OF_TASK_GRAPHS)
+def test_a_task_graph_that(fault, graph):
+    with pytest.raises(AssertionError, match="task graph that is wrong"):
+        check_task_graph(OF_TASK_GRAPHS[fault](graph))
+
+
+def last_before(placed):
+    return max(i for i, member in enumerate(placed.eqns) if not member.after)
+
+
+OF_PLACED_GRAPHS = {
+    "lacks an equation": lambda p: replace(p, eqns=p.eqns[1:]),
+    "runs an equation nowhere": lambda p: replace(p, eqns=changed(p.eqns, 0, levels={})),
+    "runs an equation on a group that is not there": lambda p: replace(
+        p, eqns=changed(p.eqns, 0, levels={7: 0})
+    ),
+    "runs an equation elsewhere than what it reads": lambda p: replace(
+        p, eqns=changed(p.eqns, last_before(p), levels={1 - next(iter(p.eqns[last_before(p)].levels)): 0})
+    ),
+    "runs before the loop what needs the loop": lambda p: replace(
+        p, eqns=changed(p.eqns, len(p.eqns) - 1, after=False)
+    ),
+    "has a stage on a group that is not there": lambda p: replace(p, stage_groups=(0, 2)),
+    "holds a result nowhere": lambda p: replace(p, output_groups=(frozenset(), *p.output_groups[1:])),
+    "has no home for an argument": lambda p: replace(
+        p, homes={**p.homes, p.graph.traced.arguments[0].var: frozenset()}
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", OF_PLACED_GRAPHS)
+def test_a_placed_graph_that(fault, placed):
+    with pytest.raises(AssertionError, match="placed graph that is wrong"):
+        check_placed_graph(OF_PLACED_GRAPHS[fault](placed))

@@ -1,0 +1,116 @@
+"""What each pass makes of a small step, as text.
+
+After a change that is wanted, ``pytest tests/compiler/test_levels.py --force-regen`` writes the texts anew.
+Read the difference as carefully as the code.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import mpmd
+from mpmd.compiler.lower import lower
+from mpmd.compiler.place import place
+from mpmd.compiler.split import split
+from mpmd.compiler.trace import trace
+from tests.support.parity import mesh_of
+
+GROUPS = 2
+
+
+def array(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def two_layers(weights, x):
+    """One cheap equation and one that is not, on each side of the mark."""
+    h = lax.sin(lax.dot(x, weights["first"]))
+    h = mpmd.mark_stage_end(h, name="hidden")
+    return jnp.sum(lax.mul(lax.dot(h, weights["last"]), weights["scale"]))
+
+
+def gradients(loss, weights, xs, schedule):
+    return mpmd.treduce(
+        lambda x: jax.value_and_grad(loss)(weights, x), xs, schedule=schedule, operation=mpmd.Add
+    )
+
+
+def sgd(weights, grads):
+    return jax.tree.map(lambda w, g: lax.sub(w, lax.mul(g, lax.full_like(g, 0.5))), weights, grads)
+
+
+def plain(schedule):
+    """Stochastic gradient descent."""
+
+    def step(weights, xs):
+        loss, grads = gradients(two_layers, weights, xs, schedule)
+        return sgd(weights, grads), loss
+
+    return step
+
+
+WEIGHTS = {"first": array(3, 4), "last": array(4, 2), "scale": array(5, 2)}
+XS = array(2, 5, 3)
+
+
+def traced(step, *args):
+    with mesh_of(GROUPS) as mesh:
+        return trace(step, args, {}, mesh.abstract_submesh)
+
+
+def placed(step, *args):
+    return place(split(traced(step, *args)), GROUPS, None, None)
+
+
+def test_trace(file_regression):
+    """A call, dead code, a value that the step closes over, results without an equation, and the state."""
+    table = np.arange(3, dtype=np.float32)
+
+    @jax.jit
+    def shifted(x):
+        return lax.add(x, lax.broadcast_in_dim(table, (2, 5, 3), (2,)))
+
+    def step(state, xs):
+        lax.cos(xs)  # nobody reads it
+        weights, count = state
+        loss, grads = gradients(two_layers, weights, shifted(xs), mpmd.Std1F1B(2))
+        return (sgd(weights, grads), lax.add(count, jnp.int32(1))), {"loss": loss, "one": 1.0, "xs": xs}
+
+    file_regression.check(str(traced(step, (WEIGHTS, array(dtype=jnp.int32)), XS)))
+
+
+@pytest.mark.parametrize("schedule", [mpmd.Std1F1B(2), mpmd.ZeroBubble(2)], ids=lambda s: s.name)
+def test_split(file_regression, schedule):
+    """A microbatch's slice that two stages read, a tied weight, residuals, and the halves of backwards."""
+
+    def tied(weights, x):
+        h = mpmd.mark_stage_end(lax.sin(lax.dot(x, weights["tied"])))
+        h = lax.add(lax.dot(h, weights["tied"]), lax.neg(x))
+        return jnp.sum(lax.mul(h, h))
+
+    def step(weights, xs):
+        loss, grads = gradients(tied, weights, xs, schedule)
+        return sgd(weights, grads), loss
+
+    file_regression.check(str(split(traced(step, {"tied": array(3, 3)}, XS))))
+
+
+def test_place(file_regression):
+    """A norm over the gradients of all groups, which each group computes for itself."""
+
+    def step(weights, xs):
+        loss, grads = gradients(two_layers, weights, xs, mpmd.Std1F1B(2))
+        norm = sum(jnp.sum(lax.mul(grad, grad)) for grad in jax.tree.leaves(grads))
+        grads = jax.tree.map(lambda grad: lax.mul(grad, lax.broadcast(norm, grad.shape)), grads)
+        return sgd(weights, grads), loss
+
+    file_regression.check(str(placed(step, WEIGHTS, XS)))
+
+
+@pytest.mark.parametrize("donated", [True, False], ids=["donated", "kept"])
+def test_lower(file_regression, donated):
+    """Tasks, messages, frees and donations."""
+    program = lower(placed(plain(mpmd.Std1F1B(2)), WEIGHTS, XS), [donated] * 3 + [False], open_specs=False)
+    file_regression.check(str(program.plan))

@@ -1,0 +1,376 @@
+"""What cannot be done is refused in a few lines that say what, where, and what to do instead."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.models import batch, layer, mse, weights
+from tests.support.parity import assert_close, mesh_of
+from tests.support.programs.table import descend, loop
+
+HERE = r"test_errors\.py:\d+"
+
+
+def train(state, xs, ys, loss=mse):
+    total, grads = loop(lambda x, y: jax.value_and_grad(loss)(state, x, y), (xs, ys), 2)
+    return descend(state, grads), total
+
+
+def of_loss(loss):
+    return lambda state, xs, ys: train(state, xs, ys, loss)
+
+
+def of_operation(operation):
+    return lambda state, xs, ys: loop(lambda x, y: mse(state, x, y), (xs, ys), 2, operation)
+
+
+def of_schedule(schedule, loss=mse):
+    return lambda state, xs, ys: mpmd.treduce(
+        lambda mb: loss(state, *mb), (xs, ys), schedule=schedule, operation=mpmd.Add
+    )
+
+
+def too_many_marks(params, x, y):
+    h = mpmd.mark_stage_end(layer(params[0], x), name="embed")
+    h = mpmd.mark_stage_end(jnp.sin(h), name="middle")
+    h = mpmd.mark_stage_end(layer(params[1], h))
+    return jnp.mean((h - y) ** 2)
+
+
+def marks_in_a_map(params, x, y):
+    return jnp.mean(jax.lax.map(lambda row: layer(params[1], mpmd.mark_stage_end(layer(params[0], row))), x))
+
+
+def marks_in_a_scan(params, x, y):
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+    return jnp.mean(jax.lax.scan(lambda h, p: (mpmd.mark_stage_end(layer(p, h)), None), x, stacked)[0])
+
+
+def marks_in_a_scan_under_jit_and_remat(params, x, y):
+    return jax.jit(jax.checkpoint(marks_in_a_scan))(params, x, y)
+
+
+def marks_in_a_switch(params, x, y):
+    branches = [lambda h: mpmd.mark_stage_end(layer(params[0], h)), lambda h: layer(params[1], h)]
+    return jnp.mean(jax.lax.switch(jnp.int32(x[0, 0] > 0), branches, x))
+
+
+def marks_in_a_while_loop(params, x, y):
+    def body(h):
+        return mpmd.mark_stage_end(layer(params[0], h))
+
+    return jnp.mean(
+        jax.lax.stop_gradient(jax.lax.while_loop(lambda h: h[0, 0] > 2, body, x)) * params[0]["w"]
+    )
+
+
+def a_mark_of_nothing(params, x, y):
+    return mpmd.mark_stage_end(1.0) * mse(params, x, y)
+
+
+def loop_in_scan(state, xs, ys):
+    return jax.lax.scan(lambda state, _: train(state, xs, ys), state, None, length=2)
+
+
+def loop_in_cond(state, xs, ys):
+    return jax.lax.cond(xs[0, 0, 0] > 0, lambda: train(state, xs, ys), lambda: (state, 0.0))
+
+
+def loop_in_a_loop(state, xs, ys):
+    return loop(lambda x, y: train(state, x[None], y[None])[1], (xs, ys), 2)
+
+
+def gradient_of_a_loop(state, xs, ys):
+    return jax.grad(lambda state: loop(lambda x, y: mse(state, x, y), (xs, ys), 2))(state)
+
+
+def vmap_of_a_loop(state, xs, ys):
+    return jax.vmap(lambda xs: train(state, xs, ys)[1])(jnp.stack([xs, xs]))
+
+
+def two_loops(state, xs, ys):
+    state, _ = train(state, xs, ys)
+    return train(state, xs, ys)
+
+
+def no_loop(state, xs, ys):
+    return descend(state, state), layer(state[0], xs).sum() + ys.sum()
+
+
+def marks_without_a_loop(state, xs, ys):
+    return descend(state, jax.grad(mse)(state, xs[0], ys[0])), xs.sum()
+
+
+def a_loop_whose_result_is_not_used(state, xs, ys):
+    train(state, xs, ys)
+    return state, xs.sum()
+
+
+class ChangesShape:
+    def state(self, n, a):
+        return jnp.zeros(a.shape, a.dtype)
+
+    def update(self, state, update, index):
+        return jnp.stack([state, update])
+
+
+class PrintsItsState(ChangesShape):
+    def update(self, state, update, index):
+        jax.debug.print("{}", state)
+        return state + update
+
+
+REFUSED = {
+    "too many marks": (
+        of_loss(too_many_marks),
+        [
+            r"has 3 calls of mark_stage_end, which end 3 stages, but the schedule Std1F1B\(num_stages=2\)",
+            "it needs 1 mark, or 2 with one after the last stage",
+            rf"stage 0 ends at \S*{HERE} .*'embed'",
+            rf"stage 1 ends at \S*{HERE} .*'middle'",
+            rf"stage 2 ends at \S*{HERE}",
+        ],
+    ),
+    "no marks": (of_loss(lambda p, x, y: jnp.mean(layer(p[0], x))), ["has 0 calls", "it needs 1 mark"]),
+    "scan": (
+        of_loss(marks_in_a_scan),
+        [HERE, "inside a scan; write the layers of different stages as separate"],
+    ),
+    "scan, jit and remat": (of_loss(marks_in_a_scan_under_jit_and_remat), [HERE, r"jax\.checkpoint"]),
+    "map": (of_loss(marks_in_a_map), [HERE, "inside a scan"]),
+    "switch": (
+        of_loss(marks_in_a_switch),
+        [HERE, r"inside a lax\.cond or lax\.switch; put the mark outside"],
+    ),
+    "while": (of_loss(marks_in_a_while_loop), [HERE, "inside a while loop; put the mark outside"]),
+    "remat": (
+        of_loss(jax.checkpoint(mse)),
+        [r"models\.py:\d+", r"inside jax\.checkpoint \(remat\); apply it to the parts"],
+    ),
+    "nothing marked": (
+        of_loss(a_mark_of_nothing),
+        [r"mark_stage_end needs a pytree with at least one array, got 1\.0"],
+    ),
+    "loop in scan": (loop_in_scan, [HERE, "the treduce at .* is inside scan; call it directly in the step"]),
+    "loop in cond": (loop_in_cond, [HERE, "the treduce at .* is inside cond; call it directly in the step"]),
+    "loop in a loop": (loop_in_a_loop, ["a treduce within a treduce; only the outer loop can be pipelined"]),
+    "gradient of a loop": (gradient_of_a_loop, ["treduce", "inside the function"]),
+    "vmap of a loop": (vmap_of_a_loop, ["treduce", "vmap"]),
+    "two loops": (two_loops, ["has 2 treduce loops, at", "a step takes one: merge them, or write two steps"]),
+    "no loop": (no_loop, ["the step has no treduce: wrap the loop over microbatches"]),
+    "marks without a loop": (
+        marks_without_a_loop,
+        [r"mark_stage_end at \S*models\.py:\d+", "outside of any treduce"],
+    ),
+    "unused loop": (a_loop_whose_result_is_not_used, ["no result of the step depends on its treduce"]),
+    "an operation's class": (of_operation(mpmd.Concat), ["is not an operation"]),
+    "an operation's name": (
+        of_operation("sum"),
+        ["'sum' is not an operation: it has no methods state and update"],
+    ),
+    "operations that do not fit": (
+        of_operation((mpmd.Add, mpmd.Add)),
+        ["not a pytree prefix of the loop's result"],
+    ),
+    "an operation that changes shape": (
+        of_operation(ChangesShape()),
+        [r"returned float32\[2\] for a state of float32\[\]; it must keep the state's shape and dtype"],
+    ),
+    "a callback on an operation's state": (
+        of_operation(PrintsItsState()),
+        [rf"debug_\w+ at \S*{HERE}", "reads the state of an operation; call it in the function"],
+    ),
+    "a schedule's name": (of_schedule("1f1b"), [r"schedule .*'1f1b'", r"mpmd\.Std1F1B\(num_stages="]),
+    "a schedule's class": (of_schedule(mpmd.Std1F1B), ["schedule", r"mpmd\.Std1F1B\(num_stages="]),
+    "more stages than groups": (
+        of_schedule(mpmd.GPipe(3), too_many_marks),
+        ["runs on 3 groups, but the mesh has 2"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("step", "said"), REFUSED.values(), ids=REFUSED)
+def test_refused(step, said):
+    with mesh_of(2) as mesh, pytest.raises((mpmd.CompileError, TypeError)) as caught:
+        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(2), *batch())
+    message = str(caught.value)
+    for expected in said:
+        assert re.search(expected, message), f"{expected!r} is not in: {message}"
+    assert len(message) < 1000, message
+    assert "lambda ;" not in message and "let" not in message.split(), f"prints a jaxpr: {message}"
+
+
+def raises(error):
+    def loss(params, x, y):
+        raise error
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("mine"), RuntimeError("mine"), jax.errors.TracerBoolConversionError]
+)
+def test_what_the_users_code_raises_stays_as_it_is(error):
+    if isinstance(error, type):
+        step = of_loss(lambda p, x, y: mse(p, x, y) if x[0, 0] > 0 else 0.0)
+    else:
+        step = of_loss(raises(error))
+    with mesh_of(2) as mesh, pytest.raises(error if isinstance(error, type) else type(error)) as caught:
+        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(2), *batch())
+    assert __file__ in {str(entry.path) for entry in caught.traceback}
+
+
+def test_a_mesh_that_has_no_groups():
+    with pytest.raises(TypeError, match=r"mpmd\.MpmdMesh"):
+        mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh_of(2).jax_mesh)(weights(2), *batch())
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: jax.jit(lambda *args: f(*args)),
+        lambda f: jax.grad(lambda *args: f(*args)[1]),
+        lambda f: jax.vmap(lambda state, *args: f(state, *args), in_axes=(None, 0, 0)),
+        lambda f: lambda *args: jax.eval_shape(f, *args),
+    ],
+    ids=["jit", "grad", "vmap", "eval_shape"],
+)
+def test_a_compiled_step_cannot_be_transformed(transform):
+    with mesh_of(2) as mesh, pytest.raises(TypeError, match="cannot be traced"):
+        transform(mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh))(weights(2), *batch())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"in_specs": ([{"w": P()}, P()], P(), P())}, r"in_specs.*\[0\]\[0\]"),
+        ({"in_specs": (P(), P())}, "in_specs.*2.*3"),
+        ({"out_specs": (P(), P(), P())}, "out_specs.*3.*2"),
+        ({"donate_argnums": 7}, "donate_argnums.*7.*takes 4"),
+        ({"static_argnums": 0, "donate_argnums": 0}, "static.*donate|donate.*static"),
+        ({"static_argnums": 0}, "args.0.|argument 0.*list"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit(options, said):
+    with mesh_of(2) as mesh, pytest.raises((ValueError, TypeError)) as caught:
+        mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, **options)(weights(2), *batch())
+    message = str(caught.value)
+    assert re.search(said, message, re.DOTALL) and len(message) < 500, message
+
+
+# Failing tasks.
+
+
+class Explosion(ArithmeticError):
+    pass
+
+
+def explode_when(condition):
+    """A function of an array and an index that fails on the host when the condition of the index holds."""
+
+    def on_host(value, index):
+        if condition(int(index)):
+            raise Explosion("too hot")
+        return np.asarray(value)
+
+    def check(value, index=0):
+        return jax.pure_callback(on_host, jax.ShapeDtypeStruct(value.shape, value.dtype), value, index)
+
+    return check
+
+
+def fails_in_forward(check):
+    def loss(params, i, xs, ys):
+        h = mpmd.mark_stage_end(layer(params[0], xs[i]))
+        h = h + 0 * check(jax.lax.stop_gradient(h), i)
+        return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+
+    return loss
+
+
+def fails_in_backward(check):
+    @jax.custom_vjp
+    def through(h, i):
+        return h
+
+    through.defvjp(lambda h, i: (h, i), lambda i, g: (check(g, i), None))
+
+    def loss(params, i, xs, ys):
+        h = mpmd.mark_stage_end(through(layer(params[0], xs[i]), i))
+        return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+
+    return loss
+
+
+def by_index(loss):
+    def step(state, xs, ys):
+        total, grads = mpmd.treduce_i(
+            lambda i: jax.value_and_grad(loss)(state, i, xs, ys), len(xs), mpmd.Std1F1B(2), mpmd.Add
+        )
+        return descend(state, grads), total
+
+    return step
+
+
+def fails_before_the_loop(check):
+    return lambda state, xs, ys: train(state, check(xs), ys)
+
+
+def fails_after_the_loop(check):
+    def step(state, xs, ys):
+        new, total = train(state, xs, ys)
+        return [new[0], {**new[1], "w": check(new[1]["w"])}], total
+
+    return step
+
+
+FAILING = {
+    "fwd_1__2 failed on group 1": lambda check: by_index(fails_in_forward(check)),
+    "bwd_0__2 failed on group 0": lambda check: by_index(fails_in_backward(check)),
+    r"before_\d failed on group 0": fails_before_the_loop,
+    r"after_\d failed on group 1": fails_after_the_loop,
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("said", "make"), FAILING.items(), ids=["forward", "backward", "before", "after"])
+def test_a_failing_task_says_which_it_is(said, make):
+    hot: list[int] = []  # the microbatches that fail; outside of the loop, 0 stands for all
+    step = make(explode_when(lambda index: index in hot))
+    with mesh_of(2) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+        state, total = compiled(weights(2), *batch())
+        jax.tree.map(lambda array: array.block_until_ready(), state)  # the loss is there before the rest
+        hot.append(2 if "wd_" in said else 0)
+        lost, total = compiled(state, *batch())
+        with pytest.raises(mpmd.TaskError, match=f"(?s){said}.*too hot") as caught:
+            jax.tree.map(lambda array: array.block_until_ready(), (lost, total))
+        assert caught.value.__cause__ is not None and len(str(caught.value)) < 2000
+        hot.clear()
+        with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
+            jax.tree.map(lambda array: array.block_until_ready(), compiled(lost, *batch()))
+        assert_close(compiled(state, *batch()), compiled(state, *batch()), 0)
+
+
+@pytest.mark.timeout(60)
+def test_steps_queued_behind_a_failing_one():
+    calls = []
+    check = explode_when(lambda index: calls.append(index) or len(calls) == 5)  # the second step's first
+    with mesh_of(2) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(by_index(fails_in_forward(check)), mpmd_mesh=mesh)
+        compiled.compile(weights(2), *batch())
+        first, _ = compiled(weights(2), *batch())
+        second, _ = compiled(first, *batch())
+        third, _ = compiled(second, *batch())
+        other, total = compiled(first, *batch())
+        with pytest.raises(mpmd.TaskError, match="fwd_1__0 failed on group 1"):
+            second[1]["w"].block_until_ready()
+        with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
+            third[0]["w"].block_until_ready()
+        assert np.isfinite(float(total)) and np.isfinite(np.asarray(other[0]["w"])).all()

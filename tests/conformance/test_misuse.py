@@ -1,0 +1,243 @@
+"""What is not a step, a mesh or an argument is refused at once, with what to write instead."""
+
+import copy
+import operator
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.models import batch, init, layer, make_step, mse, weights
+from tests.support.parity import assert_close, mesh_of
+
+STEP = make_step(mse, mpmd.Std1F1B(2))
+STATE = init(weights(2))
+
+
+def compiled(step=STEP, **options):
+    return mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh_of(2), **options)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", mpmd.Std1F1B], ids=["text", "class"])
+def test_a_schedule_that_is_none(schedule):
+    with pytest.raises(TypeError, match=r"must be a Schedule, such as mpmd.Std1F1B\(num_stages=4\)"):
+        make_step(mse, schedule)(STATE, *batch())
+
+
+def test_a_mesh_without_groups():
+    with pytest.raises(TypeError, match=r"mpmd_mesh must be mpmd.MpmdMesh"):
+        mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh_of(2).jax_mesh)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: jax.jit(lambda *args: compiled()(*args))(STATE, *batch()),
+        lambda: jax.eval_shape(compiled(), STATE, *batch()),
+    ],
+    ids=["jit", "eval_shape"],
+)
+def test_a_compiled_step_cannot_be_traced(call):
+    with pytest.raises(TypeError, match=r"cannot be traced: call it outside of jax.jit"):
+        call()
+
+
+@pytest.mark.parametrize("transform", [jax.grad, lambda f: lambda p: jax.vmap(f)(jax.tree.map(double, p))])
+def test_a_loop_cannot_be_transformed_from_outside(transform):
+    def step(params, xs, ys):
+        def total(params):
+            return mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Add)
+
+        return transform(total)(params)
+
+    with pytest.raises(
+        mpmd.CompileError, match=r"the treduce at .*test_misuse.py.* is differentiated"
+    ) as caught:
+        compiled(step)(weights(2), *batch())
+    assert len(caught.value.faults) == 1
+
+
+def double(leaf):
+    return jnp.stack([leaf, leaf])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"in_specs": (P(), P())}, "in_specs is not a pytree prefix .*of length 2, but .* of length 3"),
+        ({"in_specs": ([{"w": P()}], P(), P())}, r"in_specs is not a pytree prefix .*key path in_specs\[0\]"),
+        ({"out_specs": (P(), P(), P())}, "out_specs is not a pytree prefix .*of length 3, but"),
+    ],
+)
+def test_specs_that_do_not_match(options, message):
+    with pytest.raises(mpmd.CompileError, match=message):
+        compiled(**options)(STATE, *batch())
+
+
+def test_specs_made_from_arguments_and_results_that_hold_none():
+    def step(state, xs, ys, nothing):
+        params, rest = state
+        results = mpmd.treduce(
+            lambda mb: (None, jax.grad(mse)(params, *mb)),
+            (xs, ys),
+            mpmd.Std1F1B(2),
+            operation=(None, mpmd.Add),
+        )
+        return (jax.tree.map(lambda p, g: p - g, params, results[1]), rest), results
+
+    args = ((weights(2), {"count": None, "trace": (None, jnp.ones(3))}), *batch(), None)
+    expected = jax.jit(step)(*args)
+    in_specs, out_specs = (jax.tree.map(lambda _: P(), tree) for tree in (args, expected))
+    assert_close(compiled(step, in_specs=in_specs, out_specs=out_specs)(*args), expected)
+    # ``None`` in the specs stands for any leaf or part.
+    in_specs, out_specs = ((P(), None), None, P(), None), ((None, P()), P())
+    assert_close(compiled(step, in_specs=in_specs, out_specs=out_specs)(*args), expected)
+
+
+def test_a_spec_may_end_in_none_beyond_the_dimensions():
+    state, _ = compiled(in_specs=(P(None, None, None), P(), P()))(STATE, *batch())
+    assert jax.tree.leaves(state)[0].spec == P()
+
+
+def test_specs_may_come_in_a_list():
+    state, _ = compiled(in_specs=[P(), P(), P()])(STATE, *batch())
+    assert jax.tree.leaves(state)[0].spec == P()
+
+
+class Mean:
+    def state(self, n, a):
+        return jnp.zeros(a.shape, a.dtype), jnp.zeros(())
+
+    def update(self, state, update, index):
+        return state[0] + update, state[1] + 1
+
+
+def test_an_operation_whose_state_is_no_array():
+    with pytest.raises(TypeError, match=r"Mean.*\.state returned a tuple; the state of an operation is one"):
+        mpmd.treduce(lambda x: jnp.sum(x), batch()[0], mpmd.GPipe(1), operation=Mean())
+
+
+def test_positions_that_the_step_does_not_have():
+    with pytest.raises(ValueError, match=r"donate_argnums has \[7\], but the step takes 3 positional"):
+        compiled(donate_argnums=7)
+    with pytest.raises(ValueError, match=r"static_argnums has \[3\], but the step takes 3 positional"):
+        compiled(static_argnums=3)
+
+
+def test_static_arguments_that_cannot_be():
+    with pytest.raises(ValueError, match=r"the arguments \[0\] are both static and donated"):
+        compiled(static_argnums=0, donate_argnums=0)(STATE, *batch())
+    with pytest.raises(ValueError, match=r"the static argument 1 is a .*, which is not hashable; arrays"):
+        compiled(static_argnums=1)(STATE, *map(np.asarray, batch()))
+
+
+def test_too_many_marks_are_listed_with_their_names():
+    def loss(params, x, y):
+        h = mpmd.mark_stage_end(layer(params[0], x), name="embedding")
+        for _ in range(2):
+            h = mpmd.mark_stage_end(h)
+        return jnp.mean((layer(params[1], h) - y) ** 2)
+
+    with pytest.raises(mpmd.CompileError, match=r"stage 0 ends at .*test_misuse.py.*: 'embedding'"):
+        compiled(make_step(loss, mpmd.Std1F1B(2)))(STATE, *batch())
+
+
+def test_results_behave_like_arrays():
+    state, rest = compiled()(STATE, *batch())
+    weight, loss = jax.tree.leaves(state)[0], jax.tree.leaves(rest)[0]
+    value = np.asarray(loss)
+    assert (loss / 4, 1 - loss, loss < 3, -loss) == (value / 4, 1 - value, value < 3, -value)
+    total = loss
+    total += 1
+    np.testing.assert_array_equal(total, value + 1)
+    np.testing.assert_array_equal(loss, value)
+    assert weight.T.shape == weight.shape[::-1] and weight.mean() == np.asarray(weight).mean()
+    assert len(list(weight)) == len(weight) and weight[0].shape == weight.shape[1:]
+    assert not hasattr(weight, "fill")
+    assert f"{weight}" == f"{np.asarray(weight)}" and f"{loss:.2f}" == f"{float(value):.2f}"
+    for copied in (copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        np.testing.assert_array_equal(copied, np.asarray(weight))
+
+
+IN_PLACE = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.imatmul: operator.matmul,
+    operator.itruediv: operator.truediv,
+    operator.ifloordiv: operator.floordiv,
+    operator.imod: operator.mod,
+    operator.ipow: operator.pow,
+    operator.ilshift: operator.lshift,
+    operator.irshift: operator.rshift,
+    operator.iand: operator.and_,
+    operator.ixor: operator.xor,
+    operator.ior: operator.or_,
+}
+
+
+def totals(xs):
+    """An array of integers from a step."""
+    return mpmd.treduce(mpmd.mark_stage_end, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
+
+
+def test_an_operation_in_place_makes_another_array():
+    total = compiled(totals)(jnp.arange(1, 33).reshape(2, 4, 4))
+    before = np.array(total)
+    for in_place, plain in IN_PLACE.items():
+        after = in_place(total, np.full((4, 4), 2))
+        np.testing.assert_array_equal(after, plain(before, np.full((4, 4), 2)))
+        np.testing.assert_array_equal(total, before)
+    written = before.copy()
+    written += total  # a numpy array on the left is written to
+    np.testing.assert_array_equal(written, 2 * before)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda array: np.add(array, 1, out=array),
+        lambda array: np.add(np.ones((4, 4), int), 1, out=array),
+        lambda array: np.divmod(np.ones((4, 4), int), 2, out=(None, array)),
+        lambda array: np.add.reduce(np.ones((2, 4, 4), int), out=array),
+        lambda array: np.sum(np.ones((2, 4, 4), int), axis=0, out=array),
+        lambda array: np.add.at(array, 0, 1),
+    ],
+)
+def test_results_cannot_be_written_to(write):
+    total = compiled(totals)(jnp.ones((2, 4, 4), int))
+    with pytest.raises(
+        TypeError, match=r"cannot write into an MpmdArray.*leave out `out=` and use the result"
+    ):
+        write(total)
+
+
+@pytest.mark.parametrize(
+    ("xs", "message"),
+    [
+        (np.array([["a", "b"]]), r"args\[1\] is an array of dtype <U1, and JAX computes with numbers only"),
+        (np.array([[1], [1, 2]], object), r"args\[1\] is an array of dtype object.*different lengths"),
+        (["a", "b"], r"args\[1\]\[0\] is a str, not an array or a number; name its argument in static_argn"),
+        (
+            [1.0, 2.0],
+            r"axis 0, which \[0\]\[0\] with shape \(\); .* lacks: .*each number in a list is .*np.asarray",
+        ),
+    ],
+    ids=["strings", "objects", "list of strings", "list of numbers"],
+)
+def test_batches_that_are_no_arrays_of_numbers(xs, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        compiled()(STATE, xs, batch()[1])
+
+
+def test_a_list_in_place_of_an_array_is_named():
+    loaded = compiled().compile(STATE, *batch())
+    xs, ys = batch()
+    with pytest.raises(
+        ValueError, match=r"another structure.*: the call lacks args\[1\] and has args\[1\]\[0\], "
+    ):
+        loaded(STATE, list(xs), ys)

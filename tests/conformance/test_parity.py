@@ -1,0 +1,184 @@
+"""Circumstances of a call: contexts of JAX, threads, dtypes, memory that its owner reuses."""
+
+import concurrent.futures
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.models import batch, init, layer, make_step, mlp, mse, weights
+from tests.support.parity import assert_close, assert_parity, mesh_of
+from tests.support.programs.table import descend, loop
+
+
+@contextlib.contextmanager
+def strict_promotion():
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+CONTEXTS = {
+    "strict promotion": strict_promotion,
+    "random bits not partitionable": lambda: jax.threefry_partitionable(False),
+    "another kind of key": lambda: jax.default_prng_impl("rbg"),
+    "dots of low precision": lambda: jax.default_matmul_precision("bfloat16"),
+    "another default device": lambda: jax.default_device(jax.devices()[5]),
+    "checks for leaks": jax.checking_leaks,
+    "jit disabled": jax.disable_jit,
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
+def test_contexts_of_jax(context):
+    def step(state, xs, ys):
+        def loss(params, i):
+            key = jax.random.fold_in(jax.random.key(7), i)
+            h = jnp.tanh(xs[i] @ params[0]["w"]) * jax.random.normal(key, xs[i].shape)
+            h = mpmd.mark_stage_end(h)
+            return jnp.mean(jnp.square(jnp.tanh(h @ params[1]["w"]) - ys[i])), h
+
+        (total, stacked), grads = mpmd.treduce_i(
+            lambda i: jax.value_and_grad(loss, has_aux=True)(state, i),
+            len(xs),
+            mpmd.Std1F1B(2),
+            ((mpmd.Add, mpmd.Concat(1)), mpmd.Add),
+        )
+        return descend(state, grads, jnp.float32(0.1)), (total, stacked)
+
+    arguments = (weights(2), *batch())
+    with mesh_of(2) as mesh, context():
+        assert_close(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(*arguments), jax.jit(step)(*arguments))
+
+
+def test_values_that_are_not_numbers_are_found_by_jax():
+    def step(state, xs, ys):
+        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys), 2)
+        return descend(state, grads), jnp.log(-total)
+
+    jax.config.update("jax_debug_nans", True)
+    try:
+        with mesh_of(2) as mesh, pytest.raises(mpmd.TaskError, match=r"(?s)after_0 failed on group 1.*nan"):
+            float(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(2), *batch())[1])
+    finally:
+        jax.config.update("jax_debug_nans", False)
+
+
+def test_numpy_arguments_are_read_during_the_call():
+    step = make_step(mse, mpmd.Std1F1B(2))
+    state = init(weights(2))
+    xs, ys = map(np.array, batch())
+    expected = jax.jit(step)(state, xs, ys)
+    with mesh_of(2) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(state, xs, ys)
+        actual = compiled(state, xs, ys)
+        xs[:] = 0
+        assert_close(actual, expected)
+
+
+def test_weak_types_decide_as_under_jit_where_dtypes_mix():
+    def loss(params, x, y, scale):
+        h = mpmd.mark_stage_end(layer(params[0], x) * scale)
+        return jnp.mean((layer(params[1], h) * scale - y) ** 2)
+
+    def step(params, xs, ys, scale):
+        total, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(loss)(params, *mb, scale),
+            (xs, ys),
+            schedule=mpmd.Std1F1B(2),
+            operation=mpmd.Add,
+        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), total
+
+    arguments = [jnp.bfloat16(leaf) for leaf in batch()]
+    params = weights(2, jnp.bfloat16)
+    with mesh_of(2) as mesh:
+        actual = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(params, *arguments, 1.1)
+        assert_close(actual, jax.jit(step)(params, *arguments, 1.1), 2e-2)
+        assert actual[1].dtype == jnp.bfloat16
+
+
+def test_a_typed_key_from_outside_and_static_arguments_by_name():
+    key = jax.random.key(3)
+
+    def step(state, xs, ys, power):
+        def loss(params, x, y):
+            noise = jax.random.normal(key, x.shape)
+            return jnp.mean((mlp(params, x + noise) - y) ** power)
+
+        return make_step(loss, mpmd.Std1F1B(2))(state, xs, ys)
+
+    state = init(weights(2))
+    expected = jax.jit(step, static_argnames="power")(state, *batch(), 2)
+    with mesh_of(2) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, static_argnames="power")
+        assert_close(compiled(state, *batch(), 2), expected)
+        assert_close(compiled(state, *batch(), power=2), expected)
+
+
+def test_what_the_compiler_shards_shows_it():
+    def step(params, xs, ys):
+        grads = mpmd.treduce(
+            lambda mb: jax.grad(mse)(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Add
+        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), jnp.cumsum(xs, -1)
+
+    specs = (P(), P(None, "data"), P(None, "data"))
+    with mesh_of(2, data=2) as mesh:
+        _, sums = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=specs)(weights(2), *batch())
+        assert sums.spec == sums.to_mpmd_local_array.sharding.spec
+
+
+def test_steps_from_several_threads():
+    step = make_step(mse, mpmd.Std1F1B(3))
+    state = init(weights(3))
+    expected = jax.jit(step)(state, *batch())
+    with mesh_of(3) as mesh, concurrent.futures.ThreadPoolExecutor(4) as threads:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(state, *batch())
+        for actual in threads.map(lambda _: compiled(state, *batch()), range(40)):
+            assert_close(actual, expected)
+
+
+def test_calls_within_the_context_of_the_whole_mesh():
+    def loss(params, x, y):
+        return mse(params, jax.lax.with_sharding_constraint(x, P("data")), y)
+
+    state = init(weights(2))
+    expected = jax.jit(make_step(mse, mpmd.Std1F1B(2)))(state, *batch())
+    with mesh_of(2, data=2) as mesh, jax.set_mesh(mesh.jax_mesh):
+        specs = (P(), P(None, "data"), P(None, "data"))
+        compiled = mpmd.mpmd_jit_with_loop(
+            make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=specs, out_specs=P()
+        )
+        assert_close(compiled(state, *batch()), expected)
+
+
+def test_64_bit_arithmetic_within_a_context():
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), weights(2))
+        arguments = [jnp.asarray(leaf, jnp.float64) for leaf in batch()]
+        loaded = assert_parity(make_step(mse, mpmd.Std1F1B(2)), init(params), *arguments, mesh=mesh_of(2))
+    assert loaded.plan.inputs[0].aval.dtype == "float64"
+
+
+def test_a_step_of_64_bits_is_called_outside_of_its_context():
+    step = make_step(mse, mpmd.Std1F1B(2))
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), weights(2))
+        arguments = [init(params), *(jnp.asarray(leaf, jnp.float64) for leaf in batch())]
+        expected = jax.jit(step)(*arguments)
+        mesh = mesh_of(2)
+        loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(*arguments)
+    with mesh:
+        assert_close(loaded(*arguments), expected)
+
+
+def test_groups_along_any_axis_of_the_mesh():
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = mpmd.MpmdMesh(jax.sharding.Mesh(devices, ("data", "stage")), "stage")
+    step = make_step(mse, mpmd.Std1F1B(2))
+    specs = (P(), P(None, "data"), P(None, "data"))
+    assert_parity(step, init(weights(2)), *batch(), mesh=mesh, in_specs=specs)

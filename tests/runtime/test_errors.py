@@ -1,0 +1,265 @@
+"""Bad input and failing tasks: each has an error that says what, where and what to do."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from mpmd.runtime.worker import LostValueError
+from tests.support.parity import mesh_of
+
+WIDTH = 4
+PARAMS = [jnp.eye(WIDTH) * (i + 1) for i in range(4)]
+XS = jnp.ones((4, 2, WIDTH))
+
+
+def layers(params, x, marks):
+    for i, w in enumerate(params):
+        x = jnp.tanh(x @ w)
+        if i in marks:
+            x = mpmd.mark_stage_end(x)
+    return x
+
+
+def step_of(loss_fn, schedule=None):
+    schedule = schedule or mpmd.Std1F1B(2)
+
+    def step(params, xs):
+        loss, grads = mpmd.treduce(
+            lambda x: jax.value_and_grad(loss_fn)(params, x), xs, schedule=schedule, operation=mpmd.Add
+        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+    return step
+
+
+def compile_error(step, *args, groups=2, **options):
+    with mesh_of(groups) as mesh, pytest.raises(mpmd.CompileError) as caught:
+        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, **options).compile(*(args or (PARAMS, XS)))
+    message = str(caught.value)
+    assert "let" not in message.split(), f"prints a jaxpr: {message}"
+    return message
+
+
+@pytest.mark.parametrize("marks", [(), (0, 1, 2)])
+def test_wrong_number_of_marks(marks):
+    message = compile_error(step_of(lambda p, x: jnp.mean(layers(p, x, marks))))
+    assert f"has {len(marks)} calls of mark_stage_end" in message
+    assert "has 2 stages: it needs 1 mark, or 2 with one" in message
+    assert message.count("test_errors.py:") == len(marks)
+
+
+def test_more_groups_than_the_mesh_has():
+    message = compile_error(step_of(lambda p, x: jnp.mean(layers(p, x, (0, 1, 2))), mpmd.Std1F1B(4)))
+    assert "runs on 4 groups, but the mesh has 2" in message
+    assert "Interleaved1F1B(num_stages=4, mpmd_dim=2)" in message
+
+
+def test_mark_outside_of_a_loop():
+    inner = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
+
+    def step(params, xs):
+        return inner(params, mpmd.mark_stage_end(xs))
+
+    assert "is outside of any treduce" in compile_error(step)
+
+
+def in_scan(p, x):
+    return jax.lax.scan(lambda h, w: (mpmd.mark_stage_end(h @ w), None), x, jnp.stack(p))[0]
+
+
+def in_cond(p, x):
+    return jax.lax.cond(x[0, 0] > 0, lambda h: mpmd.mark_stage_end(h), lambda h: h, x @ p[0])
+
+
+def in_while(p, x):
+    return jax.lax.fori_loop(0, x.shape[0], lambda i, h: mpmd.mark_stage_end(h @ p[0]), x)
+
+
+def in_checkpoint(p, x):
+    return jax.checkpoint(lambda h: mpmd.mark_stage_end(jnp.sin(h @ p[0])))(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (in_scan, "inside a scan; write the layers of different stages as separate scans"),
+        (in_cond, "inside a lax.cond"),
+        (in_while, "inside a scan"),
+        (in_checkpoint, "inside jax.checkpoint"),
+    ],
+)
+def test_marks_where_no_stage_can_end(model, said):
+    message = compile_error(step_of(lambda p, x: jnp.mean(model(p, x))))
+    assert said in message and "test_errors.py:" in message
+
+
+def test_no_loop_and_two_loops():
+    assert "the step has no treduce" in compile_error(lambda params, xs: (params, xs.sum()))
+    one = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
+    message = compile_error(lambda params, xs: one(one(params, xs)[0], xs))
+    assert "has 2 treduce loops" in message
+
+
+def test_loop_inputs_of_different_length_and_without_microbatches():
+    def step(params, xs):
+        return params, mpmd.treduce(
+            lambda mb: jnp.sum(mb[0]), (xs, xs[:1]), schedule=mpmd.GPipe(1), operation=mpmd.Add
+        )
+
+    for call in (jax.jit(step), mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh_of(1)).compile):
+        with pytest.raises(ValueError, match=r"\[0\] with shape \(4, 2, 4\); \[1\] with shape \(1, 2, 4\)"):
+            call(PARAMS, XS)
+        with pytest.raises(ValueError, match="at least one microbatch, got 0"):
+            call(PARAMS, XS[:0])
+
+
+@pytest.mark.parametrize(
+    ("in_specs", "said"),
+    [
+        ((P(), P("nowhere")), "which names the axis 'nowhere'; the axes of a group are: data"),
+        ((P(), P("stage")), "along which the groups are"),
+        (
+            (P(None, None, "data"), P()),
+            "has the spec P(None, None, 'data'), which has more entries than the 2",
+        ),
+        (({"a": P()}, P()), "not a pytree prefix"),
+        ((P("data"), P(None, "data"), P()), "not a pytree prefix"),
+        ((P(), "data"), "has 'data' where a PartitionSpec is needed"),
+    ],
+)
+def test_specs_that_do_not_fit(in_specs, said):
+    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
+    with mesh_of(2, data=2) as mesh, pytest.raises(mpmd.CompileError) as caught:
+        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=in_specs).compile(PARAMS, XS)
+    assert said in str(caught.value)
+
+
+def test_specs_that_do_not_divide_are_all_named():
+    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
+    with mesh_of(2, data=3) as mesh, pytest.raises(mpmd.CompileError) as caught:
+        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=(P("data"), P())).compile(PARAMS, XS)
+    assert len(caught.value.faults) == 4
+    assert "args[0][0] with shape (4, 4)" in caught.value.faults[0]
+    assert "dimension 0 of size 4 does not divide by 3" in caught.value.faults[0]
+
+
+def test_the_same_array_donated_twice():
+    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
+    with mesh_of(2) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, donate_argnums=0)
+        w = jnp.eye(WIDTH)
+        with pytest.raises(ValueError, match=r"args\[0\]\[0\] and args\[0\]\[1\] are the same array"):
+            compiled([w, w], XS)
+        assert not w.is_deleted()
+
+
+def test_arguments_of_another_shape():
+    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
+    with mesh_of(2) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+        loaded = compiled.compile(PARAMS, XS)
+        with pytest.raises(ValueError, match=r"args\[1\] is float32\[6, 2, 4\], not float32\[4, 2, 4\]"):
+            loaded(PARAMS, jnp.ones((6, 2, WIDTH)))
+        float(compiled(PARAMS, jnp.ones((6, 2, WIDTH)))[1])  # a call of the function compiles again
+
+
+def test_arguments_that_are_no_arrays():
+    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
+    with pytest.raises(TypeError, match=r"args\[1\] is a str.*static_argnums"):
+        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh_of(2)).compile(PARAMS, "hello")
+
+
+def test_mesh_without_the_axis():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
+    with pytest.raises(ValueError, match="no axis 'stage'; its axes are x"):
+        mpmd.MpmdMesh(mesh, "stage")
+
+
+def test_a_failing_task_is_named_and_later_steps_run():
+    def explode(h):
+        if h.ravel()[0] > 1.5:
+            raise ArithmeticError("too hot")
+        return h
+
+    def loss(params, x):
+        h = mpmd.mark_stage_end(x @ params[0])
+        h = jax.pure_callback(explode, jax.ShapeDtypeStruct(h.shape, h.dtype), jax.lax.stop_gradient(h))
+        return jnp.mean(h) + jnp.mean(params[1])
+
+    xs = XS.at[2].set(2.0)  # the third microbatch fails
+    with mesh_of(2) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step_of(loss), mpmd_mesh=mesh)
+        params, total = compiled(PARAMS[:2], xs)
+        with pytest.raises(mpmd.TaskError, match=r"(?s)fwd_1__2 failed on group 1: .*too hot") as caught:
+            float(total)
+        assert (caught.value.mpmd_idx, caught.value.label) == (1, "fwd_1__2")
+        assert caught.value.__cause__ is not None
+        with pytest.raises(mpmd.TaskError, match="fwd_1__2"):
+            params[1].block_until_ready()
+        with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
+            float(compiled(params, XS)[1])
+        float(compiled(PARAMS[:2], XS)[1])
+
+
+def test_a_lost_value_keeps_its_reason_through_later_steps_and_other_processes():
+    def loss(params, x):
+        def fail(h):
+            raise ArithmeticError("too hot")
+
+        h = mpmd.mark_stage_end(x @ params[0])
+        h = jax.pure_callback(fail, jax.ShapeDtypeStruct(h.shape, h.dtype), jax.lax.stop_gradient(h))
+        return jnp.mean(h) + jnp.mean(params[1])
+
+    with mesh_of(2) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step_of(loss), mpmd_mesh=mesh)
+        params = PARAMS[:2]
+        for _ in range(3):
+            params, _ = compiled(params, XS)
+        with pytest.raises(LostValueError) as caught:
+            params[1].block_until_ready()
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert str(error).count("lost when an earlier step failed") == 1
+        assert "too hot" in error.reason
+
+
+def test_a_closed_mesh_loses_its_values_and_starts_anew():
+    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
+    mesh = mesh_of(2)
+    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+    with mesh:
+        params, loss = compiled(PARAMS, XS)
+        expected = float(loss)
+    with pytest.raises(RuntimeError, match="the mesh was closed"):
+        (
+            np.asarray(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(PARAMS, XS)[0][0]),
+            params[0].block_until_ready(),
+        )
+        params[0].to_mpmd_local_array  # noqa: B018
+    other = mpmd.mpmd_jit_with_loop(step_of(lambda p, x: jnp.sum(layers(p, x, (0,)))), mpmd_mesh=mesh)
+    with mesh:
+        other(PARAMS, XS)
+        assert float(compiled(PARAMS, XS)[1]) == expected
+
+
+def test_concat_along_an_axis_that_is_not_there():
+    def step(xs):
+        return mpmd.treduce(jnp.sum, xs, schedule=mpmd.GPipe(1), operation=mpmd.Concat(axis=3))
+
+    with pytest.raises(ValueError, match=r"Concat\(axis=3\) cannot stack values of shape \(\)"):
+        jax.eval_shape(step, XS)
+
+
+def test_values_move_to_where_they_are_needed():
+    """A result may be used by another step that wants it elsewhere."""
+    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
+    with mesh_of(2) as mesh:
+        params, _ = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(PARAMS, XS)
+        other = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+        swapped = other(params[::-1], XS)[0]
+        expected = jax.jit(step)(jax.jit(step)(PARAMS, XS)[0][::-1], XS)[0]
+        np.testing.assert_allclose(swapped[3], expected[3], rtol=1e-5)

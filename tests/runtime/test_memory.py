@@ -1,0 +1,65 @@
+"""What groups hold while a step runs is what its plan says."""
+
+import collections
+
+import jax
+import pytest
+
+import mpmd
+from mpmd.runtime import operations, worker
+from mpmd.schedules.families import FAMILIES, build
+from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.parity import mesh_of
+
+TRAINING = [name for name in FAMILIES if name != "ForwardOnly"]
+GROUPS = 2
+
+
+class Watch:
+    """Looks at a group's values after each operation that makes or takes some."""
+
+    def __init__(self, monkeypatch):
+        self.peak_bytes = collections.Counter()
+        self.copied = []
+        self._spy(monkeypatch, operations.RunTask, "mpmd_idx")
+        self._spy(monkeypatch, operations.ReceiveMessage, "dst")
+
+    def _spy(self, monkeypatch, operation, group):
+        perform = operation.perform
+
+        def watched(this, state):
+            given = [state.table[slot] for slot in getattr(this, "donated", ())]
+            perform(this, state)
+            self.copied += [
+                (this.label, array.aval)
+                for array in given
+                if isinstance(array, jax.Array) and not array.is_deleted()
+            ]
+            held = {id(value): value.nbytes for value in state.table if value is not None}
+            mpmd_idx = getattr(this, group)
+            self.peak_bytes[mpmd_idx] = max(self.peak_bytes[mpmd_idx], sum(held.values()))
+
+        monkeypatch.setattr(operation, "perform", watched)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_groups_hold_what_the_plan_says(name, monkeypatch):
+    monkeypatch.setattr(worker, "INLINE_BYTES", 0)  # numpy's view of a result keeps it from being donated
+    schedule = build(name, GROUPS)
+    step = make_step(mse, schedule)
+
+    def wait_for(arrays):  # without a look at them, which would keep their buffers from being donated
+        for array in jax.tree.leaves(arrays):
+            array.block_until_ready()
+
+    with mesh_of(GROUPS) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, donate_argnums=0).compile(
+            init(weights(schedule.num_stages)), *batch(5)
+        )
+        state, _ = compiled(init(weights(schedule.num_stages)), *batch(5))
+        wait_for(state)
+        watch = Watch(monkeypatch)
+        wait_for(compiled(state, *batch(5)))
+        planned = {group.mpmd_idx: group.peak_bytes for group in compiled.report().groups}
+    assert watch.peak_bytes == planned
+    assert not watch.copied

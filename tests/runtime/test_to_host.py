@@ -1,0 +1,77 @@
+"""Results are brought to the host together."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.parity import mesh_of
+
+
+@pytest.fixture
+def mesh():
+    with mesh_of(2) as mesh:
+        yield mesh
+
+
+def with_key(state, key, xs, ys):
+    state, (loss, _) = make_step(mse, mpmd.Std1F1B(2))(state, xs, ys)
+    return {"state": state, "loss": loss, "key": jax.random.split(key, 99), "wide": jnp.ones((99, 99))}
+
+
+def test_a_tree_on_the_host(mesh):
+    args = (init(weights(2)), jax.random.key(0), *batch())
+    result = mpmd.mpmd_jit_with_loop(with_key, mpmd_mesh=mesh)(*args)
+    expected = jax.jit(with_key)(*args)
+    got = mpmd.to_host(result | {"here": jnp.arange(3), "count": 3, "name": "run", "nothing": None})
+    assert (got["count"], got["name"], got["nothing"]) == (3, "run", None)
+    assert isinstance(got["here"], np.ndarray)
+    key = got.pop("key")
+    assert isinstance(key, jax.Array) and key.dtype == result["key"].dtype
+    np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(expected["key"]))
+    for leaf, wanted in zip(jax.tree.leaves(got["state"]), jax.tree.leaves(expected["state"]), strict=True):
+        assert isinstance(leaf, np.ndarray) and leaf.dtype == wanted.dtype
+        np.testing.assert_allclose(leaf, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("read", [mpmd.to_host, jax.device_get])
+def test_all_arrays_are_asked_for_before_one_is_waited_for(mesh, monkeypatch, read):
+    log = []
+    fetch = mesh.runtime.fetch
+
+    def watched(mpmd_idx, handle):
+        log.append("asked")
+        future = fetch(mpmd_idx, handle)
+        monkeypatch.setattr(future, "result", lambda result=future.result: log.append("read") or result())
+        return future
+
+    def step(xs):
+        totals = mpmd.treduce(mpmd.mark_stage_end, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
+        return totals, totals * 2, totals.sum(), jnp.zeros((99, 99))
+
+    results = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(jnp.ones((2, 99)))
+    monkeypatch.setattr(mesh.runtime, "fetch", watched)
+    read(results)
+    assert log == ["asked"] * 3 + ["read"] * 3  # the sum comes with the reply
+    np.testing.assert_array_equal(results[0], np.full(99, 2))
+    assert log[6:] == ["asked", "read"]  # no second copy is kept here
+
+
+def test_what_went_wrong_in_the_step_is_raised(mesh):
+    def fail(x):
+        raise ValueError("no")
+
+    def step(xs):
+        def body(x):
+            return jax.pure_callback(fail, jax.ShapeDtypeStruct(x.shape, x.dtype), mpmd.mark_stage_end(x))
+
+        return mpmd.treduce(body, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
+
+    result = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(jnp.ones((2, 99)))
+    with pytest.raises(mpmd.TaskError, match="failed on group 1"):
+        mpmd.to_host([result])
+    result.delete()
+    with pytest.raises(RuntimeError, match="donated to a step or deleted"):
+        mpmd.to_host([result])

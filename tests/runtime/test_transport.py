@@ -1,0 +1,87 @@
+"""Groups of one process hand values over."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from mpmd.errors import StepAborted
+from mpmd.runtime.in_process import InProcessTransport
+from mpmd.runtime.mailbox import Mailbox
+from mpmd.runtime.transport import MessageId
+from mpmd.sharding import to_sharding
+from tests.support.parity import mesh_of
+
+SECONDS = 20
+
+
+@pytest.fixture
+def ends():
+    """Two groups' transports, and their submeshes."""
+    with mesh_of(2) as mesh:
+        submeshes = mesh.unstack
+        mailboxes = [Mailbox() for _ in submeshes]
+        yield [(InProcessTransport(mailboxes, submeshes, i), submesh) for i, submesh in enumerate(submeshes)]
+
+
+def message(step, tag=0):
+    return MessageId(step, 0, 1, tag)
+
+
+def test_what_was_sent_survives_its_donation(ends):
+    (sender, here), (receiver, there) = ends
+    array = jax.device_put(np.arange(1000.0, dtype="float32"), to_sharding((), here))
+    sender.send(message(0), [array])
+    jax.jit(lambda x: x * 0, donate_argnums=0)(array).block_until_ready()
+    (value,) = receiver.recv(message(0), [to_sharding((), there)])
+    np.testing.assert_array_equal(np.asarray(value), np.arange(1000.0))
+
+
+def test_messages_are_taken_in_any_order(ends):
+    (sender, _), (receiver, _) = ends
+    for tag in range(4):
+        sender.send(message(0, tag), [np.array(tag)])
+    assert [int(receiver.recv(message(0, tag), [None])[0]) for tag in (2, 0, 3, 1)] == [2, 0, 3, 1]
+
+
+def test_an_abort_ends_the_waiting_for_its_step_alone(ends):
+    (sender, _), (receiver, _) = ends
+    raised = []
+
+    def wait():
+        with pytest.raises(StepAborted, match="the sender failed") as caught:
+            receiver.recv(message(1), [None])
+        raised.append(caught)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    receiver.abort(1, "the sender failed")
+    waiting.join(SECONDS)
+    assert raised
+    sender.send(message(1), [np.array(1)])
+    sender.send(message(2), [np.array(2)])
+    assert int(receiver.recv(message(2), [None])[0]) == 2
+    with pytest.raises(StepAborted):
+        receiver.recv(message(1), [None])
+
+
+def test_a_mailbox_forgets_steps_that_have_ended():
+    """Whether the group receives something in a step or not."""
+    mailbox = Mailbox()
+    for step in range(10):
+        mailbox.begin_step(step)
+        mailbox.abort(step, "the sender failed")
+        mailbox.abort(step + 1, "the next one failed, too")
+        mailbox.deliver(message(step), [np.array(step)])
+        mailbox.deliver(message(step - 1), [np.array(step)])
+    mailbox.begin_step(10)
+    assert mailbox._aborted == {10: "the next one failed, too"}
+    assert not mailbox._arrived and mailbox._arriving.empty()
+    with pytest.raises(StepAborted, match="the next one failed, too"):
+        mailbox.take(message(10))
+    mailbox.begin_step(11)
+    mailbox.deliver(message(10), [np.array(10)])
+    mailbox.deliver(message(11), [np.array(11)])
+    assert int(mailbox.take(message(11))[0]) == 11
+    assert not mailbox._arrived

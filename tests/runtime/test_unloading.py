@@ -1,0 +1,104 @@
+"""Groups keep a program as long as its step is there and the mesh is open."""
+
+import gc
+import weakref
+
+import jax
+import numpy as np
+import pytest
+
+import mpmd
+from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.parity import mesh_of
+
+STEP = make_step(mse, mpmd.Std1F1B(2))
+
+
+@pytest.fixture
+def mesh():
+    with mesh_of(2) as mesh:
+        yield mesh
+
+
+def loaded_programs(mesh):
+    """The numbers of the programs that each group has, after all that it was asked before."""
+    gc.collect()
+    groups = mesh.runtime._groups
+    return [group.submit(lambda group=group: sorted(group.worker._programs)).result() for group in groups]
+
+
+def test_a_dropped_function_is_unloaded(mesh):
+    step = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh)
+    state, _ = step(init(weights(2)), *batch())
+    step(state, *batch(2))
+    assert loaded_programs(mesh) == [[0, 1], [0, 1]]
+    result, _ = step(state, *batch())
+    del step
+    assert loaded_programs(mesh) == [[], []]
+    assert np.isfinite(np.asarray(jax.tree.leaves(result)[0])).all()
+
+
+def test_a_loaded_step_is_kept_without_its_function(mesh):
+    loaded = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh).compile(init(weights(2)), *batch())
+    assert loaded_programs(mesh) == [[0], [0]]
+    _, (loss, _) = loaded(init(weights(2)), *batch())
+    assert np.isfinite(float(loss))
+    del loaded
+    assert loaded_programs(mesh) == [[], []]
+
+
+def test_a_program_that_one_group_cannot_load_stays_nowhere(mesh, monkeypatch):
+    def fail(*arguments):
+        raise MemoryError("no room")
+
+    step = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh)
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(mesh.runtime._groups[1].worker, "load", fail)
+        step(init(weights(2)), *batch())
+    assert loaded_programs(mesh) == [[], []]
+    assert np.isfinite(float(step(init(weights(2)), *batch())[1][0]))
+
+
+def test_nothing_keeps_a_closed_mesh_alive():
+    mesh = mesh_of(2)
+    step = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh)
+    loaded = step.compile(init(weights(2)), *batch())
+    float(step(init(weights(2)), *batch())[1][0])
+    runtime = weakref.ref(mesh.runtime)
+    mesh.close()
+    gc.collect()
+    assert runtime() is None
+    with pytest.raises(
+        RuntimeError, match="the mesh was closed, and the step was unloaded; compile it again"
+    ):
+        loaded(init(weights(2)), *batch())
+    with mesh:
+        assert np.isfinite(float(step(init(weights(2)), *batch())[1][0]))
+
+
+def test_a_result_does_not_keep_what_a_closed_mesh_held():
+    mesh = mesh_of(2)
+    with mesh:
+        state, _ = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh)(init(weights(2)), *batch())
+        workers = [group.worker for group in mesh.runtime._groups]
+    assert not any(worker._values or worker._programs for worker in workers)
+    with pytest.raises(RuntimeError, match="the mesh was closed"):
+        state[0][0]["w"].to_mpmd_local_array  # noqa: B018
+
+
+def test_a_step_does_not_keep_its_first_arguments(mesh):
+    step = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh)
+    xs, ys = batch()
+    state, _ = step(init(weights(2)), xs, ys)
+    mpmd.to_host(state)  # asks all groups, so none is at the step any more
+    first = weakref.ref(xs)
+    del xs, ys
+    gc.collect()
+    assert first() is None
+
+
+def test_a_loaded_step_keeps_its_mesh():
+    step = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh_of(2)).compile(init(weights(2)), *batch())
+    gc.collect()
+    _, (loss, _) = step(init(weights(2)), *batch())
+    assert np.isfinite(float(loss))

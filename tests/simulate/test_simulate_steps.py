@@ -1,0 +1,27 @@
+"""What is simulated of a compiled plan is what is simulated of its schedule."""
+
+import pytest
+
+import mpmd
+from mpmd.ir import OutsideTask
+from mpmd.simulate import Costs, simulate
+from mpmd.verify import verify
+from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.parity import mesh_of
+
+
+def compile_for(schedule, microbatches):
+    with mesh_of(schedule.mpmd_dim) as mesh:
+        step = mpmd.mpmd_jit_with_loop(make_step(mse, schedule), mpmd_mesh=mesh)
+        return step.compile(init(weights(schedule.num_stages)), *batch(microbatches))
+
+
+@pytest.mark.parametrize("schedule", [mpmd.Std1F1B(3), mpmd.Interleaved1F1B(4, 2)], ids=str)
+def test_a_plan_and_its_schedule_take_the_same_time(schedule):
+    plan = compile_for(schedule, 5).plan
+    simulated = simulate(plan)
+    expected = simulate(schedule.tasks(5), Costs(atomic=True))
+    in_loop = tuple(event for event in simulated.events if not isinstance(event.activity, OutsideTask))
+    assert in_loop == expected.events
+    assert (simulated.makespan, simulated.bubble) == (expected.makespan, expected.bubble)
+    assert simulated.peaks == verify(plan).peak_bytes

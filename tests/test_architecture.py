@@ -1,0 +1,184 @@
+"""The rules of the architecture that imports can break."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted([*(ROOT / "mpmd").rglob("*.py"), *(ROOT / "cluster").rglob("*.py")])
+
+MAY_IMPORT = {
+    # Shared ground.
+    "mpmd.compat": "",
+    "mpmd.errors": "",
+    "mpmd.ir": "",
+    "mpmd.stopwatch": "",
+    "mpmd.tables": "",
+    "mpmd.tree": "",
+    "mpmd.names": "mpmd.ir",
+    "mpmd.events": "mpmd.ir",
+    "mpmd.keys": "mpmd.compat mpmd.ir",
+    "mpmd.sharding": "mpmd.ir",
+    "mpmd.program": "mpmd.ir mpmd.sharding",
+    # Orders, and what reads a plan.
+    "mpmd.schedules": "mpmd.ir",
+    "mpmd.verify": "mpmd.errors mpmd.ir",
+    "mpmd.simulate": "mpmd.events mpmd.ir mpmd.schedules",
+    "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
+    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.ir mpmd.tables mpmd.verify",
+    "mpmd.cli": "mpmd.ir mpmd.render mpmd.schedules mpmd.simulate mpmd.tables",
+    # The compiler. A pass imports no other pass.
+    "mpmd.annotate": "",
+    "mpmd.reduce": "mpmd.compat mpmd.schedules mpmd.tree",
+    "mpmd.compiler.jaxprs": "mpmd.compat",
+    "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
+    "mpmd.compiler.trace": "mpmd.annotate mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors "
+    "mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tree",
+    "mpmd.compiler.split": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
+    "mpmd.keys mpmd.reduce mpmd.schedules",
+    "mpmd.compiler.place": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir",
+    "mpmd.compiler.lower": "mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.keys "
+    "mpmd.names mpmd.program mpmd.schedules",
+    "mpmd.compiler": "",
+    "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
+    "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
+    "mpmd.compiler.place mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.program mpmd.stopwatch "
+    "mpmd.verify",
+    # What runs a plan.
+    "mpmd.runtime": "mpmd.errors mpmd.events mpmd.ir mpmd.names mpmd.program mpmd.sharding mpmd.stopwatch",
+    # What runs it on Ray: shared ground, the actor and its transports, then the driver.
+    "cluster.environment": "",
+    "cluster.group_info": "",
+    "cluster.packing": "",
+    "cluster.resources": "",
+    "cluster.sockets": "",
+    "cluster.rpc": "cluster.sockets",
+    "cluster.transports": "cluster.group_info cluster.packing cluster.sockets mpmd.errors mpmd.ir "
+    "mpmd.runtime mpmd.sharding",
+    "cluster.actor": "cluster.group_info cluster.packing cluster.rpc cluster.sockets cluster.transports "
+    "mpmd.errors mpmd.ir mpmd.runtime",
+    "cluster.health": "mpmd.errors",
+    "cluster.pending_calls": "mpmd.errors",
+    "cluster.ray_errors": "mpmd.errors",
+    "cluster.ray_session": "",
+    "cluster.actor_calls": "cluster.health cluster.pending_calls cluster.ray_errors cluster.ray_session "
+    "cluster.rpc mpmd.errors",
+    "cluster.driver": "cluster.actor cluster.actor_calls cluster.packing mpmd.ir mpmd.program mpmd.runtime "
+    "mpmd.stopwatch",
+    "cluster.mesh": "cluster.driver cluster.group_info",
+    "cluster.launch": "cluster.actor cluster.actor_calls cluster.driver cluster.environment "
+    "cluster.group_info cluster.mesh cluster.resources cluster.sockets cluster.transports mpmd.stopwatch",
+    "cluster": "cluster.launch cluster.mesh",
+    # The user's face.
+    "mpmd.mesh": "mpmd.runtime",
+    "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",
+    "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.sharding mpmd.tree",
+    "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.pipeline mpmd.events mpmd.explanation mpmd.ir "
+    "mpmd.mesh mpmd.runtime mpmd.stopwatch mpmd.verify",
+    "mpmd.__main__": "mpmd.cli",
+    "mpmd": "",
+}
+"""For each package, and each module that is in none, what of this project it may import."""
+
+NEVER_REACHES = [
+    ("mpmd", "cluster"),
+    ("cluster", "mpmd.compiler"),
+    ("mpmd.runtime", "mpmd.compiler"),
+    ("mpmd.compiler", "mpmd.runtime"),
+    ("cluster.transports", "cluster.driver"),
+]
+"""Packages of which the first does not import the second, by way of others either."""
+
+WITHOUT_JAX = "mpmd mpmd.schedules mpmd.simulate mpmd.verify mpmd.render mpmd.cli".split()
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def unit_of(module):
+    """The row of the table that a module, or a name in a module, belongs to."""
+    while module not in MAY_IMPORT:
+        module = module.rpartition(".")[0]
+        assert module, "the table has no row for it"
+    return module
+
+
+def imports(path):
+    """The modules and names that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports name their module in full"
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def imported_units(unit):
+    own = {name for path in FILES if unit_of(module_of(path)) == unit for name in imports(path)}
+    ours = {name for name in own if name.split(".")[0] in ("mpmd", "cluster")}
+    return {unit_of(name) for name in ours} - {unit}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_every_file_has_a_row(path):
+    assert unit_of(module_of(path)) not in ("cluster", "mpmd", "mpmd.compiler") or path.name == "__init__.py"
+
+
+@pytest.mark.parametrize("unit", MAY_IMPORT)
+def test_imports_are_those_of_the_table(unit):
+    assert imported_units(unit) == set(MAY_IMPORT[unit].split())
+
+
+def test_nothing_imports_itself_by_way_of_others():
+    done, pending = set(), dict(MAY_IMPORT)
+    while ready := [unit for unit, needed in pending.items() if set(needed.split()) <= done]:
+        done.update(ready)
+        for unit in ready:
+            del pending[unit]
+    assert not pending
+
+
+def units_within(package):
+    return {unit for unit in MAY_IMPORT if f"{unit}.".startswith(f"{package}.")}
+
+
+@pytest.mark.parametrize(("package", "other"), NEVER_REACHES)
+def test_nothing_reaches_what_it_must_not_know(package, other):
+    reached = units_within(package)
+    assert reached, "the table has no such package"
+    while further := {needed for unit in reached for needed in MAY_IMPORT[unit].split()} - reached:
+        reached |= further
+    assert not reached & units_within(other)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_only_cluster_imports_ray(path):
+    assert path.is_relative_to(ROOT / "cluster") or not any(
+        name.split(".")[0] == "ray" for name in imports(path)
+    )
+
+
+@pytest.mark.parametrize("module", WITHOUT_JAX)
+def test_importing_it_loads_neither_jax_nor_scipy(module):
+    """In a process of its own, so that what is imported by what is imported counts."""
+    program = f"import sys, {module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert loaded.returncode == 0, loaded.stderr
+    assert not {"jax", "jaxlib", "scipy", "ray", "matplotlib"} & set(loaded.stdout.split())
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_private_jax_only_in_compat(path):
+    assert path.name == "compat.py" or not any(name.startswith("jax._src") for name in imports(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_files_can_be_read_at_once(path):
+    assert len(path.read_text().splitlines()) <= 400

@@ -1,0 +1,389 @@
+"""A correct plan passes; each way to break it is found."""
+
+import dataclasses
+import time
+
+import pytest
+
+from mpmd.compiler.lower.liveness import add_frees_and_donations
+from mpmd.errors import PlanError
+from mpmd.ir import (
+    Aval,
+    ConstantLeaf,
+    Executable,
+    Free,
+    GroupProgram,
+    InputLeaf,
+    OutputLeaf,
+    Plan,
+    Recv,
+    Send,
+)
+from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B
+from mpmd.verify import verify
+from tests.support.plans import pipeline_plan, run_of
+
+VECTOR = Aval((4,), "float32", 4)
+SCALAR = Aval((), "int32", 4)
+
+
+def executable(name, inputs, outputs, donated=()):
+    avals = tuple(inputs), tuple(outputs)
+    return Executable(name, *avals, donated, *(((),) * len(part) for part in avals))
+
+
+def plan_of(*programs, executables, outputs=(("out", 0),), donated=False):
+    return Plan(
+        tuple(GroupProgram(i, tuple(program)) for i, program in enumerate(programs)),
+        tuple(executables),
+        (
+            InputLeaf("w", "w", VECTOR, (0,), (), donated),
+            InputLeaf("x", "x", VECTOR, (1,), (), False),
+            InputLeaf("never read", None, VECTOR, (), (), True),
+        ),
+        (ConstantLeaf("i", SCALAR, (1,)),),
+        tuple(OutputLeaf(name, name, VECTOR, (group,), ()) for name, group in outputs),
+    )
+
+
+def ping_pong(**options):
+    """Group 0 sends ``h`` to 1, which sends ``g`` back; the last run takes over its buffer."""
+    return plan_of(
+        [
+            run_of("fwd_0__0", "forward", ("w",), ("h",)),
+            Send(("h",), 1, 0),
+            Recv(("g",), 1, 0),
+            run_of("bwd_0__0", "update", ("h", "g"), ("out",)),
+            Free(("h",)),
+        ],
+        [
+            Recv(("h",), 0, 0),
+            run_of("fwd_1__0", "combine", ("x", "h", "i"), ("g",)),
+            Free(("h",)),
+            Send(("g",), 0, 0),
+            Free(("g",)),
+        ],
+        executables=[
+            executable("forward", [VECTOR], [VECTOR]),
+            executable("update", [VECTOR, VECTOR], [VECTOR], (1,)),
+            executable("combine", [VECTOR, VECTOR, SCALAR], [VECTOR]),
+        ],
+        **options,
+    )
+
+
+def with_program(plan, group, change):
+    instructions = list(plan.programs[group].instructions)
+    change(instructions)
+    programs = list(plan.programs)
+    programs[group] = GroupProgram(group, tuple(instructions))
+    return dataclasses.replace(plan, programs=tuple(programs))
+
+
+def faults_of(plan):
+    with pytest.raises(PlanError) as caught:
+        verify(plan)
+    first, *faults = str(caught.value).split("\n  ")
+    assert first == "the plan cannot run:"
+    return faults
+
+
+def test_a_correct_plan_passes_and_is_measured():
+    verified = verify(ping_pong())
+    assert verified.peak_bytes == (3 * 16, 3 * 16 + 4)
+    assert verified.peak_values == (3, 4)
+    assert verified.sent_bytes == {(0, 1): 16, (1, 0): 16}
+    assert verified.capacities == {(0, 1): 1, (1, 0): 1}
+
+
+def put(instruction, at):
+    return lambda program: program.__setitem__(at, instruction)
+
+
+PROGRAMS = {
+    "drop a run": (0, lambda i: i.pop(0), "uses h, which is not defined before"),
+    "drop a send": (0, lambda i: i.pop(1), "edge 0 -> 1, message 0: nothing, but h = recv <- 0 #0"),
+    "drop a receive": (0, lambda i: i.pop(2), "uses g, which is not defined before"),
+    "receive nothing that is read": (
+        1,
+        lambda i: (i.insert(1, Recv(("k",), 0, 1)),),
+        "message 1: nothing, but k = recv <- 0 #1",
+    ),
+    "run twice": (0, lambda i: i.insert(0, i[0]), "defines h again"),
+    "define twice in one run": (
+        0,
+        put(run_of("after_0", "two", ("w",), ("h", "h")), 0),
+        "instruction 0 (after_0) defines h again",
+    ),
+    "define what was freed": (0, lambda i: i.append(i[0]), "defines h again"),
+    "receive what is there": (1, lambda i: i.append(Recv(("x",), 0, 1)), "defines x again"),
+    "use after free": (1, lambda i: i.insert(1, i.pop(2)), "uses h, which was freed in instruction 1"),
+    "send after free": (1, lambda i: i.insert(3, i.pop(4)), "uses g, which was freed in instruction 3"),
+    "free twice": (0, lambda i: i.append(i[-1]), "uses h, which was freed in instruction 4"),
+    "free twice at once": (0, put(Free(("h", "h")), 4), "uses h, which was freed in instruction 4"),
+    "free too little": (0, lambda i: i.pop(4), "group 0 holds h to the end, where nothing needs it"),
+    "free what the caller keeps": (
+        0,
+        lambda i: i.append(Free(("w",))),
+        "w is freed, but the caller keeps it",
+    ),
+    "free a constant": (1, lambda i: i.append(Free(("i",))), "i is freed, but the caller keeps it"),
+    "free the result": (0, lambda i: i.append(Free(("out",))), "lacks the result out (out), which was freed"),
+    "use after donation": (0, lambda i: i.append(Free(("g",))), "uses g, which was donated in instruction 3"),
+    "donate what is read twice": (
+        0,
+        put(run_of("after_0", "update", ("g", "g"), ("out",)), 3),
+        "donates g and reads it as another input too",
+    ),
+    "donate what the caller keeps": (
+        0,
+        put(run_of("after_0", "update", ("h", "w"), ("out",)), 3),
+        "w is donated, but the caller keeps it",
+    ),
+    "donate what was sent": (
+        0,
+        put(run_of("after_0", "update", ("g", "h"), ("out",)), 3),
+        "donates h, which instruction 1 sends and the message may still need",
+    ),
+    "retarget a send to itself": (0, put(Send(("h",), 0, 0), 1), "has no other group at its other end"),
+    "send to nobody": (0, put(Send(("h",), 7, 0), 1), "(send h -> 7 #0) has no other group"),
+    "receive from nobody": (1, put(Recv(("h",), -1, 0), 0), "has no other group at its other end"),
+    "send another value": (0, put(Send(("w",), 1, 0), 1), "message 0: send w -> 1 #0, but h = recv <- 0 #0"),
+    "another tag": (0, put(Send(("h",), 1, 3), 1), "message 0: send h -> 1 #3, but h = recv <- 0 #0"),
+    "unknown executable": (
+        0,
+        put(run_of("after_0", "none", ("w",), ("h",)), 0),
+        "runs none, which does not exist",
+    ),
+    "too few inputs": (
+        1,
+        put(run_of("after_0", "combine", ("x", "h"), ("g",)), 1),
+        "numbers of inputs and outputs",
+    ),
+    "too many outputs": (
+        0,
+        put(run_of("after_0", "forward", ("w",), ("h", "k")), 0),
+        "numbers of inputs and outputs",
+    ),
+    "swap inputs": (
+        1,
+        put(run_of("after_0", "combine", ("x", "i", "h"), ("g",)), 1),
+        "reads i as float32[4], but it is int32[]",
+    ),
+    "another executable": (
+        0,
+        put(run_of("after_0", "scalar", ("w",), ("h",)), 0),
+        "reads w as int32[], but it is",
+    ),
+    "receive before the send": (0, lambda i: i.insert(1, i.pop(2)), "wait for one another"),
+    "an own name twice": (
+        0,
+        lambda i: i.insert(3, run_of("after_0", "forward", ("w",), ("g",))),
+        "defines g again",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_broken_program_is_found(name):
+    group, change, said = PROGRAMS[name]
+    plan = with_program(ping_pong(), group, change)
+    more = executable("two", [VECTOR], [VECTOR] * 2), executable("scalar", [SCALAR], [VECTOR])
+    plan = dataclasses.replace(plan, executables=(*plan.executables, *more))
+    assert said in "\n".join(faults_of(plan))
+
+
+def replaced(field, at, **changes):
+    """Changes one executable or leaf of the plan."""
+
+    def change(plan):
+        parts = list(getattr(plan, field))
+        parts[at] = dataclasses.replace(parts[at], **changes)
+        return dataclasses.replace(plan, **{field: tuple(parts)})
+
+    return change
+
+
+def swapped_programs(plan):
+    return dataclasses.replace(plan, programs=plan.programs[::-1])
+
+
+def repeated(field):
+    return lambda plan: dataclasses.replace(plan, **{field: (*getattr(plan, field), getattr(plan, field)[0])})
+
+
+PLANS = {
+    "swap the programs": (swapped_programs, "the program at 0 is that of group 1"),
+    "two executables of one name": (repeated("executables"), "2 executables are called forward"),
+    "two inputs of one name": (repeated("inputs"), "2 inputs or constants are called w"),
+    "two constants of one name": (repeated("constants"), "2 inputs or constants are called i"),
+    "donate no input": (replaced("executables", 1, donated=(2,)), "update donates (2,) of 2 inputs"),
+    "donate an input twice": (
+        replaced("executables", 1, donated=(1, 1)),
+        "update donates (1, 1) of 2 inputs",
+    ),
+    "donate what nothing takes over": (
+        replaced("executables", 2, donated=(2,)),
+        "combine donates more inputs of int32[] than it has outputs to take them over",
+    ),
+    "donate more than is taken over": (
+        replaced("executables", 1, donated=(0, 1)),
+        "update donates more inputs of float32[4] than it has outputs",
+    ),
+    "donate another input": (
+        replaced("executables", 1, donated=(0,)),
+        "donates h, which instruction 1 sends",
+    ),
+    "donate nothing": (replaced("executables", 1, donated=()), "group 0 holds g to the end"),
+    "forget a spec": (replaced("executables", 1, in_specs=((),)), "update does not have a spec for each of"),
+    "another output": (
+        replaced("executables", 0, outputs=(SCALAR,)),
+        "(fwd_1__0) reads h as float32[4], but it is int32[]",
+    ),
+    "another input": (replaced("inputs", 0, aval=SCALAR), "reads w as float32[4], but it is int32[]"),
+    "another constant": (replaced("constants", 0, aval=VECTOR), "reads i as int32[], but it is float32[4]"),
+    "another result": (
+        replaced("outputs", 0, aval=SCALAR),
+        "the result out is to be int32[], but out is float",
+    ),
+    "the result of another name": (
+        replaced("outputs", 0, name="ouch"),
+        "lacks the result out (ouch), which is",
+    ),
+    "the result elsewhere": (replaced("outputs", 0, mpmd_idxs=(1,)), "group 1 lacks the result out"),
+    "the result nowhere": (replaced("outputs", 0, mpmd_idxs=()), "no group has the result out"),
+    "the result on too many groups": (
+        replaced("outputs", 0, mpmd_idxs=(0, 2)),
+        "out is on groups (0, 2), of",
+    ),
+    "an input elsewhere": (replaced("inputs", 0, mpmd_idxs=(1,)), "uses w, which is not defined before"),
+    "an input nowhere": (
+        replaced("inputs", 0, mpmd_idxs=(-1,)),
+        "w is on groups (-1,), of which not all exist",
+    ),
+    "a constant elsewhere": (replaced("constants", 0, mpmd_idxs=(0,)), "uses i, which is not defined before"),
+    "an input that nobody gives back": (replaced("inputs", 0, donated=True), "group 0 holds w to the end"),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_whose_parts_do_not_fit_is_found(name):
+    change, said = PLANS[name]
+    assert said in "\n".join(faults_of(change(ping_pong())))
+
+
+def test_all_faults_are_named_at_once():
+    plan = with_program(ping_pong(), 0, lambda i: i.pop(0))
+    plan = with_program(plan, 1, lambda i: i.append(Free(("x",))))
+    assert faults_of(plan) == [
+        "group 0, instruction 0 (send h -> 1 #0) uses h, which is not defined before",
+        "group 0, instruction 2 (bwd_0__0) uses h, which is not defined before",
+        "group 0, instruction 3 (free h) uses h, which is not defined before",
+        "group 1, instruction 1 (fwd_1__0) uses h, which is not defined before",
+        "group 1, instruction 2 (free h) uses h, which is not defined before",
+        "group 1, instruction 5 (free x) x is freed, but the caller keeps it",
+    ]
+
+
+def test_groups_that_compute_the_same_value_agree_on_its_shape():
+    run = run_of("before_0", "a", (), ("v",))
+    makers = executable("a", [], [VECTOR]), executable("b", [], [SCALAR])
+    plan = plan_of([run], [run], executables=makers, outputs=[("v", 0), ("v", 1)])
+    verify(plan)
+    plan = with_program(plan, 1, lambda i: put(run_of("before_0", "b", (), ("v",)), 0)(i))
+    assert faults_of(plan) == ["group 1, before_0: makes v as int32[], which elsewhere is float32[4]"]
+
+
+def test_a_message_of_which_nothing_is_read_would_stay_in_its_channel():
+    program = [run_of("after_1", "forward", ("w",), ("h",)), Send(("h",), 1, 0), Free(("h",))]
+    plan = plan_of(
+        program,
+        [Recv(("h",), 0, 0), Free(("h",))],
+        executables=[executable("forward", [VECTOR], [VECTOR])],
+        outputs=[],
+    )
+    assert faults_of(plan) == ["edge 0 -> 1, message 0: nothing of it is read"]
+    verify(with_program(dataclasses.replace(plan, outputs=(OutputLeaf("h", "h", VECTOR, (1,), ()),)), 1, pop))
+
+
+def pop(program):
+    program.pop()
+
+
+@pytest.mark.parametrize(
+    "schedule", [GPipe(3), Std1F1B(4), Eager1F1B(4), Interleaved1F1B(6, 3), Std1F1B(1)], ids=repr
+)
+@pytest.mark.parametrize("num_microbatches", [1, 3, 8])
+def test_plans_of_schedules_pass(schedule, num_microbatches):
+    verified = verify(pipeline_plan(schedule, num_microbatches))
+    if schedule == GPipe(3):
+        # The last stage's weight and gradient, and what comes in and goes out of each microbatch.
+        assert verified.peak_values[2] == 2 * num_microbatches + 2
+        assert verified.capacities == dict.fromkeys([(0, 1), (1, 2), (1, 0), (2, 1)], num_microbatches)
+
+
+def test_a_large_plan_is_verified_quickly():
+    plan = pipeline_plan(Std1F1B(64), 128)
+    start = time.process_time()
+    verify(plan)
+    # Far more than it takes, so that a busy machine does not matter; less than a quadratic check would.
+    assert time.process_time() - start < 8
+
+
+def test_frees_follow_the_last_use_and_dead_inputs_are_donated():
+    plan = plan_of(
+        [
+            run_of("after_1", "forward", ("w",), ("h",)),
+            run_of("after_2", "forward", ("h",), ("k",)),
+            run_of("after_3", "combine", ("h", "k"), ("out",)),
+        ],
+        [],
+        executables=[
+            executable("forward", [VECTOR], [VECTOR]),
+            executable("combine", [VECTOR, VECTOR], [VECTOR]),
+        ],
+    )
+    live = add_frees_and_donations(plan)
+    assert [e.donated for e in live.executables] == [(), (0,)]
+    assert live.programs[0].instructions[-1] == Free(("k",))
+    verify(live)
+
+
+def test_sent_values_are_not_donated():
+    plan = plan_of(
+        [
+            run_of("after_1", "forward", ("w",), ("h",)),
+            Send(("h",), 1, 0),
+            run_of("after_2", "other", ("h",), ("out",)),
+        ],
+        [Recv(("h",), 0, 0)],
+        executables=[executable("forward", [VECTOR], [VECTOR]), executable("other", [VECTOR], [VECTOR])],
+        outputs=[("out", 0), ("h", 1)],
+    )
+    live = add_frees_and_donations(plan)
+    assert all(e.donated == () for e in live.executables)
+    assert Free(("h",)) in live.programs[0].instructions
+    verify(live)
+
+
+def test_donated_arguments_are_taken_over():
+    plan = plan_of(
+        [run_of("after_1", "forward", ("w",), ("out",))],
+        [],
+        executables=[executable("forward", [VECTOR], [VECTOR])],
+        donated=True,
+    )
+    live = add_frees_and_donations(plan)
+    assert live.executables[0].donated == (0,)
+    assert verify(live).peak_values == (1, 2)
+
+
+def test_a_copy_of_an_argument_that_was_sent_is_freed_like_any_value():
+    plan = plan_of(
+        [Send(("w",), 1, 0)],
+        [Recv(("w",), 0, 0), run_of("after_0", "combine", ("x", "w"), ("out",)), Free(("w",))],
+        executables=[executable("combine", [VECTOR, VECTOR], [VECTOR])],
+        outputs=[("out", 1)],
+    )
+    verify(plan)
+    assert faults_of(with_program(plan, 1, pop)) == ["group 1 holds w to the end, where nothing needs it"]
