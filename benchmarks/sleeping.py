@@ -42,14 +42,14 @@ def sleep_in_tasks(seconds: float) -> None:
     """
 
     class SleepingExecutor(worker.Executor):
-        def __init__(self, program: GroupProgram, plan, executables, *others):
+        def __init__(self, program: GroupProgram, plan, executables, **others):
             durations = {
                 run.executable: seconds * len(run.task.tasks)
                 for run in program.runs
                 if isinstance(run.task, Cell)
             }
             slow = {name: _lasting(executables[name], length) for name, length in durations.items()}
-            super().__init__(program, plan, {**executables, **slow}, *others)
+            super().__init__(program, plan, {**executables, **slow}, **others)
 
     worker.Executor = SleepingExecutor  # type: ignore[misc, assignment]
 

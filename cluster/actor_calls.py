@@ -99,7 +99,7 @@ class ActorCalls:
         return pending.future
 
     def call_step(self, step: int, arguments: Mapping[int, tuple]) -> dict[int, Future]:
-        """Calls ``step`` on each of the groups. When one of these calls fails, the step is aborted on all.
+        """Calls ``run_step`` on each of the groups. When one of them fails, the step is aborted on all.
 
         Raises: as ``call``, when one of the groups is dead; then no group is called.
         """
@@ -107,9 +107,9 @@ class ActorCalls:
         try:
             for pending in calls:
                 self._send(pending, "run_step", arguments[pending.mpmd_idx])
-        except KeyboardInterrupt:  # the groups that were called must not wait for the others
+        except BaseException:  # also an interrupt: the groups that were called must not wait for the others
             for pending in calls:
-                self._fail(pending, RuntimeError("an interrupt kept the step from being sent to all groups"))
+                self._fail(pending, RuntimeError("the step was not sent to all groups"))
             raise
         return {pending.mpmd_idx: pending.future for pending in calls}
 

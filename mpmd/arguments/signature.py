@@ -16,12 +16,19 @@ from mpmd.tree import argument_paths, broadcast_prefix
 
 @dataclasses.dataclass(frozen=True)
 class CallSignature:
-    """Which arguments of a step are static and which are donated, by position and by name."""
+    """Which arguments of a step are static and which are donated.
 
+    Attributes:
+      names: of the positional parameters, which may also be passed by name.
+      static_argnums, donate_argnums: positions. Negative ones count from the last positional parameter that a
+        call gives, by position or by name.
+      static_argnames: names of static arguments that are passed by name.
+    """
+
+    names: tuple[str, ...]
     static_argnums: tuple[int, ...]
     static_argnames: tuple[str, ...]
     donate_argnums: tuple[int, ...]
-    donate_argnames: tuple[str, ...]
 
     @classmethod
     def of(
@@ -40,15 +47,8 @@ class CallSignature:
             wrong = [i for i in positions if not -len(names) <= i < len(names)]
             if wrong and not _takes_any_number(fun):
                 raise ValueError(f"{what} has {wrong}, but the step takes {len(names)} positional arguments")
-        by_name = {names[i] for i in static_argnums if -len(names) <= i < len(names)}
-        by_position = {names.index(name) for name in static_argnames if name in names}
-        donated = {names[i] for i in donate_argnums if -len(names) <= i < len(names)}
-        return cls(
-            static_argnums=(*static_argnums, *by_position),
-            static_argnames=(*static_argnames, *by_name),
-            donate_argnums=donate_argnums,
-            donate_argnames=tuple(donated),
-        )
+        by_position = [names.index(name) for name in static_argnames if name in names]
+        return cls(names, (*static_argnums, *by_position), static_argnames, donate_argnums)
 
     def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> Call:
         """Flattens a call's arguments.
@@ -56,19 +56,20 @@ class CallSignature:
         Raises: ``TypeError`` for a leaf that is no array, ``ValueError`` for a static argument that is not
           hashable.
         """
-        static = _positions(self.static_argnums, len(args))
-        donated = _positions(self.donate_argnums, len(args))
-        if both := static & donated:
-            raise ValueError(f"the arguments {sorted(both)} are both static and donated")
+        static, static_names = self._meant(self.static_argnums, args, kwargs)
+        static_names.update(self.static_argnames)
+        donated, donated_names = self._meant(self.donate_argnums, args, kwargs)
+        if both := [*sorted(static & donated), *sorted(static_names & donated_names)]:
+            raise ValueError(f"the arguments {both} are both static and donated")
         static_args = tuple((i, args[i]) for i in sorted(static))
-        static_kwargs = tuple((name, kwargs[name]) for name in sorted(kwargs) if name in self.static_argnames)
+        static_kwargs = tuple((name, kwargs[name]) for name in sorted(kwargs) if name in static_names)
         _check_hashable((*static_args, *static_kwargs))
         traced = [i for i in range(len(args)) if i not in static]
         traced_args = tuple(args[i] for i in traced)
-        traced_kwargs = {name: value for name, value in kwargs.items() if name not in self.static_argnames}
+        traced_kwargs = {name: value for name, value in kwargs.items() if name not in static_names}
         donations = (
             tuple(i in donated for i in traced),
-            {name: name in self.donate_argnames for name in traced_kwargs},
+            {name: name in donated_names for name in traced_kwargs},
         )
         leaves, treedef = jax.tree.flatten((traced_args, traced_kwargs))
         return Call(
@@ -81,10 +82,14 @@ class CallSignature:
             donated=tuple(broadcast_prefix(donations, (traced_args, traced_kwargs), _is_bool)),
         )
 
-
-def _positions(argnums: tuple[int, ...], num_args: int) -> set[int]:
-    """The positions that a call with so many positional arguments has; negative ones count from the end."""
-    return {i % num_args for i in argnums if -num_args <= i < num_args}
+    def _meant(
+        self, argnums: tuple[int, ...], args: tuple, kwargs: Mapping[str, Any]
+    ) -> tuple[set[int], set[str]]:
+        """The arguments of a call that positions mean: those passed by position, and those passed by name."""
+        given = len(args) + sum(name in kwargs for name in self.names)
+        found = {i if i >= 0 else i + given for i in argnums}
+        by_position = {i for i in found if 0 <= i < len(args)}
+        return by_position, {self.names[i] for i in found if len(args) <= i < len(self.names)}
 
 
 def _is_bool(x: Any) -> bool:
@@ -122,9 +127,9 @@ def _takes_any_number(fun: Callable) -> bool:
     return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in _parameters(fun))
 
 
-def _positional_names(fun: Callable) -> list[str]:
+def _positional_names(fun: Callable) -> tuple[str, ...]:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [parameter.name for parameter in _parameters(fun) if parameter.kind in positional]
+    return tuple(parameter.name for parameter in _parameters(fun) if parameter.kind in positional)
 
 
 def _parameters(fun: Callable) -> list[inspect.Parameter]:

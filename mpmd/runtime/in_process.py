@@ -93,12 +93,18 @@ class _GroupThread:
     def _serve(self) -> None:
         while (item := self._calls.get()) is not None:
             call, enable_x64, future = item
+            # An idle thread must not keep the last call's arrays, nor have them when its end is seen.
             try:
                 with jax.enable_x64(enable_x64):
-                    future.set_result(call())
+                    result = call()
             except BaseException as error:  # all errors are for the thread that waits for the call
+                del item, call
                 future.set_exception(error)
-            del item, call, future  # an idle thread must not keep the last call's arrays alive
+            else:
+                del item, call
+                future.set_result(result)
+                del result
+            del future
         self._ended = True
         self._fail_rest()
         self.worker.close()

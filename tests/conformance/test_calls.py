@@ -264,6 +264,17 @@ def test_donated_by_name(mesh):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
+@pytest.mark.parametrize("by_name", [(), ("ys",), ("xs", "ys"), ("state", "xs", "ys")], ids=str)
+def test_the_last_donated_however_it_is_passed(mesh, by_name):
+    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=-1)
+    given = dict(zip(("state", "xs", "ys"), map(copy, arguments()), strict=True))
+    named = {name: given[name] for name in by_name}
+    result = step(*(value for name, value in given.items() if name not in by_name), **named)
+    assert_close(result, jax.jit(train)(*arguments()))
+    dead = [name for name, value in given.items() if jax.tree.leaves(value)[0].is_deleted()]
+    assert dead == ["ys"]
+
+
 def test_what_is_not_donated_can_be_used_again(mesh):
     step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)
     state, _ = step(*arguments())

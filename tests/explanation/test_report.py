@@ -1,7 +1,5 @@
 """The report of a compiled step: what each group does and needs, and how long compiling took."""
 
-import time
-
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -16,28 +14,23 @@ PASSES = ["trace", "jax", "split", "place", "lower", "verify", "resolve", "load"
 def loaded():
     with mesh_of(3) as mesh:
         step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
-        arguments = init(weights(3)), *batch()
-        start = time.perf_counter()
-        loaded = step.compile(*arguments)
-        yield loaded, time.perf_counter() - start
+        yield step.compile(init(weights(3)), *batch())
 
 
 def test_every_pass_has_its_seconds(loaded):
-    step, elapsed = loaded
-    seconds = step.report().seconds
+    seconds = loaded.report().seconds
     assert list(seconds) == PASSES
     assert all(value > 0 for value in seconds.values())
-    assert 0.5 * elapsed < sum(seconds.values()) <= elapsed
 
 
 def test_every_group_has_compiled(loaded):
-    report = loaded[0].report()
+    report = loaded.report()
     assert [group.mpmd_idx for group in report.groups] == [0, 1, 2]
     assert all(0 < group.xla_seconds < report.seconds["load"] for group in report.groups)
 
 
 def test_the_report_is_two_tables(loaded):
-    report = loaded[0].report()
+    report = loaded.report()
     lines = str(report).splitlines()
     assert lines[0].split("  ")[-1] == "XLA compile"
     assert len({len(line) for line in lines[:4]}) == 1

@@ -62,10 +62,8 @@ def test_every_group_has_a_process_with_its_devices(two_groups):
 
 def test_a_lack_of_resources_shows_what_is_requested_and_available(local_ray, capsys):
     free = ray.available_resources()["CPU"]
-    start = time.monotonic()
     with pytest.raises(RuntimeError) as caught:
         cluster.launch({"stage": 3}, "stage", cpus_per_group=50, gpus_per_group=1, timeout=3)
-    assert time.monotonic() - start < 20
     message = str(caught.value)
     assert "no room for the groups within 3 s" in message
     assert "3 groups of 50 CPU, 1 GPU each, every one on one node" in message

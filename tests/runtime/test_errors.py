@@ -56,7 +56,7 @@ def test_wrong_number_of_marks(marks):
 def test_more_groups_than_the_mesh_has():
     message = compile_error(step_of(lambda p, x: jnp.mean(layers(p, x, (0, 1, 2))), mpmd.Std1F1B(4)))
     assert "runs on 4 groups, but the mesh has 2" in message
-    assert "Interleaved1F1B(num_stages=4, mpmd_dim=2)" in message
+    assert "ListSchedule(num_stages=4, mpmd_dim=2)" in message
 
 
 def test_mark_outside_of_a_loop():

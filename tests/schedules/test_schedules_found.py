@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,12 +106,6 @@ def test_stages_that_differ_are_kept_busier_than_by_an_order_for_equal_ones():
 def test_a_limit_of_one_microbatch_runs_one_after_another():
     lists = ListSchedule(3, 3, memory_limit=1).tasks(4)
     assert (simulate(lists).makespan, peaks(lists)) == (4 * (3 + 3 + 1), [1, 1, 1])
-
-
-def test_large_schedules_are_found_quickly():
-    start = time.perf_counter()
-    ListSchedule(16, 16, memory_limit=16).tasks(256)
-    assert time.perf_counter() - start < 10  # about half a second
 
 
 def test_list_schedules_are_values():

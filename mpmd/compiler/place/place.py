@@ -53,7 +53,7 @@ def _stage_groups(graph: TaskGraph, mpmd_dim: int) -> tuple[int, ...]:
         raise CompileError(
             f"the schedule {schedule} runs on {schedule.mpmd_dim} groups, but the mesh has {mpmd_dim}; "
             "give it as many groups, or put several stages on a group with "
-            f"Interleaved1F1B(num_stages={schedule.num_stages}, mpmd_dim={mpmd_dim})"
+            f"ListSchedule(num_stages={schedule.num_stages}, mpmd_dim={mpmd_dim})"
         )
     groups = {
         task.stage: mpmd_idx

@@ -136,6 +136,7 @@ class _Builder:
         )
 
     def add_sum(self, whole: LoopResult) -> None:
+        """Accumulates a sum, in each stage that makes summands of it."""
         value, initial, result = whole.value, whole.initial, whole.result
         summands, inner_sums = self._summands(value)
         latest = max((w for s in summands if (w := self.work(s))), key=self._order.position)
@@ -203,7 +204,8 @@ class _Builder:
         if eqn is None or self.work(value) is None or not (eqn.primitive.name in _SUMS or _widens(eqn)):
             return None
         same = all(aval_of(atom).shape == aval_of(value).shape for atom in eqn.invars)
-        return eqn if same else None
+        by_stages = any(self.work(atom) for atom in eqn.invars)
+        return eqn if same and by_stages else None
 
 
 def _widens(eqn: JaxprEqn) -> bool:

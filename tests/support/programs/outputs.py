@@ -358,6 +358,12 @@ def results_of_the_loop_that_no_stage_makes():
 
 
 @program()
+def a_sum_of_a_weight_and_the_microbatch():
+    """A result that is a sum itself, of what no stage makes."""
+    return with_aux(lambda params, x, y: (mse(params, x, y), params[0]["w"] + x), mpmd.Add)
+
+
+@program()
 def the_same_value_accumulated_in_three_ways():
     def step(state, xs, ys):
         def run(x, y):
