@@ -1,4 +1,4 @@
-"""The actor that hosts one group: makes ``mpmd.runtime.worker.GroupWorker`` callable from the driver."""
+"""The actor of one process of a group: makes ``mpmd.runtime.worker.GroupWorker`` callable from the driver."""
 
 from __future__ import annotations
 
@@ -7,27 +7,47 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import ray
 from jax import export
 
-from cluster.group_info import GroupInfo
-from cluster.packing import PackedArray, pack, unpack
+from cluster import sockets, world
+from cluster.agreement import Agreement
+from cluster.packing import PackedArray, PackedValue, pack, unpack
+from cluster.process_info import ProcessInfo
 from cluster.rpc import Server
-from cluster.sockets import Address
 from cluster.transports.choice import supported
 from cluster.transports.router import Router
-from mpmd.errors import TaskError
+from cluster.endpoint import Endpoint
+from cluster.transports.slices import SliceTransport
+from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Executable, Name, Plan, Spec
+from mpmd.reshard import GroupShape
+from mpmd.routes import find_routes
 from mpmd.runtime.requests import NOTHING_RELEASED, Handle, Released, StepReply, StepRequest
-from mpmd.runtime.transport import MessageId
+from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 
 CONCURRENCY_GROUPS = {"control": 2, "watch": 1}
 """The threads beside the one for calls in order: for calls that must not wait for those, or never end."""
+
+
+class Place(NamedTuple):
+    """The node of a process, its address and Ray's identifier; and a free port there for its group to meet."""
+
+    node: str
+    node_id: str
+    port: int | None
+
+
+class Addresses(NamedTuple):
+    """Where a process can be reached: by each transport, and by the other processes of its group."""
+
+    transports: Mapping[str, Any]
+    agreement: sockets.Address | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +59,44 @@ class Shipment:
     constants: Mapping[Name, np.ndarray]
 
 
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A process of a group.
+
+    Attributes:
+      mpmd_idx: the group.
+      rank: the process's number in it.
+      groups: the shape of every group.
+    """
+
+    mpmd_idx: int
+    rank: int
+    groups: tuple[GroupShape, ...]
+
+    @property
+    def shape(self) -> GroupShape:
+        """That of its group."""
+        return self.groups[self.mpmd_idx]
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What the transports call it."""
+        return Endpoint(self.mpmd_idx, self.rank, tuple(group.num_processes for group in self.groups))
+
+
 class GroupActor:
-    """One group. ``cluster.launch`` starts one for each, and sets its environment before JAX is imported.
+    """A process of a group. ``cluster.launch`` starts it, and sets its environment before JAX is imported.
+
+    It is ready for programs after ``open``, ``listen`` and ``connect``.
 
     Args:
-      mpmd_idx: the group.
-      submesh_shape: axis names and sizes of its submesh, the mpmd axis with size 1.
+      member: which process of which group it is.
       compilation_cache: a directory of this node for what XLA has compiled, or ``None``.
     """
 
-    def __init__(self, mpmd_idx: int, submesh_shape: Mapping[str, int], compilation_cache: str | None):
-        self._mpmd_idx = mpmd_idx
+    def __init__(self, member: Member, compilation_cache: str | None):
+        self._member = member
+        self._mpmd_idx = member.mpmd_idx
         if compilation_cache is not None:
             _keep_compiled(compilation_cache)
         # Each task is waited for where the host's cores run it: another thread for it would only cost time.
@@ -57,11 +104,7 @@ class GroupActor:
         # Programs arrive with the dtype of every value. Whatever the driver's setting was when each of them
         # was traced, no value is to be narrowed here, in any thread.
         jax.config.update("jax_enable_x64", True)
-        submesh = _submesh(mpmd_idx, submesh_shape)
-        self._devices = tuple(str(device) for device in submesh.devices.flat)
-        self._transports = supported(submesh.devices.flat[0].platform)
-        self._router = Router(mpmd_idx, submesh)
-        self._worker = GroupWorker(mpmd_idx, submesh, self._router)
+        self._agreement = Agreement(member.rank, member.shape.num_processes)
         self._server: Server | None = None
         self._shipping = threading.Lock()
         self._shipments: dict[int, Shipment] = {}
@@ -71,17 +114,53 @@ class GroupActor:
         self._clock_offset = time.time() - time.perf_counter()
 
     def __repr__(self) -> str:
-        return f"group {self._mpmd_idx}"  # how Ray labels this actor's log lines
+        return self._member.endpoint.name_of(self._member.endpoint.number)  # Ray labels log lines with it
 
-    def listen(self, transports: Iterable[str], host: str, secret: bytes) -> dict[str, Any]:
-        """Gets ready for the other groups to connect. Returns this group's address for each transport."""
-        return self._router.listen(transports, host, secret)
+    def place(self) -> Place:
+        """Where this process runs, before JAX has looked for devices."""
+        port = world.free_port() if self._member.rank == 0 and self._member.shape.num_processes > 1 else None
+        return Place(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), port)
 
-    def connect(self, routes: Mapping[int, str], addresses: Sequence[Mapping[str, Any]]) -> None:
-        """Connects with the other groups, when all listen; ``routes`` names the transport to each."""
-        self._router.connect(routes, addresses)
+    def open(self, coordinator: sockets.Address | None, host: str, timeout: float) -> ProcessInfo:
+        """Takes the group's devices.
 
-    def await_driver(self, host: str, secret: bytes) -> Address:
+        Args:
+          coordinator: where the processes of the group meet; ``None`` for a group of one process.
+          host: this process's own address.
+          timeout: seconds to wait for the other processes.
+
+        Raises: ``RuntimeError`` when the processes do not meet, or have other devices than they should.
+        """
+        shape = self._member.shape
+        if coordinator is not None:
+            world.join(coordinator, shape.num_processes, self._member.rank, host, timeout)
+        submesh = _submesh(self._member)
+        self._devices = tuple(str(device) for device in submesh.local_devices)
+        self._transports = supported(submesh.devices.flat[0].platform)
+        self._router = Router(self._member.endpoint, submesh)
+        self._worker = GroupWorker(self._mpmd_idx, submesh, self._transport_of)
+        return self._info()
+
+    def _transport_of(self, plan: Plan) -> Transport:
+        """What carries a plan's messages."""
+        if all(group == GroupShape(self._member.shape.axes) for group in self._member.groups):
+            return self._router  # whole values go from one process to another with the same submesh
+        routes = find_routes(plan, self._member.groups, self._mpmd_idx)
+        return SliceTransport(self._router, self._member.endpoint, self._agreement, routes)
+
+    def listen(self, transports: Iterable[str], host: str, secret: bytes) -> Addresses:
+        """Gets ready for the other processes to connect. Returns this one's addresses."""
+        return Addresses(self._router.listen(transports, host, secret), self._agreement.listen(host))
+
+    def connect(
+        self, routes: Mapping[int, str], addresses: Sequence[Addresses], secret: bytes, timeout: float
+    ) -> None:
+        """Connects with the other processes, when all listen; ``routes`` names the transport to each."""
+        self._router.connect(routes, [address.transports for address in addresses])
+        leader = self._member.endpoint.number_of(self._mpmd_idx, 0)
+        self._agreement.connect(addresses[leader].agreement, secret, timeout)
+
+    def await_driver(self, host: str, secret: bytes) -> sockets.Address:
         """Opens the port to which the driver connects, and returns its address. Call ``serve`` next."""
         self._server = Server(repr(self), host, secret)
         return self._server.address
@@ -123,10 +202,17 @@ class GroupActor:
     def run_step(self, request: StepRequest, packed: Mapping[Handle, PackedArray]) -> StepReply:
         """Runs one step; ``packed`` are the request's host arrays."""
         self._router.begin_step(request.step)
+        self._agreement.agree(request.step)
         arrays = {handle: self._owned(unpack(value)) for handle, value in packed.items()}
         self.release(request.released)
         request = dataclasses.replace(request, host_arrays=arrays, released=NOTHING_RELEASED)
-        reply = self._worker.run_step(request)
+        try:
+            reply = self._worker.run_step(request)
+        except StepAborted:
+            raise
+        except Exception as error:
+            self._agreement.leave(request.step, str(error))
+            raise
         offset = self._clock_offset
         events = tuple(
             dataclasses.replace(event, start=event.start + offset, end=event.end + offset)
@@ -146,9 +232,16 @@ class GroupActor:
                     self._cancelled.add(number)
         self._worker.release(released)
 
-    def fetch(self, handle: Handle) -> PackedArray:
-        """The value under a handle, after the steps requested before."""
-        return pack(np.asarray(self._worker.fetch(handle)))
+    def fetch(self, handle: Handle) -> PackedValue:
+        """What this process has of the value under a handle, after the steps requested before.
+
+        Of what several devices of the group have, one returns it.
+        """
+        array = self._worker.fetch(handle)
+        if array.is_fully_addressable:
+            return PackedValue(array.shape, ((None, pack(np.asarray(array))),))
+        shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+        return PackedValue(array.shape, tuple((s.index, pack(np.asarray(s.data))) for s in shards))
 
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
@@ -161,7 +254,7 @@ class GroupActor:
         self._router.abort(step, reason)
 
     @ray.method(concurrency_group="control")
-    def health(self) -> GroupInfo:
+    def health(self) -> ProcessInfo:
         """Answers at once, whatever the group is doing."""
         return self._info()
 
@@ -179,12 +272,12 @@ class GroupActor:
         """In place of ``serve``, where the driver calls the actor by Ray: never returns."""
         self._forever.wait()
 
-    def _info(self) -> GroupInfo:
-        node, node_id = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
-        return GroupInfo(
+    def _info(self) -> ProcessInfo:
+        return ProcessInfo(
             mpmd_idx=self._mpmd_idx,
-            node=node,
-            node_id=node_id,
+            rank=self._member.rank,
+            node=ray.util.get_node_ip_address(),
+            node_id=ray.get_runtime_context().get_node_id(),
             pid=os.getpid(),
             devices=self._devices,
             transports=self._transports,
@@ -202,16 +295,21 @@ def _keep_compiled(directory: str) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def _submesh(mpmd_idx: int, shape: Mapping[str, int]) -> jax.sharding.Mesh:
-    sizes = tuple(shape.values())
-    needed = int(np.prod(sizes))
-    devices = jax.devices()
+def _submesh(member: Member) -> jax.sharding.Mesh:
+    """The group's submesh; each of several processes gives it as many of its devices.
+
+    Raises: ``RuntimeError`` when a process has too few.
+    """
+    needed, devices = member.shape.devices_per_process, jax.local_devices()
     if len(devices) < needed:
         raise RuntimeError(
-            f"group {mpmd_idx} needs {needed} devices for its submesh {dict(shape)}, "
-            f"but its process has {len(devices)}: {', '.join(map(str, devices))}"
+            f"group {member.mpmd_idx} needs {needed} devices in each process for its submesh "
+            f"{dict(member.shape.axes)}, but this one has {len(devices)}: {', '.join(map(str, devices))}"
         )
-    return jax.sharding.Mesh(np.array(devices[:needed]).reshape(sizes), tuple(shape))
+    taken = [d for process in range(jax.process_count()) for d in jax.local_devices(process)[:needed]]
+    return jax.sharding.Mesh(
+        np.array(taken).reshape(tuple(member.shape.axes.values())), tuple(member.shape.axes)
+    )
 
 
 def _function(name: str, exported: bytes) -> Callable[..., tuple[jax.Array, ...]]:

@@ -1,4 +1,4 @@
-"""The actors of one mesh: calls on them as futures, and one thread that settles the futures.
+"""The actors of one mesh, one for each process: calls as futures, and one thread that settles the futures.
 
 To read top-down: ``call``, ``call_ray`` and ``call_step`` make calls; ``_run`` is the thread, which handles
 one event after the other; ``_settle`` and ``_mark_dead`` are what follows from replies and deaths.
@@ -21,6 +21,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 
+from cluster import world
+from cluster.endpoint import Endpoint
 from cluster.health import GroupHealth
 from cluster.pending_calls import AbortRequest, PendingCall, PendingCalls
 from cluster.ray_errors import translate
@@ -38,7 +40,8 @@ class ActorCalls:
     """Calls the actors and watches them. When a step fails on one group, all groups are told to abort it.
 
     Args:
-      actors: the connected actors, by ``mpmd_idx``.
+      actors: the connected actors, one for each of the processes.
+      processes: which process of which group each of them is.
       placement_group: the actors' resources; removed when the actors end.
       connections: the driver's connection with each actor; empty to make all calls by Ray.
     """
@@ -46,33 +49,35 @@ class ActorCalls:
     def __init__(
         self,
         actors: Sequence[ActorHandle],
+        processes: Sequence[Endpoint],
         placement_group: PlacementGroup,
         connections: Sequence[socket.socket],
     ):
         self.actors = tuple(actors)
+        self.processes = tuple(processes)
         self._placement_group = placement_group
         self._process = os.getpid()
         self._session = RaySession()
         self._pending = PendingCalls()
-        self._health = GroupHealth(len(self.actors))
+        self._health = GroupHealth(self.processes)
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._clients = [
-            Client(FrameConnection(tcp), self._on_reply, functools.partial(self._on_disconnect, mpmd_idx))
-            for mpmd_idx, tcp in enumerate(connections)
+            Client(FrameConnection(tcp), self._on_reply, functools.partial(self._on_disconnect, number))
+            for number, tcp in enumerate(connections)
         ]
         self._thread = threading.Thread(target=self._run, name="mpmd groups", daemon=True)
         self._thread.start()
         atexit.register(self.close)
-        for mpmd_idx in range(len(self.actors)):
-            self._watch(mpmd_idx)
+        for number in range(len(self.actors)):
+            self._watch(number)
 
-    def _watch(self, mpmd_idx: int) -> None:
-        """Makes the call that ends, or fails, when the group's process does."""
+    def _watch(self, number: int) -> None:
+        """Makes the call that ends, or fails, when the process does."""
         if self.by_ray:
-            self.call_ray(mpmd_idx, "watch")
+            self.call_ray(number, "watch")
         else:
-            serving = self.call_ray(mpmd_idx, "serve")
-            serving.add_done_callback(lambda end: self._on_disconnect(mpmd_idx, end.exception()))
+            serving = self.call_ray(number, "serve")
+            serving.add_done_callback(lambda end: self._on_disconnect(number, end.exception()))
 
     @property
     def by_ray(self) -> bool:
@@ -80,38 +85,38 @@ class ActorCalls:
         return not self._clients
 
     def call(
-        self, mpmd_idx: int, method: str, *arguments: Any, decode: Callable[[Any], Any] = lambda reply: reply
+        self, number: int, method: str, *arguments: Any, decode: Callable[[Any], Any] = lambda reply: reply
     ) -> Future:
-        """Calls a method of a group's actor, which runs after the earlier calls. Returns at once.
+        """Calls a method of the actor with a number; it runs after the earlier calls. Returns at once.
 
         The future's result is ``decode`` of the reply.
 
         Raises: ``GroupDiedError`` when the group is known to be dead, ``RuntimeError`` after ``close``.
         """
-        (pending,) = self._pending.add([mpmd_idx], decode=decode)
+        (pending,) = self._pending.add([self.processes[number]], decode=decode)
         self._send(pending, method, arguments)
         return pending.future
 
-    def call_ray(self, mpmd_idx: int, method: str, *arguments: Any) -> Future:
+    def call_ray(self, number: int, method: str, *arguments: Any) -> Future:
         """Calls a method by Ray in any case, in no order relative to the other calls. Raises as ``call``."""
-        (pending,) = self._pending.add([mpmd_idx])
+        (pending,) = self._pending.add([self.processes[number]])
         self._send_by_ray(pending, method, arguments)
         return pending.future
 
     def call_step(self, step: int, arguments: Mapping[int, tuple]) -> dict[int, Future]:
-        """Calls ``run_step`` on each of the groups. When one of them fails, the step is aborted on all.
+        """Calls ``run_step`` on the actors with these numbers. When one fails, the step is aborted on all.
 
         Raises: as ``call``, when one of the groups is dead; then no group is called.
         """
-        calls = self._pending.add(arguments, step)
+        calls = self._pending.add([self.processes[number] for number in arguments], step)
         try:
             for pending in calls:
-                self._send(pending, "run_step", arguments[pending.mpmd_idx])
+                self._send(pending, "run_step", arguments[pending.process.number])
         except BaseException:  # also an interrupt: the groups that were called must not wait for the others
             for pending in calls:
                 self._fail(pending, RuntimeError("the step was not sent to all groups"))
             raise
-        return {pending.mpmd_idx: pending.future for pending in calls}
+        return {pending.process.number: pending.future for pending in calls}
 
     def _send(self, pending: PendingCall, method: str, arguments: tuple) -> None:
         if self.by_ray:
@@ -122,14 +127,14 @@ class ActorCalls:
         except Exception as error:  # the arguments do not pickle
             self._fail(pending, error.with_traceback(None))
             return
-        self._clients[pending.mpmd_idx].send(request)
+        self._clients[pending.process.number].send(request)
 
     def _send_by_ray(self, pending: PendingCall, method: str, arguments: tuple) -> None:
         if not self._session.is_connected:  # the call would start Ray anew
             self._pending.close(RuntimeError(_WITHOUT_RAY))
             return
         try:
-            reference = getattr(self.actors[pending.mpmd_idx], method).remote(*arguments)
+            reference = getattr(self.actors[pending.process.number], method).remote(*arguments)
         except Exception as error:  # the arguments do not pickle
             self._fail(pending, error.with_traceback(None))
             return
@@ -144,11 +149,11 @@ class ActorCalls:
         if pending is not None:  # its group or its step may have failed before the reply came
             self._events.put(functools.partial(self._settle, pending, functools.partial(_result, reply)))
 
-    def _on_disconnect(self, mpmd_idx: int, error: BaseException | None) -> None:
+    def _on_disconnect(self, number: int, error: BaseException | None) -> None:
         """Called in any thread, at least once for each connection that ends."""
         has_cause = error is not None and not isinstance(error, EOFError | ConnectionError)
         cause = f": {type(error).__name__}: {error}" if has_cause else ""
-        self._events.put(functools.partial(self._health.mark_disconnected, mpmd_idx, cause, time.monotonic()))
+        self._events.put(functools.partial(self._health.mark_disconnected, number, cause, time.monotonic()))
 
     def _run(self) -> None:
         """The thread: handles events until ``close``, the end of Ray, or a fault of its own."""
@@ -179,11 +184,17 @@ class ActorCalls:
         try:
             value = pending.decode(result())
         except Exception as raised:
-            error = translate(raised, pending.mpmd_idx)
-            if isinstance(error, GroupDiedError):
-                self._mark_dead(error)
-            else:
+            error = translate(raised, pending.process)
+            if world.is_broken(error) and sum(pending.process.num_processes) > len(
+                pending.process.num_processes
+            ):
+                # The call stays pending: either a process has died, or the whole group is declared dead.
+                self._health.mark_broken(pending.process.number, str(error), time.monotonic())
+            elif not isinstance(error, GroupDiedError):
                 self._fail(pending, error)
+            elif self._health.disconnected_first(pending.process.number):
+                self._mark_dead(error)
+            # Otherwise the process ended because the first one did, whose report is still to come.
         else:
             self._pending.succeed(pending, value)
 
@@ -192,26 +203,30 @@ class ActorCalls:
 
     def _mark_dead(self, error: GroupDiedError) -> None:
         aborts = self._pending.mark_dead(error.mpmd_idx, error)
-        # An actor that was only out of reach has missed calls, so it must not run any longer.
-        self._session.kill(self.actors[error.mpmd_idx])
-        if not self.by_ray:
-            self._clients[error.mpmd_idx].end()
+        # An actor that was only out of reach has missed calls, so it must not run any longer; nor must the
+        # others of its group, which would wait for it.
+        for process in self.processes:
+            if process.mpmd_idx == error.mpmd_idx:
+                self._session.kill(self.actors[process.number])
+                if not self.by_ray:
+                    self._clients[process.number].end()
         self._broadcast_aborts(aborts)
 
     def _fail_disconnected(self) -> None:
-        for error in self._health.take_disconnected(time.monotonic()):
+        """Of the groups that have lost a process, and those whose processes cannot reach one another."""
+        for error in self._health.take_dead(time.monotonic()):
             self._mark_dead(error)
 
     def _fail_unresponsive(self) -> None:
-        """Pings all groups while a step is pending; an actor answers at once, whatever it computes."""
+        """Pings all processes while a step is pending; an actor answers at once, whatever it computes."""
         now = time.monotonic()
         if not self._health.ping_is_due(now) or not self._pending.has_steps:
             return
         for error in self._health.unresponsive(now):
             self._mark_dead(error)
-        for mpmd_idx in self._health.start_pings(now):
-            answer: Future = self.actors[mpmd_idx].health.remote().future()
-            answer.add_done_callback(lambda _, mpmd_idx=mpmd_idx: self._health.mark_answered(mpmd_idx))
+        for number in self._health.start_pings(now):
+            answer: Future = self.actors[number].health.remote().future()
+            answer.add_done_callback(lambda _, number=number: self._health.mark_answered(number))
 
     def _broadcast_aborts(self, aborts: Sequence[AbortRequest]) -> None:
         if self._session.is_connected:

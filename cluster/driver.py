@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import threading
 import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +18,8 @@ import ray
 
 from cluster.actor import Shipment
 from cluster.actor_calls import ActorCalls
-from cluster.packing import PackedArray, pack, unpack
+from cluster.packing import PackedArray, PackedValue, join, pack
+from mpmd.errors import StepAborted
 from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program, export_function
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -24,9 +29,9 @@ from mpmd.stopwatch import Stopwatch
 
 
 class RayRuntime(RuntimeBase):
-    """Implements ``mpmd.runtime.protocol.Runtime`` with one actor per group.
+    """Implements ``mpmd.runtime.protocol.Runtime`` with an actor for each process of a group.
 
-    A step is one request to each group, whatever the program. ``close`` ends the actors; so does dropping
+    A step is one request to each process, whatever the program. ``close`` ends the actors; so does dropping
     the last reference to the runtime, and the exit of the interpreter.
 
     Args:
@@ -36,15 +41,18 @@ class RayRuntime(RuntimeBase):
     """
 
     def __init__(self, calls: ActorCalls, submesh: jax.sharding.AbstractMesh, platform: str):
-        super().__init__(len(calls.actors))
+        super().__init__(1 + max(process.mpmd_idx for process in calls.processes))
         self._calls = calls
+        self._numbers = collections.defaultdict(list)  # of each group's processes
+        for process in calls.processes:
+            self._numbers[process.mpmd_idx].append(process.number)
         self._submesh = submesh
         self._platform = platform
         weakref.finalize(self, calls.close_soon).atexit = False  # at exit, the groups close themselves
 
     @property
     def actors(self) -> tuple[ray.actor.ActorHandle, ...]:
-        """The actors, by ``mpmd_idx``."""
+        """The actors: group by group, those of its processes."""
         return self._calls.actors
 
     def load(self, program: Program) -> LoadedProgram:
@@ -59,7 +67,11 @@ class RayRuntime(RuntimeBase):
 
         def output_specs(mpmd_idx: int, executable: Executable, function: Function) -> tuple[Spec, ...]:
             exported = exports.of(executable, function)
-            return self._calls.call(mpmd_idx, "output_specs", executable, exported).result()
+            # Of all processes: their compilers may have to talk to one another.
+            asked = [
+                self._calls.call(i, "output_specs", executable, exported) for i in self._numbers[mpmd_idx]
+            ]
+            return [future.result() for future in asked][0]
 
         with watch("resolve"):
             program = resolve_specs(program, output_specs)
@@ -81,22 +93,31 @@ class RayRuntime(RuntimeBase):
             shipped.result()
         loading = [self._calls.call(i, "load", number) for i in everywhere]
         concurrent.futures.wait(loading)
-        return tuple(future.result() for future in loading)
+        seconds = [future.result() for future in loading]
+        return tuple(
+            max(seconds[number] for number in numbers) for _, numbers in sorted(self._numbers.items())
+        )
 
     def unload(self, number: int) -> None:
         self._released.add_program(number)
 
     def _tell_released(self) -> None:
         """Tells groups now what the next step would tell them."""
-        for mpmd_idx in range(len(self.actors)):
+        for mpmd_idx, numbers in self._numbers.items():
             with contextlib.suppress(RuntimeError):  # the group has died, or the mesh was closed
-                self._calls.call(mpmd_idx, "release", self._released.take(mpmd_idx))
+                released = self._released.take(mpmd_idx)
+                for number in numbers:
+                    self._calls.call(number, "release", released)
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         (step,) = {request.step for request in requests.values()}
         with self._submitting:
             try:
-                return self._calls.call_step(step, {i: self._packed(i, r) for i, r in requests.items()})
+                packed = {i: self._packed(i, request) for i, request in requests.items()}
+                replies = self._calls.call_step(
+                    step, {n: packed[i] for i in packed for n in self._numbers[i]}
+                )
+                return {i: _leading([replies[number] for number in self._numbers[i]]) for i in requests}
             except RuntimeError as error:  # a group has died, or the mesh was closed
                 return {mpmd_idx: _failed(error) for mpmd_idx in requests}
 
@@ -107,8 +128,8 @@ class RayRuntime(RuntimeBase):
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         try:
-            decode = _copied if self._calls.by_ray else unpack
-            return self._calls.call(mpmd_idx, "fetch", handle, decode=decode)
+            asked = [self._calls.call(number, "fetch", handle) for number in self._numbers[mpmd_idx]]
+            return joined(asked, _copied if self._calls.by_ray else join)
         except RuntimeError as error:
             return _failed(error)
 
@@ -134,9 +155,42 @@ class _Exports:
         return self._done[key]
 
 
-def _copied(packed: PackedArray) -> np.ndarray:
+def _leading(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:
+    """The reply of a group's first process, once all have replied."""
+    return replies[0] if len(replies) == 1 else joined(replies, lambda each: each[0])
+
+
+def joined(futures: Sequence[Future], combine: Callable[[list[Any]], Any]) -> Future:
+    """A future of what one makes of the results of all of them, once all are there.
+
+    When some of them fail, it is the error of the first that has one of its own.
+    """
+    whole: Future = Future()
+    whole.set_running_or_notify_cancel()
+    lock, left = threading.Lock(), [len(futures)]
+
+    def settle(_: Future) -> None:
+        with lock:
+            left[0] -= 1
+            if left[0]:
+                return
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            whole.set_exception(min(errors, key=lambda error: isinstance(error, StepAborted)))
+        else:
+            try:
+                whole.set_result(combine([future.result() for future in futures]))
+            except Exception as error:  # for the caller, who waits for the future
+                whole.set_exception(error)
+
+    for future in futures:
+        future.add_done_callback(settle)
+    return whole
+
+
+def _copied(values: list[PackedValue]) -> np.ndarray:
     """A copy, because a view of Ray's memory would not outlive Ray; read-only, like the arrays of JAX."""
-    array = np.array(unpack(packed))
+    array = np.array(join(values))
     array.flags.writeable = False
     return array
 

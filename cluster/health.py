@@ -1,24 +1,30 @@
-"""Which groups have died, from what the driver sees of them. Knows neither Ray nor the clock."""
+"""Which groups have died, from what the driver sees of their processes. Knows neither Ray nor the clock."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+from cluster.endpoint import Endpoint
 from mpmd.errors import GroupDiedError
 
 PING_SECONDS = 10.0
-"""How often groups are pinged while a step is pending."""
+"""How often processes are pinged while a step is pending."""
 
 UNRESPONSIVE_SECONDS = 60.0
 """A process that leaves a ping unanswered for this long is stopped, or hangs."""
 
 DEATH_REPORT_SECONDS = 5.0
-"""How long after the end of a group's connection Ray, which knows the reason, may report the death."""
+"""How long after the end of a process's connection Ray, which knows the reason, may report the death."""
+
+
+_DOUBT_SECONDS = 1.0
+"""How much later than a process its peers may notice that it is gone, and be the reason that is reported."""
 
 
 @dataclasses.dataclass
 class _Disconnection:
-    """The end of a group's connection: when it was noticed, why, and whether it was reported."""
+    """The end of a process's connection: when it was noticed, why, and whether it was reported."""
 
     since: float
     cause: str
@@ -26,54 +32,76 @@ class _Disconnection:
 
 
 class GroupHealth:
-    """Decides when a group counts as dead. All times are seconds of one monotonic clock.
+    """Decides when a group counts as dead: with the first of its processes.
 
-    Used by one thread, except for ``mark_answered``, which may be called from any thread.
+    All times are seconds of one monotonic clock. Used by one thread, except for ``mark_answered``, which may
+    be called from any thread.
+
+    Args:
+      processes: all processes, in the order of their numbers, by which the methods name them.
     """
 
-    def __init__(self, num_groups: int):
-        self._num_groups = num_groups
+    def __init__(self, processes: Sequence[Endpoint]):
+        self._processes = processes
         self._disconnections: dict[int, _Disconnection] = {}
+        self._broken: dict[int, _Disconnection] = {}
         self._unanswered: dict[int, float] = {}  # when the group was pinged
         self._next_ping = 0.0
 
-    def mark_disconnected(self, mpmd_idx: int, cause: str, now: float) -> None:
-        """The group's connection has ended; the first non-empty ``cause`` is kept. May be repeated."""
-        disconnection = self._disconnections.setdefault(mpmd_idx, _Disconnection(now, cause))
+    def mark_disconnected(self, number: int, cause: str, now: float) -> None:
+        """The process's connection has ended; the first non-empty ``cause`` is kept. May be repeated."""
+        disconnection = self._disconnections.setdefault(number, _Disconnection(now, cause))
         disconnection.cause = disconnection.cause or cause
 
-    def take_disconnected(self, now: float) -> list[GroupDiedError]:
-        """The groups whose death Ray has had the time to report; each is returned once."""
+    def mark_broken(self, number: int, error: str, now: float) -> None:
+        """A process says that a collective operation has failed, most likely because another one has died."""
+        cause = f"its processes have lost one another: {error}"
+        self._broken.setdefault(number, _Disconnection(now + _DOUBT_SECONDS, cause))
+
+    def take_dead(self, now: float) -> list[GroupDiedError]:
+        """The deaths that Ray has had the time to report; each is returned once."""
         errors = []
-        for mpmd_idx, disconnection in self._disconnections.items():
-            if not disconnection.is_reported and now - disconnection.since >= DEATH_REPORT_SECONDS:
-                disconnection.is_reported = True
-                cause = disconnection.cause
-                reason = f"group {mpmd_idx} is gone: its connection to the driver has ended{cause}"
-                errors.append(GroupDiedError(reason, mpmd_idx))
+        for lost, reason in (
+            (self._disconnections, "is gone: its connection to the driver has ended"),
+            (self._broken, "has failed as a whole: "),
+        ):
+            for number, disconnection in lost.items():
+                if not disconnection.is_reported and now - disconnection.since >= DEATH_REPORT_SECONDS:
+                    disconnection.is_reported = True
+                    process = self._processes[number]
+                    message = f"{process.name} {reason}{disconnection.cause}"
+                    errors.append(GroupDiedError(message, process.mpmd_idx))
         return errors
+
+    def disconnected_first(self, number: int) -> bool:
+        """Whether no other process of the same group has lost its connection before this one."""
+        mpmd_idx = self._processes[number].mpmd_idx
+        lost = [i for i in self._disconnections if self._processes[i].mpmd_idx == mpmd_idx]
+        return not lost or lost[0] == number
 
     def ping_is_due(self, now: float) -> bool:
         """Whether it is time for ``start_pings``."""
         return now >= self._next_ping
 
     def start_pings(self, now: float) -> list[int]:
-        """Begins an interval. Returns the groups to ping: those that have answered every ping so far."""
+        """Begins an interval. Returns the processes to ping: those that have answered every ping so far."""
         self._next_ping = now + PING_SECONDS
-        answered = [i for i in range(self._num_groups) if i not in self._unanswered]
+        answered = [i for i in range(len(self._processes)) if i not in self._unanswered]
         self._unanswered.update(dict.fromkeys(answered, now))
         return answered
 
-    def mark_answered(self, mpmd_idx: int) -> None:
-        """The group has answered its ping."""
-        self._unanswered.pop(mpmd_idx, None)
+    def mark_answered(self, number: int) -> None:
+        """The process has answered its ping."""
+        self._unanswered.pop(number, None)
 
     def unresponsive(self, now: float) -> list[GroupDiedError]:
-        """The groups that have left a ping unanswered for too long."""
+        """The groups of which a process has left a ping unanswered for too long."""
         return [
             GroupDiedError(
-                f"group {mpmd_idx} is stuck: its process has not answered for {now - since:.0f} s", mpmd_idx
+                f"{self._processes[number].name} is stuck: "
+                f"its process has not answered for {now - since:.0f} s",
+                self._processes[number].mpmd_idx,
             )
-            for mpmd_idx, since in list(self._unanswered.items())
+            for number, since in list(self._unanswered.items())
             if now - since >= UNRESPONSIVE_SECONDS
         ]

@@ -1,4 +1,4 @@
-"""Starts the groups: reserves their resources, starts an actor for each, and connects the actors."""
+"""Starts the groups: reserves their resources, starts an actor for each process, and connects the actors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.actor import ActorHandle
@@ -18,14 +18,23 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster import sockets
-from cluster.actor import CONCURRENCY_GROUPS, GroupActor
+from cluster.actor import CONCURRENCY_GROUPS, GroupActor, Member, Place
 from cluster.actor_calls import ActorCalls
 from cluster.driver import RayRuntime
+from cluster.endpoint import Endpoint, endpoints
 from cluster.environment import actor_environment
-from cluster.group_info import GroupInfo
 from cluster.mesh import ClusterMesh, abstract_submesh
-from cluster.resources import fitting_cpus, live_nodes, reserve, threads_per_group
+from cluster.process_info import ProcessInfo
+from cluster.resources import (
+    assign_bundles,
+    fitting_cpus,
+    live_nodes,
+    nodes_of_bundles,
+    reserve,
+    threads_per_process,
+)
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_name, choose
+from mpmd.reshard import GroupShape
 from mpmd.stopwatch import Stopwatch
 
 COMPILATION_CACHE = "~/.cache/mpmd"
@@ -36,6 +45,7 @@ def launch(
     mesh_shape: Mapping[str, int],
     mpmd_axis: str,
     *,
+    processes_per_group: int | None = None,
     platform: str | None = None,
     cpus_per_group: float | None = None,
     gpus_per_group: float | None = None,
@@ -45,7 +55,7 @@ def launch(
     compilation_cache: str | os.PathLike[str] | None = COMPILATION_CACHE,
     timeout: float = 60.0,
 ) -> ClusterMesh:
-    """Starts one actor per MPMD group on a Ray cluster and returns the mesh of them.
+    """Starts the actors of MPMD groups on a Ray cluster and returns the mesh of the groups.
 
     ``launch({"stage": 4, "fsdp": 2}, mpmd_axis="stage")`` makes four groups, each with a submesh of shape
     ``{"stage": 1, "fsdp": 2}``. Uses the Ray that ``ray.init`` has connected to; without one, joins the
@@ -55,6 +65,8 @@ def launch(
     Args:
       mesh_shape: axis names and sizes of the whole mesh.
       mpmd_axis: the axis along which the groups are.
+      processes_per_group: how many processes share the devices of a group, each with an actor and on one node;
+        by default as few as the GPUs of the nodes allow, or one. They are one ``jax.distributed`` world.
       platform: ``cpu``, ``cuda``, ``rocm`` or another platform of JAX; by default ``cuda`` where the
         cluster has GPUs. On ``cpu`` a group's devices are slices of its host.
       cpus_per_group: CPUs to reserve for each group, fractions allowed; by default one, or less where the
@@ -77,7 +89,7 @@ def launch(
       RuntimeError: the resources are not free within ``timeout``, or an actor cannot start or be reached.
       ConnectionError: there is no cluster at ``address``.
     """
-    _check_arguments(mesh_shape, mpmd_axis, cpus_per_group, gpus_per_group)
+    _check_arguments(mesh_shape, mpmd_axis, processes_per_group, cpus_per_group, gpus_per_group)
     check_name(transport)
     num_groups = mesh_shape[mpmd_axis]
     num_devices = math.prod(mesh_shape.values()) // num_groups
@@ -90,31 +102,41 @@ def launch(
         platform = platform or _default_platform()
         if gpus_per_group is None and platform in _GPU_PLATFORMS:
             gpus_per_group = num_devices
-        bundle = _bundle(cpus_per_group, gpus_per_group, num_groups)
+        per_group = processes_per_group or _fewest_processes(num_devices, platform)
+        shape = GroupShape(dict(submesh.shape), per_group)
+        processes = endpoints([per_group] * num_groups)
+        bundle = _bundle(cpus_per_group, gpus_per_group, num_groups, per_group)
         with watch("resources"):
-            placement_group = reserve(bundle, num_groups, timeout)
+            placement_group = reserve(bundle, len(processes), timeout)
         undo.callback(remove_placement_group, placement_group)  # which ends the actors in it
+        nodes = nodes_of_bundles(placement_group)
+        bundles = assign_bundles(nodes, per_group)
         if cpus_per_group:
-            num_threads = [int(max(cpus_per_group, 1))] * num_groups
+            num_threads = [int(max(cpus_per_group / per_group, 1))] * len(processes)
         else:
-            num_threads = threads_per_group(placement_group, num_groups)
-        environments = [_runtime_env(runtime_env or {}, platform, num_devices, n) for n in num_threads]
+            num_threads = threads_per_process([nodes[i] for i in bundles])
+        environments = [
+            _runtime_env(runtime_env or {}, platform, shape.devices_per_process, n) for n in num_threads
+        ]
         cache = None if compilation_cache is None else os.fspath(compilation_cache)
+        members = [Member(process.mpmd_idx, process.rank, (shape,) * num_groups) for process in processes]
         with watch("actors"):
-            actors = _start(placement_group, bundle, environments, (dict(submesh.shape), cache))
-            groups = _call_all(actors, "health", [()] * num_groups, timeout)
+            actors = _start(placement_group, bundle, bundles, environments, [(m, cache) for m in members])
+            starting = _Actors(actors, processes, timeout)
+            infos = _open(starting, members)
         with watch("transports"):
-            transports = choose(transport, groups)
-            _connect_groups(actors, groups, transports, timeout)
-            connections = [] if transport == OBJECT_STORE else _connect_driver(actors, groups, timeout, undo)
-        runtime = RayRuntime(ActorCalls(actors, placement_group, connections), submesh, platform)
+            transports = choose(transport, infos)
+            _connect_groups(starting, infos, transports)
+            connections = [] if transport == OBJECT_STORE else _connect_driver(starting, infos, undo)
+        calls = ActorCalls(actors, processes, placement_group, connections)
+        runtime = RayRuntime(calls, submesh, platform)
         undo.pop_all()
     return ClusterMesh(
         mesh_shape=mesh_shape,
         mpmd_axis_name=mpmd_axis,
         platform=platform,
         runtime=runtime,
-        groups=groups,
+        processes=infos,
         transports=transports,
         seconds=watch.seconds,
         on_close=on_close,
@@ -122,13 +144,25 @@ def launch(
 
 
 def _check_arguments(
-    mesh_shape: Mapping[str, int], mpmd_axis: str, cpus: float | None, gpus: float | None
+    mesh_shape: Mapping[str, int],
+    mpmd_axis: str,
+    processes: int | None,
+    cpus: float | None,
+    gpus: float | None,
 ) -> None:
     if mpmd_axis not in mesh_shape:
         raise ValueError(f"mesh_shape has no axis {mpmd_axis!r}; its axes are {', '.join(mesh_shape)}")
     for axis, size in mesh_shape.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"the size of axis {axis!r} must be a positive int, not {size!r}")
+    num_devices = math.prod(mesh_shape.values()) // mesh_shape[mpmd_axis]
+    if processes is not None and (processes < 1 or num_devices % processes):
+        raise ValueError(
+            f"the {num_devices} devices of a group do not divide over processes_per_group={processes}; "
+            f"possible are {', '.join(str(n) for n in range(1, num_devices + 1) if not num_devices % n)}"
+        )
+    if gpus and processes and gpus >= 1 and gpus % processes:
+        raise ValueError(f"gpus_per_group={gpus:g} does not divide over processes_per_group={processes}")
     if cpus is not None and cpus <= 0:
         raise ValueError(f"cpus_per_group must be positive, not {cpus}")
     if gpus is not None and gpus < 0:
@@ -172,11 +206,23 @@ def _default_platform() -> str:
     return "cuda" if any(node["Resources"].get("GPU") for node in live_nodes()) else "cpu"
 
 
-def _bundle(cpus_per_group: float | None, gpus_per_group: float | None, num_groups: int) -> dict[str, float]:
-    """The resources to reserve for each group, by Ray's names."""
+def _fewest_processes(num_devices: int, platform: str) -> int:
+    """How many processes a group needs so that each finds its devices on one node."""
+    gpus = max((int(node["Resources"].get("GPU", 0)) for node in live_nodes()), default=0)
+    if platform not in _GPU_PLATFORMS or not gpus:
+        return 1
+    return next(n for n in range(1, num_devices + 1) if num_devices % n == 0 and num_devices // n <= gpus)
+
+
+def _bundle(
+    cpus_per_group: float | None, gpus_per_group: float | None, num_groups: int, per_group: int
+) -> dict[str, float]:
+    """The resources to reserve for each of the ``per_group`` processes of a group, by Ray's names."""
     cpus_of_nodes = [node["Resources"].get("CPU", 0) for node in live_nodes()]
-    bundle = {"CPU": cpus_per_group or fitting_cpus(cpus_of_nodes, num_groups)}
-    return {**bundle, "GPU": gpus_per_group} if gpus_per_group else bundle
+    cpus = (
+        cpus_per_group / per_group if cpus_per_group else fitting_cpus(cpus_of_nodes, num_groups * per_group)
+    )
+    return {"CPU": cpus, "GPU": gpus_per_group / per_group} if gpus_per_group else {"CPU": cpus}
 
 
 def _runtime_env(
@@ -193,75 +239,97 @@ def _runtime_env(
 def _start(
     placement_group: PlacementGroup,
     bundle: Mapping[str, float],
+    bundles: Sequence[int],
     environments: Sequence[dict[str, Any]],
-    arguments: tuple[Any, ...],
+    arguments: Sequence[tuple],
 ) -> list[ActorHandle]:
+    """Starts an actor in each of the bundles."""
     actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(GroupActor)  # type: ignore[call-overload]
     return [
         actor_class.options(
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
             max_restarts=0,  # a restarted process would not have the group's values
-            scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group, mpmd_idx),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group, index),
             runtime_env=environment,
-        ).remote(mpmd_idx, *arguments)
-        for mpmd_idx, environment in enumerate(environments)
+        ).remote(*given)
+        for index, environment, given in zip(bundles, environments, arguments, strict=True)
     ]
+
+
+class _Actors(NamedTuple):
+    """The actors that start, the processes they are, and the seconds that each call may take."""
+
+    actors: Sequence[ActorHandle]
+    processes: Sequence[Endpoint]
+    timeout: float
+
+    def call(self, method: str, arguments: Sequence[tuple]) -> list[Any]:
+        """Calls all actors at the same time and returns their replies."""
+        calls: list[ray.ObjectRef] = [
+            getattr(actor, method).remote(*given) for actor, given in zip(self.actors, arguments, strict=True)
+        ]
+        ready, waiting = ray.wait(calls, num_returns=len(calls), timeout=self.timeout)
+        for process, call in zip(self.processes, calls, strict=True):
+            if call in ready:
+                try:
+                    ray.get(call)
+                except ray.exceptions.RayError as error:
+                    raise RuntimeError(f"{process.name} could not start: {error}") from error
+        if waiting:
+            late = ", ".join(p.name for p, call in zip(self.processes, calls, strict=True) if call in waiting)
+            raise RuntimeError(f"the actors of {late} did not start within {self.timeout:g} s")
+        return ray.get(calls)
+
+
+def _open(actors: _Actors, members: Sequence[Member]) -> list[ProcessInfo]:
+    """Has the processes of each group meet, and take their devices."""
+    places: list[Place] = actors.call("place", [()] * len(members))
+    hosts = _hosts(places)
+    leaders = {member.mpmd_idx: i for i, member in enumerate(members) if member.rank == 0}
+    opening = []
+    for member, host in zip(members, hosts, strict=True):
+        leader = leaders[member.mpmd_idx]
+        port = places[leader].port
+        coordinator = None if port is None else (hosts[leader], port)
+        opening.append((coordinator, host, actors.timeout))
+    return actors.call("open", opening)
+
+
+def _hosts(places: Sequence[Place] | Sequence[ProcessInfo]) -> list[str]:
+    """The address of each process, at which others reach it."""
+    one_host = len({place.node for place in places}) == 1
+    return ["127.0.0.1" if one_host else place.node for place in places]
 
 
 def _connect_groups(
-    actors: Sequence[ActorHandle],
-    groups: Sequence[GroupInfo],
-    transports: Mapping[tuple[int, int], str],
-    timeout: float,
+    actors: _Actors, infos: Sequence[ProcessInfo], transports: Mapping[tuple[int, int], str]
 ) -> None:
-    """Connects the groups with one another."""
+    """Connects the processes with one another."""
     secret = secrets.token_bytes(32)
-    one_host = len({group.node for group in groups}) == 1
-    routes: list[dict[int, str]] = [{} for _ in groups]
+    routes: list[dict[int, str]] = [{} for _ in infos]
     for (a, b), name in transports.items():
         routes[a][b] = routes[b][a] = name
-    hosts = ["127.0.0.1" if one_host else group.node for group in groups]
     listening = [
-        (sorted(set(route.values())), host, secret) for route, host in zip(routes, hosts, strict=True)
+        (sorted(set(route.values())), host, secret) for route, host in zip(routes, _hosts(infos), strict=True)
     ]
-    addresses = _call_all(actors, "listen", listening, timeout)
-    _call_all(actors, "connect", [(route, addresses) for route in routes], timeout)
+    addresses = actors.call("listen", listening)
+    actors.call("connect", [(route, addresses, secret, actors.timeout) for route in routes])
 
 
 def _connect_driver(
-    actors: Sequence[ActorHandle], groups: Sequence[GroupInfo], timeout: float, undo: contextlib.ExitStack
+    actors: _Actors, infos: Sequence[ProcessInfo], undo: contextlib.ExitStack
 ) -> list[socket.socket]:
-    """Connects the driver with every group."""
+    """Connects the driver with every process."""
     secret = secrets.token_bytes(32)
     here = ray.get_runtime_context().get_node_id()
-    hosts = ["127.0.0.1" if group.node_id == here else group.node for group in groups]
-    addresses = _call_all(actors, "await_driver", [(host, secret) for host in hosts], timeout)
+    hosts = ["127.0.0.1" if info.node_id == here else info.node for info in infos]
+    addresses = actors.call("await_driver", [(host, secret) for host in hosts])
     connections = []
-    for group, address in zip(groups, addresses, strict=True):
+    for process, address in zip(actors.processes, addresses, strict=True):
         try:
-            connections.append(undo.enter_context(sockets.connect(address, secret, timeout)))
+            connections.append(undo.enter_context(sockets.connect(address, secret, actors.timeout)))
         except ConnectionError as error:
             hint = f"If the network closes its ports, use transport={OBJECT_STORE!r}, which leaves all to Ray"
-            raise RuntimeError(f"the driver cannot reach group {group.mpmd_idx}: {error}. {hint}") from error
+            raise RuntimeError(f"the driver cannot reach {process.name}: {error}. {hint}") from error
     return connections
-
-
-def _call_all(
-    actors: Sequence[ActorHandle], method: str, arguments: Sequence[tuple], timeout: float
-) -> list[Any]:
-    """Calls all actors at the same time, while they start, and returns their replies."""
-    calls: list[ray.ObjectRef] = [
-        getattr(actor, method).remote(*given) for actor, given in zip(actors, arguments, strict=True)
-    ]
-    ready, waiting = ray.wait(calls, num_returns=len(calls), timeout=timeout)
-    for mpmd_idx, call in enumerate(calls):
-        if call in ready:
-            try:
-                ray.get(call)
-            except ray.exceptions.RayError as error:
-                raise RuntimeError(f"group {mpmd_idx} could not start: {error}") from error
-    if waiting:
-        late = ", ".join(str(i) for i, call in enumerate(calls) if call in waiting)
-        raise RuntimeError(f"the actors of groups {late} did not start within {timeout:g} s")
-    return ray.get(calls)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from cluster.driver import RayRuntime
-from cluster.group_info import GroupInfo
+from cluster.process_info import ProcessInfo
 
 
 class ClusterMesh:
-    """Running groups, one actor each; made by ``cluster.launch``. Implements ``mpmd.mesh.GroupMesh``.
+    """Running groups, an actor for each process; made by ``cluster.launch``. Implements ``mpmd.mesh.GroupMesh``.
 
     ``close``, or leaving ``with``, ends the actors and gives their resources back. So do the end of the last
     reference to the mesh, its steps and its arrays, and the exit of the interpreter.
@@ -21,8 +21,8 @@ class ClusterMesh:
       mpmd_axis_name: the axis along which the groups are.
       platform: of the groups' devices, such as ``cpu`` or ``cuda``.
       runtime: the running groups.
-      groups: where each group runs.
-      transports: the transport between each pair of groups, lower index first.
+      processes: where the processes of the groups run, group by group.
+      transports: the transport between each two processes of different groups, by their positions.
       seconds: how long each phase of the start took: ``ray``, connecting to Ray or starting it;
         ``resources``, reserving them; ``actors``, until their processes had JAX ready;
         ``transports``, connecting the groups with one another and with the driver.
@@ -35,7 +35,7 @@ class ClusterMesh:
         mpmd_axis_name: str,
         platform: str,
         runtime: RayRuntime,
-        groups: Sequence[GroupInfo],
+        processes: Sequence[ProcessInfo],
         transports: Mapping[tuple[int, int], str],
         seconds: Mapping[str, float],
         on_close: Callable[[], None],
@@ -44,7 +44,7 @@ class ClusterMesh:
         self.mpmd_axis_name = mpmd_axis_name
         self.platform = platform
         self._runtime: RayRuntime | None = runtime
-        self.groups = tuple(groups)
+        self.processes = tuple(processes)
         self.transports = dict(transports)
         self.seconds = dict(seconds)
         self._on_close: Callable[[], None] | None = on_close
@@ -56,6 +56,11 @@ class ClusterMesh:
     @property
     def abstract_submesh(self) -> jax.sharding.AbstractMesh:
         return abstract_submesh(self.mesh_shape, self.mpmd_axis_name)
+
+    @property
+    def groups(self) -> tuple[ProcessInfo, ...]:
+        """The process of each group; the first one of several."""
+        return tuple(process for process in self.processes if process.rank == 0)
 
     @property
     def runtime(self) -> RayRuntime:
@@ -80,7 +85,7 @@ class ClusterMesh:
         self.close()
 
     def __repr__(self) -> str:
-        nodes = len({group.node_id for group in self.groups})
+        nodes = len({process.node_id for process in self.processes})
         state = "" if self._on_close else ", closed"
         return (
             f"ClusterMesh({self.mesh_shape}, mpmd_axis={self.mpmd_axis_name!r}, "

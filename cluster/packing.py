@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,3 +29,22 @@ def pack(array: np.ndarray) -> PackedArray:
 def unpack(packed: PackedArray) -> np.ndarray:
     """The array, as a view of the bits. After an actor call it is read-only, in Ray's memory."""
     return packed.bits.view(packed.dtype)
+
+
+class PackedValue(NamedTuple):
+    """What a process has of a value: its shape, and parts of it by index; ``None`` is the index of all of it."""
+
+    shape: tuple[int, ...]
+    parts: tuple[tuple[tuple[slice, ...] | None, PackedArray], ...]
+
+
+def join(values: Sequence[PackedValue]) -> np.ndarray:
+    """The value of which each process has sent its parts; a view, as by ``unpack``, where one has all of it."""
+    parts = [part for value in values for part in value.parts]
+    index, packed = parts[0]
+    if index is None:
+        return unpack(packed)
+    array = np.empty(values[0].shape, packed.dtype)
+    for index, packed in parts:
+        array[index] = unpack(packed)
+    return array

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from cluster.endpoint import Endpoint
 from mpmd.errors import GroupDiedError, StepAborted
 
 
@@ -26,10 +27,10 @@ class AbortRequest:
 
 @dataclasses.dataclass(frozen=True)
 class PendingCall:
-    """One call on one group. The caller holds ``future``, whose result is ``decode`` of the reply."""
+    """One call on one process. The caller holds ``future``, whose result is ``decode`` of the reply."""
 
     number: int
-    mpmd_idx: int
+    process: Endpoint
     step: int | None
     future: Future
     decode: Callable[[Any], Any]
@@ -56,34 +57,35 @@ class PendingCalls:
 
     def add(
         self,
-        mpmd_idxs: Iterable[int],
+        processes: Iterable[Endpoint],
         step: int | None = None,
         decode: Callable[[Any], Any] = lambda reply: reply,
     ) -> list[PendingCall]:
-        """Adds a call on each of the groups; with ``step``, these calls are that step. Steps ascend.
+        """Adds a call on each of the processes; with ``step``, these calls are that step. Steps ascend.
 
         Raises: ``GroupDiedError`` when one of the groups is dead, the error given to ``close`` after it;
         then no call is added.
         """
-        mpmd_idxs = tuple(mpmd_idxs)
+        processes = tuple(processes)
+        mpmd_idxs = frozenset(process.mpmd_idx for process in processes)
         with self._lock:
-            for failure in (self._closed, *(self._dead.get(mpmd_idx) for mpmd_idx in mpmd_idxs)):
+            for failure in (self._closed, *(self._dead.get(mpmd_idx) for mpmd_idx in sorted(mpmd_idxs))):
                 if failure is not None:
                     raise _copy_of(failure)
             if step is not None:
                 # The groups forget what they know of a step when a later one begins.
                 assert step > self._last_step, f"step {step} comes after step {self._last_step}"
                 self._last_step = step
-                self._steps[step] = _PendingStep(frozenset(mpmd_idxs), len(mpmd_idxs))
+                self._steps[step] = _PendingStep(mpmd_idxs, len(processes))
             calls = [
                 PendingCall(
                     number=next(self._numbers),
-                    mpmd_idx=mpmd_idx,
+                    process=process,
                     step=step,
                     future=_running_future(),
                     decode=decode,
                 )
-                for mpmd_idx in mpmd_idxs
+                for process in processes
             ]
             self._calls.update((call.number, call) for call in calls)
         return calls
@@ -129,7 +131,7 @@ class PendingCalls:
             error = self._dead.setdefault(mpmd_idx, error)
             shared = [number for number, step in self._steps.items() if mpmd_idx in step.mpmd_idxs]
             aborts = self._mark_failed(shared, error)
-            lost = [c for c in self._calls.values() if c.mpmd_idx == mpmd_idx or c.step in shared]
+            lost = [c for c in self._calls.values() if c.process.mpmd_idx == mpmd_idx or c.step in shared]
             for call in lost:
                 self._remove(call)
         for call in lost:

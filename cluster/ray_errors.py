@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ray import exceptions
 
+from cluster.endpoint import Endpoint
 from mpmd.errors import GroupDiedError
 
 _DEATHS = (
@@ -14,8 +15,8 @@ _DEATHS = (
 )
 
 
-def translate(error: BaseException, mpmd_idx: int) -> BaseException:
-    """The error to show to a user when a call on a group's actor has failed with ``error``.
+def translate(error: BaseException, process: Endpoint) -> BaseException:
+    """The error to show to a user when a call on the actor of a process has failed with ``error``.
 
     An exception that the actor raised is returned as itself, with the remote traceback as its
     ``__cause__``; the death of the actor as ``GroupDiedError``.
@@ -26,7 +27,7 @@ def translate(error: BaseException, mpmd_idx: int) -> BaseException:
         cause.__cause__ = error
         return cause
     if isinstance(error, _DEATHS):
-        died = GroupDiedError(f"group {mpmd_idx} died: {_reason(error)}", mpmd_idx)
+        died = GroupDiedError(f"{process.name} died: {_reason(error)}", process.mpmd_idx)
         died.__cause__ = error
         return died
     return error

@@ -89,9 +89,33 @@ def describe_shortage(
     )
 
 
-def threads_per_group(group: PlacementGroup, num_groups: int) -> list[int]:
-    """For each group, its share of the CPUs of its node, at least one."""
-    cpus = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in live_nodes()}
+def nodes_of_bundles(group: PlacementGroup) -> list[str]:
+    """The node of each bundle, by Ray's identifier."""
     placed = placement_group_table(group)["bundles_to_node_id"]
-    nodes = [placed[mpmd_idx] for mpmd_idx in range(num_groups)]
+    return [placed[index] for index in range(len(placed))]
+
+
+def assign_bundles(nodes: Sequence[str], per_group: int) -> list[int]:
+    """A bundle for each process of each group: the processes of a group on one node where that can be.
+
+    Args:
+      nodes: of each bundle.
+      per_group: the number of processes of each group.
+    """
+    by_node: dict[str, list[int]] = {}
+    for bundle, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(bundle)
+    whole = {node: len(bundles) // per_group * per_group for node, bundles in by_node.items()}
+    together = [bundle for node, bundles in by_node.items() for bundle in bundles[: whole[node]]]
+    rest = [bundle for node, bundles in by_node.items() for bundle in bundles[whole[node] :]]
+    return [*together, *rest]
+
+
+def threads_per_process(nodes: Sequence[str]) -> list[int]:
+    """For each process, its share of the CPUs of its node, at least one.
+
+    Args:
+      nodes: of each process.
+    """
+    cpus = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in live_nodes()}
     return [max(1, int(cpus[node]) // nodes.count(node)) for node in nodes]

@@ -27,3 +27,20 @@ def key_impl_name(dtype) -> str:
     ``jax.random.key_impl`` answers this for arrays only, not for the abstract values of a jaxpr.
     """
     return dtype._impl.name
+
+
+def use_cpu_collectives_at(host: str) -> None:
+    """Has the collectives of CPU devices listen at an address of this process.
+
+    To be called before ``jax.distributed.initialize``. By itself JAX has them listen where the host's name
+    resolves to, which is often a loopback address that other nodes cannot reach, and has no public option for it.
+    """
+    from jax._src import distributed, xla_bridge
+    from jaxlib import _jax
+
+    def make_client():
+        world = distributed.global_state.client
+        collectives = _jax.make_gloo_tcp_collectives(distributed_client=world, hostname=host)
+        return xla_bridge.make_cpu_client(collectives)
+
+    xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)

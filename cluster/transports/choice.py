@@ -1,11 +1,12 @@
-"""Which transport connects which groups."""
+"""Which transport connects which processes."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 
-from cluster.group_info import GroupInfo
+from cluster.process_info import ProcessInfo
 
 AUTO = "auto"
 SHARED_MEMORY = "shared_memory"
@@ -32,22 +33,28 @@ def check_name(transport: str) -> None:
         raise ValueError(f"transport must be one of {', '.join((AUTO, *NAMES))}, not {transport!r}")
 
 
-def choose(transport: str, groups: Sequence[GroupInfo]) -> dict[tuple[int, int], str]:
-    """For each pair of groups, lower index first, the transport of their messages in both directions.
+def choose(transport: str, processes: Sequence[ProcessInfo]) -> dict[tuple[int, int], str]:
+    """The transport between each two processes of different groups, in both directions.
 
-    ``auto`` takes the best that both groups can use; ``shared_memory`` is possible only within a node.
+    ``auto`` takes the best that both can use; ``shared_memory`` is possible only within a node.
 
+    Args:
+      processes: of all groups, group by group.
+
+    Returns: the names of transports by the positions of both processes, the lower one first.
     Raises: ``ValueError`` when ``transport`` cannot connect all groups; it lists every such pair.
     """
-    pairs = [(a, b) for a in groups for b in groups if a.mpmd_idx < b.mpmd_idx]
-    chosen, faults = {}, []
-    for a, b in pairs:
+    chosen: dict[tuple[int, int], str] = {}
+    faults: dict[str, None] = {}
+    for (i, a), (j, b) in itertools.combinations(enumerate(processes), 2):
+        if a.mpmd_idx == b.mpmd_idx:
+            continue  # XLA connects them
         usable = [name for name in a.transports if name in b.transports]
         if a.node_id != b.node_id:
             usable = [name for name in usable if name != SHARED_MEMORY]
         if transport not in (AUTO, *usable):
-            faults.append(f"groups {a.mpmd_idx} and {b.mpmd_idx} can use {', '.join(usable)}")
-        chosen[a.mpmd_idx, b.mpmd_idx] = usable[0] if transport == AUTO else transport
+            faults[f"groups {a.mpmd_idx} and {b.mpmd_idx} can use {', '.join(usable)}"] = None
+        chosen[i, j] = usable[0] if transport == AUTO else transport
     if faults:
         raise ValueError(
             f"transport {transport!r} does not connect all groups: {'; '.join(faults)}. "

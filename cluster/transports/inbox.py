@@ -50,9 +50,13 @@ class Inbox:
     processor time. Processes of this node write headers to the pipe, and the thread passes them to listeners;
     other threads of this process ``add`` messages and then ``wake`` it. Only that thread may call
     ``begin_step``, ``take`` and ``wait``; any thread may call the other methods.
+
+    Args:
+      name_of: what messages to users call the process with a number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name_of: Callable[[int], str] = "group {}".format) -> None:
+        self.name_of = name_of
         self._lock = threading.Lock()
         self._step = 0
         self._arrived: dict[MessageId, Arrival] = {}
@@ -64,9 +68,9 @@ class Inbox:
         self._poll = select.poll()
         self._poll.register(self._read_fd, select.POLLIN)
 
-    def add_listener(self, mpmd_idx: int, listener: HeaderListener) -> None:
-        """Has the waiting thread call ``listener`` with each header that a group writes to ``write_fd``."""
-        self._listeners[mpmd_idx] = listener
+    def add_listener(self, process: int, listener: HeaderListener) -> None:
+        """Has the waiting thread call ``listener`` with each header that a process writes to ``write_fd``."""
+        self._listeners[process] = listener
 
     def begin_step(self, step: int) -> None:
         """The group runs this step now, and no earlier one again: what is known of those is forgotten.
@@ -128,15 +132,15 @@ class Inbox:
 
     def _seconds_for_reason(self) -> float:
         """Seconds for which the driver may still say why a peer was lost; raises when there are none."""
-        mpmd_idx, since = next(iter(self._disconnected.items()))
+        process, since = next(iter(self._disconnected.items()))
         remaining = since + ABORT_REASON_SECONDS - time.monotonic()
         if remaining <= 0:
-            raise StepAborted(f"group {mpmd_idx} is gone: its process has closed its connections")
+            raise StepAborted(f"{self.name_of(process)} is gone: its process has closed its connections")
         return remaining
 
-    def mark_disconnected(self, mpmd_idx: int) -> None:
+    def mark_disconnected(self, process: int) -> None:
         """Records that a peer was lost."""
-        self._disconnected.setdefault(mpmd_idx, time.monotonic())
+        self._disconnected.setdefault(process, time.monotonic())
         self.wake()
 
     def abort(self, step: int, reason: str) -> None:

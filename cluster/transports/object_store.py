@@ -58,7 +58,9 @@ class ObjectStoreTransport(PeerTransport):
             try:
                 ray.get(delivery)
             except Exception as error:
-                reason = f"message {message.tag} of group {message.src} did not arrive: {error}"
+                reason = (
+                    f"message {message.tag} of {self._inbox.name_of(message.src)} did not arrive: {error}"
+                )
                 self._peers[message.dst].abort.remote(message.step, reason)
             del item, delivery  # an idle thread must not keep the last message in the object store
 

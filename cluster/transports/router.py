@@ -1,4 +1,4 @@
-"""One transport made of several: each message goes by the transport that connects its two groups."""
+"""One transport made of several: each message goes by the transport that connects its two processes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax
 from cluster.packing import PackedArray
 from cluster.transports.choice import DEVICE, OBJECT_STORE, SHARED_MEMORY
 from cluster.transports.device.transport import DeviceTransport
+from cluster.endpoint import Endpoint
 from cluster.transports.inbox import Inbox
 from cluster.transports.object_store import ObjectStoreTransport
 from cluster.transports.peer_transport import PeerTransport
@@ -18,19 +19,19 @@ from mpmd.runtime.transport import Array, MessageId
 
 
 class Router:
-    """Implements ``mpmd.runtime.transport.Transport`` for one group, by one transport for each peer.
+    """Implements ``mpmd.runtime.transport.Transport`` for one process, by one transport for each peer.
 
     Args:
-      mpmd_idx: the group.
-      submesh: its devices.
+      endpoint: the process.
+      submesh: its group's devices.
     """
 
-    def __init__(self, mpmd_idx: int, submesh: jax.sharding.Mesh):
-        self._inbox = Inbox()
+    def __init__(self, endpoint: Endpoint, submesh: jax.sharding.Mesh):
+        self._inbox = Inbox(endpoint.name_of)
         self._object_store = ObjectStoreTransport(self._inbox)
         self._transports: dict[str, PeerTransport] = {
-            SHARED_MEMORY: SharedMemoryTransport(self._inbox, mpmd_idx),
-            DEVICE: DeviceTransport(self._inbox, mpmd_idx, submesh),
+            SHARED_MEMORY: SharedMemoryTransport(self._inbox, endpoint.number),
+            DEVICE: DeviceTransport(self._inbox, endpoint.number, submesh),
             OBJECT_STORE: self._object_store,
         }
         self._routes: dict[int, PeerTransport] = {}  # by peer

@@ -26,7 +26,7 @@ class Executor:
       plan: the plan the program belongs to.
       executables: for each executable name, the compiled call.
       constants: for each constant of this group, its array.
-      shardings: for each value that this group receives, the sharding it shall have.
+      shardings: for each value that this group has, its sharding.
       transport: this group's end of the edges.
       synchronous: wait for each task to end before going on, so that a failure is that of the task that
         was running. This is for tasks that run on the host's own cores; the queue of an accelerator is to
@@ -59,7 +59,7 @@ class Executor:
                 synchronous=synchronous,
             )
         )
-        self._outputs = [(slots[name], shardings.get(name)) for name in self.output_names]
+        self._outputs = [(slots[name], shardings[name]) for name in self.output_names]
         self._made = len(slots) - len(self.input_names) - len(self._constants)
 
     def execute(

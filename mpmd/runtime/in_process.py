@@ -22,7 +22,7 @@ from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
-from mpmd.runtime.transport import Array, MessageId
+from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 from mpmd.sharding import spec_of, to_sharding
 from mpmd.stopwatch import Stopwatch
@@ -141,7 +141,7 @@ class InProcessRuntime(RuntimeBase):
         super().__init__(len(submeshes))
         self._mailboxes = [Mailbox() for _ in submeshes]
         self._groups = [
-            _GroupThread(GroupWorker(i, submesh, InProcessTransport(self._mailboxes, submeshes, i)))
+            _GroupThread(_worker(i, submesh, InProcessTransport(self._mailboxes, submeshes, i)))
             for i, submesh in enumerate(submeshes)
         ]
         # Also at exit: if a thread is still inside XLA when the interpreter exits, the process crashes.
@@ -212,6 +212,10 @@ class InProcessRuntime(RuntimeBase):
             for group in self._groups:
                 group.end()
         self._close()
+
+
+def _worker(mpmd_idx: int, submesh: jax.sharding.Mesh, transport: Transport) -> GroupWorker:
+    return GroupWorker(mpmd_idx, submesh, lambda plan: transport)
 
 
 def _owned(array: np.ndarray) -> np.ndarray:

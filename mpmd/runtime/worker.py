@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 
 from mpmd.events import Event
-from mpmd.ir import Executable, Name, Plan, Recv, Spec
+from mpmd.ir import Executable, Name, Plan, Spec
 from mpmd.program import Function, arguments, jitted
+from mpmd.routes import held_specs
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.requests import INLINE_BYTES, Handle, Released, StepReply, StepRequest
 from mpmd.runtime.transport import Transport
@@ -44,7 +45,7 @@ class _CompiledProgram:
     Attributes:
       executor: runs the part.
       shardings, donated: for each input.
-      inline: the positions of the outputs that travel with the reply.
+      inline: the positions of the outputs that travel with the reply: small ones that this process can read.
       enable_x64: JAX's setting when the part was compiled, under which it has to run.
     """
 
@@ -58,16 +59,18 @@ class _CompiledProgram:
 class GroupWorker:
     """Hosts one group's programs and values. Not thread-safe: one caller at a time, steps in order.
 
+    A group of several processes has a worker in each of them. All of them are called alike, in the same order.
+
     Args:
       mpmd_idx: the group.
       submesh: its devices.
-      transport: its end of the edges to the other groups.
+      transport_of: gives a plan's end of the edges to the other groups.
     """
 
-    def __init__(self, mpmd_idx: int, submesh: jax.sharding.Mesh, transport: Transport):
+    def __init__(self, mpmd_idx: int, submesh: jax.sharding.Mesh, transport_of: Callable[[Plan], Transport]):
         self.mpmd_idx = mpmd_idx
         self.submesh = submesh
-        self._transport = transport
+        self._transport_of = transport_of
         self._values: dict[Handle, jax.Array | _LostValue] = {}
         self._programs: dict[int, _CompiledProgram] = {}
         self._synchronous = submesh.devices.flat[0].platform == "cpu"
@@ -97,15 +100,17 @@ class GroupWorker:
             lowered = function.lower(*arguments(executable))
             with watch("xla"):
                 compiled[executable.name] = lowered.compile()
-        replicated = to_sharding((), self.submesh)
+        shardings = {
+            name: to_sharding(spec, self.submesh) for name, spec in held_specs(plan, self.mpmd_idx).items()
+        }
         here = [leaf.name for leaf in plan.constants_of(self.mpmd_idx)]
         executor = Executor(
             program=mine,
             plan=plan,
             executables=compiled,
-            constants={name: jax.device_put(constants[name], replicated) for name in here},
-            shardings=self._received_shardings(plan),
-            transport=self._transport,
+            constants={name: _put(constants[name], shardings[name]) for name in here},
+            shardings=shardings,
+            transport=self._transport_of(plan),
             synchronous=self._synchronous,
         )
         leaves = plan.inputs_of(self.mpmd_idx).values()
@@ -114,26 +119,14 @@ class GroupWorker:
             executor=executor,
             shardings=tuple(to_sharding(leaf.spec, self.submesh) for leaf in leaves),
             donated=tuple(leaf.donated for leaf in leaves),
-            inline=tuple(i for i, leaf in enumerate(results) if leaf.aval.nbytes <= INLINE_BYTES),
+            inline=tuple(
+                i
+                for i, leaf in enumerate(results)
+                if leaf.aval.nbytes <= INLINE_BYTES and _is_readable(shardings[leaf.name])
+            ),
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
         return watch.seconds.get("xla", 0.0)
-
-    def _received_shardings(self, plan: Plan) -> dict[Name, jax.sharding.Sharding]:
-        """For each value this group receives, the sharding its reader was compiled for."""
-        wanted: dict[Name, jax.sharding.Sharding] = {}
-        program = plan.programs[self.mpmd_idx]
-        for run in program.runs:
-            in_specs = plan.executable(run.executable).in_specs
-            for name, spec in zip(run.inputs, in_specs, strict=True):
-                assert spec is not None, f"{run.executable}: {name} has no spec"
-                wanted.setdefault(name, to_sharding(spec, self.submesh))
-        outputs = {leaf.name: leaf.spec or () for leaf in plan.outputs}
-        for instruction in program.instructions:
-            if isinstance(instruction, Recv):
-                for name in instruction.values:
-                    wanted.setdefault(name, to_sharding(outputs.get(name, ()), self.submesh))
-        return wanted
 
     def run_step(self, request: StepRequest) -> StepReply:
         """Runs one step. When it fails, its outputs are lost, and reading them raises the reason."""
@@ -156,7 +149,7 @@ class GroupWorker:
     def _take_inputs(self, program: _CompiledProgram, request: StepRequest) -> list[jax.Array]:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
             if handle in request.host_arrays:
-                self._values[handle] = jax.device_put(request.host_arrays[handle], sharding)
+                self._values[handle] = _put(request.host_arrays[handle], sharding)
         inputs = [self._value(handle) for handle in request.inputs]
         holders = collections.Counter(map(id, self._values.values())) if any(program.donated) else {}
         for i, (value, sharding) in enumerate(zip(inputs, program.shardings, strict=True)):
@@ -196,3 +189,16 @@ class GroupWorker:
         """Drops all values and programs."""
         self._values.clear()
         self._programs.clear()
+
+
+def _put(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """The array on the devices; each of several processes has the whole array, and puts its part there."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    # device_put would compare the arrays of all processes, which takes much longer than the copy.
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _is_readable(sharding: jax.sharding.Sharding) -> bool:
+    """Whether this process has all parts of such an array."""
+    return sharding.is_fully_addressable or sharding.is_fully_replicated

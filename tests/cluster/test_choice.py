@@ -2,14 +2,14 @@
 
 import pytest
 
-from cluster.group_info import GroupInfo
+from cluster.process_info import ProcessInfo
 from cluster.transports.choice import check_name, choose, supported
 
 ALL = ("shared_memory", "device", "object_store")
 
 
-def group(mpmd_idx, node, transports=ALL):
-    return GroupInfo(mpmd_idx, "10.0.0.1", node, 1, (), transports)
+def group(mpmd_idx, node, transports=ALL, rank=0):
+    return ProcessInfo(mpmd_idx, rank, "10.0.0.1", node, 1, (), transports)
 
 
 def test_each_pair_of_groups_gets_the_best_that_both_can_use():
@@ -35,6 +35,11 @@ def test_a_transport_that_cannot_connect_all_groups_is_refused_with_all_such_pai
     assert "groups 0 and 2 can use device, object_store" in str(caught.value)
     assert "groups 1 and 2" in str(caught.value)
     assert "groups 0 and 1" not in str(caught.value)
+
+
+def test_processes_of_a_group_need_no_transport():
+    processes = [group(0, "a"), group(0, "b", rank=1), group(1, "b")]
+    assert choose("auto", processes) == {(0, 2): "device", (1, 2): "shared_memory"}
 
 
 def test_unknown_transports_are_refused():

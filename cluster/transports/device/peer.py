@@ -27,11 +27,14 @@ _DETECTION_SECONDS = 1.0
 
 
 class OfferedArray(NamedTuple):
-    """An array at the sender's transfer server; ``spec`` holds over either group's submesh."""
+    """An array at the sender's transfer server.
+
+    ``spec`` holds over either group's submesh; ``None``: the array is on one device.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    spec: Spec
+    spec: Spec | None
 
 
 class OfferMessage(NamedTuple):
@@ -49,6 +52,13 @@ class PacketMessage(NamedTuple):
     arrays: tuple[PackedArray, ...]
 
 
+def offered_sharding(spec: Spec | None, submesh: jax.sharding.Mesh) -> jax.sharding.Sharding:
+    """The sharding of an offered array at either end."""
+    if spec is None:
+        return jax.sharding.SingleDeviceSharding(submesh.local_devices[0])
+    return to_sharding(spec, submesh)
+
+
 _CONFIRMATION = None
 """What the receiver sends back for each message that was received or dropped."""
 
@@ -59,16 +69,16 @@ class Peer:
     Args:
       inbox: where the messages that arrive go, and where senders wait.
       submesh: this group's devices.
-      mpmd_idx: the other group.
+      process: the number of the other process.
       server: the connection to the other group's transfer server.
       tcp: the socket to the other group, which ``close`` closes.
     """
 
     def __init__(
-        self, inbox: Inbox, submesh: jax.sharding.Mesh, mpmd_idx: int, server: Any, tcp: socket.socket
+        self, inbox: Inbox, submesh: jax.sharding.Mesh, process: int, server: Any, tcp: socket.socket
     ):
         self._inbox = inbox
-        self._mpmd_idx = mpmd_idx
+        self._process = process
         self._submesh = submesh
         self._server = server
         self._socket = tcp
@@ -78,8 +88,8 @@ class Peer:
         self._num_confirmed = 0
         self._confirmations: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._disconnected = threading.Event()
-        self._reader = threading.Thread(target=self._read, name=f"from group {mpmd_idx}", daemon=True)
-        self._confirmer = threading.Thread(target=self._confirm, name=f"to group {mpmd_idx}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"from {process}", daemon=True)
+        self._confirmer = threading.Thread(target=self._confirm, name=f"to {process}", daemon=True)
 
     def start(self) -> None:
         """Starts the threads."""
@@ -100,6 +110,10 @@ class Peer:
     def wait_for_abort(self, step: int) -> None:
         """Waits for the reason why the peer is gone. Raises ``StepAborted``."""
         self._inbox.wait(step, lambda: False)
+
+    def name_of(self, process: int) -> str:
+        """What messages to users call a process."""
+        return self._inbox.name_of(process)
 
     def confirm(self) -> None:
         """Confirms a message, in a thread of its own: the caller must not wait until the peer reads."""
@@ -126,7 +140,7 @@ class Peer:
             pass
         finally:
             self._disconnected.set()
-            self._inbox.mark_disconnected(self._mpmd_idx)
+            self._inbox.mark_disconnected(self._process)
 
     def _receive(self, content: PacketMessage | OfferMessage | None) -> None:
         match content:
@@ -137,14 +151,17 @@ class Peer:
                     self._inbox.add(message, _TransferArrival(self, message, self._pull(number, offered)))
                 except jax.errors.JaxRuntimeError as error:  # there is not enough memory
                     self.confirm()
-                    reason = f"group {message.dst} could not receive from group {message.src}: {error}"
+                    reason = (
+                        f"{self._inbox.name_of(message.dst)} could not receive from "
+                        f"{self._inbox.name_of(message.src)}: {error}"
+                    )
                     self._inbox.abort(message.step, reason)
             case None:
                 self._num_confirmed += 1
 
     def _pull(self, number: int, offered: Sequence[OfferedArray]) -> list[jax.Array]:
         avals = [
-            jax.ShapeDtypeStruct(shape, dtype, sharding=to_sharding(spec, self._submesh))
+            jax.ShapeDtypeStruct(shape, dtype, sharding=offered_sharding(spec, self._submesh))
             for shape, dtype, spec in offered
         ]
         pulled = iter(self._server.pull(number, [a for a in avals if math.prod(a.shape)]))
@@ -193,8 +210,8 @@ class _TransferArrival(NamedTuple):
             self.peer.confirm()
             if self.peer.has_disconnected():
                 self.peer.wait_for_abort(self.message.step)
-            src, tag = self.message.src, self.message.tag
-            raise RuntimeError(f"message {tag} of group {src} was lost on the way: {error}") from error
+            src, tag = self.peer.name_of(self.message.src), self.message.tag
+            raise RuntimeError(f"message {tag} of {src} was lost on the way: {error}") from error
         self.peer.confirm()
         return [
             array if array.sharding == sharding else jax.device_put(array, sharding)

@@ -14,11 +14,12 @@ import numpy as np
 
 from cluster import sockets
 from cluster.packing import pack
-from cluster.transports.device.peer import OfferedArray, OfferMessage, PacketMessage, Peer
+from cluster.transports.device.peer import OfferedArray, OfferMessage, PacketMessage, Peer, offered_sharding
 from cluster.transports.inbox import Inbox
 from cluster.transports.peer_transport import PeerTransport
+from mpmd.ir import Spec
 from mpmd.runtime.transport import Array, MessageId
-from mpmd.sharding import spec_of, to_sharding
+from mpmd.sharding import spec_of
 
 _PACKET_BYTES = 16 * 1024
 """Messages up to this size whose arrays are in host memory are sent as they are, and not pulled."""
@@ -26,7 +27,7 @@ _PACKET_BYTES = 16 * 1024
 _CHUNK_BYTES = 4 * 2**20
 _CHUNKS = 8
 
-_HELLO = struct.Struct("<i")  # the group that connects
+_HELLO = struct.Struct("<i")  # the process that connects
 
 _CONNECT_SECONDS = 60
 
@@ -43,13 +44,13 @@ class DeviceTransport(PeerTransport):
 
     Args:
       inbox: where the messages that arrive go.
-      mpmd_idx: the group.
-      submesh: its devices; the peers' submeshes have the same shape.
+      process: the number of this process.
+      submesh: the group's devices; whole arrays go only to groups with a submesh of the same shape.
     """
 
-    def __init__(self, inbox: Inbox, mpmd_idx: int, submesh: jax.sharding.Mesh):
+    def __init__(self, inbox: Inbox, process: int, submesh: jax.sharding.Mesh):
         super().__init__(inbox)
-        self._mpmd_idx = mpmd_idx
+        self._process = process
         self._submesh = submesh
         self._in_host_memory = submesh.devices.flat[0].platform == "cpu"
         self._numbers = itertools.count(secrets.randbits(62))
@@ -60,7 +61,7 @@ class DeviceTransport(PeerTransport):
 
         self._secret = secret
         self._server = transfer.start_transfer_server(
-            self._submesh.devices.flat[0].client,
+            self._submesh.local_devices[0].client,
             f"{host}:0",
             [f"{host}:0"],
             max_num_parallel_copies=_CHUNKS,
@@ -73,26 +74,26 @@ class DeviceTransport(PeerTransport):
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
         # Each group connects to the later ones, the last first. That one accepts at once, so groups do not
         # wait for one another in a chain.
-        later = sorted((peer for peer in addresses if peer > self._mpmd_idx), reverse=True)
+        later = sorted((peer for peer in addresses if peer > self._process), reverse=True)
         with self._listener:
-            for mpmd_idx in later:
-                tcp = sockets.connect(addresses[mpmd_idx].connections, self._secret, _CONNECT_SECONDS)
-                tcp.sendall(_HELLO.pack(self._mpmd_idx))
-                self._add_peer(mpmd_idx, addresses[mpmd_idx], tcp)
+            for process in later:
+                tcp = sockets.connect(addresses[process].connections, self._secret, _CONNECT_SECONDS)
+                tcp.sendall(_HELLO.pack(self._process))
+                self._add_peer(process, addresses[process], tcp)
             while self._peers.keys() != addresses.keys():
                 tcp = sockets.accept(self._listener, self._secret)
                 hello = tcp.recv(_HELLO.size, socket.MSG_WAITALL)
                 if len(hello) < _HELLO.size:
                     raise ConnectionError("a group has closed its connection as soon as it was made")
-                (mpmd_idx,) = _HELLO.unpack(hello)
-                self._add_peer(mpmd_idx, addresses[mpmd_idx], tcp)
+                (process,) = _HELLO.unpack(hello)
+                self._add_peer(process, addresses[process], tcp)
         for peer in self._peers.values():
             peer.start()
 
-    def _add_peer(self, mpmd_idx: int, address: DeviceAddress, tcp: socket.socket) -> None:
+    def _add_peer(self, process: int, address: DeviceAddress, tcp: socket.socket) -> None:
         server = self._server.connect(address.server)
-        self._peers[mpmd_idx] = Peer(
-            inbox=self._inbox, submesh=self._submesh, mpmd_idx=mpmd_idx, server=server, tcp=tcp
+        self._peers[process] = Peer(
+            inbox=self._inbox, submesh=self._submesh, process=process, server=server, tcp=tcp
         )
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
@@ -105,17 +106,19 @@ class DeviceTransport(PeerTransport):
 
     def _offer(self, message: MessageId, arrays: Sequence[Array]) -> OfferMessage:
         number = next(self._numbers)
-        specs = [
-            () if isinstance(array, np.ndarray) else spec_of(array.sharding, self._submesh, array.ndim)
-            for array in arrays
-        ]
+        specs = [self._spec_of(array) for array in arrays]
         # Copies, because the caller may donate what it has sent.
-        shardings = [to_sharding(spec, self._submesh) for spec in specs]
+        shardings = [offered_sharding(spec, self._submesh) for spec in specs]
         offered = jax.device_put(list(arrays), shardings, may_alias=False)
         if pulled := [array for array in offered if array.nbytes]:  # the server never reports empty arrays
             self._server.await_pull(number, pulled)
         described = (OfferedArray(a.shape, a.dtype, spec) for a, spec in zip(offered, specs, strict=True))
         return OfferMessage(message, number, tuple(described))
+
+    def _spec_of(self, array: Array) -> Spec | None:
+        if isinstance(array, np.ndarray) or array.sharding.device_set != set(self._submesh.devices.flat):
+            return None
+        return spec_of(array.sharding, self._submesh, array.ndim)
 
     def close(self) -> None:
         for peer in self._peers.values():

@@ -26,8 +26,8 @@ class Receiver:
 
     Args:
       inbox: where the messages go.
-      src: the group that sends.
-      dst: the group that receives.
+      src: the process that sends.
+      dst: the process that receives.
       connection: the socket to its ``Sender``.
     """
 

@@ -33,8 +33,8 @@ class Sender:
 
     Args:
       inbox: where the sender waits.
-      src: the group that sends.
-      dst: the group that receives.
+      src: the process that sends.
+      dst: the process that receives.
       connection: the socket to its ``Receiver``.
     """
 
@@ -95,8 +95,8 @@ class Sender:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            shared = f"{chunk.nbytes} bytes of memory to share with group {self._dst}"
-            raise RuntimeError(f"group {self._src} has no {shared}: {error}") from error
+            shared = f"{chunk.nbytes} bytes of memory to share with {self._inbox.name_of(self._dst)}"
+            raise RuntimeError(f"{self._inbox.name_of(self._src)} has no {shared}: {error}") from error
         self._num_slots += len(added)
         slots.extend(added)
         return added[0]

@@ -16,7 +16,7 @@ from cluster.transports.shared_memory.receiver import Receiver
 from cluster.transports.shared_memory.sender import Sender
 from mpmd.runtime.transport import Array, MessageId
 
-_HELLO = struct.Struct("<i")  # the group that connects
+_HELLO = struct.Struct("<i")  # the process that connects
 
 
 class SharedMemoryTransport(PeerTransport):
@@ -24,12 +24,12 @@ class SharedMemoryTransport(PeerTransport):
 
     Args:
       inbox: where the messages that arrive go.
-      mpmd_idx: the group.
+      process: the number of this process.
     """
 
-    def __init__(self, inbox: Inbox, mpmd_idx: int):
+    def __init__(self, inbox: Inbox, process: int):
         super().__init__(inbox)
-        self._mpmd_idx = mpmd_idx
+        self._process = process
         self._listener: socket.socket | None = None
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
@@ -45,16 +45,16 @@ class SharedMemoryTransport(PeerTransport):
     def connect(self, addresses: Mapping[int, str]) -> None:
         """Raises: ``PermissionError`` when a process of another user answers."""
         assert self._listener is not None, "connect comes after listen"
-        sockets = {mpmd_idx: self._connect_to(name) for mpmd_idx, name in addresses.items()}
+        sockets = {process: self._connect_to(name) for process, name in addresses.items()}
         while len(self._receivers) < len(addresses):
             connection, _ = self._listener.accept()
             if _is_of_this_user(connection):
                 (src,) = _HELLO.unpack(connection.recv(_HELLO.size))
-                self._receivers[src] = Receiver(self._inbox, src, self._mpmd_idx, connection)
+                self._receivers[src] = Receiver(self._inbox, src, self._process, connection)
             else:
                 connection.close()
         self._listener.close()
-        self._senders = {dst: Sender(self._inbox, self._mpmd_idx, dst, s) for dst, s in sockets.items()}
+        self._senders = {dst: Sender(self._inbox, self._process, dst, s) for dst, s in sockets.items()}
         self._watcher = threading.Thread(target=self._watch, name="peers of this node", daemon=True)
         self._watcher.start()
 
@@ -63,12 +63,12 @@ class SharedMemoryTransport(PeerTransport):
         connection.connect(f"\0{name}")
         if not _is_of_this_user(connection):
             raise PermissionError("a process of another user answers for a group")
-        connection.send(_HELLO.pack(self._mpmd_idx))
+        connection.send(_HELLO.pack(self._process))
         return connection
 
     def _watch(self) -> None:
         """Reports peers whose connections end."""
-        peers = {sender.socket.fileno(): mpmd_idx for mpmd_idx, sender in self._senders.items()}
+        peers = {sender.socket.fileno(): process for process, sender in self._senders.items()}
         poll = select.poll()
         for descriptor in peers:
             poll.register(descriptor, 0)  # no events but the end of the connection

@@ -1,4 +1,4 @@
-"""What the process of a group reports about itself."""
+"""What the process of an actor reports about itself."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupInfo:
-    """Where a group runs, and what it offers.
+class ProcessInfo:
+    """Where a process of a group runs, and what it offers.
 
     Attributes:
       mpmd_idx: the group.
+      rank: its number among the processes of the group.
       node: the address of its node.
       node_id: Ray's identifier of the node; several nodes may share an address.
-      pid: the number of its process on that node.
-      devices: its devices, as JAX prints them.
-      transports: the transports that its process can use, the best first.
+      pid: the number of the process on that node.
+      devices: its own devices, as JAX prints them.
+      transports: the transports that it can use, the best first.
     """
 
     mpmd_idx: int
+    rank: int
     node: str
     node_id: str
     pid: int

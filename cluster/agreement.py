@@ -1,0 +1,101 @@
+"""The processes of a group agree to go on with a step, or to leave it, all at the same place.
+
+Their programs meet in collective operations, which wait for all of them. So when a step is aborted, no process
+may leave it before a collective that another one enters. At each place where a process may leave the step, at
+its beginning and where a message is awaited, all processes tell rank 0 whether they can go on, and it tells them
+whether all can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from cluster import sockets
+from mpmd.errors import StepAborted
+
+
+class _Vote(NamedTuple):
+    """What a process says of a step: ``None``, it can go on, or why it cannot; then it has left the step."""
+
+    step: int
+    reason: str | None
+
+
+class Agreement:
+    """One process's part in the agreements of its group; a group of one process has nothing to agree on.
+
+    Args:
+      rank: of the process.
+      num_processes: of the group.
+    """
+
+    def __init__(self, rank: int, num_processes: int):
+        self._rank = rank
+        self._num_processes = num_processes
+        self._listener: socket.socket | None = None
+        self._connections: list[Connection] = []
+
+    def listen(self, host: str) -> sockets.Address | None:
+        """Rank 0 lets the others connect. Returns the address for them."""
+        if self._rank or self._num_processes == 1:
+            return None
+        self._listener = sockets.listen(host)
+        return self._listener.getsockname()
+
+    def connect(self, address: sockets.Address | None, secret: bytes, timeout: float) -> None:
+        """Connects the processes, all of which call this.
+
+        Raises: ``ConnectionError`` when rank 0 cannot be reached.
+        """
+        if self._listener is not None:
+            with self._listener:
+                for _ in range(1, self._num_processes):
+                    self._add(sockets.accept(self._listener, secret))
+        elif address is not None:
+            self._add(sockets.connect(address, secret, timeout))
+
+    def _add(self, tcp: socket.socket) -> None:
+        with tcp:
+            self._connections.append(Connection(os.dup(tcp.fileno())))
+
+    def agree(self, step: int, reason: str | None = None) -> None:
+        """Waits until every process of the group has come here, or has left the step.
+
+        Args:
+          reason: why this process cannot go on with the step; ``None`` when it can.
+
+        Raises: ``StepAborted`` in all of them when one cannot go on.
+        """
+        try:
+            if self._rank:
+                self._connections[0].send(_Vote(step, reason))
+                reason = self._next_vote(self._connections[0], step).reason
+            else:
+                votes = [self._next_vote(connection, step) for connection in self._connections]
+                reason = next(
+                    (why for why in (reason, *(vote.reason for vote in votes)) if why is not None), None
+                )
+                for connection in self._connections:
+                    connection.send(_Vote(step, reason))
+        except (EOFError, OSError) as error:
+            raise StepAborted(f"another process of the group is gone: {error}") from error
+        if reason is not None:
+            raise StepAborted(reason)
+
+    def leave(self, step: int, reason: str) -> None:
+        """Tells the others that this process has left the step because of an error of its own."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # the driver notices that the other process is gone
+                connection.send(_Vote(step, reason))
+
+    @staticmethod
+    def _next_vote(connection: Connection, step: int) -> _Vote:
+        """The other end's vote on a step; those on steps that this process has left come before it."""
+        while (vote := connection.recv()).step < step:
+            pass
+        assert vote.step == step, f"a process votes on step {vote.step} before it has left step {step}"
+        return vote
