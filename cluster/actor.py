@@ -1,4 +1,4 @@
-"""The actor of one process of a group: makes ``mpmd.runtime.worker.GroupWorker`` callable from the driver."""
+"""The actor of a process of a group: makes ``mpmd.runtime.worker.GroupWorker`` callable from the driver."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jax import export
 
 from cluster import sockets, world
 from cluster.agreement import Agreement
+from cluster.endpoint import Endpoint
 from cluster.packing import PackedArray, PackedValue, pack, unpack
 from cluster.process_info import ProcessInfo
 from cluster.rpc import Server
 from cluster.transports.choice import supported
 from cluster.transports.router import Router
-from cluster.endpoint import Endpoint
 from cluster.transports.slices import SliceTransport
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Executable, Name, Plan, Spec
@@ -36,7 +36,7 @@ CONCURRENCY_GROUPS = {"control": 2, "watch": 1}
 
 
 class Place(NamedTuple):
-    """The node of a process, its address and Ray's identifier; and a free port there for its group to meet."""
+    """The node of a process: its address, Ray's identifier, and a free port there for its group to meet."""
 
     node: str
     node_id: str

@@ -1,9 +1,9 @@
 """The processes of a group agree to go on with a step, or to leave it, all at the same place.
 
-Their programs meet in collective operations, which wait for all of them. So when a step is aborted, no process
-may leave it before a collective that another one enters. At each place where a process may leave the step, at
-its beginning and where a message is awaited, all processes tell rank 0 whether they can go on, and it tells them
-whether all can.
+Their programs meet in collective operations, which wait for all of them. So when a step is aborted, no
+process may leave it before a collective that another one enters. At each place where a process may leave the
+step, at its beginning and where a message is awaited, all processes tell rank 0 whether they can go on, and
+it tells them whether all can.
 """
 
 from __future__ import annotations
@@ -70,32 +70,34 @@ class Agreement:
 
         Raises: ``StepAborted`` in all of them when one cannot go on.
         """
-        try:
-            if self._rank:
-                self._connections[0].send(_Vote(step, reason))
-                reason = self._next_vote(self._connections[0], step).reason
-            else:
-                votes = [self._next_vote(connection, step) for connection in self._connections]
-                reason = next(
-                    (why for why in (reason, *(vote.reason for vote in votes)) if why is not None), None
-                )
-                for connection in self._connections:
-                    connection.send(_Vote(step, reason))
-        except (EOFError, OSError) as error:
-            raise StepAborted(f"another process of the group is gone: {error}") from error
+        if self._rank:
+            self._send(self._connections[0], _Vote(step, reason))
+            reason = self._receive(self._connections[0], step).reason
+        else:
+            reasons = [reason, *(self._receive(connection, step).reason for connection in self._connections)]
+            reason = next((each for each in reasons if each is not None), None)
+            for connection in self._connections:
+                self._send(connection, _Vote(step, reason))
         if reason is not None:
             raise StepAborted(reason)
 
     def leave(self, step: int, reason: str) -> None:
         """Tells the others that this process has left the step because of an error of its own."""
         for connection in self._connections:
-            with contextlib.suppress(OSError):  # the driver notices that the other process is gone
-                connection.send(_Vote(step, reason))
+            self._send(connection, _Vote(step, reason))
 
     @staticmethod
-    def _next_vote(connection: Connection, step: int) -> _Vote:
+    def _send(connection: Connection, vote: _Vote) -> None:
+        with contextlib.suppress(OSError):  # the process is gone, and the driver ends its group
+            connection.send(vote)
+
+    @staticmethod
+    def _receive(connection: Connection, step: int) -> _Vote:
         """The other end's vote on a step; those on steps that this process has left come before it."""
-        while (vote := connection.recv()).step < step:
-            pass
+        try:
+            while (vote := connection.recv()).step < step:
+                pass
+        except (EOFError, OSError):
+            return _Vote(step, "another process of the group is gone")
         assert vote.step == step, f"a process votes on step {vote.step} before it has left step {step}"
         return vote

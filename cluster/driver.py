@@ -71,7 +71,8 @@ class RayRuntime(RuntimeBase):
             asked = [
                 self._calls.call(i, "output_specs", executable, exported) for i in self._numbers[mpmd_idx]
             ]
-            return [future.result() for future in asked][0]
+            specs, *_ = [future.result() for future in asked]
+            return specs
 
         with watch("resolve"):
             program = resolve_specs(program, output_specs)

@@ -7,22 +7,32 @@ from collections.abc import Mapping
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
 
+_COLLECTIVE_TIMEOUT = "--xla_cpu_collective_timeout_seconds"
+COLLECTIVE_SECONDS = 60
+"""The longest that a process waits for the others of its group in a collective operation on CPU devices."""
+
 _CONCURRENCY = "--xla_cpu_enable_concurrency_optimized_scheduler"
 """By default XLA orders a program for many threads, and passes work to a pool even if it has one thread."""
 
 
 def actor_environment(
-    given: Mapping[str, str], xla_flags: str, platform: str, num_devices: int, num_threads: int
+    given: Mapping[str, str],
+    xla_flags: str,
+    platform: str,
+    num_devices: int,
+    num_threads: int,
+    num_processes: int = 1,
 ) -> dict[str, str]:
-    """Adds to the user's variables those that give a group its devices.
+    """Adds to the user's variables those that give a process of a group its devices.
 
     Args:
       given: the variables that the user wants in the process; they take precedence, but for the platform and
         the number of devices.
       xla_flags: the driver's ``XLA_FLAGS``, used when ``given`` has none.
       platform: the value of ``JAX_PLATFORMS``.
-      num_devices: the devices of the group; on CPU they are slices of the host.
-      num_threads: this group's share of the host's cores, the size of XLA's thread pool.
+      num_devices: the devices of the process; on CPU they are slices of the host.
+      num_threads: its share of the host's cores, the size of XLA's thread pool.
+      num_processes: of its group.
     """
     environment = {"NPROC": str(num_threads), **given, "JAX_PLATFORMS": platform}
     if platform == "cpu":
@@ -30,5 +40,7 @@ def actor_environment(
         flags = [*others, f"--xla_force_host_platform_device_count={num_devices}"]
         if num_threads == 1 and not any(flag.startswith(_CONCURRENCY) for flag in others):
             flags.append(f"{_CONCURRENCY}=false")
+        if num_processes > 1 and not any(flag.startswith(_COLLECTIVE_TIMEOUT) for flag in others):
+            flags.append(f"{_COLLECTIVE_TIMEOUT}={COLLECTIVE_SECONDS}")
         environment["XLA_FLAGS"] = " ".join(flags)
     return environment

@@ -1,4 +1,4 @@
-"""Starts the groups: reserves their resources, starts an actor for each process, and connects the actors."""
+"""Starts the groups: reserves resources, starts an actor for each process, and connects the actors."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def launch(
     Args:
       mesh_shape: axis names and sizes of the whole mesh.
       mpmd_axis: the axis along which the groups are.
-      processes_per_group: how many processes share the devices of a group, each with an actor and on one node;
-        by default as few as the GPUs of the nodes allow, or one. They are one ``jax.distributed`` world.
+      processes_per_group: how many processes share the devices of a group, each on one node; by default one,
+        or as few as the GPUs of the nodes allow. They are a ``jax.distributed`` world of their own.
       platform: ``cpu``, ``cuda``, ``rocm`` or another platform of JAX; by default ``cuda`` where the
         cluster has GPUs. On ``cpu`` a group's devices are slices of its host.
       cpus_per_group: CPUs to reserve for each group, fractions allowed; by default one, or less where the
@@ -115,9 +115,7 @@ def launch(
             num_threads = [int(max(cpus_per_group / per_group, 1))] * len(processes)
         else:
             num_threads = threads_per_process([nodes[i] for i in bundles])
-        environments = [
-            _runtime_env(runtime_env or {}, platform, shape.devices_per_process, n) for n in num_threads
-        ]
+        environments = [_runtime_env(runtime_env or {}, platform, shape, n) for n in num_threads]
         cache = None if compilation_cache is None else os.fspath(compilation_cache)
         members = [Member(process.mpmd_idx, process.rank, (shape,) * num_groups) for process in processes]
         with watch("actors"):
@@ -226,13 +224,20 @@ def _bundle(
 
 
 def _runtime_env(
-    given: Mapping[str, Any], platform: str, num_devices: int, num_threads: int
+    given: Mapping[str, Any], platform: str, shape: GroupShape, num_threads: int
 ) -> dict[str, Any]:
     variables = given.get("env_vars") or {}
     xla_flags = os.environ.get("XLA_FLAGS", "")
     return {
         **given,
-        "env_vars": actor_environment(variables, xla_flags, platform, num_devices, num_threads),
+        "env_vars": actor_environment(
+            given=variables,
+            xla_flags=xla_flags,
+            platform=platform,
+            num_devices=shape.devices_per_process,
+            num_threads=num_threads,
+            num_processes=shape.num_processes,
+        ),
     }
 
 

@@ -11,7 +11,7 @@ from cluster.process_info import ProcessInfo
 
 
 class ClusterMesh:
-    """Running groups, an actor for each process; made by ``cluster.launch``. Implements ``mpmd.mesh.GroupMesh``.
+    """Running groups, an actor for each process, made by ``cluster.launch``; an ``mpmd.mesh.GroupMesh``.
 
     ``close``, or leaving ``with``, ends the actors and gives their resources back. So do the end of the last
     reference to the mesh, its steps and its arrays, and the exit of the interpreter.

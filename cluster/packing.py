@@ -32,14 +32,14 @@ def unpack(packed: PackedArray) -> np.ndarray:
 
 
 class PackedValue(NamedTuple):
-    """What a process has of a value: its shape, and parts of it by index; ``None`` is the index of all of it."""
+    """What a process has of a value: its shape, and parts of it by index; ``None``: one part is all of it."""
 
     shape: tuple[int, ...]
     parts: tuple[tuple[tuple[slice, ...] | None, PackedArray], ...]
 
 
 def join(values: Sequence[PackedValue]) -> np.ndarray:
-    """The value of which each process has sent its parts; a view, as by ``unpack``, where one has all of it."""
+    """The value of which each process has sent its parts; as by ``unpack`` where one has all of it."""
     parts = [part for value in values for part in value.parts]
     index, packed = parts[0]
     if index is None:

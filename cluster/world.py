@@ -1,4 +1,4 @@
-"""The processes of one group as one ``jax.distributed`` world, so that XLA's collectives reach all of them."""
+"""The processes of a group as a ``jax.distributed`` world, so that XLA's collectives reach all of them."""
 
 from __future__ import annotations
 

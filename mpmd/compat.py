@@ -32,8 +32,8 @@ def key_impl_name(dtype) -> str:
 def use_cpu_collectives_at(host: str) -> None:
     """Has the collectives of CPU devices listen at an address of this process.
 
-    To be called before ``jax.distributed.initialize``. By itself JAX has them listen where the host's name
-    resolves to, which is often a loopback address that other nodes cannot reach, and has no public option for it.
+    To be called before ``jax.distributed.initialize``. JAX has them listen where the host's name resolves to,
+    often a loopback address that other nodes cannot reach, and has no public option for it.
     """
     from jax._src import distributed, xla_bridge
     from jaxlib import _jax

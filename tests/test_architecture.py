@@ -23,6 +23,8 @@ MAY_IMPORT = {
     "mpmd.keys": "mpmd.compat mpmd.ir",
     "mpmd.sharding": "mpmd.ir",
     "mpmd.program": "mpmd.ir mpmd.sharding",
+    "mpmd.reshard": "mpmd.ir",
+    "mpmd.routes": "mpmd.ir mpmd.reshard",
     # Orders, and what reads a plan.
     "mpmd.schedules": "mpmd.ir",
     "mpmd.verify": "mpmd.errors mpmd.ir",
@@ -48,29 +50,35 @@ MAY_IMPORT = {
     "mpmd.compiler.place mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.program mpmd.stopwatch "
     "mpmd.verify",
     # What runs a plan.
-    "mpmd.runtime": "mpmd.errors mpmd.events mpmd.ir mpmd.names mpmd.program mpmd.sharding mpmd.stopwatch",
+    "mpmd.runtime": "mpmd.errors mpmd.events mpmd.ir mpmd.names mpmd.program mpmd.routes mpmd.sharding "
+    "mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
+    "cluster.endpoint": "",
     "cluster.environment": "",
-    "cluster.group_info": "",
+    "cluster.process_info": "",
     "cluster.packing": "",
     "cluster.resources": "",
     "cluster.sockets": "",
     "cluster.rpc": "cluster.sockets",
-    "cluster.transports": "cluster.group_info cluster.packing cluster.sockets mpmd.errors mpmd.ir "
-    "mpmd.runtime mpmd.sharding",
-    "cluster.actor": "cluster.group_info cluster.packing cluster.rpc cluster.sockets cluster.transports "
-    "mpmd.errors mpmd.ir mpmd.runtime",
-    "cluster.health": "mpmd.errors",
-    "cluster.pending_calls": "mpmd.errors",
-    "cluster.ray_errors": "mpmd.errors",
+    "cluster.world": "cluster.sockets mpmd.compat",
+    "cluster.agreement": "cluster.sockets mpmd.errors",
+    "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
+    "cluster.sockets mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
+    "cluster.actor": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info cluster.rpc "
+    "cluster.sockets cluster.transports cluster.world mpmd.errors mpmd.ir mpmd.reshard mpmd.routes "
+    "mpmd.runtime",
+    "cluster.health": "cluster.endpoint mpmd.errors",
+    "cluster.pending_calls": "cluster.endpoint mpmd.errors",
+    "cluster.ray_errors": "cluster.endpoint mpmd.errors",
     "cluster.ray_session": "",
-    "cluster.actor_calls": "cluster.health cluster.pending_calls cluster.ray_errors cluster.ray_session "
-    "cluster.rpc mpmd.errors",
-    "cluster.driver": "cluster.actor cluster.actor_calls cluster.packing mpmd.ir mpmd.program mpmd.runtime "
-    "mpmd.stopwatch",
-    "cluster.mesh": "cluster.driver cluster.group_info",
-    "cluster.launch": "cluster.actor cluster.actor_calls cluster.driver cluster.environment "
-    "cluster.group_info cluster.mesh cluster.resources cluster.sockets cluster.transports mpmd.stopwatch",
+    "cluster.actor_calls": "cluster.endpoint cluster.health cluster.pending_calls cluster.ray_errors "
+    "cluster.ray_session cluster.rpc cluster.world mpmd.errors",
+    "cluster.driver": "cluster.actor cluster.actor_calls cluster.packing mpmd.errors mpmd.ir mpmd.program "
+    "mpmd.runtime mpmd.stopwatch",
+    "cluster.mesh": "cluster.driver cluster.process_info",
+    "cluster.launch": "cluster.actor cluster.actor_calls cluster.driver cluster.endpoint "
+    "cluster.environment cluster.mesh cluster.process_info cluster.resources cluster.sockets "
+    "cluster.transports mpmd.reshard mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh",
     # The user's face.
     "mpmd.mesh": "mpmd.runtime",

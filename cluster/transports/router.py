@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
+from cluster.endpoint import Endpoint
 from cluster.packing import PackedArray
 from cluster.transports.choice import DEVICE, OBJECT_STORE, SHARED_MEMORY
 from cluster.transports.device.transport import DeviceTransport
-from cluster.endpoint import Endpoint
 from cluster.transports.inbox import Inbox
 from cluster.transports.object_store import ObjectStoreTransport
 from cluster.transports.peer_transport import PeerTransport

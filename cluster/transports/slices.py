@@ -1,8 +1,9 @@
-"""Messages between groups of which one has several processes, or another shape: each sends the parts it has."""
+"""Messages between groups of several processes, or of different shapes: each process sends what it has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -77,18 +78,15 @@ class SliceTransport(Transport):
 
 
 def part_of(array: Array, box: Box) -> Array:
-    """A part of an array; a view where one of this process's devices has all of the part.
-
-    ``...`` in an index makes the part of a scalar an array, too.
-    """
+    """A part of an array; a view where one of this process's devices has all of the part."""
     whole = tuple((0, size) for size in array.shape)
     if isinstance(array, np.ndarray):
-        return array[*within(box, whole), ...]
+        return _cut(array, box, whole)
     shards = [(_box(shard.index, array.shape), shard.data) for shard in array.addressable_shards]
     for held, data in shards:
         if intersection(held, box) == box:
             on_host = np.asarray(data) if _in_host_memory(data) else data
-            return on_host[*within(box, held), ...]
+            return _cut(on_host, box, held)
     part = np.empty([stop - start for start, stop in box], array.dtype)
     for held, data in shards:
         if (common := intersection(held, box)) is not None:
@@ -99,7 +97,7 @@ def part_of(array: Array, box: Box) -> Array:
 def assemble(aval: Aval, sharding: jax.sharding.Sharding, parts: Mapping[Box, Array]) -> jax.Array:
     """The array of which this process has got the parts that its devices hold."""
     indices = sharding.addressable_devices_indices_map(aval.shape)
-    boxes = {device: _box(index, aval.shape) for device, index in indices.items()}
+    boxes = {device: _box(index or (), aval.shape) for device, index in indices.items()}
     found = {box: _gathered(box, aval, parts) for box in dict.fromkeys(boxes.values())}
     shards = [jax.device_put(found[box], device) for device, box in boxes.items()]
     return jax.make_array_from_single_device_arrays(aval.shape, sharding, shards)
@@ -108,12 +106,18 @@ def assemble(aval: Aval, sharding: jax.sharding.Sharding, parts: Mapping[Box, Ar
 def _gathered(box: Box, aval: Aval, parts: Mapping[Box, Array]) -> Array:
     for held, array in parts.items():
         if intersection(held, box) == box:
-            return array if held == box else np.asarray(array)[*within(box, held), ...]
+            return array if held == box else _cut(np.asarray(array), box, held)
     whole = np.empty([stop - start for start, stop in box], np.dtype(aval.dtype))
     for held, array in parts.items():
         if (common := intersection(held, box)) is not None:
             whole[within(common, box)] = np.asarray(array)[within(common, held)]
     return whole
+
+
+def _cut(array: Array, box: Box, held: Box) -> Array:
+    """A part of an array that has the elements of the box ``held``."""
+    index: tuple[Any, ...] = (*within(box, held), ...)  # "..." makes the part of a scalar an array, too
+    return array[index]
 
 
 def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:

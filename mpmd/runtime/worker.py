@@ -59,7 +59,7 @@ class _CompiledProgram:
 class GroupWorker:
     """Hosts one group's programs and values. Not thread-safe: one caller at a time, steps in order.
 
-    A group of several processes has a worker in each of them. All of them are called alike, in the same order.
+    A group of several processes has a worker in each of them. All are called alike, in the same order.
 
     Args:
       mpmd_idx: the group.

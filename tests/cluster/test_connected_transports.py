@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from cluster.endpoint import endpoints
 from cluster.transports import inbox as inbox_module
 from cluster.transports.router import Router
 from mpmd.errors import StepAborted
@@ -15,7 +16,7 @@ from mpmd.runtime.transport import MessageId
 def connected(name):
     """The routers of two groups of this process, connected by the named transport."""
     submeshes = [jax.sharding.Mesh(np.array(jax.devices()[i : i + 1]), ("stage",)) for i in range(2)]
-    ends = [Router(mpmd_idx, submesh) for mpmd_idx, submesh in enumerate(submeshes)]
+    ends = [Router(*each) for each in zip(endpoints([1, 1]), submeshes, strict=True)]
     addresses = [router.listen([name], "127.0.0.1", b"secret") for router in ends]
     threads = [
         threading.Thread(target=router.connect, args=({1 - i: name}, addresses))

@@ -26,6 +26,13 @@ def test_programs_for_one_thread_are_not_scheduled_for_many():
     assert actor_environment(given, "", "cpu", 1, 1)["XLA_FLAGS"] == f"{flag}=true {COUNT}=1"
 
 
+def test_collectives_between_processes_do_not_wait_forever():
+    flag = "--xla_cpu_collective_timeout_seconds"
+    assert f"{flag}=60" in actor_environment({}, "", "cpu", 1, 2, num_processes=2)["XLA_FLAGS"]
+    given = {"XLA_FLAGS": f"{flag}=7"}
+    assert actor_environment(given, "", "cpu", 1, 2, num_processes=2)["XLA_FLAGS"] == f"{flag}=7 {COUNT}=1"
+
+
 def test_variables_of_the_user_take_precedence():
     given = {"XLA_FLAGS": "--c", "NPROC": "9", "OF_MINE": "x"}
     environment = actor_environment(given, "--a", "cpu", 1, 2)

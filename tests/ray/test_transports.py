@@ -17,6 +17,7 @@ import ray
 
 import cluster
 import mpmd.errors
+from cluster.endpoint import endpoints
 from cluster.transports import inbox
 from cluster.transports.choice import NAMES
 from cluster.transports.router import Router
@@ -47,7 +48,7 @@ class End:
 
     def __init__(self, mpmd_idx):
         self.submesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(1, 2), ("stage", "fsdp"))
-        self.routers = {name: Router(mpmd_idx, self.submesh) for name in NAMES}
+        self.routers = {name: Router(endpoints([1] * 3)[mpmd_idx], self.submesh) for name in NAMES}
         self.kept = {}
 
     def listen(self):

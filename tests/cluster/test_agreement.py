@@ -1,0 +1,102 @@
+"""The processes of a group leave a step together, or not at all."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cluster.agreement import Agreement
+from mpmd.errors import StepAborted
+
+SECONDS = 20
+
+
+@pytest.fixture
+def group():
+    """The agreements of three processes, connected."""
+    members = [Agreement(rank, 3) for rank in range(3)]
+    addresses = [member.listen("127.0.0.1") for member in members]
+    assert addresses[1:] == [None, None]
+    each(members, lambda member: member.connect(addresses[0], b"secret", SECONDS))
+    return members
+
+
+def each(members, call):
+    """What a call of each of them, at the same time, returns or raises."""
+
+    def outcome(member):
+        try:
+            return call(member)
+        except StepAborted as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(members)) as threads:
+        return list(threads.map(outcome, members, timeout=SECONDS))
+
+
+def test_all_go_on_when_all_can(group):
+    for step in (3, 3, 4):
+        assert each(group, lambda member, step=step: member.agree(step)) == [None] * 3
+
+
+@pytest.mark.parametrize("unable", range(3))
+def test_all_stop_when_one_cannot_go_on(group, unable):
+    def agree(member):
+        member.agree(5, "it was aborted" if member is group[unable] else None)
+
+    assert each(group, agree) == ["it was aborted"] * 3
+    assert each(group, lambda member: member.agree(6)) == [None] * 3
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_those_who_wait_learn_that_one_has_left(group, failing):
+    """One fails between two agreements, and comes to the next step while the others are still at this one."""
+
+    def run(member):
+        member.agree(1)
+        if member is group[failing]:
+            member.leave(1, "a task failed")
+        else:
+            with pytest.raises(StepAborted, match="a task failed"):
+                member.agree(1)
+        member.agree(2)
+        member.agree(2)
+        return "done"
+
+    assert each(group, run) == ["done"] * 3
+
+
+def test_one_that_has_left_keeps_nobody_waiting_in_the_next_steps(group):
+    def run(member):
+        for step in range(6):
+            try:
+                member.agree(step)
+                if member is group[step % 3]:
+                    member.leave(step, f"failed at {step}")
+                    continue
+                member.agree(step)
+                return "went on"
+            except StepAborted:
+                pass
+        return "done"
+
+    assert each(group, run) == ["done"] * 3
+
+
+def test_the_end_of_a_process_ends_the_waiting_of_the_others(group):
+    waiting = threading.Thread(target=lambda: each(group[:2], lambda member: member.agree(1)), daemon=True)
+    waiting.start()
+    for connection in group[2]._connections:
+        connection.close()
+    waiting.join(SECONDS)
+    assert not waiting.is_alive()
+
+
+def test_one_process_agrees_with_itself():
+    alone = Agreement(0, 1)
+    assert alone.listen("127.0.0.1") is None
+    alone.connect(None, b"", SECONDS)
+    alone.agree(1)
+    with pytest.raises(StepAborted, match="why"):
+        alone.agree(1, "why")
+    alone.leave(1, "why")

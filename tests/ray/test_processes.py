@@ -1,0 +1,190 @@
+"""Groups of several processes: values, faults, and what keeps their collectives together."""
+
+import os
+import pathlib
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import cluster
+import mpmd
+from mpmd.errors import GroupDiedError, TaskError
+from tests.support.parity import assert_close
+
+WIDTH, ROWS, MICROBATCHES = 16, 8, 2
+SPECS = (P(), P(None, "fsdp"), P(None, "fsdp"))
+FOREVER = 10**8
+SOON = 30
+"""Seconds within which the death of a process ends all waiting for its group."""
+
+
+def evaluation(loops):
+    """Two stages. The second one has so many collectives, because each loop takes a mean over the rows."""
+
+    def loss(weights, x, y):
+        def mix(_, h):
+            return jnp.tanh(h @ weights[1]) + jnp.mean(h)
+
+        h = mpmd.mark_stage_end(jnp.tanh(x @ weights[0]))
+        return jnp.mean((jax.lax.fori_loop(0, loops, mix, h) - y) ** 2)
+
+    def step(weights, xs, ys):
+        return mpmd.treduce(
+            lambda mb: loss(weights, *mb), (xs, ys), mpmd.ForwardOnly(2, 2), operation=mpmd.Add
+        )
+
+    return step
+
+
+def arguments():
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 4 for _ in range(2)]
+    xs, ys = rng.normal(size=(2, MICROBATCHES, ROWS, WIDTH)).astype(np.float32)
+    return weights, xs, ys
+
+
+def launch(**options):
+    return cluster.launch(
+        {"stage": 2, "fsdp": 2}, "stage", processes_per_group=2, cpus_per_group=0.5, **options
+    )
+
+
+@pytest.fixture
+def disposable_mesh(local_ray):
+    with launch() as mesh:
+        yield mesh
+
+
+def jitted(loops, mesh):
+    return mpmd.mpmd_jit_with_loop(evaluation(loops), mesh, in_specs=SPECS)
+
+
+def processor_seconds(pid):
+    times = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_computing(process):
+    """Waits until a process has computed for a while, which it does in the endless task alone."""
+    start = processor_seconds(process.pid)
+    while processor_seconds(process.pid) < start + 1:
+        time.sleep(0.05)
+
+
+def test_every_process_has_its_part_of_the_devices(two_process_groups):
+    found = [(p.mpmd_idx, p.rank, len(p.devices)) for p in two_process_groups.processes]
+    assert found == [(0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1)]
+    assert [group.rank for group in two_process_groups.groups] == [0, 0]
+    assert len({process.pid for process in two_process_groups.processes}) == 4
+    pairs = two_process_groups.transports
+    assert pairs == dict.fromkeys([(0, 2), (0, 3), (1, 2), (1, 3)], "shared_memory")
+
+
+@pytest.mark.parametrize("transport", ["device", "object_store"])
+def test_other_transports_carry_parts_as_well(local_ray, transport):
+    with launch(transport=transport) as mesh:
+        assert_close(jitted(3, mesh)(*arguments()), jax.jit(evaluation(3))(*arguments()))
+
+
+def test_values_of_any_sharding_are_read_and_passed_on(two_process_groups):
+    """Also small ones: a process has only a part of them, so they cannot come with its reply."""
+
+    def step(state, xs):
+        loss = mpmd.treduce(
+            lambda x: jnp.sum(mpmd.mark_stage_end(x * state["large"][:2]) * state["small"]),
+            xs,
+            mpmd.ForwardOnly(2, 2),
+            operation=mpmd.Add,
+        )
+        return jax.tree.map(lambda leaf: leaf + 1, state), loss
+
+    rows = {"large": P("fsdp"), "small": P("fsdp"), "scalar": P()}
+    state = {"large": np.arange(256, dtype="float32"), "small": np.ones(2, "float32"), "scalar": np.int32(3)}
+    xs = np.ones((2, 2), np.float32)
+    compiled = mpmd.mpmd_jit_with_loop(step, two_process_groups, in_specs=(rows, P()), donate_argnums=0)
+    expected = jax.jit(step)(jax.jit(step)(state, xs)[0], xs)
+    actual = compiled(compiled(state, xs)[0], xs)
+    assert actual[0]["small"].spec == P("fsdp")
+    assert_close(actual, expected)
+
+
+def test_profiles_have_the_events_of_each_group(two_process_groups):
+    step = jitted(3, two_process_groups).compile(*arguments())
+    _, events = step.profile(*arguments())
+    assert {event.mpmd_idx for event in events} == {0, 1}
+
+
+def test_a_failed_step_leaves_the_groups_usable(two_process_groups):
+    """The second group waits for a message that does not come. Its processes leave the step together."""
+
+    def failing(weights, xs, ys):
+        # A loop carries it, so it has to be there.
+        zeros = jnp.zeros((2**24, 2**23)) + weights[0][0, 0]
+        huge = jax.lax.while_loop(lambda h: h[7, 7] < 0, jnp.sin, zeros)
+        return evaluation(3)([weights[0] + huge[7, 7], weights[1]], xs, ys)
+
+    expected = jax.jit(evaluation(3))(*arguments())
+    broken = mpmd.mpmd_jit_with_loop(failing, two_process_groups, in_specs=SPECS)
+    working = jitted(3, two_process_groups)
+    for _ in range(2):
+        with pytest.raises(TaskError, match="failed on group 0"):
+            float(broken(*arguments()))
+        assert_close(working(*arguments()), expected)
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_a_group_dies_with_any_of_its_processes(disposable_mesh, victim):
+    """One that is in a collective, or that has done its part of the step."""
+    mesh, process = disposable_mesh, disposable_mesh.processes[victim]
+    result = jitted(FOREVER, mesh)(*arguments())
+    wait_until_computing(mesh.processes[2])
+    os.kill(process.pid, signal.SIGKILL)
+    name = f"group {process.mpmd_idx}, process {process.rank} died"
+    with pytest.raises(GroupDiedError, match=name) as caught:
+        float(result)
+    assert caught.value.mpmd_idx == process.mpmd_idx
+    with pytest.raises(GroupDiedError, match=name):
+        float(jitted(3, mesh)(*arguments()))
+    deadline = time.monotonic() + SOON
+    for other in mesh.processes:
+        while other.mpmd_idx == process.mpmd_idx and os.path.exists(f"/proc/{other.pid}"):
+            assert time.monotonic() < deadline, f"{other} lives on"
+            time.sleep(0.05)
+
+
+def test_a_process_that_dies_between_steps_is_named(disposable_mesh):
+    step = jitted(3, disposable_mesh)
+    float(step(*arguments()))
+    os.kill(disposable_mesh.processes[1].pid, signal.SIGKILL)
+    with pytest.raises(GroupDiedError, match="group 0, process 1"):
+        while True:
+            float(step(*arguments()))
+
+
+def test_a_stopped_process_is_found_by_the_time_out_of_a_collective(local_ray):
+    environment = {"env_vars": {"XLA_FLAGS": "--xla_cpu_collective_timeout_seconds=2"}}
+    with launch(runtime_env=environment) as mesh:
+        result = jitted(FOREVER, mesh)(*arguments())
+        wait_until_computing(mesh.processes[2])
+        os.kill(mesh.processes[3].pid, signal.SIGSTOP)
+        with pytest.raises(GroupDiedError, match=r"group 1, process 0 has failed as a whole.*Timed out"):
+            float(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"processes_per_group": 3}, r"the 4 devices .* do not divide over processes_per_group=3.*1, 2, 4"),
+        ({"processes_per_group": 0}, "do not divide over processes_per_group=0"),
+        ({"processes_per_group": 2, "gpus_per_group": 3}, "gpus_per_group=3 does not divide"),
+    ],
+    ids=str,
+)
+def test_what_does_not_divide_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        cluster.launch({"stage": 2, "fsdp": 4}, "stage", **options)
