@@ -25,6 +25,7 @@ import ray
 
 from benchmarks.measure import Conditions, Result, Table, Target, Times, interleaved, ratio
 from benchmarks.peers import cpu_environment
+from cluster.endpoint import endpoints
 from cluster.transports.choice import NAMES
 from cluster.transports.router import Router
 from mpmd.runtime.transport import MessageId
@@ -48,7 +49,7 @@ class End:
         os.sched_setaffinity(0, {cores[index % len(cores)]})
         self.index, self.peer = index, 1 - index
         self.submesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("stage",))
-        self.routers = {name: Router(index, self.submesh) for name in NAMES}
+        self.routers = {name: Router(endpoints([1, 1])[index], self.submesh) for name in NAMES}
         self.directory, self.shared_bytes = directory, shared_bytes
 
     def listen(self) -> dict[str, object]:

@@ -1,11 +1,11 @@
-"""Runs the plans of ``mpmd`` on a Ray cluster: one actor for each group.
+"""Runs the plans of ``mpmd`` on a Ray cluster: one actor for each process of a group.
 
 ``launch`` takes the shape of a mesh and returns a ``ClusterMesh``, which steps are compiled for. From then on
 programs and step requests enter at ``driver.RayRuntime``; replies and values leave there as futures.
 
 To read in order: ``launch`` (reserves resources, starts the actors and connects them), ``driver`` (what a
-mesh does for a step), ``actor_calls`` (calls on the actors, and what follows from failures), ``actor`` (hosts
-one group), ``transports`` (messages between groups).
+mesh does for a step), ``actor_calls`` (calls on the actors, and what follows from failures), ``actor`` (a
+process of a group), ``transports`` (messages between groups).
 """
 
 from cluster.launch import launch
