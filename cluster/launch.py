@@ -107,7 +107,9 @@ def launch(
             transports = choose(transport, groups)
             _connect_groups(actors, groups, transports, timeout)
             connections = [] if transport == OBJECT_STORE else _connect_driver(actors, groups, timeout, undo)
-        runtime = RayRuntime(ActorCalls(actors, placement_group, connections), submesh, platform)
+        runtime = RayRuntime(
+            ActorCalls(actors, placement_group, connections), [submesh] * num_groups, platform
+        )
         undo.pop_all()
     return ClusterMesh(
         mesh_shape=mesh_shape,

@@ -16,6 +16,7 @@ from mpmd.runtime.executor import Executor
 from mpmd.runtime.requests import INLINE_BYTES, Handle, Released, StepReply, StepRequest
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import spec_of, to_sharding
+from mpmd.specs import fitting
 from mpmd.stopwatch import Stopwatch
 
 
@@ -128,7 +129,9 @@ class GroupWorker:
             for name, spec in zip(run.inputs, in_specs, strict=True):
                 assert spec is not None, f"{run.executable}: {name} has no spec"
                 wanted.setdefault(name, to_sharding(spec, self.submesh))
-        outputs = {leaf.name: leaf.spec or () for leaf in plan.outputs}
+        outputs = {
+            leaf.name: fitting(leaf.spec or (), leaf.aval.shape, self.submesh.shape) for leaf in plan.outputs
+        }
         for instruction in program.instructions:
             if isinstance(instruction, Recv):
                 for name in instruction.values:
