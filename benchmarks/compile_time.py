@@ -157,14 +157,12 @@ def compile_and_export(step: Step, mesh: GroupMesh) -> tuple[CompiledStep, dict[
     """All that the driver does before the groups, Ray actors say, compile their executables."""
     forget()
     donated = [False] * len(jax.tree.leaves(step.args))
-    compiled = compile_step(
-        step.fun, step.args, {}, submesh=mesh.abstract_submesh, mpmd_dim=mesh.mpmd_dim, donated=donated
-    )
+    compiled = compile_step(step.fun, step.args, {}, submeshes=mesh.abstract_submeshes, donated=donated)
     watch = Stopwatch(dict(compiled.seconds))
     for executable in compiled.program.plan.executables:
         with watch("export"):
             function = compiled.program.functions[executable.name]
-            export_function(function, executable, mesh.abstract_submesh, mesh.platform)
+            export_function(function, executable, mesh.abstract_submeshes[0], mesh.platform)
     return compiled, watch.seconds
 
 

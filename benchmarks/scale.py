@@ -43,8 +43,8 @@ class Planner:
         donated = [True] * groups + [False]
         jax.clear_caches()
         start = time.perf_counter()
-        step, submesh = tiny.train_step(groups), mesh.abstract_submesh
-        compiled = compile_step(step, args, {}, submesh=submesh, mpmd_dim=groups, donated=donated)
+        step, submeshes = tiny.train_step(groups), mesh.abstract_submeshes
+        compiled = compile_step(step, args, {}, submeshes=submeshes, donated=donated)
         plan = compiled.program.plan
         planned = time.perf_counter()
         verify(plan)

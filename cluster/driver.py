@@ -36,17 +36,17 @@ class RayRuntime(RuntimeBase):
 
     Args:
       calls: makes calls on the running actors.
-      submesh: the shape of every group's submesh.
+      submeshes: the shape of each group's submesh.
       platform: the groups' devices, as ``jax.export`` names them.
     """
 
-    def __init__(self, calls: ActorCalls, submesh: jax.sharding.AbstractMesh, platform: str):
-        super().__init__(1 + max(process.mpmd_idx for process in calls.processes))
+    def __init__(self, calls: ActorCalls, submeshes: Sequence[jax.sharding.AbstractMesh], platform: str):
+        super().__init__(len(submeshes))
         self._calls = calls
         self._numbers = collections.defaultdict(list)  # of each group's processes
         for process in calls.processes:
             self._numbers[process.mpmd_idx].append(process.number)
-        self._submesh = submesh
+        self._submeshes = tuple(submeshes)
         self._platform = platform
         weakref.finalize(self, calls.close_soon).atexit = False  # at exit, the groups close themselves
 
@@ -63,10 +63,10 @@ class RayRuntime(RuntimeBase):
         """
         number = next(self._programs)
         watch = Stopwatch()
-        exports = _Exports(self._submesh, self._platform, watch)
+        exports = _Exports(self._submeshes, self._platform, watch)
 
         def output_specs(mpmd_idx: int, executable: Executable, function: Function) -> tuple[Spec, ...]:
-            exported = exports.of(executable, function)
+            exported = exports.of(mpmd_idx, executable, function)
             # Of all processes: their compilers may have to talk to one another.
             asked = [
                 self._calls.call(i, "output_specs", executable, exported) for i in self._numbers[mpmd_idx]
@@ -76,7 +76,13 @@ class RayRuntime(RuntimeBase):
 
         with watch("resolve"):
             program = resolve_specs(program, output_specs)
-        exported = {e.name: exports.of(e, program.functions[e.name]) for e in program.plan.executables}
+        plan = program.plan
+        runs_on = {run.executable: group.mpmd_idx for group in plan.programs for run in group.runs}
+        exported = {
+            e.name: exports.of(runs_on[e.name], e, program.functions[e.name])
+            for e in plan.executables
+            if e.name in runs_on
+        }
         try:
             with watch("load"):
                 xla_seconds = self._load(number, Shipment(program.plan, exported, program.constants))
@@ -140,19 +146,21 @@ class RayRuntime(RuntimeBase):
 
 
 class _Exports:
-    """Exports each function once for each list of input specs."""
+    """Exports each function once for each list of input specs and each shape of a submesh."""
 
-    def __init__(self, submesh: jax.sharding.AbstractMesh, platform: str, watch: Stopwatch):
-        self._submesh = submesh
+    def __init__(self, submeshes: Sequence[jax.sharding.AbstractMesh], platform: str, watch: Stopwatch):
+        self._submeshes = submeshes
         self._platform = platform
         self._watch = watch
         self._done: dict[tuple, bytes] = {}
 
-    def of(self, executable: Executable, function: Function) -> bytes:
-        key = (id(function), executable.inputs, executable.in_specs)
+    def of(self, mpmd_idx: int, executable: Executable, function: Function) -> bytes:
+        """An executable's function for a group; groups of equal submeshes share it."""
+        submesh = self._submeshes[mpmd_idx]
+        key = (id(function), executable.inputs, executable.in_specs, submesh)
         if key not in self._done:
             with self._watch("export"):
-                self._done[key] = export_function(function, executable, self._submesh, self._platform)
+                self._done[key] = export_function(function, executable, submesh, self._platform)
         return self._done[key]
 
 

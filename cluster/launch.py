@@ -127,7 +127,7 @@ def launch(
             _connect_groups(starting, infos, transports)
             connections = [] if transport == OBJECT_STORE else _connect_driver(starting, infos, undo)
         calls = ActorCalls(actors, processes, placement_group, connections)
-        runtime = RayRuntime(calls, submesh, platform)
+        runtime = RayRuntime(calls, [submesh] * num_groups, platform)
         undo.pop_all()
     return ClusterMesh(
         mesh_shape=mesh_shape,

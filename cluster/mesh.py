@@ -54,8 +54,8 @@ class ClusterMesh:
         return self.mesh_shape[self.mpmd_axis_name]
 
     @property
-    def abstract_submesh(self) -> jax.sharding.AbstractMesh:
-        return abstract_submesh(self.mesh_shape, self.mpmd_axis_name)
+    def abstract_submeshes(self) -> tuple[jax.sharding.AbstractMesh, ...]:
+        return (abstract_submesh(self.mesh_shape, self.mpmd_axis_name),) * self.mpmd_dim
 
     @property
     def groups(self) -> tuple[ProcessInfo, ...]:

@@ -50,7 +50,7 @@ class StepFuture:
 
 
 class MpmdArray(NDArrayOperatorsMixin):
-    """An array on one or more groups, sharded over the submesh of each in the same way.
+    """An array on one or more groups, sharded over the submesh of each in the same way, if it divides there.
 
     It exists at once, like the result of a function under ``jax.jit``: the step that computes it may still
     run. Reading the value (``np.asarray``, ``float``, arithmetic, which gives numpy arrays) waits, and
@@ -61,7 +61,7 @@ class MpmdArray(NDArrayOperatorsMixin):
       shape, dtype, weak_type: of the logical array.
       mpmd_idxs: the groups that hold it; all have the same value.
       spec: how it is sharded over a group's submesh, a ``PartitionSpec``.
-      sharding: the same with the shape of the submesh.
+      sharding: the same with the shape of the submesh: that of the first of ``mpmd_idxs``, if groups differ.
     """
 
     def __init__(

@@ -2,13 +2,15 @@
 
 The grammar of its text::
 
-    plan         ::= program* "executables:" executable* "inputs:" input*
-                     "constants:" constant* "outputs:" output*
+    plan         ::= program* ["submeshes:" submesh*] "executables:" executable*
+                     "inputs:" input* "constants:" constant* "outputs:" output*
     program      ::= "group" group ":" instruction*
     instruction  ::= outputs "=" "run" task "[" executable-name "]" inputs    compute
                    | "send" values "->" group "#" tag                 hand over, keep
                    | values "=" "recv" "<-" group "#" tag             post a receive
                    | "free" values                                    drop the buffers
+
+    submesh      ::= "group" group ":" (axis size)*           shown where groups differ
 
     task         ::= cell | outside
     cell         ::= single | "FusedTask(" single ("," single)+ ")"
@@ -45,6 +47,9 @@ Edge = tuple[int, int]
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
 """A ``jax.sharding.PartitionSpec`` as data: one entry per leading dimension."""
+
+Submesh = tuple[tuple[str, int], ...]
+"""The axes of a group's devices, each with its size."""
 
 TaskKind = Literal["fwd", "bwd", "bwdA", "bwdW"]
 
@@ -276,7 +281,11 @@ class ConstantLeaf:
 
 @dataclasses.dataclass(frozen=True)
 class OutputLeaf:
-    """A leaf of the step's results: its value, and the groups that hold the value after the step."""
+    """A leaf of the step's results: its value, and the groups that hold the value after the step.
+
+    ``spec`` is the one on the first of these groups; on another on which it does not divide, the value is
+    replicated.
+    """
 
     path: str
     name: Name
@@ -307,16 +316,23 @@ class GroupProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One training step of all groups. ``str(plan)`` is the whole plan, and begins with the programs."""
+    """One training step of all groups. ``str(plan)`` is the whole plan, and begins with the programs.
+
+    ``submeshes`` are those of the groups; without any, each group is one device.
+    """
 
     programs: tuple[GroupProgram, ...]
     executables: tuple[Executable, ...]
     inputs: tuple[InputLeaf, ...]
     constants: tuple[ConstantLeaf, ...]
     outputs: tuple[OutputLeaf, ...]
+    submeshes: tuple[Submesh, ...] = ()
 
     def __str__(self) -> str:
         lines = [*map(str, self.programs)]
+        if len(set(self.submeshes)) > 1:
+            texts = (" ".join(f"{axis} {size}" for axis, size in submesh) for submesh in self.submeshes)
+            lines += ["submeshes:", *(f"  group {group}: {text}" for group, text in enumerate(texts))]
         for field in ("executables", "inputs", "constants", "outputs"):
             lines += [f"{field}:", *(f"  {part}" for part in getattr(self, field))]
         return "\n".join(lines)
@@ -332,6 +348,10 @@ class Plan:
     @functools.cached_property
     def _executables(self) -> Mapping[str, Executable]:
         return {executable.name: executable for executable in self.executables}
+
+    def submesh(self, mpmd_idx: int) -> Mapping[str, int]:
+        """The sizes of the axes of a group's devices."""
+        return dict(self.submeshes[mpmd_idx]) if self.submeshes else {}
 
     def executables_of(self, mpmd_idx: int) -> tuple[Executable, ...]:
         """The executables that a group runs."""

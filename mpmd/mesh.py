@@ -1,12 +1,14 @@
-"""Where the groups are: a jax mesh of this process's devices, cut along one axis."""
+"""Where the groups are: a jax mesh of this process's devices, cut along one axis, or one mesh per group."""
 
 from __future__ import annotations
 
+import collections
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import jax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 
 from mpmd.runtime.in_process import InProcessRuntime
 from mpmd.runtime.protocol import Runtime
@@ -21,13 +23,13 @@ class GroupMesh(Protocol):
         ...
 
     @property
-    def abstract_submesh(self) -> AbstractMesh:
-        """The shape of every group's submesh; it has all axes, the mpmd axis with size 1."""
+    def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:
+        """The shape of each group's submesh. All have the same axes; the mpmd axis, if any, has size 1."""
         ...
 
     @property
-    def mpmd_axis_name(self) -> str:
-        """The axis along which the groups are."""
+    def mpmd_axis_name(self) -> str | None:
+        """The axis along which the groups are; ``None`` where each has a mesh of its own."""
         ...
 
     @property
@@ -37,54 +39,64 @@ class GroupMesh(Protocol):
 
 
 class MpmdMesh:
-    """Groups of this process's devices: ``jax_mesh`` cut along the axis ``mpmd_axis_name``.
+    """Groups of this process's devices: a mesh cut along the axis ``mpmd_axis_name``, or one mesh per group.
 
     Every group's submesh keeps all the axes, the mpmd axis with size 1, so that specs may name any other
-    axis. A thread per group starts with the first step. They end, after the steps already submitted, with
+    axis. In a list, each mesh is a group, and the sizes of its axes are its own::
+
+        mpmd.MpmdMesh([Mesh(devices[:4].reshape(4, 1), ("data", "model")),
+                       Mesh(devices[4:].reshape(2, 2), ("data", "model"))])
+
+    A thread per group starts with the first step. They end, after the steps already submitted, with
     ``close``, when ``with`` is left, and when the process exits.
 
     Args:
-      jax_mesh: a mesh of devices of this process, all axes ``Auto``.
-      mpmd_axis_name: the axis of it along which the groups are.
+      jax_mesh: a mesh of devices of this process, all axes ``Auto``; or a sequence of such meshes with the
+        same axes and no device in common.
+      mpmd_axis_name: the axis of it along which the groups are. Of a sequence it is left out, or an axis of
+        size 1 of each mesh.
 
-    Raises: ``ValueError`` when the mesh has no such axis, or has devices of other processes.
+    Raises: ``ValueError`` when the mesh has no such axis, or has devices of other processes, or when the
+      meshes of a sequence do not have the same axes or share a device.
     """
 
-    def __init__(self, jax_mesh: jax.sharding.Mesh, mpmd_axis_name: str):
-        if mpmd_axis_name not in jax_mesh.axis_names:
-            raise ValueError(
-                f"the mesh has no axis {mpmd_axis_name!r}; its axes are {', '.join(jax_mesh.axis_names)}"
-            )
-        others = [d for d in jax_mesh.devices.flat if d.process_index != jax.process_index()]
-        if others:
-            raise ValueError(
-                f"{len(others)} of the mesh's {jax_mesh.size} devices belong to other processes; "
-                "use cluster.launch for groups in several processes"
-            )
+    def __init__(self, jax_mesh: Mesh | Sequence[Mesh], mpmd_axis_name: str | None = None):
+        meshes = [jax_mesh] if isinstance(jax_mesh, Mesh) else list(jax_mesh)
+        faults = [*_faults_of_all(meshes)]
+        if isinstance(jax_mesh, Mesh):
+            if mpmd_axis_name not in jax_mesh.axis_names:
+                axes = ", ".join(map(str, jax_mesh.axis_names))
+                faults.append(f"the mesh has no axis {mpmd_axis_name!r}; its axes are {axes}")
+        else:
+            faults += _faults_of_groups(meshes, mpmd_axis_name)
+        if faults:
+            raise ValueError("\n".join(faults))
         self.jax_mesh = jax_mesh
         self.mpmd_axis_name = mpmd_axis_name
 
     @property
     def mpmd_dim(self) -> int:
-        return self.jax_mesh.shape[self.mpmd_axis_name]
+        return len(self.unstack)
 
     @functools.cached_property
-    def unstack(self) -> list[jax.sharding.Mesh]:
+    def unstack(self) -> list[Mesh]:
         """The submesh of each group."""
+        if not isinstance(self.jax_mesh, Mesh):
+            return list(self.jax_mesh)
         axis = self.jax_mesh.axis_names.index(self.mpmd_axis_name)
         return [
-            jax.sharding.Mesh(self.jax_mesh.devices.take([i], axis), self.jax_mesh.axis_names)
-            for i in range(self.mpmd_dim)
+            Mesh(self.jax_mesh.devices.take([i], axis), self.jax_mesh.axis_names)
+            for i in range(self.jax_mesh.devices.shape[axis])
         ]
 
     @property
-    def abstract_submesh(self) -> AbstractMesh:
-        return self.unstack[0].abstract_mesh
+    def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:
+        return tuple(submesh.abstract_mesh for submesh in self.unstack)
 
     @property
     def platform(self) -> str:
-        """The platform of the devices: ``cpu``, ``cuda``, ``tpu``."""
-        return self.jax_mesh.devices.flat[0].platform
+        """The platform of the devices of the first group: ``cpu``, ``cuda``, ``tpu``."""
+        return self.unstack[0].devices.flat[0].platform
 
     @functools.cached_property
     def runtime(self) -> InProcessRuntime:
@@ -106,3 +118,38 @@ class MpmdMesh:
 
     def __repr__(self) -> str:
         return f"MpmdMesh(jax_mesh={self.jax_mesh!r}, mpmd_axis_name={self.mpmd_axis_name!r})"
+
+
+def _faults_of_all(meshes: Sequence[Mesh]) -> Iterator[str]:
+    for mesh in meshes:
+        others = [d for d in mesh.devices.flat if d.process_index != jax.process_index()]
+        if others:
+            yield (
+                f"{len(others)} of the mesh's {mesh.size} devices belong to other processes; "
+                "use cluster.launch for groups in several processes"
+            )
+
+
+def _faults_of_groups(meshes: Sequence[Mesh], mpmd_axis_name: str | None) -> Iterator[str]:
+    """Why these cannot be the meshes of groups."""
+    if not meshes:
+        yield "there is no mesh in the list: give one for each group"
+        return
+    wanted = meshes[0].axis_names
+    holders = collections.defaultdict(list)
+    for group, mesh in enumerate(meshes):
+        for device in mesh.devices.flat:
+            holders[device].append(group)
+        if mesh.axis_names != wanted:
+            yield (
+                f"group {group} has the axes {mesh.axis_names}, but group 0 has {wanted}; "
+                "give all the same axes, of size 1 where a group does not use one"
+            )
+        elif mpmd_axis_name is not None and mesh.shape.get(mpmd_axis_name) != 1:
+            yield (
+                f"group {group} has the axes {dict(mesh.shape)}: leave out {mpmd_axis_name!r}, "
+                "or have each mesh with an axis of that name and size 1"
+            )
+    for device, groups in holders.items():
+        if len(groups) > 1:
+            yield f"{device} is in the meshes of groups {', '.join(map(str, groups))}, but can be in one only"

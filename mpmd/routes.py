@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from mpmd.ir import Aval, Name, Plan, Recv, Send, Spec
 from mpmd.reshard import Box, GroupShape, Transfer, transfers
+from mpmd.specs import fitting
 
 
 class Part(NamedTuple):
@@ -49,7 +50,7 @@ def find_routes(plan: Plan, groups: Sequence[GroupShape], mpmd_idx: int) -> dict
     The plan has no open specs.
     """
     find_transfers = functools.cache(_transfers_between(groups))
-    specs = [held_specs(plan, i) for i in range(len(plan.programs))]
+    specs = [held_specs(plan, i, group.axes) for i, group in enumerate(groups)]
     routes = {}
     for program in plan.programs:
         src = program.mpmd_idx
@@ -74,10 +75,14 @@ def _transfers_between(groups: Sequence[GroupShape]):
     return between
 
 
-def held_specs(plan: Plan, mpmd_idx: int) -> Mapping[Name, Spec]:
+def held_specs(plan: Plan, mpmd_idx: int, axes: Mapping[str, int]) -> Mapping[Name, Spec]:
     """How a group's submesh shards each value that the group has. The plan has no open specs.
 
-    A value that is received takes the sharding that its first reader was compiled for.
+    A value that is received takes the sharding that its first reader was compiled for; a result that nothing
+    here reads takes that of the result, or is replicated where this does not fit.
+
+    Args:
+      axes: the names and sizes of the axes of the group's submesh.
     """
     program = plan.programs[mpmd_idx]
     specs: dict[Name, Spec | None] = {leaf.name: () for leaf in plan.constants_of(mpmd_idx)}
@@ -87,7 +92,7 @@ def held_specs(plan: Plan, mpmd_idx: int) -> Mapping[Name, Spec]:
         for name, spec in zip(run.inputs, executable.in_specs, strict=True):
             specs.setdefault(name, spec)
         specs |= zip(run.outputs, executable.out_specs, strict=True)
-    outputs = {leaf.name: leaf.spec for leaf in plan.outputs}
+    outputs = {leaf.name: fitting(leaf.spec or (), leaf.aval.shape, axes) for leaf in plan.outputs}
     for instruction in program.instructions:
         if isinstance(instruction, Recv):
             for name in instruction.values:

@@ -40,7 +40,7 @@ def spec_of(sharding: Sharding, submesh: Mesh, ndim: int) -> Spec:
 
 @contextlib.contextmanager
 def within(submesh: AbstractMesh) -> Iterator[None]:
-    """The context in which a step is traced: specs without a mesh are over the group's submesh.
+    """The context in which a step is traced: specs without a mesh are over a group's submesh.
 
     The caller may be within ``jax.set_mesh`` of the whole mesh, for which JAX allows no mesh of another size
     except, first, none.

@@ -56,7 +56,7 @@ def mpmd_jit_with_loop(
       does not have. When called: ``CompileError`` (a ``ValueError``) for what cannot be compiled,
       ``TypeError`` for arguments that are not arrays.
     """
-    if not hasattr(mpmd_mesh, "abstract_submesh"):
+    if not hasattr(mpmd_mesh, "abstract_submeshes"):
         raise TypeError(
             "mpmd_mesh must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, or what "
             f"cluster.launch returns, got {mpmd_mesh!r}"
@@ -102,19 +102,21 @@ class MpmdFunction:
         return loaded[enable_x64, call.key]
 
     def _compile(self, call: Call) -> CompiledStep:
-        submesh, axis = self._mesh.abstract_submesh, self._mesh.mpmd_axis_name
+        submeshes, axis = self._mesh.abstract_submeshes, self._mesh.mpmd_axis_name
+        axis_names = submeshes[0].axis_names
         args, kwargs = jax.tree.unflatten(call.treedef, call.avals)
         in_specs = out_specs = None
         if self._in_specs is not None:
-            in_specs = input_specs(self._in_specs, call, submesh, axis)
+            in_specs = input_specs(self._in_specs, call, axis_names, axis)
         if self._out_specs is not None:
-            out_specs = functools.partial(output_specs, self._out_specs, submesh=submesh, mpmd_axis_name=axis)
+            out_specs = functools.partial(
+                output_specs, self._out_specs, axis_names=axis_names, mpmd_axis_name=axis
+            )
         return compile_step(
             fun=call.function(self._fun),
             args=args,
             kwargs=kwargs,
-            submesh=submesh,
-            mpmd_dim=self._mesh.mpmd_dim,
+            submeshes=submeshes,
             in_specs=in_specs,
             out_specs=out_specs,
             donated=call.donated,
@@ -201,13 +203,13 @@ class LoadedStep:
         return self._result(runtime, results, future), future
 
     def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
-        submesh = self._mesh.abstract_submesh
+        submeshes = self._mesh.abstract_submeshes
         arrays = [
             MpmdArray(
                 aval=aval,
                 mpmd_idxs=leaf.mpmd_idxs,
                 spec=leaf.spec or (),
-                submesh=submesh,
+                submesh=submeshes[leaf.mpmd_idxs[0]],
                 runtime=runtime,
                 handle=handle,
                 future=future,

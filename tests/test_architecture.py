@@ -19,15 +19,16 @@ MAY_IMPORT = {
     "mpmd.tables": "",
     "mpmd.tree": "",
     "mpmd.names": "mpmd.ir",
+    "mpmd.specs": "mpmd.ir",
     "mpmd.events": "mpmd.ir",
     "mpmd.keys": "mpmd.compat mpmd.ir",
     "mpmd.sharding": "mpmd.ir",
     "mpmd.program": "mpmd.ir mpmd.sharding",
     "mpmd.reshard": "mpmd.ir",
-    "mpmd.routes": "mpmd.ir mpmd.reshard",
+    "mpmd.routes": "mpmd.ir mpmd.reshard mpmd.specs",
     # Orders, and what reads a plan.
     "mpmd.schedules": "mpmd.ir",
-    "mpmd.verify": "mpmd.errors mpmd.ir",
+    "mpmd.verify": "mpmd.errors mpmd.ir mpmd.specs",
     "mpmd.simulate": "mpmd.events mpmd.ir mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.ir mpmd.tables mpmd.verify",
@@ -41,9 +42,9 @@ MAY_IMPORT = {
     "mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.reduce mpmd.schedules",
-    "mpmd.compiler.place": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir",
-    "mpmd.compiler.lower": "mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.keys "
-    "mpmd.names mpmd.program mpmd.schedules",
+    "mpmd.compiler.place": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.specs",
+    "mpmd.compiler.lower": "mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
+    "mpmd.keys mpmd.names mpmd.program mpmd.schedules mpmd.specs",
     "mpmd.compiler": "",
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
@@ -51,6 +52,7 @@ MAY_IMPORT = {
     "mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.errors mpmd.events mpmd.ir mpmd.names mpmd.program mpmd.routes mpmd.sharding "
+    "mpmd.specs "
     "mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.endpoint": "",

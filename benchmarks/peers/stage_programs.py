@@ -63,8 +63,7 @@ class StagePrograms:
             model.train_step(workload),
             args,
             {},
-            submesh=mesh.abstract_submesh,
-            mpmd_dim=mesh.mpmd_dim,
+            submeshes=mesh.abstract_submeshes,
             donated=donated,
         )
         self.plan = compiled.program.plan

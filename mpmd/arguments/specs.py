@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.arguments.call import Call
 from mpmd.errors import CompileError
@@ -16,13 +15,16 @@ from mpmd.sharding import to_spec
 from mpmd.tree import broadcast_prefix, paths
 
 
-def input_specs(in_specs: Any, call: Call, submesh: AbstractMesh, mpmd_axis_name: str) -> list[Spec]:
+def input_specs(
+    in_specs: Any, call: Call, axis_names: Sequence[str], mpmd_axis_name: str | None
+) -> list[Spec]:
     """The spec of each argument leaf of a call; that of arguments passed by name is replicated.
 
     Args:
       in_specs: a pytree prefix of the positional arguments that are not static.
+      axis_names: the axes of every group's submesh.
 
-    Raises: ``CompileError`` that names every leaf whose spec does not fit.
+    Raises: ``CompileError`` that names every leaf whose spec does not fit it, whatever the sizes of the axes.
     """
     args, _ = jax.tree.unflatten(call.treedef, call.avals)
     # ``args`` is a tuple, whatever sequence the specs come in.
@@ -34,22 +36,23 @@ def input_specs(in_specs: Any, call: Call, submesh: AbstractMesh, mpmd_axis_name
         leaf_paths=call.paths,
         avals=call.avals,
         specs=specs,
-        submesh=submesh,
+        axis_names=axis_names,
         mpmd_axis_name=mpmd_axis_name,
     )
     return [spec or () for spec in checked]
 
 
 def output_specs(
-    out_specs: Any, out_shape: Any, submesh: AbstractMesh, mpmd_axis_name: str
+    out_specs: Any, out_shape: Any, axis_names: Sequence[str], mpmd_axis_name: str | None
 ) -> list[Spec | None]:
     """The spec of each result leaf; ``None`` where the user leaves it open.
 
     Args:
       out_specs: a pytree prefix of the result.
       out_shape: the result's shapes and dtypes.
+      axis_names: the axes of every group's submesh.
 
-    Raises: ``CompileError`` that names every leaf whose spec does not fit.
+    Raises: ``CompileError`` that names every leaf whose spec does not fit it, whatever the sizes of the axes.
     """
     specs = _flatten_specs(out_specs, out_shape, "out_specs")
     return _check_specs(
@@ -57,7 +60,7 @@ def output_specs(
         leaf_paths=paths(out_shape),
         avals=jax.tree.leaves(out_shape),
         specs=specs,
-        submesh=submesh,
+        axis_names=axis_names,
         mpmd_axis_name=mpmd_axis_name,
     )
 
@@ -83,13 +86,13 @@ def _check_specs(
     leaf_paths: Sequence[str],
     avals: Sequence[Any],
     specs: Sequence[PartitionSpec | None],
-    submesh: AbstractMesh,
-    mpmd_axis_name: str,
+    axis_names: Sequence[str],
+    mpmd_axis_name: str | None,
 ) -> list[Spec | None]:
-    """Checks that every spec fits its leaf and the submesh."""
+    """Checks that every spec fits its leaf and the axes of a group."""
     faults = []
     for path, aval, spec in zip(leaf_paths, avals, specs, strict=True):
-        for fault in _spec_faults(aval.shape, spec or PartitionSpec(), submesh, mpmd_axis_name):
+        for fault in _spec_faults(aval.shape, spec or PartitionSpec(), axis_names, mpmd_axis_name):
             faults.append(f"{what}: {path} with shape {tuple(aval.shape)} has the spec {spec}, {fault}")
     if faults:
         raise CompileError(faults)
@@ -97,12 +100,12 @@ def _check_specs(
 
 
 def _spec_faults(
-    shape: tuple[int, ...], spec: PartitionSpec, submesh: AbstractMesh, mpmd_axis_name: str
+    shape: tuple[int, ...], spec: PartitionSpec, axis_names: Sequence[str], mpmd_axis_name: str | None
 ) -> list[str]:
     if len(to_spec(spec)) > len(shape):
         return [f"which has more entries than the {len(shape)} dimensions"]
     faults = []
-    for dimension, entry in enumerate(to_spec(spec)):
+    for entry in to_spec(spec):
         axes = [axis for axis in (entry if isinstance(entry, tuple) else (entry,)) if axis is not None]
         for axis in axes:
             if axis == mpmd_axis_name:
@@ -110,10 +113,7 @@ def _spec_faults(
                     f"which names the axis {axis!r} along which the groups are; leave it out, as a value "
                     "lives on the groups of the stages that use it"
                 )
-            elif axis not in submesh.shape:
-                names = ", ".join(name for name in submesh.axis_names if name != mpmd_axis_name) or "none"
+            elif axis not in axis_names:
+                names = ", ".join(name for name in axis_names if name != mpmd_axis_name) or "none"
                 faults.append(f"which names the axis {axis!r}; the axes of a group are: {names}")
-        parts = math.prod(submesh.shape.get(axis, 1) for axis in axes)
-        if shape[dimension] % parts:
-            faults.append(f"but dimension {dimension} of size {shape[dimension]} does not divide by {parts}")
     return faults

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from mpmd.compiler.checks import check_placed_graph, check_task_graph, check_traced_step
 from mpmd.compiler.graph import TracedStep
 from mpmd.compiler.lower import lower
-from mpmd.compiler.place import place
+from mpmd.compiler.place import check_specs, place
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.ir import Spec
@@ -53,8 +53,7 @@ def compile_step(
     args: tuple,
     kwargs: Mapping[str, Any],
     *,
-    submesh: AbstractMesh,
-    mpmd_dim: int,
+    submeshes: Sequence[AbstractMesh],
     donated: Sequence[bool],
     in_specs: Sequence[Spec] | None = None,
     out_specs: Callable[[Any], Sequence[Spec | None]] | None = None,
@@ -64,8 +63,7 @@ def compile_step(
     Args:
       fun: the step; static arguments are bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
-      submesh: the shape of every group's submesh.
-      mpmd_dim: the number of groups.
+      submeshes: the shape of each group's submesh; all have the same axes.
       donated: for each argument leaf, whether the caller gives it up.
       in_specs: for each argument leaf how it is sharded within a group; ``None``: everything is replicated.
       out_specs: the same for result leaves, given the shape of the result; those that are ``None`` are left
@@ -75,18 +73,19 @@ def compile_step(
     """
     watch = Stopwatch()
     with watch("trace"):
-        traced = trace(watch.timed("jax", fun), args, dict(kwargs), submesh)
+        traced = trace(watch.timed("jax", fun), args, dict(kwargs), submeshes)
         check_traced_step(traced)
         given = out_specs(traced.out_shape) if out_specs else None
     with watch("split"):
         graph = split(traced)
         check_task_graph(graph)
     with watch("place"):
-        placed = place(graph, mpmd_dim, in_specs, given)
+        placed = place(graph, len(submeshes), in_specs, given)
         check_placed_graph(placed)
+        check_specs(placed, submeshes, in_specs, given)
     with watch("lower"):
-        open_specs = submesh.size > 1 and (in_specs is not None or given is not None)
-        program = lower(placed, donated, open_specs)
+        open_specs = in_specs is not None or given is not None
+        program = lower(placed, submeshes, donated, open_specs)
     with watch("verify"):
         verified = verify(program.plan)
     return CompiledStep(traced, program, verified, watch.seconds)

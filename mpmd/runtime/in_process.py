@@ -25,13 +25,14 @@ from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 from mpmd.sharding import spec_of, to_sharding
+from mpmd.specs import fitting
 from mpmd.stopwatch import Stopwatch
 
 _CLOSED = "the mesh was closed, and the values on it are gone"
 
 
 class InProcessTransport:
-    """Hands arrays over: those in the host's memory as they are, others copied to the receiver's devices.
+    """Hands arrays over: in the host's memory if the receiver computes there, else on the receiver's devices.
 
     Either way the sender may donate its array afterwards: JAX copies an array that numpy has a view of.
     """
@@ -39,32 +40,34 @@ class InProcessTransport:
     def __init__(self, mailboxes: Sequence[Mailbox], submeshes: Sequence[jax.sharding.Mesh], mpmd_idx: int):
         self._mailboxes = mailboxes
         self._submeshes = submeshes
-        self._mine = mailboxes[mpmd_idx]
-        self._in_host_memory = submeshes[mpmd_idx].devices.flat[0].platform == "cpu"
+        self._mpmd_idx = mpmd_idx
+        self._in_host_memory = [submesh.devices.flat[0].platform == "cpu" for submesh in submeshes]
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
-        if self._in_host_memory:
+        if self._in_host_memory[message.dst]:
             handed: Sequence[Array] = [np.asarray(array) for array in arrays]
         else:
-            there = self._submeshes[message.dst]
-            handed = jax.device_put(list(arrays), [_moved(array, there) for array in arrays])
+            here, there = self._submeshes[self._mpmd_idx], self._submeshes[message.dst]
+            handed = jax.device_put(list(arrays), [_moved(array, here, there) for array in arrays])
         self._mailboxes[message.dst].deliver(message, handed)
 
     def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
-        arrays = self._mine.take(message)
-        return arrays if self._in_host_memory else jax.device_put(list(arrays), list(shardings))
+        arrays = self._mailboxes[self._mpmd_idx].take(message)
+        return (
+            arrays if self._in_host_memory[self._mpmd_idx] else jax.device_put(list(arrays), list(shardings))
+        )
 
     def abort(self, step: int, reason: str) -> None:
-        self._mine.abort(step, reason)
+        self._mailboxes[self._mpmd_idx].abort(step, reason)
 
     def close(self) -> None:
         pass
 
 
-def _moved(array: Array, submesh: jax.sharding.Mesh) -> jax.sharding.Sharding:
-    """The sharding over another submesh that an array has over its own."""
-    spec = () if isinstance(array, np.ndarray) else spec_of(array.sharding, submesh, array.ndim)
-    return to_sharding(spec, submesh)
+def _moved(array: Array, here: jax.sharding.Mesh, there: jax.sharding.Mesh) -> jax.sharding.Sharding:
+    """The sharding over another submesh that an array has over its own; replicated where it does not fit."""
+    spec = () if isinstance(array, np.ndarray) else spec_of(array.sharding, here, array.ndim)
+    return to_sharding(fitting(spec, array.shape, there.shape), there)
 
 
 class _GroupThread:

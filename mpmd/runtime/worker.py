@@ -101,7 +101,8 @@ class GroupWorker:
             with watch("xla"):
                 compiled[executable.name] = lowered.compile()
         shardings = {
-            name: to_sharding(spec, self.submesh) for name, spec in held_specs(plan, self.mpmd_idx).items()
+            name: to_sharding(spec, self.submesh)
+            for name, spec in held_specs(plan, self.mpmd_idx, self.submesh.shape).items()
         }
         here = [leaf.name for leaf in plan.constants_of(self.mpmd_idx)]
         executor = Executor(

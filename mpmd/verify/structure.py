@@ -6,6 +6,7 @@ import collections
 from collections.abc import Iterator
 
 from mpmd.ir import ConstantLeaf, Executable, InputLeaf, OutputLeaf, Plan, Recv, Run, Send
+from mpmd.specs import indivisible
 
 
 def check_structure(plan: Plan) -> Iterator[str]:
@@ -16,6 +17,7 @@ def check_structure(plan: Plan) -> Iterator[str]:
     names = collections.Counter(executable.name for executable in plan.executables)
     yield from (f"{count} executables are called {name}" for name, count in names.items() if count > 1)
     yield from _check_references(plan)
+    yield from _check_submeshes(plan)
 
 
 def check_avals(plan: Plan) -> Iterator[str]:
@@ -86,6 +88,33 @@ def _check_references(plan: Plan) -> Iterator[str]:
                 continue
             if fault:
                 yield f"{describe(plan, mpmd_idx, position)} {fault}"
+
+
+def _check_submeshes(plan: Plan) -> Iterator[str]:
+    """Groups that share an executable are alike, and its specs fit on them."""
+    if plan.submeshes and len(plan.submeshes) != len(plan.programs):
+        yield f"there are {len(plan.submeshes)} submeshes for {len(plan.programs)} groups"
+        return
+    executables = {executable.name: executable for executable in plan.executables}
+    first: dict[str, int] = {}
+    for program in plan.programs:
+        here = program.mpmd_idx
+        for name in {run.executable for run in program.runs} & executables.keys():
+            other = first.setdefault(name, here)
+            if plan.submesh(other) != plan.submesh(here):
+                yield f"{name} is for groups {other} and {here}, whose submeshes are not equal"
+            elif other == here:
+                yield from _check_specs(plan, executables[name], here)
+
+
+def _check_specs(plan: Plan, executable: Executable, mpmd_idx: int) -> Iterator[str]:
+    avals = (*executable.inputs, *executable.outputs)
+    for aval, spec in zip(avals, (*executable.in_specs, *executable.out_specs), strict=False):
+        for dimension, parts in indivisible(spec or (), aval.shape, plan.submesh(mpmd_idx)):
+            yield (
+                f"{executable.name} on group {mpmd_idx} takes or makes {aval} sharded {spec}, "
+                f"but dimension {dimension} does not divide by {parts}"
+            )
 
 
 def _check_run(run: Run, executable: Executable | None) -> str:

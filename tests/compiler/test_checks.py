@@ -26,7 +26,7 @@ def traced():
     step = make_step(loss, mpmd.Std1F1B(2))
     args = (init(weights(2)), *batch())
     with mesh_of(2) as mesh:
-        return trace(step, args, {}, mesh.abstract_submesh)
+        return trace(step, args, {}, mesh.abstract_submeshes)
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ XS = array(2, 5, 3)
 
 def traced(step, *args):
     with mesh_of(GROUPS) as mesh:
-        return trace(step, args, {}, mesh.abstract_submesh)
+        return trace(step, args, {}, mesh.abstract_submeshes)
 
 
 def placed(step, *args):
@@ -112,5 +112,7 @@ def test_place(file_regression):
 @pytest.mark.parametrize("donated", [True, False], ids=["donated", "kept"])
 def test_lower(file_regression, donated):
     """Tasks, messages, frees and donations."""
-    program = lower(placed(plain(mpmd.Std1F1B(2)), WEIGHTS, XS), [donated] * 3 + [False], open_specs=False)
+    submeshes = [jax.sharding.AbstractMesh((1,), ("stage",))] * GROUPS
+    graph = placed(plain(mpmd.Std1F1B(2)), WEIGHTS, XS)
+    program = lower(graph, submeshes, [donated] * 3 + [False], open_specs=False)
     file_regression.check(str(program.plan))

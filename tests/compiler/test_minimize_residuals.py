@@ -39,7 +39,7 @@ def pipeline(stage):
 def split_works(stage, schedule=ONE_F_ONE_B):
     step = make_step(pipeline(stage), schedule)
     with mesh_of(2) as mesh:
-        graph = split(trace(step, (init(weights(2)), *batch()), {}, mesh.abstract_submesh))
+        graph = split(trace(step, (init(weights(2)), *batch()), {}, mesh.abstract_submeshes))
     return {str(member.work): member for member in graph.stage_work}
 
 

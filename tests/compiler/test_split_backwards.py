@@ -59,7 +59,7 @@ def products(loss, params, stages):
     """How many matrix products each work of the loop has, those of a scan once for each iteration."""
     step = make_step(loss, WeightsLast(stages, stages))
     with mesh_of(stages) as mesh:
-        graph = split(trace(step, (init(params), *batch(4)), {}, mesh.abstract_submesh))
+        graph = split(trace(step, (init(params), *batch(4)), {}, mesh.abstract_submeshes))
     return {str(stage.work): count_products(stage.eqns) for stage in graph.stage_work}
 
 

@@ -482,7 +482,7 @@ def test_specs_by_name_and_shardings_as_specs():
         return train(state, xs, ys)
 
     with mesh_of(2, data=2) as mesh:
-        rows = jax.sharding.NamedSharding(mesh.abstract_submesh, P(None, "data"))
+        rows = jax.sharding.NamedSharding(mesh.abstract_submeshes[0], P(None, "data"))
         compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=(None, rows, P(None, "data")))
         assert_close(compiled(*arguments()), jax.jit(step)(*arguments()))
         assert BATCH % 2 == 0

@@ -46,7 +46,7 @@ def test_a_cluster_mesh_is_a_group_mesh(two_groups):
     assert mesh.mpmd_dim == 2
     assert mesh.mpmd_axis_name == "stage"
     assert two_groups.platform == "cpu"
-    assert mesh.abstract_submesh == jax.sharding.AbstractMesh(
+    assert mesh.abstract_submeshes[1] == jax.sharding.AbstractMesh(
         (1, 2), ("stage", "fsdp"), (jax.sharding.AxisType.Auto,) * 2
     )
     assert repr(mesh) == ("ClusterMesh({'stage': 2, 'fsdp': 2}, mpmd_axis='stage', platform='cpu', nodes=1)")

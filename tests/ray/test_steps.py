@@ -37,7 +37,7 @@ def test_open_specs_are_resolved_on_the_group(two_groups):
     program = train_program()
     forward = program.plan.executable("fwd_0")
     exported = export_function(
-        program.functions["fwd_0"], forward, two_groups.abstract_submesh, two_groups.platform
+        program.functions["fwd_0"], forward, two_groups.abstract_submeshes[0], two_groups.platform
     )
     specs = two_groups.runtime.actors[0].output_specs.remote(forward, exported)
     assert ray.get(specs, timeout=SECONDS) == (("fsdp",),)

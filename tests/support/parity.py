@@ -1,6 +1,8 @@
 """Compares a step on groups of devices with the same step under plain ``jax.jit``."""
 
 import contextlib
+import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,20 @@ def mesh_of(groups, **axes):
     shape = (groups, *axes.values())
     devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
     return mpmd.MpmdMesh(jax.sharding.Mesh(devices, ("stage", *axes)), "stage")
+
+
+def uneven_mesh_of(*shapes):
+    """A group of this process's devices for each shape, a dict of the same axes; for ``mpmd.MpmdMesh``."""
+    devices = iter(jax.devices())
+    return mpmd.MpmdMesh(
+        [
+            jax.sharding.Mesh(
+                np.array(list(itertools.islice(devices, math.prod(axes.values())))).reshape(*axes.values()),
+                tuple(axes),
+            )
+            for axes in shapes
+        ]
+    )
 
 
 def raw(leaf):

@@ -114,8 +114,9 @@ class CellLowering:
         outputs = [fused.variables[made.var, made.offset] for made in makes]
         origins = [fused.origin[var] for var in reads]
         label = "+".join(str(work) for work, _ in works)
+        group = self._stage_groups[works[0][0].stage]
         return LoweredCell(
-            executable=self._table.add(label, reads, fused.eqns, outputs),
+            executable=self._table.add(label, group, reads, fused.eqns, outputs),
             jaxpr=make_jaxpr(reads, fused.eqns, outputs),
             reads=tuple(self._read(var, offset, works) for var, offset in origins),
             indices=tuple(offset for var, offset in origins if var is self._index),

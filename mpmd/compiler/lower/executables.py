@@ -10,21 +10,27 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, Var
 from jax.interpreters import mlir
 
-from mpmd.compiler.jaxprs.equations import avals_of, make_jaxpr
+from mpmd.compiler.jaxprs.equations import aval_of, avals_of, make_jaxpr
 from mpmd.compiler.lower.fingerprint import fingerprint
+from mpmd.compiler.lower.group_meshes import GroupMeshes
 from mpmd.ir import Aval, Executable, Spec
 from mpmd.keys import decode, encode, to_aval
 from mpmd.names import variant_name
 from mpmd.program import Function
+from mpmd.specs import fitting
 
 
 @dataclasses.dataclass
 class ExecutableTable:
     """The executables of a plan.
 
-    ``specs`` has the known sharding of variables; those of other variables are ``default``.
+    Attributes:
+      meshes: the groups' submeshes. Groups share an executable if theirs are equal.
+      specs: the known sharding of variables.
+      default: that of other variables on groups of several devices; ``None`` leaves it to their compiler.
     """
 
+    meshes: GroupMeshes
     specs: Mapping[Var, Spec]
     default: Spec | None
     executables: dict[str, Executable] = dataclasses.field(default_factory=dict)
@@ -32,10 +38,18 @@ class ExecutableTable:
     _known: dict[Any, str] = dataclasses.field(default_factory=dict)
     _avals: dict[Any, Aval] = dataclasses.field(default_factory=dict)
 
-    def add(self, name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]) -> str:
-        """Returns the name of an executable for the equations: ``name``, or that of an equal one."""
-        in_specs, out_specs = self._specs_of(invars), self._specs_of(outvars)
-        key = (fingerprint(invars, eqns, outvars), in_specs, out_specs)
+    def add(
+        self,
+        name: str,
+        mpmd_idx: int,
+        invars: Sequence[Var],
+        eqns: Sequence[JaxprEqn],
+        outvars: Sequence[Var],
+    ) -> str:
+        """Returns the name of an executable for equations on a group: ``name``, or that of an equal one."""
+        eqns = self.meshes.moved(eqns, mpmd_idx)
+        in_specs, out_specs = self._specs_of(invars, mpmd_idx), self._specs_of(outvars, mpmd_idx)
+        key = (fingerprint(invars, eqns, outvars), in_specs, out_specs, self.meshes.submeshes[mpmd_idx])
         if key not in self._known:
             name = self._unused(name)
             self._known[key] = name
@@ -59,8 +73,14 @@ class ExecutableTable:
         self._avals.update((var.aval, to_aval(var)) for var in variables if var.aval not in self._avals)
         return tuple(self._avals[var.aval] for var in variables)
 
-    def _specs_of(self, variables: Sequence[Var]) -> tuple[Spec | None, ...]:
-        return tuple(self.specs.get(var, self.default) for var in variables)
+    def _specs_of(self, variables: Sequence[Var], mpmd_idx: int) -> tuple[Spec | None, ...]:
+        return tuple(self.spec_of(var, mpmd_idx) for var in variables)
+
+    def spec_of(self, var: Var, mpmd_idx: int) -> Spec | None:
+        """How a variable is sharded on a group; ``None`` where its compiler chooses."""
+        submesh = self.meshes.submeshes[mpmd_idx]
+        spec = self.specs.get(var, self.default if submesh.size > 1 else ())
+        return None if spec is None else fitting(spec, aval_of(var).shape, submesh.shape)
 
 
 call_p = Primitive("call_jaxpr")
@@ -70,7 +90,8 @@ call_p.multiple_results = True
 
 @call_p.def_effectful_abstract_eval
 def _abstract_eval(*avals, call_jaxpr: ClosedJaxpr, name: str):
-    return call_jaxpr.out_avals, call_jaxpr.effects
+    # Without the mesh that the jaxpr was traced in: JAX would write the shardings that XLA chooses over that.
+    return [aval.update(sharding=None) for aval in call_jaxpr.out_avals], call_jaxpr.effects
 
 
 mlir.register_lowering(call_p, mlir.core_call_lowering, cacheable=False)

@@ -13,12 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.extend.core import Jaxpr, Var
+from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import PlacedEqn, PlacedGraph
 from mpmd.compiler.jaxprs.equations import free_variables, make_jaxpr, operands
 from mpmd.compiler.lower.cells import CellLowering, LoweredCell
 from mpmd.compiler.lower.executables import ExecutableTable
+from mpmd.compiler.lower.group_meshes import GroupMeshes
 from mpmd.compiler.lower.liveness import add_frees_and_donations
+from mpmd.errors import CompileError
 from mpmd.ir import (
     AnyTask,
     Aval,
@@ -44,24 +47,32 @@ from mpmd.schedules import total_order
 INDEX = Aval((), "int32", 4)
 
 
-def lower(placed: PlacedGraph, donated: Sequence[bool], open_specs: bool) -> Program:
+def lower(
+    placed: PlacedGraph, submeshes: Sequence[AbstractMesh], donated: Sequence[bool], open_specs: bool
+) -> Program:
     """Lowers a placed step to a program.
 
     Args:
+      submeshes: those of the groups.
       donated: for each argument, whether the caller gives it up.
       open_specs: whether specs that are not known are left to the groups' compiler; otherwise these values
         are replicated.
+
+    Raises: ``CompileError`` naming every equation that cannot run on its group's submesh.
     """
-    program = _Lowering(placed, None if open_specs else ()).run(donated)
+    meshes = GroupMeshes(submeshes)
+    program = _Lowering(placed, meshes, None if open_specs else ()).run(donated)
+    if meshes.faults:
+        raise CompileError(meshes.faults)
     return dataclasses.replace(program, plan=add_frees_and_donations(program.plan))
 
 
 class _Lowering:
-    def __init__(self, placed: PlacedGraph, default_spec: Spec | None):
+    def __init__(self, placed: PlacedGraph, meshes: GroupMeshes, default_spec: Spec | None):
         self._placed = placed
         self._graph = placed.graph
         self._traced = placed.graph.traced
-        self._table = ExecutableTable(placed.specs, default_spec)
+        self._table = ExecutableTable(meshes, placed.specs, default_spec)
         self._programs: list[list[Instruction]] = [[] for _ in range(placed.mpmd_dim)]
         self._tags: collections.Counter[tuple[int, int]] = collections.Counter()
         self._names: dict[Var, Name] = {argument.var: argument.path for argument in self._traced.arguments}
@@ -81,6 +92,7 @@ class _Lowering:
             inputs=self._input_leaves(donated),
             constants=self._constant_leaves(),
             outputs=self._output_leaves(),
+            submeshes=tuple(tuple(submesh.shape.items()) for submesh in self._table.meshes.submeshes),
         )
         constants = {self._names[c.var]: np.asarray(encode(c.value)) for c in self._traced.constants}
         constants |= {index_name(m): np.asarray(m, np.int32) for m in self._index_groups}
@@ -119,7 +131,7 @@ class _Lowering:
                 name=self._names[result.var],
                 aval=to_aval(result.var),
                 mpmd_idxs=tuple(sorted(groups)),
-                spec=self._table.specs.get(result.var, self._table.default),
+                spec=self._table.spec_of(result.var, min(groups)),
             )
             for result, groups in zip(self._traced.results, self._placed.output_groups, strict=True)
         )
@@ -191,7 +203,7 @@ class _Lowering:
         for i, var in enumerate(makes):
             # Groups that compute the same value call it the same.
             self._names.setdefault(var, outside_name(task, group, i))
-        executable = self._table.add(f"{task}.{group}", reads, eqns, makes)
+        executable = self._table.add(f"{task}.{group}", group, reads, eqns, makes)
         self._jaxprs[group, task] = make_jaxpr(reads, eqns, makes)
         inputs, outputs = ([self._names[var] for var in variables] for variables in (reads, makes))
         self._programs[group].append(Run(task, executable, tuple(inputs), tuple(outputs)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -34,8 +34,10 @@ from mpmd.sharding import within
 from mpmd.tree import argument_paths, paths
 
 
-def trace(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractMesh) -> TracedStep:
-    """Traces ``fun(*args, **kwargs)`` under the groups' submesh, with the state as the step returns it.
+def trace(
+    fun: Callable, args: tuple, kwargs: dict[str, Any], submeshes: Sequence[AbstractMesh]
+) -> TracedStep:
+    """Traces ``fun(*args, **kwargs)`` under the first group's submesh, with the state as the step returns it.
 
     Arrays made of Python numbers, such as ``jnp.full(3, 0.1)``, have a weak type at first and, once updated,
     no longer. The difference only matters where dtypes mix; where it does, the step is traced as it was
@@ -44,11 +46,12 @@ def trace(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractM
     Args:
       fun: the step; static arguments are already bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
+      submeshes: those of the groups.
 
     Raises: ``CompileError`` for a step without exactly one loop, and for marks that do not make the stages of
       the loop's schedule.
     """
-    traced = _trace_once(fun, args, kwargs, submesh)
+    traced = _trace_once(fun, args, kwargs, submeshes)
     leaves, treedef = jax.tree.flatten((args, kwargs))
     weak = [i for i, j in traced.carried_state if _loses_weak_type(traced, i, j)]
     if not weak:
@@ -56,7 +59,7 @@ def trace(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractM
     for i in weak:
         leaves[i] = jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype)
     args, kwargs = jax.tree.unflatten(treedef, leaves)
-    strong = _trace_once(fun, args, kwargs, submesh)
+    strong = _trace_once(fun, args, kwargs, submeshes)
     return strong if _dtypes(strong) == _dtypes(traced) else traced
 
 
@@ -76,9 +79,11 @@ def _dtypes(traced: TracedStep) -> list[Any]:
     ]
 
 
-def _trace_once(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractMesh) -> TracedStep:
-    closed, out_shape = _make_jaxpr(fun, args, kwargs, submesh)
-    jaxpr, values = _inlined(closed, submesh)
+def _trace_once(
+    fun: Callable, args: tuple, kwargs: dict[str, Any], submeshes: Sequence[AbstractMesh]
+) -> TracedStep:
+    closed, out_shape = _make_jaxpr(fun, args, kwargs, submeshes[0])
+    jaxpr, values = _inlined(closed, submeshes)
     check_loop(jaxpr)
     at = next(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is treduce_p)
     loop = _loop(jaxpr.eqns[at])
@@ -127,14 +132,14 @@ def _make_jaxpr(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: Abs
             raise error from error.__cause__
 
 
-def _inlined(closed: ClosedJaxpr, submesh: AbstractMesh) -> tuple[Jaxpr, dict[Var, Any]]:
+def _inlined(closed: ClosedJaxpr, submeshes: Sequence[AbstractMesh]) -> tuple[Jaxpr, dict[Var, Any]]:
     """The step without calls outside of loops, and, in loops, without calls that have marks inside.
 
     Returns: a jaxpr of the arguments, and the values of the constants that it reads.
     """
     jaxpr = with_constants_as_inputs(closed)
     values = dict(zip(jaxpr.invars, closed.consts, strict=False))
-    jaxpr, hoisted = inline_calls(with_abstract_meshes(jaxpr, submesh), lambda eqn: True)
+    jaxpr, hoisted = inline_calls(with_abstract_meshes(jaxpr, submeshes), lambda eqn: True)
     values |= hoisted
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:

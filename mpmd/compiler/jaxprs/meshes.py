@@ -1,0 +1,47 @@
+"""Replaces the meshes that equations are traced under, or name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+Change = Callable[[JaxprEqn, Any], Any]
+"""From an equation and a mesh or sharding among its parameters to what takes its place."""
+
+
+def jaxpr_with_meshes(jaxpr: Jaxpr, change: Change) -> Jaxpr:
+    """The jaxpr with ``change`` of every mesh and sharding of its equations, inner ones too."""
+    eqns = [eqn_with_meshes(eqn, change) for eqn in jaxpr.eqns]
+    changed = any(new is not old for new, old in zip(eqns, jaxpr.eqns, strict=True))
+    return jaxpr.replace(eqns=eqns) if changed else jaxpr
+
+
+def eqn_with_meshes(eqn: JaxprEqn, change: Change) -> JaxprEqn:
+    """The equation with ``change`` of every mesh and sharding; the same object where nothing changes."""
+
+    def changed(value: Any) -> Any:
+        match value:
+            case Jaxpr():
+                return jaxpr_with_meshes(value, change)
+            case ClosedJaxpr():
+                inner = jaxpr_with_meshes(value.jaxpr, change)
+                return value if inner is value.jaxpr else value.replace(jaxpr=inner)
+            case tuple() | list() if type(value) in (tuple, list):
+                parts = [changed(part) for part in value]
+                same = all(new is old for new, old in zip(parts, value, strict=True))
+                return value if same else type(value)(parts)
+            case Mesh() | AbstractMesh() | NamedSharding():
+                return change(eqn, value)
+        return value
+
+    params = {name: changed(value) for name, value in eqn.params.items()}
+    return eqn if all(params[name] is eqn.params[name] for name in params) else eqn.replace(params=params)
+
+
+def axes_named(sharding: NamedSharding) -> set[str]:
+    """The axes that a sharding names."""
+    entries = [entry for entry in sharding.spec if entry is not None]
+    return {axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry)}

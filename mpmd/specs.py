@@ -1,0 +1,27 @@
+"""Where a spec fits: a sharded dimension divides by the devices along the axes that it is sharded over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from mpmd.ir import Spec
+
+
+def indivisible(spec: Spec, shape: Sequence[int], sizes: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    """The dimensions that do not divide, each with the number that it is to divide by.
+
+    Args:
+      spec: with no more entries than ``shape`` has dimensions.
+      sizes: of a submesh's axes; an axis that is not there has one device.
+    """
+    for dimension, (size, entry) in enumerate(zip(shape, spec, strict=False)):
+        axes = entry if isinstance(entry, tuple) else (entry,)
+        parts = math.prod(sizes.get(axis, 1) for axis in axes if axis is not None)
+        if size % parts:
+            yield dimension, parts
+
+
+def fitting(spec: Spec, shape: Sequence[int], sizes: Mapping[str, int]) -> Spec:
+    """The spec where all of its dimensions divide on a submesh, and otherwise that of a replicated value."""
+    return () if any(indivisible(spec, shape, sizes)) else spec
