@@ -17,8 +17,8 @@ class ClusterMesh:
     reference to the mesh, its steps and its arrays, and the exit of the interpreter.
 
     Args:
-      mesh_shape: axis names and sizes of the whole mesh.
-      mpmd_axis_name: the axis along which the groups are.
+      submeshes: axis names and sizes of each group's submesh.
+      mpmd_axis_name: the axis along which the groups are; ``None`` where each has a shape of its own.
       platform: of the groups' devices, such as ``cpu`` or ``cuda``.
       runtime: the running groups.
       processes: where the processes of the groups run, group by group.
@@ -31,8 +31,8 @@ class ClusterMesh:
 
     def __init__(
         self,
-        mesh_shape: Mapping[str, int],
-        mpmd_axis_name: str,
+        submeshes: Sequence[Mapping[str, int]],
+        mpmd_axis_name: str | None,
         platform: str,
         runtime: RayRuntime,
         processes: Sequence[ProcessInfo],
@@ -40,7 +40,7 @@ class ClusterMesh:
         seconds: Mapping[str, float],
         on_close: Callable[[], None],
     ):
-        self.mesh_shape = dict(mesh_shape)
+        self.submeshes = tuple(dict(axes) for axes in submeshes)
         self.mpmd_axis_name = mpmd_axis_name
         self.platform = platform
         self._runtime: RayRuntime | None = runtime
@@ -51,11 +51,11 @@ class ClusterMesh:
 
     @property
     def mpmd_dim(self) -> int:
-        return self.mesh_shape[self.mpmd_axis_name]
+        return len(self.submeshes)
 
     @property
     def abstract_submeshes(self) -> tuple[jax.sharding.AbstractMesh, ...]:
-        return (abstract_submesh(self.mesh_shape, self.mpmd_axis_name),) * self.mpmd_dim
+        return tuple(abstract_submesh(axes) for axes in self.submeshes)
 
     @property
     def groups(self) -> tuple[ProcessInfo, ...]:
@@ -87,18 +87,20 @@ class ClusterMesh:
     def __repr__(self) -> str:
         nodes = len({process.node_id for process in self.processes})
         state = "" if self._on_close else ", closed"
+        shape: object = list(self.submeshes)
+        if self.mpmd_axis_name:
+            shape = {**self.submeshes[0], self.mpmd_axis_name: self.mpmd_dim}
         return (
-            f"ClusterMesh({self.mesh_shape}, mpmd_axis={self.mpmd_axis_name!r}, "
+            f"ClusterMesh({shape}, mpmd_axis={self.mpmd_axis_name!r}, "
             f"platform={self.platform!r}, nodes={nodes}{state})"
         )
 
 
-def abstract_submesh(mesh_shape: Mapping[str, int], mpmd_axis: str) -> jax.sharding.AbstractMesh:
-    """The shape of a group's submesh: all the axes, the mpmd axis with size 1.
+def abstract_submesh(axes: Mapping[str, int]) -> jax.sharding.AbstractMesh:
+    """The shape of a group's submesh, of axes with these names and sizes.
 
     Sharding within a group is left to the compiler, as on the actors' meshes. Since JAX 0.11.1 an abstract
     mesh has to say so.
     """
-    shape = {**mesh_shape, mpmd_axis: 1}
-    axis_types = (jax.sharding.AxisType.Auto,) * len(shape)
-    return jax.sharding.AbstractMesh(tuple(shape.values()), tuple(shape), axis_types)
+    axis_types = (jax.sharding.AxisType.Auto,) * len(axes)
+    return jax.sharding.AbstractMesh(tuple(axes.values()), tuple(axes), axis_types)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,18 +34,21 @@ def live_nodes() -> list[Mapping]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def reserve(bundle: Mapping[str, float], num_groups: int, timeout: float) -> PlacementGroup:
-    """Reserves ``bundle`` once per group, each on one node, few nodes preferred.
+Bundle = Mapping[str, float]
+"""Resources of one node, by Ray's names."""
+
+
+def reserve(bundles: Sequence[Bundle], timeout: float) -> PlacementGroup:
+    """Reserves the bundles, one for each process, on few nodes if possible.
 
     Raises: ``RuntimeError`` when that is not possible within ``timeout`` seconds; it says what was requested
       and what is available. Nothing stays reserved then.
     """
     available = ray.available_resources()
-    bundles = [dict(bundle) for _ in range(num_groups)]
-    group = placement_group(bundles, strategy="PACK")
+    group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
     try:
         if not group.wait(min(timeout, _QUIET_SECONDS)):
-            shortage = describe_shortage(bundle, num_groups, available, live_nodes())
+            shortage = describe_shortage(bundles, available, live_nodes())
             waits = max(timeout - _QUIET_SECONDS, 0)
             print(f"cluster.launch: waiting up to {timeout:g} s. {shortage}", file=sys.stderr)
             if not _wait(group, waits):
@@ -65,24 +69,28 @@ def _wait(group: PlacementGroup, seconds: float) -> bool:
 
 
 def describe_shortage(
-    bundle: Mapping[str, float], num_groups: int, available: Mapping[str, float], nodes: Sequence[Mapping]
+    bundles: Sequence[Bundle], available: Mapping[str, float], nodes: Sequence[Mapping]
 ) -> str:
-    """For each resource, what the groups request and what the cluster has."""
+    """For each resource, what the processes of the groups request and what the cluster has."""
     lines = []
-    for name, amount in bundle.items():
-        asked = amount * num_groups
+    names = list(dict.fromkeys(name for bundle in bundles for name in bundle))
+    for name in names:
+        asked = sum(bundle.get(name, 0) for bundle in bundles)
         total = sum(node["Resources"].get(name, 0) for node in nodes)
         free = available.get(name, 0)
         missing = f", {asked - free:g} missing" if asked > free else ""
         lines.append(f"  {name}: {asked:g} asked, {free:g} available of {total:g}{missing}")
-    each = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    counts = collections.Counter(", ".join(f"{n:g} {name}" for name, n in b.items()) for b in bundles)
+    asked_for = "; ".join(
+        f"{count} process{'es' if count > 1 else ''} of {bundle} each" for bundle, count in counts.items()
+    )
     have = "; ".join(
-        ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in bundle) for node in nodes[:8]
+        ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in names) for node in nodes[:8]
     )
     more = f"; and {len(nodes) - 8} more" if len(nodes) > 8 else ""
     return "\n".join(
         [
-            f"{num_groups} groups of {each} each, every one on one node:",
+            f"{asked_for}, every one on one node:",
             *lines,
             f"  nodes: {have}{more}",
         ]
@@ -95,16 +103,29 @@ def nodes_of_bundles(group: PlacementGroup) -> list[str]:
     return [placed[index] for index in range(len(placed))]
 
 
-def assign_bundles(nodes: Sequence[str], per_group: int) -> list[int]:
-    """A bundle for each process of each group: the processes of a group on one node where that can be.
+def assign_bundles(nodes: Sequence[str], bundles: Sequence[Bundle], counts: Sequence[int]) -> list[int]:
+    """The index of a bundle for each process: the processes of a group on one node where that can be.
 
     Args:
       nodes: of each bundle.
-      per_group: the number of processes of each group.
+      bundles: one for each process; it gets this one, or one that is equal.
+      counts: for each process, how many its group has.
     """
+    alike: dict[tuple, list[int]] = {}
+    for index, (bundle, count) in enumerate(zip(bundles, counts, strict=True)):
+        alike.setdefault((count, *bundle.items()), []).append(index)
+    assigned = [0] * len(bundles)
+    for (count, *_), indices in alike.items():
+        for process, bundle_index in zip(indices, _by_node(indices, nodes, count), strict=True):
+            assigned[process] = bundle_index
+    return assigned
+
+
+def _by_node(indices: Sequence[int], nodes: Sequence[str], per_group: int) -> list[int]:
+    """The indices in an order in which as many whole groups as possible are on one node each."""
     by_node: dict[str, list[int]] = {}
-    for bundle, node in enumerate(nodes):
-        by_node.setdefault(node, []).append(bundle)
+    for index in indices:
+        by_node.setdefault(nodes[index], []).append(index)
     whole = {node: len(bundles) // per_group * per_group for node, bundles in by_node.items()}
     together = [bundle for node, bundles in by_node.items() for bundle in bundles[: whole[node]]]
     rest = [bundle for node, bundles in by_node.items() for bundle in bundles[whole[node] :]]

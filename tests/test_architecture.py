@@ -78,9 +78,12 @@ MAY_IMPORT = {
     "cluster.driver": "cluster.actor cluster.actor_calls cluster.packing mpmd.errors mpmd.ir mpmd.program "
     "mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.process_info",
-    "cluster.launch": "cluster.actor cluster.actor_calls cluster.driver cluster.endpoint "
-    "cluster.environment cluster.mesh cluster.process_info cluster.resources cluster.sockets "
-    "cluster.transports mpmd.reshard mpmd.stopwatch",
+    "cluster.shapes": "",
+    "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "
+    "cluster.transports",
+    "cluster.launch": "cluster.actor cluster.actor_calls cluster.connect cluster.driver cluster.endpoint "
+    "cluster.environment cluster.mesh cluster.resources cluster.shapes cluster.transports mpmd.reshard "
+    "mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh",
     # The user's face.
     "mpmd.mesh": "mpmd.runtime",

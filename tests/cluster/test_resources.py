@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.resources import describe_shortage, fitting_cpus
+from cluster.resources import assign_bundles, describe_shortage, fitting_cpus
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,33 @@ def test_groups_request_one_cpu_or_a_fraction_that_fits(nodes, num_groups, cpus)
 
 def test_a_shortage_by_fragmentation_alone_shows_the_nodes():
     nodes = [{"Resources": {"CPU": 3.0}}, {"Resources": {"CPU": 3.0}}]
-    assert describe_shortage({"CPU": 2}, 3, {"CPU": 6.0}, nodes).splitlines() == [
-        "3 groups of 2 CPU each, every one on one node:",
+    assert describe_shortage([{"CPU": 2}] * 3, {"CPU": 6.0}, nodes).splitlines() == [
+        "3 processes of 2 CPU each, every one on one node:",
         "  CPU: 6 asked, 6 available of 6",
         "  nodes: 3 CPU; 3 CPU",
     ]
+
+
+def test_a_shortage_names_each_kind_of_process():
+    bundles = [{"CPU": 1, "GPU": 4}, {"CPU": 1, "GPU": 2}, {"CPU": 1, "GPU": 2}]
+    lines = describe_shortage(
+        bundles, {"CPU": 8, "GPU": 4}, [{"Resources": {"CPU": 8, "GPU": 4}}]
+    ).splitlines()
+    assert (
+        lines[0] == "1 process of 1 CPU, 4 GPU each; 2 processes of 1 CPU, 2 GPU each, every one on one node:"
+    )
+    assert lines[2] == "  GPU: 8 asked, 4 available of 4, 4 missing"
+
+
+def test_the_processes_of_a_group_are_on_one_node_where_that_can_be():
+    bundles = [{"CPU": 1}] * 6
+    nodes = ["a", "b", "a", "b", "b", "a"]
+    indices = assign_bundles(nodes, bundles, [2] * 6)
+    placed = [nodes[index] for index in indices]
+    assert sorted(indices) == list(range(6))
+    assert [placed[i] == placed[i + 1] for i in (0, 2, 4)] == [True, True, False]
+
+
+def test_processes_get_bundles_of_their_own_kind():
+    bundles = [{"CPU": 1}, {"CPU": 2}, {"CPU": 2}, {"CPU": 1}]
+    assert assign_bundles(["a", "a", "b", "b"], bundles, [1, 2, 2, 1]) == [0, 1, 2, 3]

@@ -179,9 +179,15 @@ def test_a_stopped_process_is_found_by_the_time_out_of_a_collective(local_ray):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"processes_per_group": 3}, r"the 4 devices .* do not divide over processes_per_group=3.*1, 2, 4"),
+        (
+            {"processes_per_group": 3},
+            r"the 4 devices of group 1 do not divide over processes_per_group=3; possible are 1, 2, 4",
+        ),
         ({"processes_per_group": 0}, "do not divide over processes_per_group=0"),
-        ({"processes_per_group": 2, "gpus_per_group": 3}, "gpus_per_group=3 does not divide"),
+        (
+            {"processes_per_group": 2, "gpus_per_group": 3},
+            "gpus_per_group=3 does not divide over the 2 processes of group 0",
+        ),
     ],
     ids=str,
 )

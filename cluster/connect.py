@@ -1,0 +1,96 @@
+"""Has actors that were started take their devices, and connects them with one another and the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ray
+from ray.actor import ActorHandle
+
+from cluster import sockets
+from cluster.actor import Member, Place
+from cluster.endpoint import Endpoint
+from cluster.process_info import ProcessInfo
+from cluster.transports.choice import OBJECT_STORE
+
+
+class StartingActors(NamedTuple):
+    """The actors that start, the processes they are, and the seconds that each call may take."""
+
+    actors: Sequence[ActorHandle]
+    processes: Sequence[Endpoint]
+    timeout: float
+
+    def call(self, method: str, arguments: Sequence[tuple]) -> list[Any]:
+        """Calls all actors at the same time and returns their replies."""
+        calls: list[ray.ObjectRef] = [
+            getattr(actor, method).remote(*given) for actor, given in zip(self.actors, arguments, strict=True)
+        ]
+        ready, waiting = ray.wait(calls, num_returns=len(calls), timeout=self.timeout)
+        for process, call in zip(self.processes, calls, strict=True):
+            if call in ready:
+                try:
+                    ray.get(call)
+                except ray.exceptions.RayError as error:
+                    raise RuntimeError(f"{process.name} could not start: {error}") from error
+        if waiting:
+            late = ", ".join(p.name for p, call in zip(self.processes, calls, strict=True) if call in waiting)
+            raise RuntimeError(f"the actors of {late} did not start within {self.timeout:g} s")
+        return ray.get(calls)
+
+
+def open_groups(actors: StartingActors, members: Sequence[Member]) -> list[ProcessInfo]:
+    """Has the processes of each group meet, and take their devices."""
+    places: list[Place] = actors.call("place", [()] * len(members))
+    hosts = _hosts(places)
+    leaders = {member.mpmd_idx: i for i, member in enumerate(members) if member.rank == 0}
+    opening = []
+    for member, host in zip(members, hosts, strict=True):
+        leader = leaders[member.mpmd_idx]
+        port = places[leader].port
+        coordinator = None if port is None else (hosts[leader], port)
+        opening.append((coordinator, host, actors.timeout))
+    return actors.call("open", opening)
+
+
+def _hosts(places: Sequence[Place] | Sequence[ProcessInfo]) -> list[str]:
+    """The address of each process, at which others reach it."""
+    one_host = len({place.node for place in places}) == 1
+    return ["127.0.0.1" if one_host else place.node for place in places]
+
+
+def connect_groups(
+    actors: StartingActors, infos: Sequence[ProcessInfo], transports: Mapping[tuple[int, int], str]
+) -> None:
+    """Connects the processes with one another."""
+    secret = secrets.token_bytes(32)
+    routes: list[dict[int, str]] = [{} for _ in infos]
+    for (a, b), name in transports.items():
+        routes[a][b] = routes[b][a] = name
+    listening = [
+        (sorted(set(route.values())), host, secret) for route, host in zip(routes, _hosts(infos), strict=True)
+    ]
+    addresses = actors.call("listen", listening)
+    actors.call("connect", [(route, addresses, secret, actors.timeout) for route in routes])
+
+
+def connect_driver(
+    actors: StartingActors, infos: Sequence[ProcessInfo], undo: contextlib.ExitStack
+) -> list[socket.socket]:
+    """Connects the driver with every process."""
+    secret = secrets.token_bytes(32)
+    here = ray.get_runtime_context().get_node_id()
+    hosts = ["127.0.0.1" if info.node_id == here else info.node for info in infos]
+    addresses = actors.call("await_driver", [(host, secret) for host in hosts])
+    connections = []
+    for process, address in zip(actors.processes, addresses, strict=True):
+        try:
+            connections.append(undo.enter_context(sockets.connect(address, secret, actors.timeout)))
+        except ConnectionError as error:
+            hint = f"If the network closes its ports, use transport={OBJECT_STORE!r}, which leaves all to Ray"
+            raise RuntimeError(f"the driver cannot reach {process.name}: {error}. {hint}") from error
+    return connections
