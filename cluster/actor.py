@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -105,7 +107,9 @@ class GroupActor:
         # was traced, no value is to be narrowed here, in any thread.
         jax.config.update("jax_enable_x64", True)
         self._agreement = Agreement(member.rank, member.shape.num_processes)
+        self._reserved: socket.socket | None = None
         self._server: Server | None = None
+        self._last_step = -1
         self._shipping = threading.Lock()
         self._shipments: dict[int, Shipment] = {}
         self._cancelled: set[int] = set()  # the shipments that the driver gave up before they arrived
@@ -114,11 +118,14 @@ class GroupActor:
         self._clock_offset = time.time() - time.perf_counter()
 
     def __repr__(self) -> str:
-        return self._member.endpoint.name_of(self._member.endpoint.number)  # Ray labels log lines with it
+        return self._member.endpoint.name  # Ray labels log lines with it
 
     def place(self) -> Place:
         """Where this process runs, before JAX has looked for devices."""
-        port = world.free_port() if self._member.rank == 0 and self._member.shape.num_processes > 1 else None
+        port = None
+        if self._member.rank == 0 and self._member.shape.num_processes > 1:
+            self._reserved = world.reserve_port()
+            port = self._reserved.getsockname()[1]
         return Place(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), port)
 
     def open(self, coordinator: sockets.Address | None, host: str, timeout: float) -> ProcessInfo:
@@ -133,12 +140,13 @@ class GroupActor:
         """
         shape = self._member.shape
         if coordinator is not None:
-            world.join(coordinator, shape.num_processes, self._member.rank, host, timeout)
+            with self._reserved or contextlib.nullcontext():
+                world.join(coordinator, shape.num_processes, self._member.rank, host, timeout)
         submesh = _submesh(self._member)
         self._devices = tuple(str(device) for device in submesh.local_devices)
         self._transports = supported(submesh.devices.flat[0].platform)
         self._router = Router(self._member.endpoint, submesh)
-        self._worker = GroupWorker(self._mpmd_idx, submesh, self._transport_of)
+        self._worker = GroupWorker(self._mpmd_idx, submesh, self._transport_of, self._agreement.agree)
         return self._info()
 
     def _transport_of(self, plan: Plan) -> Transport:
@@ -189,7 +197,7 @@ class GroupActor:
             constants = {name: np.array(shipment.constants[name]) for name in here}
             seconds = self._worker.load(number, shipment.plan, functions, constants)
         except Exception as error:
-            where = f"loading the program failed on group {self._mpmd_idx}"
+            where = f"loading the program failed on {self}"
             message = f"{where}: {type(error).__name__}: {error}"
             raise TaskError(message, self._mpmd_idx, "load") from error
         del self._shipments[number]
@@ -200,18 +208,26 @@ class GroupActor:
         return self._worker.output_specs(executable, _function(executable.name, exported))
 
     def run_step(self, request: StepRequest, packed: Mapping[Handle, PackedArray]) -> StepReply:
-        """Runs one step; ``packed`` are the request's host arrays."""
+        """Runs one step; ``packed`` are the request's host arrays.
+
+        Raises, besides what a step raises: ``WorldLostError`` when the processes of the group have lost one
+          another, ``RuntimeError`` for a step that has come before.
+        """
+        if request.step <= self._last_step:
+            raise RuntimeError(f"step {request.step} has come before")
+        self._last_step = request.step
         self._router.begin_step(request.step)
-        self._agreement.agree(request.step)
-        arrays = {handle: self._owned(unpack(value)) for handle, value in packed.items()}
-        self.release(request.released)
-        request = dataclasses.replace(request, host_arrays=arrays, released=NOTHING_RELEASED)
         try:
+            arrays = {handle: self._owned(unpack(value)) for handle, value in packed.items()}
+            self.release(request.released)
+            request = dataclasses.replace(request, host_arrays=arrays, released=NOTHING_RELEASED)
             reply = self._worker.run_step(request)
         except StepAborted:
             raise
         except Exception as error:
             self._agreement.leave(request.step, str(error))
+            if self._member.shape.num_processes > 1 and world.is_lost(error.__cause__):
+                raise world.WorldLostError(str(error)) from error
             raise
         offset = self._clock_offset
         events = tuple(

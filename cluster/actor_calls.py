@@ -7,6 +7,7 @@ one event after the other; ``_settle`` and ``_mark_dead`` are what follows from 
 from __future__ import annotations
 
 import atexit
+import collections
 import functools
 import os
 import queue
@@ -21,17 +22,20 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 
-from cluster import world
 from cluster.endpoint import Endpoint
 from cluster.health import GroupHealth
 from cluster.pending_calls import AbortRequest, PendingCall, PendingCalls
 from cluster.ray_errors import translate
 from cluster.ray_session import RaySession
 from cluster.rpc import Client, Frame, FrameConnection, encode
+from cluster.world import WorldLostError
 from mpmd.errors import GroupDiedError
 
 _POLL_SECONDS = 1.0
 """How often the thread checks, while there are no events, that Ray is connected and the groups are alive."""
+
+DIVIDED_SECONDS = 60.0
+"""How long after a step's failure all processes of a group have to have left it, once one of them has."""
 
 _WITHOUT_RAY = "Ray was shut down, and with it the cluster mesh"
 
@@ -60,6 +64,7 @@ class ActorCalls:
         self._session = RaySession()
         self._pending = PendingCalls()
         self._health = GroupHealth(self.processes)
+        self._failed: dict[int, tuple[float, str]] = {}  # for steps: when it was noticed, and why
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._clients = [
             Client(FrameConnection(tcp), self._on_reply, functools.partial(self._on_disconnect, number))
@@ -84,16 +89,12 @@ class ActorCalls:
         """Whether all calls are made by Ray."""
         return not self._clients
 
-    def call(
-        self, number: int, method: str, *arguments: Any, decode: Callable[[Any], Any] = lambda reply: reply
-    ) -> Future:
+    def call(self, number: int, method: str, *arguments: Any) -> Future:
         """Calls a method of the actor with a number; it runs after the earlier calls. Returns at once.
-
-        The future's result is ``decode`` of the reply.
 
         Raises: ``GroupDiedError`` when the group is known to be dead, ``RuntimeError`` after ``close``.
         """
-        (pending,) = self._pending.add([self.processes[number]], decode=decode)
+        (pending,) = self._pending.add([self.processes[number]])
         self._send(pending, method, arguments)
         return pending.future
 
@@ -109,10 +110,15 @@ class ActorCalls:
         Raises: as ``call``, when one of the groups is dead; then no group is called.
         """
         calls = self._pending.add([self.processes[number] for number in arguments], step)
+        unsent = collections.deque(calls)
         try:
-            for pending in calls:
+            while unsent:
+                self._send(unsent[0], "run_step", arguments[unsent[0].process.number])
+                unsent.popleft()
+        except BaseException:  # also an interrupt: those that were called must not wait for the others
+            # The processes of a group come to a step together, or hang. One may get it twice, and refuses.
+            for pending in unsent:
                 self._send(pending, "run_step", arguments[pending.process.number])
-        except BaseException:  # also an interrupt: the groups that were called must not wait for the others
             for pending in calls:
                 self._fail(pending, RuntimeError("the step was not sent to all groups"))
             raise
@@ -170,6 +176,7 @@ class ActorCalls:
                 except queue.Empty:
                     pass
                 self._fail_disconnected()
+                self._fail_divided()
                 self._fail_unresponsive()
         except Exception as error:
             # When Ray is shut down under the mesh, any call of Ray may raise: the futures say why.
@@ -182,12 +189,10 @@ class ActorCalls:
 
     def _settle(self, pending: PendingCall, result: Callable[[], Any]) -> None:
         try:
-            value = pending.decode(result())
+            value = result()
         except Exception as raised:
             error = translate(raised, pending.process)
-            if world.is_broken(error) and sum(pending.process.num_processes) > len(
-                pending.process.num_processes
-            ):
+            if isinstance(error, WorldLostError):
                 # The call stays pending: either a process has died, or the whole group is declared dead.
                 self._health.mark_broken(pending.process.number, str(error), time.monotonic())
             elif not isinstance(error, GroupDiedError):
@@ -217,6 +222,22 @@ class ActorCalls:
         for error in self._health.take_dead(time.monotonic()):
             self._mark_dead(error)
 
+    def _fail_divided(self) -> None:
+        """Of the groups of which one process has left a failed step, and another one does not follow."""
+        now = time.monotonic()
+        for step, (since, reason) in list(self._failed.items()):
+            if now - since < DIVIDED_SECONDS:
+                continue
+            del self._failed[step]
+            for mpmd_idx in self._pending.half_answered(step):
+                self._mark_dead(
+                    GroupDiedError(
+                        f"group {mpmd_idx} has failed as a whole: a process has not left a failed step for "
+                        f"{DIVIDED_SECONDS:g} s, and another one has. The step has failed because {reason}",
+                        mpmd_idx,
+                    )
+                )
+
     def _fail_unresponsive(self) -> None:
         """Pings all processes while a step is pending; an actor answers at once, whatever it computes."""
         now = time.monotonic()
@@ -229,6 +250,7 @@ class ActorCalls:
             answer.add_done_callback(lambda _, number=number: self._health.mark_answered(number))
 
     def _broadcast_aborts(self, aborts: Sequence[AbortRequest]) -> None:
+        self._failed |= {abort.step: (time.monotonic(), abort.reason) for abort in aborts}
         if self._session.is_connected:
             for abort in aborts:
                 for actor in self.actors:

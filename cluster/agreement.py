@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from cluster import sockets
+from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
 
 
@@ -68,14 +69,19 @@ class Agreement:
         Args:
           reason: why this process cannot go on with the step; ``None`` when it can.
 
-        Raises: ``StepAborted`` in all of them when one cannot go on.
+        Raises: ``StepAborted`` in all of them when one cannot go on, ``WorldLostError`` when one is gone.
         """
         if self._rank:
             self._send(self._connections[0], _Vote(step, reason))
             reason = self._receive(self._connections[0], step).reason
         else:
-            reasons = [reason, *(self._receive(connection, step).reason for connection in self._connections)]
-            reason = next((each for each in reasons if each is not None), None)
+            votes = [_Vote(step, reason)]
+            try:
+                votes += [self._receive(connection, step) for connection in self._connections]
+            except WorldLostError as error:
+                self.leave(step, str(error))
+                raise
+            reason = next((vote.reason for vote in votes if vote.reason is not None), None)
             for connection in self._connections:
                 self._send(connection, _Vote(step, reason))
         if reason is not None:
@@ -97,7 +103,8 @@ class Agreement:
         try:
             while (vote := connection.recv()).step < step:
                 pass
-        except (EOFError, OSError):
-            return _Vote(step, "another process of the group is gone")
-        assert vote.step == step, f"a process votes on step {vote.step} before it has left step {step}"
+        except (EOFError, OSError) as error:
+            raise WorldLostError("a process has lost its connection to another one of its group") from error
+        if vote.step > step:  # it has never got the request
+            raise WorldLostError(f"a process has missed step {step}")
         return vote

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,35 +31,37 @@ class StartingActors(NamedTuple):
         calls: list[ray.ObjectRef] = [
             getattr(actor, method).remote(*given) for actor, given in zip(self.actors, arguments, strict=True)
         ]
-        ready, waiting = ray.wait(calls, num_returns=len(calls), timeout=self.timeout)
-        for process, call in zip(self.processes, calls, strict=True):
-            if call in ready:
+        process_of = dict(zip(calls, self.processes, strict=True))
+        waiting, deadline = calls, time.monotonic() + self.timeout
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(deadline - time.monotonic(), 0))
+            if not ready:
+                late = ", ".join(process_of[call].name for call in waiting)
+                raise RuntimeError(f"the actors of {late} did not start within {self.timeout:g} s")
+            for call in ready:  # the first error is the reason: others may wait for that process in vain
                 try:
                     ray.get(call)
                 except ray.exceptions.RayError as error:
-                    raise RuntimeError(f"{process.name} could not start: {error}") from error
-        if waiting:
-            late = ", ".join(p.name for p, call in zip(self.processes, calls, strict=True) if call in waiting)
-            raise RuntimeError(f"the actors of {late} did not start within {self.timeout:g} s")
+                    raise RuntimeError(f"{process_of[call].name} could not start: {error}") from error
         return ray.get(calls)
 
 
 def open_groups(actors: StartingActors, members: Sequence[Member]) -> list[ProcessInfo]:
     """Has the processes of each group meet, and take their devices."""
     places: list[Place] = actors.call("place", [()] * len(members))
-    hosts = _hosts(places)
-    leaders = {member.mpmd_idx: i for i, member in enumerate(members) if member.rank == 0}
+    groups: dict[int, list[Place]] = {}
+    for member, place in zip(members, places, strict=True):
+        groups.setdefault(member.mpmd_idx, []).append(place)
     opening = []
-    for member, host in zip(members, hosts, strict=True):
-        leader = leaders[member.mpmd_idx]
-        port = places[leader].port
-        coordinator = None if port is None else (hosts[leader], port)
-        opening.append((coordinator, host, actors.timeout))
+    for of_group in groups.values():
+        hosts, port = _hosts(of_group), of_group[0].port
+        coordinator = None if port is None else (hosts[0], port)
+        opening += [(coordinator, host, actors.timeout) for host in hosts]
     return actors.call("open", opening)
 
 
 def _hosts(places: Sequence[Place] | Sequence[ProcessInfo]) -> list[str]:
-    """The address of each process, at which others reach it."""
+    """The address of each process, at which the others of these reach it."""
     one_host = len({place.node for place in places}) == 1
     return ["127.0.0.1" if one_host else place.node for place in places]
 

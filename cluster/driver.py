@@ -6,9 +6,8 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -18,8 +17,8 @@ import ray
 
 from cluster.actor import Shipment
 from cluster.actor_calls import ActorCalls
+from cluster.joined import joined
 from cluster.packing import PackedArray, PackedValue, join, pack
-from mpmd.errors import StepAborted
 from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program, export_function
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -68,11 +67,8 @@ class RayRuntime(RuntimeBase):
         def output_specs(mpmd_idx: int, executable: Executable, function: Function) -> tuple[Spec, ...]:
             exported = exports.of(mpmd_idx, executable, function)
             # Of all processes: their compilers may have to talk to one another.
-            asked = [
-                self._calls.call(i, "output_specs", executable, exported) for i in self._numbers[mpmd_idx]
-            ]
-            specs, *_ = [future.result() for future in asked]
-            return specs
+            asked = self._call_group(mpmd_idx, "output_specs", executable, exported)
+            return joined(asked, lambda specs: specs[0]).result()
 
         with watch("resolve"):
             program = resolve_specs(program, output_specs)
@@ -94,27 +90,26 @@ class RayRuntime(RuntimeBase):
 
     def _load(self, number: int, shipment: Shipment) -> tuple[float, ...]:
         self._tell_released()
-        everywhere = range(len(self.actors))
         stored = ray.put(shipment)
-        for shipped in [self._calls.call_ray(i, "ship", number, stored) for i in everywhere]:
+        for shipped in [self._calls.call_ray(i, "ship", number, stored) for i in range(len(self.actors))]:
             shipped.result()
-        loading = [self._calls.call(i, "load", number) for i in everywhere]
+        loading = [joined(self._call_group(i, "load", number), max) for i in range(len(self._submeshes))]
         concurrent.futures.wait(loading)
-        seconds = [future.result() for future in loading]
-        return tuple(
-            max(seconds[number] for number in numbers) for _, numbers in sorted(self._numbers.items())
-        )
+        return tuple(seconds.result() for seconds in loading)
+
+    def _call_group(self, mpmd_idx: int, method: str, *arguments: Any) -> list[Future]:
+        """Calls all processes of a group. They get all calls in the same order, as collectives need it."""
+        with self._submitting:
+            return [self._calls.call(number, method, *arguments) for number in self._numbers[mpmd_idx]]
 
     def unload(self, number: int) -> None:
         self._released.add_program(number)
 
     def _tell_released(self) -> None:
         """Tells groups now what the next step would tell them."""
-        for mpmd_idx, numbers in self._numbers.items():
+        for mpmd_idx in range(len(self._submeshes)):
             with contextlib.suppress(RuntimeError):  # the group has died, or the mesh was closed
-                released = self._released.take(mpmd_idx)
-                for number in numbers:
-                    self._calls.call(number, "release", released)
+                self._call_group(mpmd_idx, "release", self._released.take(mpmd_idx))
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         (step,) = {request.step for request in requests.values()}
@@ -124,7 +119,7 @@ class RayRuntime(RuntimeBase):
                 replies = self._calls.call_step(
                     step, {n: packed[i] for i in packed for n in self._numbers[i]}
                 )
-                return {i: _leading([replies[number] for number in self._numbers[i]]) for i in requests}
+                return {i: _first([replies[number] for number in self._numbers[i]]) for i in requests}
             except RuntimeError as error:  # a group has died, or the mesh was closed
                 return {mpmd_idx: _failed(error) for mpmd_idx in requests}
 
@@ -135,8 +130,8 @@ class RayRuntime(RuntimeBase):
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         try:
-            asked = [self._calls.call(number, "fetch", handle) for number in self._numbers[mpmd_idx]]
-            return joined(asked, _copied if self._calls.by_ray else join)
+            parts = self._call_group(mpmd_idx, "fetch", handle)
+            return joined(parts, _copied if self._calls.by_ray else join)
         except RuntimeError as error:
             return _failed(error)
 
@@ -164,37 +159,9 @@ class _Exports:
         return self._done[key]
 
 
-def _leading(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:
+def _first(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:
     """The reply of a group's first process, once all have replied."""
     return replies[0] if len(replies) == 1 else joined(replies, lambda each: each[0])
-
-
-def joined(futures: Sequence[Future], combine: Callable[[list[Any]], Any]) -> Future:
-    """A future of what one makes of the results of all of them, once all are there.
-
-    When some of them fail, it is the error of the first that has one of its own.
-    """
-    whole: Future = Future()
-    whole.set_running_or_notify_cancel()
-    lock, left = threading.Lock(), [len(futures)]
-
-    def settle(_: Future) -> None:
-        with lock:
-            left[0] -= 1
-            if left[0]:
-                return
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            whole.set_exception(min(errors, key=lambda error: isinstance(error, StepAborted)))
-        else:
-            try:
-                whole.set_result(combine([future.result() for future in futures]))
-            except Exception as error:  # for the caller, who waits for the future
-                whole.set_exception(error)
-
-    for future in futures:
-        future.add_done_callback(settle)
-    return whole
 
 
 def _copied(values: list[PackedValue]) -> np.ndarray:

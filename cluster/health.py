@@ -17,17 +17,16 @@ UNRESPONSIVE_SECONDS = 60.0
 DEATH_REPORT_SECONDS = 5.0
 """How long after the end of a process's connection Ray, which knows the reason, may report the death."""
 
-
 _DOUBT_SECONDS = 1.0
 """How much later than a process its peers may notice that it is gone, and be the reason that is reported."""
 
 
 @dataclasses.dataclass
-class _Disconnection:
-    """The end of a process's connection: when it was noticed, why, and whether it was reported."""
+class _Loss:
+    """What a group will be dead of, at a time, unless Ray has a better reason before."""
 
-    since: float
-    cause: str
+    due: float
+    message: str
     is_reported: bool = False
 
 
@@ -43,34 +42,34 @@ class GroupHealth:
 
     def __init__(self, processes: Sequence[Endpoint]):
         self._processes = processes
-        self._disconnections: dict[int, _Disconnection] = {}
-        self._broken: dict[int, _Disconnection] = {}
-        self._unanswered: dict[int, float] = {}  # when the group was pinged
+        self._disconnections: dict[int, _Loss] = {}
+        self._breaks: dict[int, _Loss] = {}
+        self._unanswered: dict[int, float] = {}  # when the process was pinged
         self._next_ping = 0.0
 
     def mark_disconnected(self, number: int, cause: str, now: float) -> None:
         """The process's connection has ended; the first non-empty ``cause`` is kept. May be repeated."""
-        disconnection = self._disconnections.setdefault(number, _Disconnection(now, cause))
-        disconnection.cause = disconnection.cause or cause
+        message = f"{self._processes[number].name} is gone: its connection to the driver has ended"
+        loss = self._disconnections.setdefault(number, _Loss(now + DEATH_REPORT_SECONDS, message))
+        if loss.message == message:
+            loss.message += cause
 
     def mark_broken(self, number: int, error: str, now: float) -> None:
-        """A process says that a collective operation has failed, most likely because another one has died."""
-        cause = f"its processes have lost one another: {error}"
-        self._broken.setdefault(number, _Disconnection(now + _DOUBT_SECONDS, cause))
+        """A process has lost the others of its group, most likely because another one has died."""
+        process = self._processes[number]
+        message = (
+            f"group {process.mpmd_idx} has failed as a whole: its processes have lost one another; "
+            f"process {process.rank} reports: {error}"
+        )
+        self._breaks.setdefault(number, _Loss(now + DEATH_REPORT_SECONDS + _DOUBT_SECONDS, message))
 
     def take_dead(self, now: float) -> list[GroupDiedError]:
         """The deaths that Ray has had the time to report; each is returned once."""
         errors = []
-        for lost, reason in (
-            (self._disconnections, "is gone: its connection to the driver has ended"),
-            (self._broken, "has failed as a whole: "),
-        ):
-            for number, disconnection in lost.items():
-                if not disconnection.is_reported and now - disconnection.since >= DEATH_REPORT_SECONDS:
-                    disconnection.is_reported = True
-                    process = self._processes[number]
-                    message = f"{process.name} {reason}{disconnection.cause}"
-                    errors.append(GroupDiedError(message, process.mpmd_idx))
+        for number, loss in (*self._disconnections.items(), *self._breaks.items()):
+            if not loss.is_reported and now >= loss.due:
+                loss.is_reported = True
+                errors.append(GroupDiedError(loss.message, self._processes[number].mpmd_idx))
         return errors
 
     def disconnected_first(self, number: int) -> bool:

@@ -6,10 +6,11 @@ the groups have to abort come out.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -27,13 +28,12 @@ class AbortRequest:
 
 @dataclasses.dataclass(frozen=True)
 class PendingCall:
-    """One call on one process. The caller holds ``future``, whose result is ``decode`` of the reply."""
+    """One call on one process. The caller holds ``future``, whose result is the reply."""
 
     number: int
     process: Endpoint
     step: int | None
     future: Future
-    decode: Callable[[Any], Any]
 
 
 @dataclasses.dataclass
@@ -59,7 +59,6 @@ class PendingCalls:
         self,
         processes: Iterable[Endpoint],
         step: int | None = None,
-        decode: Callable[[Any], Any] = lambda reply: reply,
     ) -> list[PendingCall]:
         """Adds a call on each of the processes; with ``step``, these calls are that step. Steps ascend.
 
@@ -83,7 +82,6 @@ class PendingCalls:
                     process=process,
                     step=step,
                     future=_running_future(),
-                    decode=decode,
                 )
                 for process in processes
             ]
@@ -95,6 +93,14 @@ class PendingCalls:
         """Whether a step is still running on a group."""
         with self._lock:
             return bool(self._steps)
+
+    def half_answered(self, step: int) -> list[int]:
+        """The groups of which one process has ended a step, and another one has not."""
+        with self._lock:
+            pending = [call.process for call in self._calls.values() if call.step == step]
+        num_pending = collections.Counter(process.mpmd_idx for process in pending)
+        sizes = {process.mpmd_idx: process.num_processes[process.mpmd_idx] for process in pending}
+        return [mpmd_idx for mpmd_idx, size in sizes.items() if num_pending[mpmd_idx] < size]
 
     def find(self, number: int) -> PendingCall | None:
         """The call with this number; ``None`` when it is settled, because its group or its step failed."""

@@ -13,13 +13,24 @@ _HEARTBEAT_SECONDS = 120
 """The driver notices earlier that a process hangs, and then ends the group."""
 
 _SHUTDOWN_SECONDS = 5
+_MARGIN_SECONDS = 30
+"""The driver, which has waited before, says what is wrong; JAX would only end the process."""
 
 
-def free_port() -> int:
-    """A port of this machine that nothing listens at now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+class WorldLostError(RuntimeError):
+    """The processes of a group do not reach one another any more."""
+
+
+def reserve_port() -> socket.socket:
+    """A socket that keeps a port of this machine free for the coordinator, until the caller closes it.
+
+    The coordinator can listen there meanwhile, because it shares ports, but no other socket like this gets
+    the port. Of two coordinators at one port, each would take processes of the other's world.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(("", 0))
+    return holder
 
 
 def join(coordinator: Address, num_processes: int, rank: int, host: str, timeout: float) -> None:
@@ -31,24 +42,32 @@ def join(coordinator: Address, num_processes: int, rank: int, host: str, timeout
       host: the address of this process for the collectives of CPU devices.
       timeout: seconds to wait for the other processes.
 
-    Raises: ``RuntimeError`` when they do not come, or the coordinator's port is taken.
+    Raises: ``RuntimeError`` when the coordinator cannot listen. When the others do not come, JAX ends the
+      process.
     """
     # Otherwise the process would outlive a SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     use_cpu_collectives_at(host)
     address = f"{coordinator[0]}:{coordinator[1]}"
-    jax.distributed.initialize(
-        address,
-        num_processes,
-        rank,
-        cluster_detection_method="deactivate",
-        coordinator_bind_address=address,  # by default it would listen at every address of the node
-        initialization_timeout=int(max(timeout, 1)),
-        heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
-        shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
-    )
+    try:
+        jax.distributed.initialize(
+            address,
+            num_processes,
+            rank,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=address,  # by default it would listen at every address of the node
+            initialization_timeout=int(timeout) + _MARGIN_SECONDS,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise RuntimeError(
+            f"process {rank} cannot join the {num_processes} processes of its group at {address}, where no "
+            f"other program may listen: {error}"
+        ) from error
 
 
-def is_broken(error: BaseException) -> bool:
-    """Whether the error says that the processes of a group do not reach one another any more."""
-    return any(sign in str(error) for sign in ("Gloo", "gloo", "collective", "coordination service"))
+def is_lost(error: BaseException | None) -> bool:
+    """Whether a task's error says that the processes of its group do not reach one another any more."""
+    signs = ("Gloo", "coordination service")
+    return isinstance(error, jax.errors.JaxRuntimeError) and any(sign in str(error) for sign in signs)

@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "cluster.sockets": "",
     "cluster.rpc": "cluster.sockets",
     "cluster.world": "cluster.sockets mpmd.compat",
-    "cluster.agreement": "cluster.sockets mpmd.errors",
+    "cluster.agreement": "cluster.sockets cluster.world mpmd.errors",
     "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
     "cluster.sockets mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "cluster.actor": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info cluster.rpc "
@@ -75,7 +75,8 @@ MAY_IMPORT = {
     "cluster.ray_session": "",
     "cluster.actor_calls": "cluster.endpoint cluster.health cluster.pending_calls cluster.ray_errors "
     "cluster.ray_session cluster.rpc cluster.world mpmd.errors",
-    "cluster.driver": "cluster.actor cluster.actor_calls cluster.packing mpmd.errors mpmd.ir mpmd.program "
+    "cluster.joined": "mpmd.errors",
+    "cluster.driver": "cluster.actor cluster.actor_calls cluster.joined cluster.packing mpmd.ir mpmd.program "
     "mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.process_info",
     "cluster.shapes": "",

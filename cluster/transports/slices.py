@@ -12,7 +12,7 @@ from cluster.agreement import Agreement
 from cluster.endpoint import Endpoint
 from mpmd.errors import StepAborted
 from mpmd.ir import Aval
-from mpmd.reshard import Box, intersection, within
+from mpmd.reshard import Box, intersection, volume, within
 from mpmd.routes import Route
 from mpmd.runtime.transport import Array, MessageId, Transport
 
@@ -87,11 +87,7 @@ def part_of(array: Array, box: Box) -> Array:
         if intersection(held, box) == box:
             on_host = np.asarray(data) if _in_host_memory(data) else data
             return _cut(on_host, box, held)
-    part = np.empty([stop - start for start, stop in box], array.dtype)
-    for held, data in shards:
-        if (common := intersection(held, box)) is not None:
-            part[within(common, box)] = np.asarray(data)[within(common, held)]
-    return part
+    return _put_together(box, array.dtype, dict(shards))
 
 
 def assemble(aval: Aval, sharding: jax.sharding.Sharding, parts: Mapping[Box, Array]) -> jax.Array:
@@ -107,10 +103,18 @@ def _gathered(box: Box, aval: Aval, parts: Mapping[Box, Array]) -> Array:
     for held, array in parts.items():
         if intersection(held, box) == box:
             return array if held == box else _cut(np.asarray(array), box, held)
-    whole = np.empty([stop - start for start, stop in box], np.dtype(aval.dtype))
+    return _put_together(box, np.dtype(aval.dtype), parts)
+
+
+def _put_together(box: Box, dtype: np.dtype, parts: Mapping[Box, Array]) -> np.ndarray:
+    """What different parts have in common with a box, which is all of it, in the host's memory."""
+    whole = np.empty([stop - start for start, stop in box], dtype)
+    filled = 0
     for held, array in parts.items():
         if (common := intersection(held, box)) is not None:
             whole[within(common, box)] = np.asarray(array)[within(common, held)]
+            filled += volume(common)
+    assert filled == whole.size, f"{filled} of the {whole.size} elements of {box} are there"
     return whole
 
 

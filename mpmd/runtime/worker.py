@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
+from mpmd.errors import StepAborted
 from mpmd.events import Event
 from mpmd.ir import Executable, Name, Plan, Spec
 from mpmd.program import Function, arguments, jitted
@@ -65,12 +66,21 @@ class GroupWorker:
       mpmd_idx: the group.
       submesh: its devices.
       transport_of: gives a plan's end of the edges to the other groups.
+      agree: is called with a step and why this process cannot run it, if so. Waits until all processes of the
+        group have come to the step; raises ``StepAborted`` in all of them when one cannot run it.
     """
 
-    def __init__(self, mpmd_idx: int, submesh: jax.sharding.Mesh, transport_of: Callable[[Plan], Transport]):
+    def __init__(
+        self,
+        mpmd_idx: int,
+        submesh: jax.sharding.Mesh,
+        transport_of: Callable[[Plan], Transport],
+        agree: Callable[[int, str | None], None] = lambda step, reason: None,
+    ):
         self.mpmd_idx = mpmd_idx
         self.submesh = submesh
         self._transport_of = transport_of
+        self._agree = agree
         self._values: dict[Handle, jax.Array | _LostValue] = {}
         self._programs: dict[int, _CompiledProgram] = {}
         self._synchronous = submesh.devices.flat[0].platform == "cpu"
@@ -151,7 +161,7 @@ class GroupWorker:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
             if handle in request.host_arrays:
                 self._values[handle] = _put(request.host_arrays[handle], sharding)
-        inputs = [self._value(handle) for handle in request.inputs]
+        inputs = self._agreed_inputs(request)
         holders = collections.Counter(map(id, self._values.values())) if any(program.donated) else {}
         for i, (value, sharding) in enumerate(zip(inputs, program.shardings, strict=True)):
             if value.sharding != sharding:
@@ -161,6 +171,22 @@ class GroupWorker:
                     # Another result is the same array, or shares its buffer, and it must survive.
                     inputs[i] = jax.device_put(inputs[i], sharding, may_alias=False)  # compiles nothing
                 del self._values[request.inputs[i]]
+        return inputs
+
+    def _agreed_inputs(self, request: StepRequest) -> list[jax.Array]:
+        """The step's inputs, when all processes of the group have theirs: what follows is collective."""
+        inputs, missing = [], None
+        try:
+            inputs = [self._value(handle) for handle in request.inputs]
+        except RuntimeError as error:
+            missing = error
+        try:
+            self._agree(request.step, None if missing is None else str(missing))
+        except StepAborted:
+            if missing is None:
+                raise
+        if missing is not None:
+            raise missing
         return inputs
 
     def _value(self, handle: Handle) -> jax.Array:

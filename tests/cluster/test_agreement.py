@@ -1,11 +1,11 @@
 """The processes of a group leave a step together, or not at all."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cluster.agreement import Agreement
+from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
 
 SECONDS = 20
@@ -27,7 +27,7 @@ def each(members, call):
     def outcome(member):
         try:
             return call(member)
-        except StepAborted as error:
+        except (StepAborted, WorldLostError) as error:
             return str(error)
 
     with ThreadPoolExecutor(len(members)) as threads:
@@ -84,12 +84,26 @@ def test_one_that_has_left_keeps_nobody_waiting_in_the_next_steps(group):
 
 
 def test_the_end_of_a_process_ends_the_waiting_of_the_others(group):
-    waiting = threading.Thread(target=lambda: each(group[:2], lambda member: member.agree(1)), daemon=True)
-    waiting.start()
     for connection in group[2]._connections:
         connection.close()
-    waiting.join(SECONDS)
-    assert not waiting.is_alive()
+    lost = "a process has lost its connection to another one of its group"
+    assert each(group[:2], lambda member: member.agree(1)) == [lost, lost]
+
+
+def test_a_process_that_misses_a_step_ends_the_waiting_of_the_others(group):
+    def run(member):
+        try:
+            if member is not group[1]:
+                member.agree(1)
+            member.agree(2)
+        finally:  # the driver ends a process that raises this
+            if member is group[0]:
+                for connection in member._connections:
+                    connection.close()
+
+    first, second, third = each(group, run)
+    assert first == third == "a process has missed step 1"
+    assert second == "a process has lost its connection to another one of its group"
 
 
 def test_one_process_agrees_with_itself():

@@ -35,6 +35,19 @@ def test_the_first_failure_of_a_step_aborts_it_once(pending):
     assert two.future.exception().mpmd_idx == 2
 
 
+def test_a_step_is_half_answered_where_one_process_of_a_group_still_runs_it(pending):
+    processes = endpoints([2, 1, 2])
+    calls = pending.add(processes, step=7)
+    assert pending.half_answered(7) == []
+    pending.succeed(calls[0], "a")
+    pending.fail(calls[3], FAILED)
+    assert pending.half_answered(7) == [0, 2]
+    pending.succeed(calls[1], "b")
+    assert pending.half_answered(7) == [2]
+    pending.fail(calls[4], FAILED)
+    assert pending.half_answered(7) == []
+
+
 def test_a_failed_step_leaves_the_others_alone(pending):
     (failed,) = pending.add([GROUPS[1]], step=7)
     (other,) = pending.add([GROUPS[0]], step=8)
