@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "cluster.transports": "cluster.group_info cluster.packing cluster.sockets mpmd.errors mpmd.ir "
     "mpmd.runtime mpmd.sharding",
     "cluster.actor": "cluster.group_info cluster.packing cluster.rpc cluster.sockets cluster.transports "
-    "mpmd.errors mpmd.ir mpmd.runtime",
+    "mpmd.errors mpmd.ir mpmd.program mpmd.runtime",
     "cluster.health": "mpmd.errors",
     "cluster.pending_calls": "mpmd.errors",
     "cluster.ray_errors": "mpmd.errors",

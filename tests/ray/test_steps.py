@@ -39,7 +39,7 @@ def test_open_specs_are_resolved_on_the_group(two_groups):
     exported = export_function(
         program.functions["fwd_0"], forward, two_groups.abstract_submeshes[0], two_groups.platform
     )
-    specs = two_groups.runtime.actors[0].output_specs.remote(forward, exported)
+    specs = two_groups.runtime.actors[0].compile.remote(99, forward, exported)
     assert ray.get(specs, timeout=SECONDS) == (("fsdp",),)
 
 
