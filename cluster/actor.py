@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +27,7 @@ from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Executable, Name, Plan, Spec
+from mpmd.program import Variant
 from mpmd.reshard import GroupShape
 from mpmd.routes import find_routes
 from mpmd.runtime.requests import NOTHING_RELEASED, Handle, Released, StepReply, StepRequest
@@ -54,11 +55,15 @@ class Addresses(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Shipment:
-    """A program as it travels to the actors: the resolved plan, and the functions as exported bytes."""
+    """A program as it travels to the actors: the resolved plan, and the functions as exported bytes.
+
+    ``compiled`` are the executables that the actors have compiled already, and whose functions do not travel.
+    """
 
     plan: Plan
     exported: Mapping[str, bytes]
     constants: Mapping[Name, np.ndarray]
+    compiled: Mapping[str, Variant]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,24 +193,34 @@ class GroupActor:
         Raises ``TaskError`` with the label ``load`` when that fails; then call ``release``.
         """
         shipment = self._shipments[number]
-        needed = [executable.name for executable in shipment.plan.executables_of(self._mpmd_idx)]
+        names = [executable.name for executable in shipment.plan.executables_of(self._mpmd_idx)]
+        needed = [name for name in names if name not in shipment.compiled]
         here = [leaf.name for leaf in shipment.plan.constants_of(self._mpmd_idx)]
-        try:
+        with self._naming_failures():
             functions = {name: _function(name, shipment.exported[name]) for name in needed}
             self._router.trim()  # what is sent from now on may be of other sizes
             # The shipment is in Ray's memory, which device_put may alias: copy.
             constants = {name: np.array(shipment.constants[name]) for name in here}
-            seconds = self._worker.load(number, shipment.plan, functions, constants)
+            seconds = self._worker.load(number, shipment.plan, functions, constants, shipment.compiled)
+        del self._shipments[number]
+        return seconds
+
+    def compile(self, number: int, executable: Executable, exported: bytes) -> tuple[Spec, ...]:
+        """Compiles an executable of a program that ``load`` will load, and returns its output specs.
+
+        Raises ``TaskError`` as ``load`` does.
+        """
+        with self._naming_failures():
+            return self._worker.compile(number, executable, _function(executable.name, exported))
+
+    @contextlib.contextmanager
+    def _naming_failures(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             where = f"loading the program failed on {self}"
             message = f"{where}: {type(error).__name__}: {error}"
             raise TaskError(message, self._mpmd_idx, "load") from error
-        del self._shipments[number]
-        return seconds
-
-    def output_specs(self, executable: Executable, exported: bytes) -> tuple[Spec, ...]:
-        """The output specs that this group's compiler chooses for an executable."""
-        return self._worker.output_specs(executable, _function(executable.name, exported))
 
     def run_step(self, request: StepRequest, packed: Mapping[Handle, PackedArray]) -> StepReply:
         """Runs one step; ``packed`` are the request's host arrays.

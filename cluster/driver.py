@@ -64,24 +64,19 @@ class RayRuntime(RuntimeBase):
         watch = Stopwatch()
         exports = _Exports(self._submeshes, self._platform, watch)
 
-        def output_specs(mpmd_idx: int, executable: Executable, function: Function) -> tuple[Spec, ...]:
+        def compile(mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:
             exported = exports.of(mpmd_idx, executable, function)
-            # Of all processes: their compilers may have to talk to one another.
-            asked = self._call_group(mpmd_idx, "output_specs", executable, exported)
-            return joined(asked, lambda specs: specs[0]).result()
+            # By all processes: their compilers may have to talk to one another.
+            compiling = self._call_group(mpmd_idx, "compile", number, executable, exported)
+            return joined(compiling, lambda specs: specs[0])
 
-        with watch("resolve"):
-            program = resolve_specs(program, output_specs)
-        plan = program.plan
-        runs_on = {run.executable: group.mpmd_idx for group in plan.programs for run in group.runs}
-        exported = {
-            e.name: exports.of(runs_on[e.name], e, program.functions[e.name])
-            for e in plan.executables
-            if e.name in runs_on
-        }
         try:
+            with watch("resolve"):
+                program = resolve_specs(program, compile)
+            exported = exports.of_plan(program)
             with watch("load"):
-                xla_seconds = self._load(number, Shipment(program.plan, exported, program.constants))
+                shipment = Shipment(program.plan, exported, program.constants, program.compiled)
+                xla_seconds = self._load(number, shipment)
         except BaseException:  # also an interrupt: some groups may have the shipment, or have loaded it
             self.unload(number)
             self._tell_released()
@@ -157,6 +152,15 @@ class _Exports:
             with self._watch("export"):
                 self._done[key] = export_function(function, executable, submesh, self._platform)
         return self._done[key]
+
+    def of_plan(self, program: Program) -> dict[str, bytes]:
+        """The function of each executable that the groups have not compiled yet."""
+        runs_on = {run.executable: group.mpmd_idx for group in program.plan.programs for run in group.runs}
+        return {
+            name: self.of(mpmd_idx, program.plan.executable(name), program.functions[name])
+            for name, mpmd_idx in runs_on.items()
+            if name not in program.compiled
+        }
 
 
 def _first(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:

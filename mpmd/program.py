@@ -11,11 +11,15 @@ from jax import export
 from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh
 
-from mpmd.ir import AnyTask, Executable, Name, Plan
+from mpmd.ir import AnyTask, Executable, Name, Plan, Spec
 from mpmd.sharding import to_sharding, within
 
 Function = Callable[..., Sequence[jax.Array]]
 """Flat arrays in, a sequence of arrays out; traceable by JAX."""
+
+
+Variant = tuple[str, tuple[Spec, ...]]
+"""An executable by its name, with the specs of its inputs where those were open."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +32,15 @@ class Program:
       jaxprs: what each ``Run`` computes, by its group and task, with inputs and outputs in the plan's order.
         Unlike an executable, which equal tasks share, a jaxpr has the lines of the user's program that it
         comes from. Jaxprs explain the plan; they do not run.
+      compiled: the executables that the groups have compiled already, because their specs were open: the name
+        that each had then, and the specs of its inputs.
     """
 
     plan: Plan
     functions: Mapping[str, Function]
     constants: Mapping[Name, np.ndarray]
     jaxprs: Mapping[tuple[int, AnyTask], Jaxpr] = dataclasses.field(default_factory=dict)
+    compiled: Mapping[str, Variant] = dataclasses.field(default_factory=dict)
 
 
 def arguments(executable: Executable) -> list[jax.ShapeDtypeStruct]:

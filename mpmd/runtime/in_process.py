@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from mpmd.errors import StepAborted
-from mpmd.ir import Executable
+from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -154,14 +154,14 @@ class InProcessRuntime(RuntimeBase):
         number = next(self._programs)
         watch = Stopwatch()
 
-        def output_specs(mpmd_idx: int, executable: Executable, function: Function):
+        def compile(mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:
             group = self._groups[mpmd_idx]
-            return group.submit(partial(group.worker.output_specs, executable, function)).result()
+            return group.submit(partial(group.worker.compile, number, executable, function))
 
-        with watch("resolve"):
-            program = resolve_specs(program, output_specs)
-        arguments = (number, program.plan, program.functions, program.constants)
         try:
+            with watch("resolve"):
+                program = resolve_specs(program, compile)
+            arguments = (number, program.plan, program.functions, program.constants, program.compiled)
             with watch("load"):
                 loading = [group.submit(partial(group.worker.load, *arguments)) for group in self._groups]
                 xla_seconds = tuple(future.result() for future in loading)

@@ -25,8 +25,8 @@ class LoadedProgram:
     Attributes:
       number: what step requests call it.
       program: the program, with the specs that it left open.
-      seconds: how long it took, by pass: ``resolve``, to have the groups' compiler choose open specs;
-        ``export``, where functions travel to other processes; ``load``, until the last group had compiled.
+      seconds: how long it took, by pass: ``resolve``, in which groups compile if specs are open; ``export``,
+        where functions travel to other processes; ``load``, until the last group had compiled.
       xla_seconds: for each group, how long XLA compiled; groups compile at the same time.
     """
 

@@ -12,7 +12,7 @@ import numpy as np
 from mpmd.errors import StepAborted
 from mpmd.events import Event
 from mpmd.ir import Executable, Name, Plan, Spec
-from mpmd.program import Function, arguments, jitted
+from mpmd.program import Function, Variant, arguments, jitted
 from mpmd.routes import held_specs
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.requests import INLINE_BYTES, Handle, Released, StepReply, StepRequest
@@ -57,6 +57,14 @@ class _CompiledProgram:
     enable_x64: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class _CompiledAhead:
+    """What a group has compiled of a program that is not loaded yet, and how long XLA took."""
+
+    calls: dict[Variant, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
+    watch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
+
+
 class GroupWorker:
     """Hosts one group's programs and values. Not thread-safe: one caller at a time, steps in order.
 
@@ -83,13 +91,40 @@ class GroupWorker:
         self._agree = agree
         self._values: dict[Handle, jax.Array | _LostValue] = {}
         self._programs: dict[int, _CompiledProgram] = {}
+        self._ahead: dict[int, _CompiledAhead] = {}
         self._synchronous = submesh.devices.flat[0].platform == "cpu"
 
-    def output_specs(self, executable: Executable, function: Function) -> tuple[Spec, ...]:
-        """Compiles an executable whose ``out_specs`` are open and returns those the compiler chose."""
-        compiled = jitted(function, executable, self.submesh).lower(*arguments(executable)).compile()
-        chosen = zip(compiled.output_shardings, executable.outputs, strict=True)
-        return tuple(spec_of(sharding, self.submesh, len(aval.shape)) for sharding, aval in chosen)
+    def compile(self, number: int, executable: Executable, function: Function) -> tuple[Spec, ...]:
+        """Compiles an executable of program ``number``, for ``load`` to find it.
+
+        Returns: its output specs; those that were open are as the compiler chose.
+        """
+        ahead = self._ahead.setdefault(number, _CompiledAhead())
+        assert None not in executable.in_specs, f"{executable.name} has open inputs"
+        variant: Variant = (executable.name, executable.in_specs)  # type: ignore[assignment]
+        compiled = self._compiled(executable, function, ahead.watch)
+        chosen = [
+            spec_of(sharding, self.submesh, len(aval.shape)) if spec is None else spec
+            for spec, sharding, aval in zip(
+                executable.out_specs, compiled.output_shardings, executable.outputs, strict=True
+            )
+        ]
+        if not all(
+            sharding.is_equivalent_to(to_sharding(spec, self.submesh), len(aval.shape))
+            for spec, sharding, aval in zip(
+                chosen, compiled.output_shardings, executable.outputs, strict=True
+            )
+        ):
+            # No spec says what the compiler chose.
+            closed = dataclasses.replace(executable, out_specs=tuple(chosen))
+            compiled = self._compiled(closed, function, ahead.watch)
+        ahead.calls[variant] = compiled
+        return tuple(chosen)
+
+    def _compiled(self, executable: Executable, function: Function, watch: Stopwatch) -> jax.stages.Compiled:
+        lowered = jitted(function, executable, self.submesh).lower(*arguments(executable))
+        with watch("xla"):
+            return lowered.compile()
 
     def load(
         self,
@@ -97,23 +132,25 @@ class GroupWorker:
         plan: Plan,
         functions: Mapping[str, Function],
         constants: Mapping[Name, np.ndarray],
+        compiled_ahead: Mapping[str, Variant],
     ) -> float:
         """Compiles all that this group runs of ``plan`` and keeps it as program ``number``.
 
-        Returns: the seconds that XLA took.
+        Args:
+          compiled_ahead: what ``compile`` has compiled already, by its name in the plan.
+
+        Returns: the seconds that XLA took, with those of ``compile``.
         """
         mine = plan.programs[self.mpmd_idx]
-        watch = Stopwatch()
-        compiled: dict[str, jax.stages.Compiled] = {}
-        for executable in plan.executables_of(self.mpmd_idx):
-            function = jitted(functions[executable.name], executable, self.submesh)
-            lowered = function.lower(*arguments(executable))
-            with watch("xla"):
-                compiled[executable.name] = lowered.compile()
-        shardings = {
-            name: to_sharding(spec, self.submesh)
-            for name, spec in held_specs(plan, self.mpmd_idx, self.submesh.shape).items()
+        ahead = self._ahead.pop(number, _CompiledAhead())
+        compiled = {
+            executable.name: ahead.calls[compiled_ahead[executable.name]]
+            if executable.name in compiled_ahead
+            else self._compiled(executable, functions[executable.name], ahead.watch)
+            for executable in plan.executables_of(self.mpmd_idx)
         }
+        specs = held_specs(plan, self.mpmd_idx, self.submesh.shape)
+        shardings = {name: to_sharding(spec, self.submesh) for name, spec in specs.items()}
         here = [leaf.name for leaf in plan.constants_of(self.mpmd_idx)]
         executor = Executor(
             program=mine,
@@ -137,7 +174,7 @@ class GroupWorker:
             ),
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
-        return watch.seconds.get("xla", 0.0)
+        return ahead.watch.seconds.get("xla", 0.0)
 
     def run_step(self, request: StepRequest) -> StepReply:
         """Runs one step. When it fails, its outputs are lost, and reading them raises the reason."""
@@ -207,15 +244,17 @@ class GroupWorker:
             self._values.pop(handle, None)
         for number in released.programs:
             self._programs.pop(number, None)
+            self._ahead.pop(number, None)
 
     def has_program(self, number: int) -> bool:
-        """Whether a program is loaded."""
-        return number in self._programs
+        """Whether a program is loaded, or compiled in part."""
+        return number in self._programs or number in self._ahead
 
     def close(self) -> None:
         """Drops all values and programs."""
         self._values.clear()
         self._programs.clear()
+        self._ahead.clear()
 
 
 def _put(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:

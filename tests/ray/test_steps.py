@@ -39,7 +39,7 @@ def test_open_specs_are_resolved_on_the_group(two_groups):
     exported = export_function(
         program.functions["fwd_0"], forward, two_groups.abstract_submeshes[0], two_groups.platform
     )
-    specs = two_groups.runtime.actors[0].output_specs.remote(forward, exported)
+    specs = two_groups.runtime.actors[0].compile.remote(99, forward, exported)
     assert ray.get(specs, timeout=SECONDS) == (("fsdp",),)
 
 
@@ -48,7 +48,8 @@ def test_loading_tells_how_long_it_took(two_groups):
     assert list(loaded.seconds) == ["resolve", "export", "load"]
     assert all(seconds > 0 for seconds in loaded.seconds.values())
     assert len(loaded.xla_seconds) == 2
-    assert all(0 < seconds < loaded.seconds["load"] for seconds in loaded.xla_seconds)
+    compiling = loaded.seconds["resolve"] + loaded.seconds["load"]
+    assert all(0 < seconds < compiling for seconds in loaded.xla_seconds)
 
 
 def test_steps_can_be_queued_ahead(two_groups):

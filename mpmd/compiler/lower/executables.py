@@ -27,7 +27,8 @@ class ExecutableTable:
     Attributes:
       meshes: the groups' submeshes. Groups share an executable if theirs are equal.
       specs: the known sharding of variables.
-      default: that of other variables on groups of several devices; ``None`` leaves it to their compiler.
+      default: that of other arrays on groups of several devices; ``None`` leaves it to their compiler. There
+        is nothing to choose for scalars and on one device.
     """
 
     meshes: GroupMeshes
@@ -78,9 +79,9 @@ class ExecutableTable:
 
     def spec_of(self, var: Var, mpmd_idx: int) -> Spec | None:
         """How a variable is sharded on a group; ``None`` where its compiler chooses."""
-        submesh = self.meshes.submeshes[mpmd_idx]
-        spec = self.specs.get(var, self.default if submesh.size > 1 else ())
-        return None if spec is None else fitting(spec, aval_of(var).shape, submesh.shape)
+        submesh, shape = self.meshes.submeshes[mpmd_idx], aval_of(var).shape
+        spec = self.specs.get(var, self.default if submesh.size > 1 and shape else ())
+        return None if spec is None else fitting(spec, shape, submesh.shape)
 
 
 call_p = Primitive("call_jaxpr")
