@@ -42,10 +42,10 @@ class Report:
       groups: what each group does and needs.
       executables: the number of different executables of all groups.
       seconds: how long each pass took; their sum is the time of compiling. ``jax`` is JAX's tracing of the
-        step, and ``trace`` is what the compiler does with it; ``split``, ``place``, ``lower`` and ``verify``
-        are the other passes of the compiler. ``resolve`` asks the groups' compiler for the shardings left to
-        it, ``export`` makes the executables ready for other processes, if there are any, and ``load`` ends
-        when the last group has compiled its executables.
+        step, and ``trace`` is what the compiler does with it; ``split``, ``shard``, ``place``, ``lower`` and
+        ``verify`` are the other passes of the compiler. ``resolve`` asks the groups' compiler for the
+        shardings left to it, ``export`` makes the executables ready for other processes, if there are any,
+        and ``load`` ends when the last group has compiled its executables.
     """
 
     groups: tuple[GroupReport, ...]

@@ -1,8 +1,7 @@
-"""The third pass: a ``TaskGraph`` enters, a ``PlacedGraph`` leaves.
+"""The fourth pass: a ``ShardedGraph`` enters, a ``PlacedGraph`` leaves.
 
 ``place.py`` says on which groups each value outside the loop is and each equation runs, ``exchanges.py`` how
-many exchanges between groups come before each equation, and ``infer_specs.py`` how values are sharded within
-a group.
+many exchanges between groups come before each equation.
 """
 
 from mpmd.compiler.place.place import place

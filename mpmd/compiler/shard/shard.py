@@ -1,0 +1,140 @@
+"""Decides how values are sharded within a group, and which accumulators hold partial sums."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from jax.extend.core import JaxprEqn, Var
+from jax.sharding import AbstractMesh
+
+from mpmd.compiler.graph import Accumulator, PartialSums, ShardedGraph, StageWork, TaskGraph
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
+from mpmd.compiler.shard.dimensions import Axes, Dimensions, dimensions_of, follow
+from mpmd.compiler.shard.infer_specs import infer_specs
+from mpmd.compiler.shard.partial_sums import in_parts, live_eqns, without_calls
+from mpmd.compiler.shard.parts import Parts, first_part, sum_of_parts
+from mpmd.ir import Spec
+
+
+def shard(
+    graph: TaskGraph,
+    submesh: AbstractMesh,
+    in_specs: Sequence[Spec] | None,
+    out_specs: Sequence[Spec | None] | None,
+    partial_sums: PartialSums,
+) -> ShardedGraph:
+    """The graph with what is known of shardings, and with sums that stay in parts until the loop has ended.
+
+    Args:
+      submesh: the shape of a group's submesh.
+      in_specs: how each argument is sharded; ``None``: all are replicated.
+      out_specs: how each result is; ``None`` leaves it open.
+      partial_sums: which accumulators may hold parts.
+    """
+    specs = infer_specs(graph, in_specs, out_specs)
+    if partial_sums == "none" or not any(_is_sharded(spec, submesh) for spec in in_specs or ()):
+        return ShardedGraph(graph, specs)
+    return _with_partial_sums(graph, specs, submesh, partial_sums)
+
+
+def _is_sharded(spec: Spec, submesh: AbstractMesh) -> bool:
+    return any(submesh.shape[axis] > 1 for axes in dimensions_of(spec, len(spec)) for axis in axes)
+
+
+def _with_partial_sums(
+    graph: TaskGraph, specs: Mapping[Var, Spec], submesh: AbstractMesh, partial_sums: PartialSums
+) -> ShardedGraph:
+    dimensions = _dimensions(graph, specs, submesh)
+    known = dict(specs)
+    parts: dict[Var, Parts] = {}  # by the accumulator's state or updated state
+    stage_work: list[StageWork] = []
+    for member in graph.stage_work:
+        own = [a for a in graph.accumulators if a.work == member.work]
+        wanted = {a.updated: _axes_allowed(specs[a.result], submesh, partial_sums) for a in own}
+        eqns = without_calls(member.eqns)
+        carried = {a.state: a.updated for a in own}
+        rewritten = in_parts(eqns, dimensions, wanted, carried, [*member.makes, *wanted], submesh)
+        parts |= {**rewritten.parts, **rewritten.carried}
+        if rewritten.parts:
+            needed = [parts[a.updated].var if a.updated in parts else a.updated for a in own]
+            live = live_eqns(rewritten.eqns, [*member.makes, *needed])
+            member = dataclasses.replace(member, eqns=live)
+        stage_work.append(member)
+    in_order: list[Accumulator] = []
+    before: dict[Var, list[JaxprEqn]] = {}
+    after: dict[Var, JaxprEqn] = {}
+    for a in graph.accumulators:
+        if a.updated in parts:
+            axes = parts[a.updated].axes
+            before[a.initial], initial = first_part(a.initial, axes, submesh)
+            result = Parts(Var(aval_of(initial.var)), axes)
+            after[a.result] = sum_of_parts(result, a.result)
+            spec = _spec_of_parts(axes, specs[a.result])
+            a = dataclasses.replace(
+                a,
+                state=parts[a.state].var,
+                updated=parts[a.updated].var,
+                initial=initial.var,
+                result=result.var,
+            )
+            known |= dict.fromkeys((a.state, a.updated, a.initial, a.result), spec)
+        in_order.append(a)
+    changed = dataclasses.replace(
+        graph,
+        outer=tuple(_around_loop(graph.outer, before, after)),
+        stage_work=_with_reads_and_makes(stage_work),
+        accumulators=tuple(in_order),
+    )
+    return ShardedGraph(changed, known)
+
+
+def _dimensions(graph: TaskGraph, specs: Mapping[Var, Spec], submesh: AbstractMesh) -> dict[Var, Dimensions]:
+    """How arguments are sharded and what is computed of them, before the loop and in it."""
+    arguments = (argument.var for argument in graph.traced.arguments)
+    known = {var: dimensions_of(specs[var], len(aval_of(var).shape)) for var in arguments}
+    eqns = (*graph.outer, *(eqn for member in graph.stage_work for eqn in member.eqns))
+    return follow(eqns, known, submesh.shape)
+
+
+def _axes_allowed(spec: Spec, submesh: AbstractMesh, partial_sums: PartialSums) -> frozenset[str]:
+    """The axes along which an accumulator of a sum with this spec may have parts."""
+    taken = {axis for axes in dimensions_of(spec, len(spec)) for axis in axes}
+    return frozenset(submesh.axis_names) - (taken if partial_sums == "replicated" else set())
+
+
+def _spec_of_parts(axes: Axes, spec: Spec) -> Spec:
+    """The spec of parts of a sum with this spec: an axis that shards the parts shards nothing else."""
+    rest = [tuple(a for a in entry if a not in axes) for entry in dimensions_of(spec, len(spec))]
+    while rest and not rest[-1]:
+        rest.pop()
+    return tuple((entry[0] if len(entry) == 1 else entry) or None for entry in (axes, *rest))
+
+
+def _around_loop(
+    outer: Iterable[JaxprEqn], before: Mapping[Var, Sequence[JaxprEqn]], after: Mapping[Var, JaxprEqn]
+) -> Iterable[JaxprEqn]:
+    """The outer equations, with others after those that make certain values, or before what reads others."""
+    waiting = dict(after)
+    for eqn in outer:
+        for var in operands(eqn):
+            if var in waiting:
+                yield waiting.pop(var)
+        yield eqn
+        for var in eqn.outvars:
+            yield from before.get(var, ())
+    yield from waiting.values()
+
+
+def _with_reads_and_makes(stage_work: Sequence[StageWork]) -> tuple[StageWork, ...]:
+    """The work with what it reads and makes, which may be less than before."""
+    reads = [tuple(free_variables(member.eqns)) for member in stage_work]
+    read = {var for variables in reads for var in variables}
+    return tuple(
+        dataclasses.replace(
+            member,
+            reads=own,
+            makes=tuple(var for eqn in member.eqns for var in eqn.outvars if var in read),
+        )
+        for member, own in zip(stage_work, reads, strict=True)
+    )
