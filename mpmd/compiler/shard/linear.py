@@ -15,9 +15,10 @@ Positions = tuple[int, ...]
 _IN_THE_FIRST = frozenset(
     """
     broadcast_in_dim copy copy_p cumsum dynamic_slice expand_dims imag neg real reduce_sum reshape rev
-    sharding_constraint slice squeeze transpose
+    slice split squeeze transpose
     """.split()
 )
+_PLACEMENT = frozenset("reshard sharding_constraint".split())
 _IN_ALL = frozenset("add add_any concatenate sub".split())
 _IN_SOME: Mapping[str, Positions] = {
     "dynamic_update_slice": (0, 1),
@@ -28,13 +29,13 @@ _IN_EITHER = frozenset("dot_general mul".split())
 
 
 def linear_positions(eqn: JaxprEqn) -> tuple[Positions, ...]:
-    """The operands in which an equation's result is linear while the others are fixed, in each possible way.
+    """The operands in which an equation's results are linear while the others are fixed, in each possible way.
 
-    With ``((0, 1),)`` it is linear in both together, as a sum is; with ``((0,), (1,))`` in either alone, as a
-    product is. Floating-point numbers count as real numbers. What has no rule here is linear in nothing.
+    With ``((0, 1),)`` they are linear in both together, as a sum is; with ``((0,), (1,))`` in either alone, as
+    a product is. Floating-point numbers count as real numbers. What has no rule here is linear in nothing.
     """
     name, operands = eqn.primitive.name, tuple(range(len(eqn.invars)))
-    if name in _IN_THE_FIRST or (name in ("convert_element_type", "div") and _keeps_sums(eqn)):
+    if name in _IN_THE_FIRST | _PLACEMENT or (name in ("convert_element_type", "div") and _keeps_sums(eqn)):
         return ((0,),)
     if name in _IN_ALL:
         return (operands,)
@@ -42,7 +43,14 @@ def linear_positions(eqn: JaxprEqn) -> tuple[Positions, ...]:
         return (_IN_SOME[name],)
     if name == "select_n":
         return (operands[1:],)
-    return ((0,), (1,)) if name in _IN_EITHER else ()
+    if name in _IN_EITHER and eqn.invars[0] is not eqn.invars[1]:
+        return ((0,), (1,))
+    return ()
+
+
+def is_placement(eqn: JaxprEqn) -> bool:
+    """Whether an equation only says where its operand should be."""
+    return eqn.primitive.name in _PLACEMENT
 
 
 def _keeps_sums(eqn: JaxprEqn) -> bool:

@@ -40,6 +40,7 @@ from mpmd.compiler.jaxprs.equations import (
     called,
     closed,
     inlined_eqns,
+    is_dropped,
     make_jaxpr,
     operands,
 )
@@ -51,7 +52,7 @@ from mpmd.compiler.shard.dimensions import (
     follow_into_scan,
     sharded,
 )
-from mpmd.compiler.shard.linear import is_zero, linear_positions
+from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions
 from mpmd.compiler.shard.parts import Parts, first_part, make_parts, parts_of, sum_of_parts
 from mpmd.compiler.shard.sums import cut_sum
 
@@ -110,14 +111,21 @@ def _without(wanted: Allowed, others: set[Var]) -> Allowed:
 
 
 def _candidates(eqns: Sequence[JaxprEqn], wanted: Allowed, uses: Mapping[Var, int]) -> Allowed:
-    """The values that are read once, on the way to a wanted one, by equations that are linear in them."""
+    """The values that are only read on the way to wanted ones, by equations that are linear in them."""
+    reads_left = dict(uses)
+    axes_of: dict[Var, frozenset[str]] = {}  # of values that are read on the way, and maybe elsewhere
     found = {var: axes for var, axes in wanted.items() if uses[var] == 1}
     for eqn in reversed(eqns):
-        if eqn.outvars and (axes := found.get(eqn.outvars[0])):
-            for position in {i for positions in linear_positions(eqn) for i in positions}:
-                atom = eqn.invars[position]
-                if isinstance(atom, Var) and uses[atom] == 1:
-                    found[atom] = axes
+        results = [var for var in eqn.outvars if not is_dropped(var)]
+        if not results or any(var not in found for var in results):
+            continue
+        axes = frozenset.intersection(*(found[var] for var in results))
+        for position in {i for positions in linear_positions(eqn) for i in positions}:
+            if isinstance(atom := eqn.invars[position], Var) and atom not in wanted:
+                reads_left[atom] -= 1
+                axes_of[atom] = axes_of.get(atom, axes) & axes
+                if not reads_left[atom]:
+                    found[atom] = axes_of[atom]
     return found
 
 
@@ -151,22 +159,21 @@ class _Walk:
                 self._add_body(eqn, wanted)
             else:
                 self.eqns.append(eqn)
-                if len(eqn.outvars) == 1:
-                    self._add_parts(eqn, wanted[eqn.outvars[0]])
+                self._add_parts(eqn, frozenset.intersection(*wanted.values()))
 
     def _add_parts(self, eqn: JaxprEqn, allowed: frozenset[str]) -> None:
-        """Adds equations that make the parts of an equation's result, if there are any."""
+        """Adds equations that make the parts of an equation's results, if there are any."""
         for positions in linear_positions(eqn):
             if found := [p for i in positions if (p := parts_of(eqn.invars[i], self.parts))]:
                 self._add_linear(eqn, positions, found[0].axes)
                 return
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         if cut := cut_sum(eqn, sharding, allowed, self._mesh.shape, self._makers):
-            self._add(eqn, cut.parts, eqn.invars, cut.axes)
+            self._add(eqn, lambda *xs: [cut.parts(*xs)], eqn.invars, cut.axes)
 
     def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
         """Adds an equation for each part at once of an equation that is linear in the parts."""
-        if eqn.primitive.name == "sharding_constraint":  # a wish for the whole value
+        if is_placement(eqn):  # a wish for the whole value
             self.parts[eqn.outvars[0]] = self.parts[operands(eqn)[0]]
             return
         inputs: list[Atom] = list(eqn.invars)
@@ -178,7 +185,12 @@ class _Walk:
                 in_axes[i] = 0
         # Transposition leaves shardings here of meshes that are automatic, which mean nothing.
         params = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
-        self._add(eqn, jax.vmap(lambda *xs: eqn.primitive.bind(*xs, **params), in_axes), inputs, axes)
+
+        def results(*xs):
+            made = eqn.primitive.bind(*xs, **params)
+            return made if eqn.primitive.multiple_results else [made]
+
+        self._add(eqn, jax.vmap(results, in_axes), inputs, axes)
 
     def _as_parts(self, atom: Atom, axes: Axes) -> Parts:
         parts = parts_of(atom, self.parts)
@@ -188,8 +200,9 @@ class _Walk:
         return parts
 
     def _add(self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes) -> None:
-        eqns, self.parts[eqn.outvars[0]] = make_parts(fun, inputs, axes, self._mesh)
+        eqns, made = make_parts(fun, inputs, axes, self._mesh)
         self.eqns.extend(new.replace(source_info=eqn.source_info) for new in eqns)
+        self.parts.update(zip(eqn.outvars, made, strict=True))
 
     def _add_body(self, eqn: JaxprEqn, wanted: Allowed) -> None:
         """Adds a scan or a rematerialized function with results in parts instead of one with whole ones."""
@@ -210,8 +223,9 @@ class _Walk:
 
     def _add_first(self, whole: Var, stacked: Parts) -> None:
         """Adds the equation that brings the parts in front of the iterations of a scan that stacks them."""
-        first = lambda x: jnp.moveaxis(x, 1, 0)  # noqa: E731
-        eqns, self.parts[whole] = make_parts(first, [stacked.var], stacked.axes, self._mesh)
+        eqns, (self.parts[whole],) = make_parts(
+            lambda x: [jnp.moveaxis(x, 1, 0)], [stacked.var], stacked.axes, self._mesh
+        )
         self.eqns.extend(eqns)
 
 

@@ -30,19 +30,18 @@ def parts_of(atom: Atom, known: Mapping[Var, Parts]) -> Parts | None:
 
 def make_parts(
     fun: Callable, inputs: Sequence[Atom], axes: Axes, mesh: AbstractMesh
-) -> tuple[list[JaxprEqn], Parts]:
-    """The equations of ``fun(*inputs)``, which is parts, and what they make.
+) -> tuple[list[JaxprEqn], list[Parts]]:
+    """The equations of ``fun(*inputs)``, a list of values in parts, and what they make.
 
     The parts are put where the shards are that they come from; the other dimensions are left to XLA.
     """
 
-    def pinned(*xs):
-        parts = fun(*xs)
+    def pinned(parts):
         spec = PartitionSpec(axes, *[PartitionSpec.UNCONSTRAINED] * (parts.ndim - 1))
-        return [lax.with_sharding_constraint(parts, NamedSharding(mesh, spec))]
+        return lax.with_sharding_constraint(parts, NamedSharding(mesh, spec))
 
-    eqns, (var,) = traced_eqns(pinned, inputs)
-    return eqns, Parts(var, axes)
+    eqns, variables = traced_eqns(lambda *xs: [pinned(parts) for parts in fun(*xs)], inputs)
+    return eqns, [Parts(var, axes) for var in variables]
 
 
 def first_part(whole: Atom, axes: Axes, mesh: AbstractMesh) -> tuple[list[JaxprEqn], Parts]:
@@ -52,9 +51,10 @@ def first_part(whole: Atom, axes: Axes, mesh: AbstractMesh) -> tuple[list[JaxprE
     def parts(x):
         shape = (number, *x.shape)
         is_first = lax.broadcasted_iota(jnp.int32, shape, 0) == 0
-        return lax.select(is_first, jnp.broadcast_to(x, shape), jnp.zeros(shape, x.dtype))
+        return [lax.select(is_first, jnp.broadcast_to(x, shape), jnp.zeros(shape, x.dtype))]
 
-    return make_parts(parts, [whole], axes, mesh)
+    eqns, (first,) = make_parts(parts, [whole], axes, mesh)
+    return eqns, first
 
 
 def sum_of_parts(parts: Parts, whole: Var) -> JaxprEqn:

@@ -45,14 +45,14 @@ def _is_sharded(spec: Spec, submesh: AbstractMesh) -> bool:
 def _with_partial_sums(
     graph: TaskGraph, specs: Mapping[Var, Spec], submesh: AbstractMesh, partial_sums: PartialSums
 ) -> ShardedGraph:
-    dimensions = _dimensions(graph, specs, submesh)
+    inlined = [without_calls(member.eqns) for member in graph.stage_work]
+    dimensions = _dimensions(graph, inlined, specs, submesh)
     known = dict(specs)
     parts: dict[Var, Parts] = {}  # by the accumulator's state or updated state
     stage_work: list[StageWork] = []
-    for member in graph.stage_work:
+    for member, eqns in zip(graph.stage_work, inlined, strict=True):
         own = [a for a in graph.accumulators if a.work == member.work]
         wanted = {a.updated: _axes_allowed(specs[a.result], submesh, partial_sums) for a in own}
-        eqns = without_calls(member.eqns)
         carried = {a.state: a.updated for a in own}
         rewritten = in_parts(eqns, dimensions, wanted, carried, [*member.makes, *wanted], submesh)
         parts |= {**rewritten.parts, **rewritten.carried}
@@ -89,11 +89,16 @@ def _with_partial_sums(
     return ShardedGraph(changed, known)
 
 
-def _dimensions(graph: TaskGraph, specs: Mapping[Var, Spec], submesh: AbstractMesh) -> dict[Var, Dimensions]:
-    """How arguments are sharded and what is computed of them, before the loop and in it."""
+def _dimensions(
+    graph: TaskGraph,
+    stage_eqns: Sequence[Sequence[JaxprEqn]],
+    specs: Mapping[Var, Spec],
+    submesh: AbstractMesh,
+) -> dict[Var, Dimensions]:
+    """How arguments are sharded and what is computed of them, outside the loop and by stages."""
     arguments = (argument.var for argument in graph.traced.arguments)
     known = {var: dimensions_of(specs[var], len(aval_of(var).shape)) for var in arguments}
-    eqns = (*graph.outer, *(eqn for member in graph.stage_work for eqn in member.eqns))
+    eqns = (*graph.outer, *(eqn for eqns in stage_eqns for eqn in eqns))
     return follow(eqns, known, submesh.shape)
 
 
