@@ -56,10 +56,10 @@ def train(loss, schedule=ONE_F_ONE_B, operation=mpmd.Add):
     return step
 
 
-def run(step, params, xs, specs=None, axes=None, tolerance=2e-5, **options):
-    """The collectives in microbatches, and those outside the loop."""
+def run(step, params, xs, axes=None, tolerance=2e-5, **options):
+    """Compares a step with plain JAX. Returns it, its collectives in microbatches, and those outside."""
     with mesh_of(2, **(axes or {"data": 2})) as mesh:
-        options = {"in_specs": (specs, BATCH), "donate_argnums": 0, **options}
+        options = {"in_specs": (P(), BATCH), "donate_argnums": 0, **options}
         loaded = assert_parity_on(mesh, step, params, xs, tolerance=tolerance, **options)
         return loaded, *collectives_of(loaded, mesh)
 
@@ -189,7 +189,6 @@ IN_PARTS = {
     "scaled loss": (scaled_loss, DENSE, XS),
     "checkpointed": (checkpointed, {"w": w}, XS),
     "merged dimensions": (merged_dimensions, {"w": normal(2, D // 2, D // 2)}, XS),
-    "picked logits": (picked_logits, {"table": w, "head": w}, TOKENS),
     "under jit": (under_jit, DENSE, XS),
 }
 
@@ -202,3 +201,208 @@ def test_nothing_crosses_devices_in_a_microbatch(loss, params, xs):
     assert bytes_by_operation(in_loop) == {}
     gradients = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
     assert bytes_by_operation(outside) == {"all-reduce": gradients + 4}
+
+
+def test_what_else_crosses_devices_stays():
+    """XLA gathers the indices of this cross entropy; the gradients are in parts nevertheless."""
+    step = train(on_second_stage(picked_logits))
+    _, in_loop, _ = run(step, with_first({"table": w, "head": w}), TOKENS)
+    shapes = {shape for found in in_loop.values() for collective in found for shape in collective.shapes}
+    assert shapes and w.shape not in shapes
+
+
+def mlp(params, x):
+    for i, p in enumerate(params):
+        x = jnp.tanh(x @ p["w"] + p["b"])
+        if i < len(params) - 1:
+            x = mpmd.mark_stage_end(x)
+    return mean(x)
+
+
+def mlp_weights(layers=2):
+    return [{"w": normal(i, D, D), "b": jnp.zeros(D)} for i in range(layers)]
+
+
+FSDP = ([{"w": P("data"), "b": P()}] * 2, BATCH)
+MANY_ROWS = normal(1, MICROBATCHES, 64, D)
+"""More than weights are large, so that XLA moves weights and not activations."""
+WEIGHT, BIAS = 4 * D * D, 4 * D
+
+
+def test_without_partial_sums_every_microbatch_reduces():
+    _, in_loop, outside = run(train(mlp), mlp_weights(), XS, partial_sums="none")
+    assert bytes_by_operation(in_loop) == {"all-reduce": 2 * (WEIGHT + BIAS) + 4}
+    assert bytes_by_operation(outside) == {}
+
+
+def test_fully_sharded_weights_are_gathered_and_their_gradients_reduced():
+    loaded, in_loop, outside = run(train(mlp), mlp_weights(), MANY_ROWS, in_specs=FSDP)
+    assert bytes_by_operation(in_loop) == {"all-gather": 3 * WEIGHT, "all-reduce": 2 * WEIGHT}
+    assert bytes_by_operation(outside) == {"all-reduce": 2 * BIAS + 4}
+    assert accumulator_specs(loaded) == {((D, D), ("data",)), ((2, D), ("data",)), ((2,), ("data",))}
+
+
+def test_fully_sharded_gradients_in_parts_leave_only_gathers():
+    """``all``: each device accumulates the whole gradient, and scatters its sum once."""
+    step = train(mlp)
+    loaded, in_loop, _ = run(step, mlp_weights(), MANY_ROWS, in_specs=FSDP, partial_sums="all")
+    assert bytes_by_operation(in_loop) == {"all-gather": 3 * WEIGHT}
+    assert accumulator_specs(loaded) == {((2, D, D), ("data",)), ((2, D), ("data",)), ((2,), ("data",))}
+    assert {leaf.spec for leaf in loaded.plan.outputs if leaf.path.endswith("['w']")} == {("data",)}
+
+
+def accumulator_specs(loaded):
+    """The shape and spec of all that backwards and forwards update in place."""
+    return {
+        (e.inputs[i].shape, e.in_specs[i])
+        for e in loaded.plan.executables
+        if e.name.startswith(("fwd", "bwd"))
+        for i in e.donated
+        if (e.inputs[i], e.in_specs[i]) in zip(e.outputs, e.out_specs, strict=True)
+    } & {
+        (e.outputs[i].shape, e.out_specs[i])
+        for e in loaded.plan.executables
+        if e.name.startswith("before")
+        for i in range(len(e.outputs))
+    }
+
+
+def test_accumulators_in_parts_are_donated_and_shown():
+    loaded, _, _ = run(train(mlp), mlp_weights(), XS)
+    assert accumulator_specs(loaded) == {((2, D, D), ("data",)), ((2, D), ("data",)), ((2,), ("data",))}
+    assert "float32[2,8,8] sharded ('data',)" in str(loaded.plan)
+    assert "of what is accumulated over the microbatches by" in str(mpmd.explain(loaded).leaf("[0][1]['w']"))
+
+
+def test_tensor_parallel_weights_reduce_activations_alone():
+    """Megatron's MLP: an all-reduce of activations in the forward, none for gradients of weights."""
+
+    def loss(params, x):
+        h = mpmd.mark_stage_end(jnp.tanh(x @ params["first"]))
+        return mean(jnp.tanh(h @ params["up"] + params["b"]) @ params["down"])
+
+    params = {"first": w, "up": normal(3, D, 16), "b": jnp.zeros(16), "down": normal(4, 16, D)}
+    spec = {"first": P(), "up": P(None, "model"), "b": P("model"), "down": P("model")}
+    step, options = train(loss), {"in_specs": (spec, BATCH), "axes": {"data": 2, "model": 2}}
+    _, in_loop, _ = run(step, params, XS, **options)
+    shapes = {shape for found in in_loop.values() for collective in found for shape in collective.shapes}
+    assert shapes == {(ROWS // 2, D)}
+    _, reduced, _ = run(step, params, XS, partial_sums="none", **options)
+    weights = 4 * (params["first"].size + (params["up"].size + params["b"].size + params["down"].size) // 2)
+    saved = bytes_by_operation(reduced)["all-reduce"] - bytes_by_operation(in_loop)["all-reduce"]
+    assert saved == weights + 4
+
+
+def test_of_two_axes_the_replicated_one_is_in_parts():
+    """Hybrid sharding: the batch along both axes, weights along one."""
+    specs = ([{"w": P("fsdp"), "b": P()}] * 2, P(None, ("replica", "fsdp")))
+    loaded, in_loop, _ = run(train(mlp), mlp_weights(), XS, in_specs=specs, axes={"replica": 2, "fsdp": 2})
+    assert ((2, D, D), ("replica", "fsdp")) in accumulator_specs(loaded)
+    assert ((4, D), (("replica", "fsdp"),)) in accumulator_specs(loaded)
+    assert (D, D) not in {
+        s for found in in_loop.values() for c in found for s in c.shapes if c.nbytes > WEIGHT
+    }
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [mpmd.ZeroBubble(2), mpmd.Interleaved1F1B(4, 2), mpmd.DualPipeV(4, 2)],
+    ids=lambda schedule: schedule.name,
+)
+def test_schedules(schedule):
+    """Halves of backwards, several stages on a group, and fused tasks."""
+    params = mlp_weights(schedule.num_stages)
+    _, in_loop, _ = run(train(mlp, schedule), params, normal(1, 8, ROWS, D))
+    assert bytes_by_operation(in_loop) == {}
+
+
+def test_halves_of_a_scanned_backward():
+    step = train(on_second_stage(functools.partial(scanned, wrap=jax.checkpoint)), mpmd.ZeroBubble(2))
+    _, in_loop, _ = run(step, with_first(STACKED), XS)
+    assert bytes_by_operation(in_loop) == {}
+
+
+class Mean:
+    """An operation of the user's own, which is linear."""
+
+    def state(self, n, a):
+        return jnp.zeros(a.shape, a.dtype)
+
+    def update(self, state, update, index):
+        return state + update / MICROBATCHES
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        ((mpmd.Concat(), mpmd.Add), {}),
+        (Mean(), {}),
+        ((mpmd.Max, mpmd.Add), {"all-reduce": 4}),
+        ((mpmd.Add, mpmd.Concat(1)), {}),
+        ((mpmd.Add, mpmd.Max), {"all-reduce": 2 * (WEIGHT + BIAS)}),
+    ],
+    ids=["stacked losses", "mean", "greatest loss", "stacked gradients", "greatest gradients"],
+)
+def test_operations(operation, expected):
+    """What is linear stays in parts; a maximum needs every sum."""
+
+    def step(params, xs):
+        value, grads = mpmd.treduce(
+            lambda x: jax.value_and_grad(mlp)(params, x), xs, schedule=ONE_F_ONE_B, operation=operation
+        )
+        return params, (value, grads)
+
+    _, in_loop, _ = run(step, mlp_weights(), XS, donate_argnums=())
+    assert bytes_by_operation(in_loop) == expected
+
+
+def test_gradients_that_are_read_in_the_loop_stay_whole():
+    def step(params, xs):
+        def one(x):
+            value, grads = jax.value_and_grad(mlp)(params, x)
+            return value, grads, jnp.sqrt(jnp.sum(grads[1]["w"] ** 2))
+
+        value, grads, norm = mpmd.treduce(one, xs, ONE_F_ONE_B, operation=mpmd.Add)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), (value, norm)
+
+    _, in_loop, outside = run(step, mlp_weights(), XS)
+    assert bytes_by_operation(in_loop) == {"all-reduce": WEIGHT}
+    assert bytes_by_operation(outside) == {"all-reduce": WEIGHT + 2 * BIAS + 4}
+
+
+def test_sums_without_a_rule_stay_whole():
+    """The gradient of a convolution's kernel."""
+
+    def loss(params, x):
+        h = lax.conv_general_dilated(x[:, None], params["kernel"], (1,), "SAME")
+        return mean(jnp.tanh(h).sum(1) @ params["w"])
+
+    params = with_first({"kernel": normal(3, 2, 1, 3), "w": w})
+    _, in_loop, _ = run(train(on_second_stage(loss)), params, XS)
+    assert bytes_by_operation(in_loop) == {"all-reduce": 4 * params["second"]["kernel"].size}
+
+
+@pytest.mark.parametrize("specs", [(P(), P()), ([{"w": P(None, "data"), "b": P()}] * 2, P())])
+def test_plans_without_a_sharded_batch_do_not_change(specs):
+    step, params = train(mlp), mlp_weights()
+    with mesh_of(2, data=2) as mesh:
+        plans = [
+            mpmd.mpmd_jit_with_loop(step, mesh, in_specs=specs, partial_sums=how).compile(params, XS).plan
+            for how in ("replicated", "none")
+        ]
+    assert plans[0] == plans[1]
+
+
+def test_rematerialized_functions_stay():
+    loss = on_second_stage(functools.partial(scanned, wrap=jax.checkpoint))
+    loaded, _, _ = run(train(loss), with_first(STACKED), XS)
+    jaxprs = [str(j) for (_, task), j in loaded.compiled.program.jaxprs.items() if "bwd_1" in str(task)]
+    assert jaxprs and all("checkpoint[" in text or "remat2[" in text for text in jaxprs)
+
+
+def test_another_option_is_refused():
+    with (
+        mesh_of(1) as mesh,
+        pytest.raises(ValueError, match="partial_sums must be one of 'replicated', 'all'"),
+    ):
+        mpmd.mpmd_jit_with_loop(train(mlp), mesh, partial_sums="some")

@@ -29,10 +29,10 @@ _IN_EITHER = frozenset("dot_general mul".split())
 
 
 def linear_positions(eqn: JaxprEqn) -> tuple[Positions, ...]:
-    """The operands in which an equation's results are linear while the others are fixed, in each possible way.
+    """The operands in which an equation's results are linear while the others are fixed; all such choices.
 
-    With ``((0, 1),)`` they are linear in both together, as a sum is; with ``((0,), (1,))`` in either alone, as
-    a product is. Floating-point numbers count as real numbers. What has no rule here is linear in nothing.
+    With ``((0, 1),)`` they are linear in both together, as a sum is, with ``((0,), (1,))`` in either alone,
+    as a product is. Floating-point numbers count as real numbers. What has no rule is linear in nothing.
     """
     name, operands = eqn.primitive.name, tuple(range(len(eqn.invars)))
     if name in _IN_THE_FIRST | _PLACEMENT or (name in ("convert_element_type", "div") and _keeps_sums(eqn)):

@@ -9,7 +9,7 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import Accumulator, PartialSums, ShardedGraph, StageWork, TaskGraph
-from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, size
 from mpmd.compiler.shard.dimensions import Axes, Dimensions, dimensions_of, follow
 from mpmd.compiler.shard.infer_specs import infer_specs
 from mpmd.compiler.shard.partial_sums import in_parts, live_eqns, without_calls
@@ -33,26 +33,35 @@ def shard(
       partial_sums: which accumulators may hold parts.
     """
     specs = infer_specs(graph, in_specs, out_specs)
-    if partial_sums == "none" or not any(_is_sharded(spec, submesh) for spec in in_specs or ()):
+    if partial_sums == "none" or not any(map(any, (in_specs or ()))):
         return ShardedGraph(graph, specs)
-    return _with_partial_sums(graph, specs, submesh, partial_sums)
-
-
-def _is_sharded(spec: Spec, submesh: AbstractMesh) -> bool:
-    return any(submesh.shape[axis] > 1 for axes in dimensions_of(spec, len(spec)) for axis in axes)
+    inlined = [without_calls(member.eqns) for member in graph.stage_work]
+    dimensions = _dimensions(graph, inlined, specs, submesh)
+    batch_axes = _batch_axes(graph.traced.loop.index, inlined, dimensions, submesh)
+    if not batch_axes:
+        return ShardedGraph(graph, specs)
+    taken = {
+        a.updated: set() if partial_sums == "all" else _axes_of(specs[a.result]) for a in graph.accumulators
+    }
+    allowed = {updated: batch_axes - axes for updated, axes in taken.items()}
+    return _with_partial_sums(graph, specs, submesh, inlined, dimensions, allowed)
 
 
 def _with_partial_sums(
-    graph: TaskGraph, specs: Mapping[Var, Spec], submesh: AbstractMesh, partial_sums: PartialSums
+    graph: TaskGraph,
+    specs: Mapping[Var, Spec],
+    submesh: AbstractMesh,
+    inlined: Sequence[Sequence[JaxprEqn]],
+    dimensions: Mapping[Var, Dimensions],
+    allowed: Mapping[Var, frozenset[str]],
 ) -> ShardedGraph:
-    inlined = [without_calls(member.eqns) for member in graph.stage_work]
-    dimensions = _dimensions(graph, inlined, specs, submesh)
+    """The graph with partial sums along ``allowed`` axes in accumulators, given by their updated state."""
     known = dict(specs)
     parts: dict[Var, Parts] = {}  # by the accumulator's state or updated state
     stage_work: list[StageWork] = []
     for member, eqns in zip(graph.stage_work, inlined, strict=True):
         own = [a for a in graph.accumulators if a.work == member.work]
-        wanted = {a.updated: _axes_allowed(specs[a.result], submesh, partial_sums) for a in own}
+        wanted = {a.updated: allowed[a.updated] for a in own}
         carried = {a.state: a.updated for a in own}
         rewritten = in_parts(eqns, dimensions, wanted, carried, [*member.makes, *wanted], submesh)
         parts |= {**rewritten.parts, **rewritten.carried}
@@ -102,10 +111,29 @@ def _dimensions(
     return follow(eqns, known, submesh.shape)
 
 
-def _axes_allowed(spec: Spec, submesh: AbstractMesh, partial_sums: PartialSums) -> frozenset[str]:
-    """The axes along which an accumulator of a sum with this spec may have parts."""
-    taken = {axis for axes in dimensions_of(spec, len(spec)) for axis in axes}
-    return frozenset(submesh.axis_names) - (taken if partial_sums == "replicated" else set())
+def _batch_axes(
+    index: Var,
+    stage_eqns: Sequence[Sequence[JaxprEqn]],
+    dimensions: Mapping[Var, Dimensions],
+    submesh: AbstractMesh,
+) -> frozenset[str]:
+    """The mesh axes that shard a microbatch: those of the arrays that are read by the microbatch index."""
+    eqns = [eqn for eqns in stage_eqns for eqn in eqns]
+    made = {var for eqn in eqns for var in eqn.outvars}
+    indices = {index}
+    axes: set[str] = set()
+    for eqn in eqns:
+        if indices.isdisjoint(operands(eqn)):
+            continue
+        indices.update(var for var in eqn.outvars if size(var) == 1)
+        for var in operands(eqn):
+            if var not in made:
+                axes.update(*dimensions.get(var, ()))
+    return frozenset(axis for axis in axes if submesh.shape[axis] > 1)
+
+
+def _axes_of(spec: Spec) -> set[str]:
+    return {axis for axes in dimensions_of(spec, len(spec)) for axis in axes}
 
 
 def _spec_of_parts(axes: Axes, spec: Spec) -> Spec:
