@@ -25,14 +25,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
-from jax.sharding import AbstractMesh
 
 from mpmd.compiler.jaxprs.equations import (
     Atom,
@@ -53,7 +52,7 @@ from mpmd.compiler.shard.dimensions import (
     sharded,
 )
 from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions
-from mpmd.compiler.shard.parts import Parts, first_part, make_parts, parts_of, sum_of_parts
+from mpmd.compiler.shard.parts import Parts, PartsMaker, parts_key, parts_of
 from mpmd.compiler.shard.sums import cut_sum
 
 Allowed = Mapping[Var, frozenset[str]]
@@ -78,7 +77,7 @@ def in_parts(
     wanted: Allowed,
     carried: Mapping[Var, Var],
     read: Iterable[Atom],
-    mesh: AbstractMesh,
+    maker: PartsMaker,
 ) -> RewrittenEqns:
     """Equations that compute in parts what they can of the ``wanted`` values.
 
@@ -94,14 +93,14 @@ def in_parts(
     candidates = _candidates(eqns, wanted, uses)
     read_whole = {new for old, new in carried.items() if old not in candidates}
     candidates = _candidates(eqns, _without(wanted, read_whole), uses)
-    first = _Walk(eqns, dimensions, candidates, mesh)
+    first = _Walk(eqns, dimensions, candidates, maker)
     pairs = {old: new for old, new in carried.items() if new in first.parts}
     old_parts = {
         old: Parts(Var(aval_of(first.parts[new].var)), first.parts[new].axes) for old, new in pairs.items()
     }
-    second = _Walk(eqns, dimensions, candidates, mesh, old_parts)
+    second = _Walk(eqns, dimensions, candidates, maker, old_parts)
     if any(second.parts[new].axes != old_parts[old].axes for old, new in pairs.items()):
-        return in_parts(eqns, dimensions, _without(wanted, set(carried.values())), {}, read, mesh)
+        return in_parts(eqns, dimensions, _without(wanted, set(carried.values())), {}, read, maker)
     parts = {var: second.parts[var] for var in wanted if var in second.parts and var not in read_whole}
     return RewrittenEqns(tuple(second.eqns), parts, old_parts)
 
@@ -143,14 +142,14 @@ class _Walk:
         eqns: Sequence[JaxprEqn],
         dimensions: Mapping[Var, Dimensions],
         candidates: Allowed,
-        mesh: AbstractMesh,
+        maker: PartsMaker,
         given: Mapping[Var, Parts] | None = None,
     ):
         self._dimensions = dimensions
-        self._mesh = mesh
+        self._maker = maker
         self._makers = {var: eqn for eqn in eqns for var in eqn.outvars}
         self.parts: dict[Var, Parts] = dict(given or {})
-        self.eqns: list[JaxprEqn] = [sum_of_parts(parts, var) for var, parts in self.parts.items()]
+        self.eqns: list[JaxprEqn] = [self._maker.sum_up(parts, var) for var, parts in self.parts.items()]
         for eqn in eqns:
             wanted = {var: candidates[var] for var in eqn.outvars if var in candidates}
             if not wanted:
@@ -168,8 +167,8 @@ class _Walk:
                 self._add_linear(eqn, positions, found[0].axes)
                 return
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
-        if cut := cut_sum(eqn, sharding, allowed, self._mesh.shape, self._makers):
-            self._add(eqn, lambda *xs: [cut.parts(*xs)], eqn.invars, cut.axes)
+        if cut := cut_sum(eqn, sharding, allowed, self._maker.mesh.shape, self._makers):
+            self._add(eqn, lambda *xs: [cut.parts(*xs)], eqn.invars, cut.axes, cut.places)
 
     def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
         """Adds an equation for each part at once of an equation that is linear in the parts."""
@@ -190,17 +189,20 @@ class _Walk:
             made = eqn.primitive.bind(*xs, **params)
             return made if eqn.primitive.multiple_results else [made]
 
-        self._add(eqn, jax.vmap(results, in_axes), inputs, axes)
+        self._add(eqn, jax.vmap(results, in_axes), inputs, axes, tuple(in_axes))
 
     def _as_parts(self, atom: Atom, axes: Axes) -> Parts:
         parts = parts_of(atom, self.parts)
         if parts is None or parts.axes != axes:
-            eqns, parts = first_part(atom, axes, self._mesh)
+            eqns, parts = self._maker.first_part(atom, axes)
             self.eqns.extend(eqns)
         return parts
 
-    def _add(self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes) -> None:
-        eqns, made = make_parts(fun, inputs, axes, self._mesh)
+    def _add(
+        self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, places: Hashable
+    ) -> None:
+        """Adds equations that make the parts of an equation's results; ``places`` is where they are cut."""
+        eqns, made = self._maker.make(fun, inputs, axes, parts_key(eqn, places))
         self.eqns.extend(new.replace(source_info=eqn.source_info) for new in eqns)
         self.parts.update(zip(eqn.outvars, made, strict=True))
 
@@ -208,7 +210,7 @@ class _Walk:
         """Adds a scan or a rematerialized function with results in parts instead of one with whole ones."""
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         rewritten = _rewritten_scan if eqn.primitive is scan_p else _rewritten_remat
-        body = rewritten(eqn, sharding, wanted, self._mesh)
+        body = rewritten(eqn, sharding, wanted, self._maker)
         invars = list(eqn.invars)
         for i, parts in body.operands.items():
             invars[i] = self._as_parts(invars[i], parts.axes).var
@@ -219,12 +221,12 @@ class _Walk:
             self.parts[whole] = parts
             if i in body.stacked:
                 self._add_first(whole, parts)
-            self.eqns.append(sum_of_parts(self.parts[whole], whole))
+            self.eqns.append(self._maker.sum_up(self.parts[whole], whole))
 
     def _add_first(self, whole: Var, stacked: Parts) -> None:
         """Adds the equation that brings the parts in front of the iterations of a scan that stacks them."""
-        eqns, (self.parts[whole],) = make_parts(
-            lambda x: [jnp.moveaxis(x, 1, 0)], [stacked.var], stacked.axes, self._mesh
+        eqns, (self.parts[whole],) = self._maker.make(
+            lambda x: [jnp.moveaxis(x, 1, 0)], [stacked.var], stacked.axes, "stacked"
         )
         self.eqns.extend(eqns)
 
@@ -246,27 +248,27 @@ class _Body:
 
 
 def _rewritten_remat(
-    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, mesh: AbstractMesh
+    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartsMaker
 ) -> _Body:
     jaxpr: Jaxpr = eqn.params["jaxpr"]
     eqns = without_calls(jaxpr.eqns)
-    dimensions = follow_into(jaxpr, sharding, eqns, mesh.shape)
-    rewritten = in_parts(eqns, dimensions, _wanted_inside(eqn, jaxpr, wanted), {}, jaxpr.outvars, mesh)
+    dimensions = follow_into(jaxpr, sharding, eqns, maker.mesh.shape)
+    rewritten = in_parts(eqns, dimensions, _wanted_inside(eqn, jaxpr, wanted), {}, jaxpr.outvars, maker)
     results = {i: _outside(parts) for i, parts in _results_in_parts(jaxpr, rewritten).items()}
     return _Body({**eqn.params, "jaxpr": _with_parts(jaxpr, rewritten)}, {}, results)
 
 
 def _rewritten_scan(
-    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, mesh: AbstractMesh
+    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartsMaker
 ) -> _Body:
     jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
     eqns = without_calls(jaxpr.eqns)
-    dimensions = follow_into_scan(eqn, sharding, eqns, mesh.shape)
+    dimensions = follow_into_scan(eqn, sharding, eqns, maker.mesh.shape)
     positions = scan_operands(eqn)
     wanted = _wanted_inside(eqn, jaxpr, wanted)
     pairs = zip(jaxpr.invars[positions.carry], jaxpr.outvars, strict=False)
     carried = {old: new for old, new in pairs if isinstance(new, Var) and new in wanted}
-    rewritten = in_parts(eqns, dimensions, wanted, carried, jaxpr.outvars, mesh)
+    rewritten = in_parts(eqns, dimensions, wanted, carried, jaxpr.outvars, maker)
     before = {i: rewritten.carried[var] for i, var in enumerate(jaxpr.invars) if var in rewritten.carried}
     inside = _results_in_parts(jaxpr, rewritten)
     stacked = frozenset(i for i in inside if i >= positions.num_carry)

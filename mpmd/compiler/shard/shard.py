@@ -13,7 +13,7 @@ from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, si
 from mpmd.compiler.shard.dimensions import Axes, Dimensions, dimensions_of, follow
 from mpmd.compiler.shard.infer_specs import infer_specs
 from mpmd.compiler.shard.partial_sums import in_parts, live_eqns, without_calls
-from mpmd.compiler.shard.parts import Parts, first_part, sum_of_parts
+from mpmd.compiler.shard.parts import Parts, PartsMaker
 from mpmd.ir import Spec
 
 
@@ -57,13 +57,14 @@ def _with_partial_sums(
 ) -> ShardedGraph:
     """The graph with partial sums along ``allowed`` axes in accumulators, given by their updated state."""
     known = dict(specs)
+    maker = PartsMaker(submesh)
     parts: dict[Var, Parts] = {}  # by the accumulator's state or updated state
     stage_work: list[StageWork] = []
     for member, eqns in zip(graph.stage_work, inlined, strict=True):
         own = [a for a in graph.accumulators if a.work == member.work]
         wanted = {a.updated: allowed[a.updated] for a in own}
         carried = {a.state: a.updated for a in own}
-        rewritten = in_parts(eqns, dimensions, wanted, carried, [*member.makes, *wanted], submesh)
+        rewritten = in_parts(eqns, dimensions, wanted, carried, [*member.makes, *wanted], maker)
         parts |= {**rewritten.parts, **rewritten.carried}
         if rewritten.parts:
             needed = [parts[a.updated].var if a.updated in parts else a.updated for a in own]
@@ -76,9 +77,9 @@ def _with_partial_sums(
     for a in graph.accumulators:
         if a.updated in parts:
             axes = parts[a.updated].axes
-            before[a.initial], initial = first_part(a.initial, axes, submesh)
+            before[a.initial], initial = maker.first_part(a.initial, axes)
             result = Parts(Var(aval_of(initial.var)), axes)
-            after[a.result] = sum_of_parts(result, a.result)
+            after[a.result] = maker.sum_up(result, a.result)
             spec = _spec_of_parts(axes, specs[a.result])
             a = dataclasses.replace(
                 a,

@@ -28,6 +28,7 @@ class CutSum:
 
     axes: Axes
     parts: Callable[..., jax.Array]
+    places: tuple[tuple[Place, ...], ...]  # for each operand that is cut
 
 
 def cut_sum(
@@ -77,8 +78,8 @@ class _Cutter:
         self.axes += tuple(chosen)
         return number
 
-    def cut(self, parts: Callable[..., jax.Array]) -> CutSum | None:
-        return CutSum(self.axes, parts) if self.axes else None
+    def cut(self, parts: Callable[..., jax.Array], *places: Sequence[Place]) -> CutSum | None:
+        return CutSum(self.axes, parts, tuple(map(tuple, places))) if self.axes else None
 
 
 def _dot(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutSum | None:
@@ -102,14 +103,14 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutS
             preferred_element_type=eqn.params["preferred_element_type"],
         )
 
-    return cutter.cut(parts)
+    return cutter.cut(parts, lefts, rights)
 
 
 def _reduce_sum(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutSum | None:
     shape = aval_of(eqn.invars[0]).shape
     summed = eqn.params["axes"]
     places = [(i, n) for i in summed if (n := cutter.parts(shape[i], operands[0][i])) > 1]
-    return cutter.cut(lambda x: lax.reduce_sum(_cut(x, places), _behind(summed)))
+    return cutter.cut(lambda x: lax.reduce_sum(_cut(x, places), _behind(summed)), places)
 
 
 def _scatter_add(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutSum | None:
@@ -131,7 +132,7 @@ def _scatter_add(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter)
 
         return jax.vmap(one)(_cut(indices, of_indices), _cut(updates, of_updates))
 
-    return cutter.cut(parts)
+    return cutter.cut(parts, of_indices, of_updates)
 
 
 def _cut(x: jax.Array, places: Sequence[Place]) -> jax.Array:
