@@ -23,7 +23,16 @@ from benchmarks.measure import Conditions, Effort, Result, Table, Target, machin
 from benchmarks.peers import PEERS
 from benchmarks.workload import available_cores
 
-SUITES = ("transport", "processes", "overhead", "throughput", "sleeping", "scale", "startup")
+SUITES = (
+    "transport",
+    "processes",
+    "overhead",
+    "throughput",
+    "partial_sums",
+    "sleeping",
+    "scale",
+    "startup",
+)
 EFFORT, QUICK_EFFORT = Effort(repetitions=5, seconds=0.4), Effort(repetitions=3, seconds=0.3)
 OBJECT_STORE_BYTES = 2**30
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"

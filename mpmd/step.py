@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
@@ -14,6 +14,7 @@ from mpmd.arguments.leaves import as_described, host_value
 from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import input_specs, output_specs
 from mpmd.array import MpmdArray, StepFuture
+from mpmd.compiler.graph import PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.events import Event
 from mpmd.explanation import Explanation, Report, explain_plan, report
@@ -34,6 +35,7 @@ def mpmd_jit_with_loop(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     donate_argnums: int | Sequence[int] = (),
+    partial_sums: PartialSums = "replicated",
 ) -> MpmdFunction:
     """Compiles a train step with a ``treduce`` loop for groups of devices.
 
@@ -51,10 +53,15 @@ def mpmd_jit_with_loop(
       static_argnums, static_argnames: hashable arguments that are not arrays.
       donate_argnums: arguments, such as the state, whose buffers the step may take over; they
         cannot be used after the call.
+      partial_sums: which accumulators hold partial sums over the devices of a group, which are reduced once
+        per step rather than in every microbatch. ``"replicated"``: along mesh axes over which the batch is
+        sharded and the sum, as a weight and its gradient, is not; this takes no memory. ``"all"``: also
+        along axes that shard the sum, as for FSDP; each device then accumulates the whole gradient of its
+        stages' weights instead of its shard, and reduces and scatters it once. ``"none"``.
 
     Raises: ``TypeError`` when ``mpmd_mesh`` is no mesh of groups, ``ValueError`` for positions that ``fun``
-      does not have. When called: ``CompileError`` (a ``ValueError``) for what cannot be compiled,
-      ``TypeError`` for arguments that are not arrays.
+      does not have, and for another ``partial_sums``. When called: ``CompileError`` (a ``ValueError``) for
+      what cannot be compiled, ``TypeError`` for arguments that are not arrays.
     """
     if not hasattr(mpmd_mesh, "abstract_submeshes"):
         raise TypeError(
@@ -62,14 +69,30 @@ def mpmd_jit_with_loop(
             f"cluster.launch returns, got {mpmd_mesh!r}"
         )
     signature = CallSignature.of(fun, _ints(static_argnums), _names(static_argnames), _ints(donate_argnums))
-    return MpmdFunction(fun=fun, mesh=mpmd_mesh, in_specs=in_specs, out_specs=out_specs, signature=signature)
+    if partial_sums not in get_args(PartialSums):
+        names = ", ".join(map(repr, get_args(PartialSums)))
+        raise ValueError(f"partial_sums must be one of {names}, got {partial_sums!r}")
+    return MpmdFunction(
+        fun=fun,
+        mesh=mpmd_mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        signature=signature,
+        partial_sums=partial_sums,
+    )
 
 
 class MpmdFunction:
     """What ``mpmd_jit_with_loop`` returns: compiles once for each kind of arguments it is called with."""
 
     def __init__(
-        self, fun: Callable, mesh: GroupMesh, in_specs: Any, out_specs: Any, signature: CallSignature
+        self,
+        fun: Callable,
+        mesh: GroupMesh,
+        in_specs: Any,
+        out_specs: Any,
+        signature: CallSignature,
+        partial_sums: PartialSums,
     ):
         functools.update_wrapper(self, fun, updated=())
         self._fun = fun
@@ -77,6 +100,7 @@ class MpmdFunction:
         self._in_specs = in_specs
         self._out_specs = out_specs
         self._signature = signature
+        self._partial_sums = partial_sums
         # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
         self._loaded: weakref.WeakKeyDictionary[Runtime, dict[Any, LoadedStep]] = weakref.WeakKeyDictionary()
 
@@ -120,6 +144,7 @@ class MpmdFunction:
             in_specs=in_specs,
             out_specs=out_specs,
             donated=call.donated,
+            partial_sums=self._partial_sums,
         )
 
 

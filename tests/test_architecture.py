@@ -42,18 +42,18 @@ MAY_IMPORT = {
     "mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.reduce mpmd.schedules",
+    "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir",
     "mpmd.compiler.place": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.specs",
     "mpmd.compiler.lower": "mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.names mpmd.program mpmd.schedules mpmd.specs",
     "mpmd.compiler": "",
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
-    "mpmd.compiler.place mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.program mpmd.stopwatch "
-    "mpmd.verify",
+    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.program "
+    "mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.errors mpmd.events mpmd.ir mpmd.names mpmd.program mpmd.routes mpmd.sharding "
-    "mpmd.specs "
-    "mpmd.stopwatch",
+    "mpmd.specs mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.endpoint": "",
     "cluster.environment": "",
@@ -90,8 +90,8 @@ MAY_IMPORT = {
     "mpmd.mesh": "mpmd.runtime",
     "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.sharding mpmd.tree",
-    "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.pipeline mpmd.events mpmd.explanation mpmd.ir "
-    "mpmd.mesh mpmd.runtime mpmd.stopwatch mpmd.verify",
+    "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.events "
+    "mpmd.explanation mpmd.ir mpmd.mesh mpmd.runtime mpmd.stopwatch mpmd.verify",
     "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
 }

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.annotate import mark_of
-from mpmd.compiler.graph import PlacedEqn, PlacedGraph, StageWork, TaskGraph, TracedStep
+from mpmd.compiler.graph import (
+    PlacedEqn,
+    PlacedGraph,
+    ShardedGraph,
+    StageWork,
+    TaskGraph,
+    TracedStep,
+)
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, is_dropped, operands
 
 
@@ -33,6 +40,16 @@ def check_task_graph(graph: TaskGraph) -> None:
     _raise(
         "task graph", graph, [*_undefined_outside(graph), *_wrong_work(graph), *_wrong_accumulators(graph)]
     )
+
+
+def check_sharded_graph(sharded: ShardedGraph) -> None:
+    """Checks the task graph, and that accumulators keep their shape, dtype and spec.
+
+    Raises: ``AssertionError`` with every fault.
+    """
+    graph = sharded.graph
+    faults = [*_undefined_outside(graph), *_wrong_work(graph), *_wrong_accumulators(graph)]
+    _raise("sharded graph", sharded, [*faults, *_changing_accumulators(sharded)])
 
 
 def check_placed_graph(placed: PlacedGraph) -> None:
@@ -172,6 +189,16 @@ def _wrong_accumulators(graph: TaskGraph) -> Iterator[str]:
             yield f"{accumulator.work} does not update the accumulator of {accumulator.result}"
         if read[accumulator.initial] != 1:
             yield f"{accumulator.initial}, which an accumulator takes over, is read elsewhere"
+
+
+def _changing_accumulators(sharded: ShardedGraph) -> Iterator[str]:
+    for a in sharded.graph.accumulators:
+        stages = (a.initial, a.state, a.updated, a.result)
+        avals = [aval_of(var) for var in stages]
+        if len({(aval.shape, aval.dtype) for aval in avals}) > 1:
+            yield f"the accumulator of {a.result} changes from {avals}"
+        if len({sharded.specs.get(var) for var in stages}) > 1:
+            yield f"the spec of the accumulator of {a.result} changes"
 
 
 def _unplaced(placed: PlacedGraph) -> Iterator[str]:

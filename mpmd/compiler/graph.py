@@ -5,6 +5,7 @@ Grammar, from the traced step to the one that is ready to be lowered::
     TracedStep   ::= argument* constant* equation* Loop equation* result*
     Loop         ::= index equation* LoopResult*         the equations have marks among them
     TaskGraph    ::= TracedStep outer-equation* StageWork* Accumulator* task-list*   StageWork has no marks
+    ShardedGraph ::= TaskGraph Spec-of-each-outer-value
     PlacedGraph  ::= TaskGraph PlacedEqn* GroupSet-of-each-outer-value
 
 ``str()`` of each prints it, and ``checks.py`` says what holds of it.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from jax.extend.core import JaxprEqn, Var
 
@@ -23,6 +24,9 @@ from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.jaxprs.printing import Names, indented
 from mpmd.ir import Cell, Spec, TaskKind
 from mpmd.schedules import Schedule
+
+PartialSums = Literal["replicated", "all", "none"]
+"""Which accumulators may hold partial sums over the devices of a group: see ``mpmd_jit_with_loop``."""
 
 GroupSet = frozenset[int]
 """The groups that hold a value or run an equation."""
@@ -240,6 +244,25 @@ class TaskGraph:
             )
         lines.append("tasks")
         return lines + [f"  group {i}: {' '.join(map(str, cells))}" for i, cells in enumerate(self.tasks)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedGraph:
+    """A task graph with how values are sharded within a group.
+
+    Attributes:
+      specs: how outer variables and accumulators are sharded, as far as that is known. The accumulator of
+        partial sums has one dimension more than the sum, the first one, in which the parts are.
+    """
+
+    graph: TaskGraph
+    specs: Mapping[Var, Spec]
+
+    def __str__(self) -> str:
+        names = self.graph.traced.names()
+        text = str(self.graph)  # which names the variables in order
+        sharded = (f"{names.typed(var)} {spec}" for var, spec in self.specs.items() if spec)
+        return "\n".join([text, "sharded within a group", *indented(sharded)])
 
 
 @dataclasses.dataclass(frozen=True)

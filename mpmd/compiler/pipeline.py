@@ -10,10 +10,16 @@ from typing import Any
 
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.checks import check_placed_graph, check_task_graph, check_traced_step
-from mpmd.compiler.graph import TracedStep
+from mpmd.compiler.checks import (
+    check_placed_graph,
+    check_sharded_graph,
+    check_task_graph,
+    check_traced_step,
+)
+from mpmd.compiler.graph import PartialSums, TracedStep
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import check_specs, place
+from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.ir import Spec
@@ -57,6 +63,7 @@ def compile_step(
     donated: Sequence[bool],
     in_specs: Sequence[Spec] | None = None,
     out_specs: Callable[[Any], Sequence[Spec | None]] | None = None,
+    partial_sums: PartialSums = "replicated",
 ) -> CompiledStep:
     """Compiles a step for groups of devices.
 
@@ -68,6 +75,7 @@ def compile_step(
       in_specs: for each argument leaf how it is sharded within a group; ``None``: everything is replicated.
       out_specs: the same for result leaves, given the shape of the result; those that are ``None`` are left
         to the compiler.
+      partial_sums: which accumulators may hold partial sums over the devices of a group.
 
     Raises: ``CompileError``.
     """
@@ -79,8 +87,11 @@ def compile_step(
     with watch("split"):
         graph = split(traced)
         check_task_graph(graph)
+    with watch("shard"):
+        sharded = shard(graph, submeshes, in_specs, given, partial_sums)
+        check_sharded_graph(sharded)
     with watch("place"):
-        placed = place(graph, len(submeshes), in_specs, given)
+        placed = place(sharded, len(submeshes))
         check_placed_graph(placed)
         check_specs(placed, submeshes, in_specs, given)
     with watch("lower"):

@@ -53,21 +53,28 @@ class TaskEquations:
         elements = size(self._jaxpr.outvars[position])
         inputs: list[int] = []
         first: list[JaxprEqn] = []
-        for var in self._traced_back(position, lambda var: size(var) == elements):
+        for var in self._traced_back(position, lambda var: size(var) == elements, through_sums=True):
             if var in self._position:
                 inputs.append(self._position[var])
             elif all(size(operand) != elements for operand in operands(self._maker[var])):
                 first.append(self._maker[var])
         return inputs, first
 
-    def _traced_back(self, position: int, follow: Callable[[Var], bool]) -> Iterator[Var]:
-        """An output, its operands, their operands, and so on, as far as ``follow`` says."""
+    def _traced_back(
+        self, position: int, follow: Callable[[Var], bool], through_sums: bool = False
+    ) -> Iterator[Var]:
+        """An output, its operands, their operands, and so on, as far as ``follow`` says.
+
+        With ``through_sums`` also from a sum that the compiler adds up after the loop to its parts.
+        """
         found: list[Var] = [self._jaxpr.outvars[position]]  # type: ignore[list-item]
         seen = set(found)
         for var in found:  # grows
             yield var
             if var in self._maker:
-                new = [v for v in operands(self._maker[var]) if v not in seen and follow(v)]
+                eqn = self._maker[var]
+                is_own_sum = through_sums and eqn.primitive.name == "reduce_sum" and not lines_of(eqn)
+                new = [v for v in operands(eqn) if v not in seen and (is_own_sum or follow(v))]
                 seen.update(new)
                 found.extend(dict.fromkeys(new))
 

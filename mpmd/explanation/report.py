@@ -42,10 +42,10 @@ class Report:
       groups: what each group does and needs.
       executables: the number of different executables of all groups.
       seconds: how long each pass took; their sum is the time of compiling. ``jax`` is JAX's tracing of the
-        step, and ``trace`` is what the compiler does with it; ``split``, ``place``, ``lower`` and ``verify``
-        are the other passes of the compiler. ``export`` makes the executables ready for other processes, if
-        there are any. ``load`` ends when the last group has compiled its executables; where shardings are
-        left to the groups' compiler, the groups have compiled before, in ``resolve``.
+        step, and ``trace`` is what the compiler does with it; ``split``, ``shard``, ``place``, ``lower`` and
+        ``verify`` are the other passes of the compiler. ``export`` makes the executables ready for other
+        processes, if there are any. ``load`` ends when the last group has compiled its executables; where
+        shardings are left to the groups' compiler, the groups have compiled before, in ``resolve``.
     """
 
     groups: tuple[GroupReport, ...]

@@ -10,6 +10,7 @@ from mpmd.annotate import mark_p
 from mpmd.compiler.checks import check_placed_graph, check_task_graph, check_traced_step
 from mpmd.compiler.graph import Work
 from mpmd.compiler.place import place
+from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from tests.support.models import batch, init, make_step, mlp, weights
@@ -36,7 +37,8 @@ def graph(traced):
 
 @pytest.fixture(scope="module")
 def placed(graph):
-    return place(graph, 2, None, None)
+    with mesh_of(2) as mesh:
+        return place(shard(graph, mesh.abstract_submesh, None, None, "replicated"), 2)
 
 
 def without(items, position):

@@ -13,6 +13,7 @@ from jax import lax
 import mpmd
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import place
+from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from tests.support.parity import mesh_of
@@ -60,8 +61,13 @@ def traced(step, *args):
         return trace(step, args, {}, mesh.abstract_submeshes)
 
 
+def sharded(step, *args):
+    with mesh_of(GROUPS) as mesh:
+        return shard(split(traced(step, *args)), mesh.abstract_submesh, None, None, "replicated")
+
+
 def placed(step, *args):
-    return place(split(traced(step, *args)), GROUPS, None, None)
+    return place(sharded(step, *args), GROUPS)
 
 
 def test_trace(file_regression):

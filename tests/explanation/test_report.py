@@ -7,7 +7,7 @@ import mpmd
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import mesh_of
 
-PASSES = ["trace", "jax", "split", "place", "lower", "verify", "resolve", "load"]
+PASSES = ["trace", "jax", "split", "shard", "place", "lower", "verify", "resolve", "load"]
 
 
 @pytest.fixture(scope="module")

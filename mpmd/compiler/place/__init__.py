@@ -1,8 +1,8 @@
-"""The third pass: a ``TaskGraph`` enters, a ``PlacedGraph`` leaves.
+"""The fourth pass: a ``ShardedGraph`` enters, a ``PlacedGraph`` leaves.
 
 ``place.py`` says on which groups each value outside the loop is and each equation runs, ``exchanges.py`` how
-many exchanges between groups come before each equation, and ``infer_specs.py`` how values are sharded within
-a group. ``check_specs.py`` checks what the user wants sharded, where it is now known to be.
+many exchanges between groups come before each equation. ``check_specs.py`` checks how the user wants values
+sharded, on the groups where they are now known to be.
 """
 
 from mpmd.compiler.place.check_specs import check_specs

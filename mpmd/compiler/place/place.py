@@ -13,38 +13,29 @@ A value lives on a set of groups. Three rules, applied until nothing changes:
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import GroupSet, PlacedGraph, TaskGraph
+from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph, TaskGraph
 from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
 from mpmd.compiler.jaxprs.cost import is_cheap
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.place.exchanges import number_exchanges
-from mpmd.compiler.place.infer_specs import infer_specs
 from mpmd.errors import CompileError
 from mpmd.ir import Spec
 
 NOWHERE: GroupSet = frozenset()
 
 
-def place(
-    graph: TaskGraph,
-    mpmd_dim: int,
-    in_specs: Sequence[Spec] | None,
-    out_specs: Sequence[Spec | None] | None,
-) -> PlacedGraph:
-    """Places a task graph on ``mpmd_dim`` groups.
-
-    Args:
-      in_specs: how each argument is sharded within a group; ``None``: all are replicated.
-      out_specs: how each result is; ``None`` leaves it open.
+def place(sharded: ShardedGraph, mpmd_dim: int) -> PlacedGraph:
+    """Places a sharded graph on ``mpmd_dim`` groups.
 
     Raises: ``CompileError`` when the schedule needs more groups.
     """
+    graph = sharded.graph
     placer = _Placer(graph, _stage_groups(graph, mpmd_dim))
-    return placer.run(mpmd_dim, infer_specs(graph, in_specs, out_specs))
+    return placer.run(mpmd_dim, sharded.specs)
 
 
 def _stage_groups(graph: TaskGraph, mpmd_dim: int) -> tuple[int, ...]:

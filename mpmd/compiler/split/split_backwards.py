@@ -18,7 +18,6 @@ from mpmd.compiler.graph import StageWork, Work
 from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
 from mpmd.compiler.jaxprs.equations import (
     Atom,
-    aval_of,
     called,
     closed,
     free_variables,
@@ -28,6 +27,7 @@ from mpmd.compiler.jaxprs.equations import (
     operands,
     traced_eqns,
 )
+from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.ir import Cell
 
 
@@ -154,12 +154,7 @@ class _Scan:
     def __init__(self, eqn: JaxprEqn):
         self._eqn = eqn
         self._body: Jaxpr = eqn.params["jaxpr"].jaxpr
-        # The operands are constants, what is carried, and what is scanned over. The last alone have one axis
-        # less in the body; so have the stacked results. The parameters for this differ between JAX versions.
-        num_carry = sum(map(_same_rank, eqn.outvars, self._body.outvars))
-        num_fixed = sum(map(_same_rank, eqn.invars, self._body.invars))
-        consts, carry = slice(num_fixed - num_carry), slice(num_fixed - num_carry, num_fixed)
-        xs = slice(num_fixed, None)
+        consts, carry, xs = scan_operands(eqn)
         self.carry = self._body.invars[carry]
         self._consts = dict(zip(self._body.invars[consts], eqn.invars[consts], strict=True))
         self._initial = eqn.invars[carry]
@@ -209,10 +204,6 @@ class _Scan:
         assert len(eqns) == 1, "a scan is one equation"
         own = [self._eqn.outvars[i] for i in (*carried, *stacked)]
         return eqns[0].replace(outvars=[*own, *outvars[len(own) :]])
-
-
-def _same_rank(outside: Atom, inside: Atom) -> bool:
-    return len(aval_of(outside).shape) == len(aval_of(inside).shape)
 
 
 def _cut(values: Sequence, first: int, second: int) -> tuple[list, list, list]:

@@ -244,6 +244,74 @@ def statistics_over_the_whole_batch():
     return case({"fsdp": 2}, (P(), ROWS, ROWS), loss)
 
 
+def tiny_transformer(params, x, y):
+    """An embedding, scanned layers with attention that are rematerialized, and a head, in two stages."""
+
+    @jax.checkpoint
+    def attend(h, p):
+        scores = jnp.einsum("bsd,btd->bst", h @ p["query"], h)
+        return h + jnp.tanh(jax.nn.softmax(scores) @ h @ p["value"]), None
+
+    tokens, targets = jnp.int32(x > 0) + 2, jnp.int32(y > 0)
+    h = params["table"][tokens] + params["positions"][: tokens.shape[-1]]
+    h = mpmd.mark_stage_end(jax.lax.scan(attend, h, params["first"])[0])
+    h = jax.lax.scan(attend, h, params["second"])[0]
+    picked = jnp.take_along_axis(jax.nn.log_softmax(h @ params["head"]), targets[..., None], -1)
+    weights = jnp.float32(y > -1)
+    return -jnp.sum(picked[..., 0] * weights) / jnp.sum(weights)
+
+
+def tiny_transformer_parameters():
+    layers = {"query": jnp.stack([jnp.eye(4)] * 2), "value": jnp.stack([weights(1)[0]["w"]] * 2)}
+    table = jnp.sin(jnp.arange(16.0)).reshape(4, 4)
+    return {"table": table, "positions": table / 2, "first": layers, "second": layers, "head": table.T}
+
+
+@program(
+    {
+        "1F1B": (mpmd.Std1F1B(2), "replicated", P()),
+        "zero bubble": (mpmd.ZeroBubble(2), "replicated", P()),
+        "FSDP": (mpmd.Std1F1B(2), "all", P("fsdp")),
+        "no partial sums": (mpmd.Std1F1B(2), "none", P()),
+    },
+    on_ray={"1F1B", "FSDP"},
+)
+def data_parallel_transformer(variant):
+    schedule, partial_sums, spec = variant
+
+    def holds(loaded):
+        parts = [
+            e for e in loaded.plan.executables if e.name.startswith("before") and ("fsdp",) in e.out_specs
+        ]
+        assert bool(parts) == (partial_sums != "none")
+
+    step = make_step(tiny_transformer, schedule, SGD)
+    state = init(tiny_transformer_parameters(), SGD)
+    specs = (jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state), ROWS, ROWS)
+    options = {"in_specs": specs, "partial_sums": partial_sums}
+    return Case(step, state, batch(), 2, {"fsdp": 2}, options, holds=holds)
+
+
+@program({"replicated": "replicated", "all": "all"})
+def mixture_of_experts(partial_sums):
+    """Tokens are scattered to the experts that a router chose, with a loss that balances these."""
+
+    def loss(params, x, y):
+        h = mpmd.mark_stage_end(layer(params["layer"], x))
+        chances = jax.nn.softmax(h @ params["router"])
+        chosen = jnp.argmax(chances, -1)
+        slots = jnp.zeros((2, *h.shape)).at[chosen, jnp.arange(len(h))].set(h)
+        made = jnp.einsum("ebd,edf->ebf", slots, params["experts"])[chosen, jnp.arange(len(h))]
+        balance = jnp.mean(chances, 0) @ jnp.mean(jax.nn.one_hot(chosen, 2), 0)
+        gate = jnp.take_along_axis(chances, chosen[:, None], 1)
+        return jnp.mean((made * gate - y) ** 2) + 0.1 * balance
+
+    first, second, third = weights(3)
+    experts = jnp.stack([second["w"], third["w"]])
+    params = {"layer": first, "router": jnp.eye(4)[:, :2], "experts": experts}
+    return case({"fsdp": 2}, (P(), ROWS, ROWS), loss, params=params, partial_sums=partial_sums)
+
+
 @program()
 def donated_shards():
     specs = like_parameters(init(weights(2), ADAM), P("fsdp"))

@@ -1,0 +1,324 @@
+"""Rewrites sums over the examples of a microbatch so that they stay in parts, one for each shard of them.
+
+A weight's gradient in a microbatch is a sum over examples: a contraction, a ``reduce_sum`` or a
+``scatter-add`` over a dimension that is sharded along a mesh axis. XLA ends each of them with an all-reduce,
+in every microbatch. Here such an equation becomes one with a new leading dimension, as large as the axis and
+sharded along it, in which nothing crosses devices. What is linear in the sum, such as a transposition, a
+factor, or the addition to an accumulator, is done to the parts. So the accumulator holds parts, and one sum
+over them follows the loop.
+
+In the equations of a task, or of a function that they call:
+
+1. ``_candidates``: backwards from the values that are wanted in parts, through equations that are linear and
+   whose result nothing else reads, to the values that are worth having in parts.
+2. ``_Walk``: forwards, each candidate that is a sum over a sharded dimension is cut (``sums.py``), and each
+   that is linear in parts is computed of them (``linear.py``). A whole operand among parts is the first part.
+3. What is carried, by a scan or by the microbatch loop, is in parts when its new value turns out to be. Then
+   the equations are walked once more, with the old value in parts, too.
+
+Bodies of scans and of rematerialized functions are rewritten by the same steps, and stay what they are. A
+value that no rule has in parts stays whole, which costs time; so does a wrong guess of how a dimension is
+sharded. Neither changes the result.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core.primitives import remat_p, scan_p
+
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    aval_of,
+    called,
+    closed,
+    inlined_eqns,
+    is_dropped,
+    make_jaxpr,
+    operands,
+)
+from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.shard.dimensions import (
+    Axes,
+    Dimensions,
+    follow_into,
+    follow_into_scan,
+    sharded,
+)
+from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions
+from mpmd.compiler.shard.parts import Parts, PartsMaker, parts_key, parts_of
+from mpmd.compiler.shard.sums import cut_sum
+
+Allowed = Mapping[Var, frozenset[str]]
+"""For each value that may be in parts, the mesh axes along which it may."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RewrittenEqns:
+    """Equations that make parts of some values, and what they make or read them as.
+
+    ``parts`` has the values that were wanted, ``carried`` the old ones of what is carried.
+    """
+
+    eqns: tuple[JaxprEqn, ...]
+    parts: Mapping[Var, Parts]
+    carried: Mapping[Var, Parts]
+
+
+def in_parts(
+    eqns: Sequence[JaxprEqn],
+    dimensions: Mapping[Var, Dimensions],
+    wanted: Allowed,
+    carried: Mapping[Var, Var],
+    read: Iterable[Atom],
+    maker: PartsMaker,
+) -> RewrittenEqns:
+    """Equations that compute in parts what they can of the ``wanted`` values.
+
+    Args:
+      eqns: without calls.
+      dimensions: how values are sharded, as far as known.
+      carried: for old values of what is carried, the new ones, which are wanted. They are in parts both or
+        neither.
+      read: what is read behind the equations, each as often as it is.
+    """
+    uses = collections.Counter(atom for eqn in eqns for atom in operands(eqn))
+    uses.update(atom for atom in read if isinstance(atom, Var))
+    candidates = _candidates(eqns, wanted, uses)
+    read_whole = {new for old, new in carried.items() if old not in candidates}
+    candidates = _candidates(eqns, _without(wanted, read_whole), uses)
+    first = _Walk(eqns, dimensions, candidates, maker)
+    pairs = {old: new for old, new in carried.items() if new in first.parts}
+    old_parts = {
+        old: Parts(Var(aval_of(first.parts[new].var)), first.parts[new].axes) for old, new in pairs.items()
+    }
+    second = _Walk(eqns, dimensions, candidates, maker, old_parts)
+    if any(second.parts[new].axes != old_parts[old].axes for old, new in pairs.items()):
+        return in_parts(eqns, dimensions, _without(wanted, set(carried.values())), {}, read, maker)
+    parts = {var: second.parts[var] for var in wanted if var in second.parts and var not in read_whole}
+    return RewrittenEqns(tuple(second.eqns), parts, old_parts)
+
+
+def _without(wanted: Allowed, others: set[Var]) -> Allowed:
+    return {var: axes for var, axes in wanted.items() if var not in others}
+
+
+def _candidates(eqns: Sequence[JaxprEqn], wanted: Allowed, uses: Mapping[Var, int]) -> Allowed:
+    """The values that are only read on the way to wanted ones, by equations that are linear in them."""
+    reads_left = dict(uses)
+    axes_of: dict[Var, frozenset[str]] = {}  # of values that are read on the way, and maybe elsewhere
+    found = {var: axes for var, axes in wanted.items() if uses[var] == 1}
+    for eqn in reversed(eqns):
+        results = [var for var in eqn.outvars if not is_dropped(var)]
+        if not results or any(var not in found for var in results):
+            continue
+        axes = frozenset.intersection(*(found[var] for var in results))
+        for position in {i for positions in linear_positions(eqn) for i in positions}:
+            if isinstance(atom := eqn.invars[position], Var) and atom not in wanted:
+                reads_left[atom] -= 1
+                axes_of[atom] = axes_of.get(atom, axes) & axes
+                if not reads_left[atom]:
+                    found[atom] = axes_of[atom]
+    return found
+
+
+class _Walk:
+    """The equations with those that make parts of candidates, and the parts.
+
+    All whole values are still defined, so that whatever reads one may; those that nobody reads are dead code.
+
+    Args:
+      given: values that are read in parts; nothing makes them whole.
+    """
+
+    def __init__(
+        self,
+        eqns: Sequence[JaxprEqn],
+        dimensions: Mapping[Var, Dimensions],
+        candidates: Allowed,
+        maker: PartsMaker,
+        given: Mapping[Var, Parts] | None = None,
+    ):
+        self._dimensions = dimensions
+        self._maker = maker
+        self._makers = {var: eqn for eqn in eqns for var in eqn.outvars}
+        self.parts: dict[Var, Parts] = dict(given or {})
+        self.eqns: list[JaxprEqn] = [self._maker.sum_up(parts, var) for var, parts in self.parts.items()]
+        for eqn in eqns:
+            wanted = {var: candidates[var] for var in eqn.outvars if var in candidates}
+            if not wanted:
+                self.eqns.append(eqn)
+            elif eqn.primitive is remat_p or (eqn.primitive is scan_p and not eqn.params["jaxpr"].consts):
+                self._add_body(eqn, wanted)
+            else:
+                self.eqns.append(eqn)
+                self._add_parts(eqn, frozenset.intersection(*wanted.values()))
+
+    def _add_parts(self, eqn: JaxprEqn, allowed: frozenset[str]) -> None:
+        """Adds equations that make the parts of an equation's results, if there are any."""
+        for positions in linear_positions(eqn):
+            if found := [p for i in positions if (p := parts_of(eqn.invars[i], self.parts))]:
+                self._add_linear(eqn, positions, found[0].axes)
+                return
+        sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
+        if cut := cut_sum(eqn, sharding, allowed, self._maker.mesh.shape, self._makers):
+            self._add(eqn, lambda *xs: [cut.parts(*xs)], eqn.invars, cut.axes, cut.places)
+
+    def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
+        """Adds an equation for each part at once of an equation that is linear in the parts."""
+        if is_placement(eqn):  # a wish for the whole value
+            self.parts[eqn.outvars[0]] = self.parts[operands(eqn)[0]]
+            return
+        inputs: list[Atom] = list(eqn.invars)
+        in_axes: list[int | None] = [None] * len(inputs)
+        for i in positions:
+            atom = inputs[i]
+            if not is_zero(atom, self._makers):
+                inputs[i] = self._as_parts(atom, axes).var
+                in_axes[i] = 0
+        # Transposition leaves shardings here of meshes that are automatic, which mean nothing.
+        params = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
+
+        def results(*xs):
+            made = eqn.primitive.bind(*xs, **params)
+            return made if eqn.primitive.multiple_results else [made]
+
+        self._add(eqn, jax.vmap(results, in_axes), inputs, axes, tuple(in_axes))
+
+    def _as_parts(self, atom: Atom, axes: Axes) -> Parts:
+        parts = parts_of(atom, self.parts)
+        if parts is None or parts.axes != axes:
+            eqns, parts = self._maker.first_part(atom, axes)
+            self.eqns.extend(eqns)
+        return parts
+
+    def _add(
+        self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, places: Hashable
+    ) -> None:
+        """Adds equations that make the parts of an equation's results; ``places`` is where they are cut."""
+        eqns, made = self._maker.make(fun, inputs, axes, parts_key(eqn, places))
+        self.eqns.extend(new.replace(source_info=eqn.source_info) for new in eqns)
+        self.parts.update(zip(eqn.outvars, made, strict=True))
+
+    def _add_body(self, eqn: JaxprEqn, wanted: Allowed) -> None:
+        """Adds a scan or a rematerialized function with results in parts instead of one with whole ones."""
+        sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
+        rewritten = _rewritten_scan if eqn.primitive is scan_p else _rewritten_remat
+        body = rewritten(eqn, sharding, wanted, self._maker)
+        invars = list(eqn.invars)
+        for i, parts in body.operands.items():
+            invars[i] = self._as_parts(invars[i], parts.axes).var
+        outvars = [body.results[i].var if i in body.results else v for i, v in enumerate(eqn.outvars)]
+        self.eqns.append(eqn.replace(invars=invars, outvars=outvars, params=body.params))
+        for i, parts in body.results.items():
+            whole = eqn.outvars[i]
+            self.parts[whole] = parts
+            if i in body.stacked:
+                self._add_first(whole, parts)
+            self.eqns.append(self._maker.sum_up(self.parts[whole], whole))
+
+    def _add_first(self, whole: Var, stacked: Parts) -> None:
+        """Adds the equation that brings the parts in front of the iterations of a scan that stacks them."""
+        eqns, (self.parts[whole],) = self._maker.make(
+            lambda x: [jnp.moveaxis(x, 1, 0)], [stacked.var], stacked.axes, "stacked"
+        )
+        self.eqns.extend(eqns)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Body:
+    """What becomes of an equation with a body.
+
+    Attributes:
+      operands: for positions of operands that are in parts, those that the body reads.
+      results: for positions of results that are in parts, those that the equation makes.
+      stacked: which of the results a scan stacks; their parts are in the second dimension.
+    """
+
+    params: dict[str, Any]
+    operands: Mapping[int, Parts]
+    results: Mapping[int, Parts]
+    stacked: frozenset[int] = frozenset()
+
+
+def _rewritten_remat(
+    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartsMaker
+) -> _Body:
+    jaxpr: Jaxpr = eqn.params["jaxpr"]
+    eqns = without_calls(jaxpr.eqns)
+    dimensions = follow_into(jaxpr, sharding, eqns, maker.mesh.shape)
+    rewritten = in_parts(eqns, dimensions, _wanted_inside(eqn, jaxpr, wanted), {}, jaxpr.outvars, maker)
+    results = {i: _outside(parts) for i, parts in _results_in_parts(jaxpr, rewritten).items()}
+    return _Body({**eqn.params, "jaxpr": _with_parts(jaxpr, rewritten)}, {}, results)
+
+
+def _rewritten_scan(
+    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartsMaker
+) -> _Body:
+    jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
+    eqns = without_calls(jaxpr.eqns)
+    dimensions = follow_into_scan(eqn, sharding, eqns, maker.mesh.shape)
+    positions = scan_operands(eqn)
+    wanted = _wanted_inside(eqn, jaxpr, wanted)
+    pairs = zip(jaxpr.invars[positions.carry], jaxpr.outvars, strict=False)
+    carried = {old: new for old, new in pairs if isinstance(new, Var) and new in wanted}
+    rewritten = in_parts(eqns, dimensions, wanted, carried, jaxpr.outvars, maker)
+    before = {i: rewritten.carried[var] for i, var in enumerate(jaxpr.invars) if var in rewritten.carried}
+    inside = _results_in_parts(jaxpr, rewritten)
+    stacked = frozenset(i for i in inside if i >= positions.num_carry)
+    length = (eqn.params["length"],)
+    results = {i: _outside(parts, length if i in stacked else ()) for i, parts in inside.items()}
+    return _Body({**eqn.params, "jaxpr": closed(_with_parts(jaxpr, rewritten))}, before, results, stacked)
+
+
+def _outside(inside: Parts, leading: tuple[int, ...] = ()) -> Parts:
+    """What the equation makes of a result of its body."""
+    aval = aval_of(inside.var)
+    return Parts(Var(jax.core.ShapedArray((*leading, *aval.shape), aval.dtype)), inside.axes)
+
+
+def _wanted_inside(eqn: JaxprEqn, jaxpr: Jaxpr, wanted: Allowed) -> Allowed:
+    """What is wanted of an equation, as values of its body."""
+    pairs = zip(eqn.outvars, jaxpr.outvars, strict=True)
+    return {atom: wanted[var] for var, atom in pairs if var in wanted and isinstance(atom, Var)}
+
+
+def _results_in_parts(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> dict[int, Parts]:
+    found = ((i, parts_of(atom, rewritten.parts)) for i, atom in enumerate(jaxpr.outvars))
+    return {i: parts for i, parts in found if parts}
+
+
+def _with_parts(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> Jaxpr:
+    """The jaxpr with rewritten equations; it reads and returns the parts."""
+    invars = [rewritten.carried[var].var if var in rewritten.carried else var for var in jaxpr.invars]
+    outvars: list[Atom] = list(jaxpr.outvars)
+    for i, parts in _results_in_parts(jaxpr, rewritten).items():
+        outvars[i] = parts.var
+    return make_jaxpr(invars, live_eqns(rewritten.eqns, outvars), outvars)
+
+
+def without_calls(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
+    """The equations with those of the functions they call in place of the calls."""
+
+    def body(eqn: JaxprEqn) -> Jaxpr | None:
+        inner = called(eqn)
+        return inner.jaxpr if inner is not None and not inner.consts else None
+
+    return inlined_eqns(eqns, body)
+
+
+def live_eqns(eqns: Sequence[JaxprEqn], wanted: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
+    """The equations that make what is wanted, or have effects."""
+    needed = {atom for atom in wanted if isinstance(atom, Var)}
+    kept: list[JaxprEqn] = []
+    for eqn in reversed(eqns):
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            needed.update(operands(eqn))
+    return tuple(reversed(kept))

@@ -1,0 +1,86 @@
+"""Values in parts: what they are, and how they are made of whole ones, and whole ones of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn, Var
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from mpmd.compiler.jaxprs.equations import Atom, traced_eqns
+from mpmd.compiler.shard.dimensions import Axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """``var`` has a leading dimension, sharded along the mesh ``axes``; the sum over it is another value."""
+
+    var: Var
+    axes: Axes
+
+
+def parts_of(atom: Atom, known: Mapping[Var, Parts]) -> Parts | None:
+    """The parts of an operand, if it has any."""
+    return known.get(atom) if isinstance(atom, Var) else None
+
+
+def parts_key(eqn: JaxprEqn, *more: Hashable) -> Hashable:
+    """What tells how an equation's parts are made from how those of another one are."""
+    return eqn.primitive, tuple(eqn.params.items()), more
+
+
+class PartsMaker:
+    """Makes equations for parts; those of equal layers are traced once.
+
+    Args:
+      mesh: the shape of a group's submesh.
+    """
+
+    def __init__(self, mesh: AbstractMesh):
+        self.mesh = mesh
+        self._traced: dict[Hashable, jax.stages.Wrapped] = {}
+
+    def make(
+        self, fun: Callable, inputs: Sequence[Atom], axes: Axes, key: Hashable
+    ) -> tuple[list[JaxprEqn], list[Parts]]:
+        """The equations of ``fun(*inputs)``, a list of values in parts, and what they make.
+
+        The parts are put where the shards are that they come from; the other dimensions are left to XLA.
+
+        Args:
+          key: equal for functions that are equal.
+        """
+
+        def pinned(parts):
+            spec = PartitionSpec(axes, *[PartitionSpec.UNCONSTRAINED] * (parts.ndim - 1))
+            return lax.with_sharding_constraint(parts, NamedSharding(self.mesh, spec))
+
+        if (key, axes) not in self._traced:
+            self._traced[key, axes] = jax.jit(lambda *xs: [pinned(parts) for parts in fun(*xs)])
+        eqns, variables = traced_eqns(self._traced[key, axes], inputs)
+        return eqns, [Parts(var, axes) for var in variables]
+
+    def first_part(self, whole: Atom, axes: Axes) -> tuple[list[JaxprEqn], Parts]:
+        """Equations that make parts of a whole value: the value itself, then zeros."""
+        number = math.prod(self.mesh.shape[axis] for axis in axes)
+
+        def parts(x):
+            shape = (number, *x.shape)
+            is_first = lax.broadcasted_iota(jnp.int32, shape, 0) == 0
+            return [lax.select(is_first, jnp.broadcast_to(x, shape), jnp.zeros(shape, x.dtype))]
+
+        eqns, (first,) = self.make(parts, [whole], axes, "first part")
+        return eqns, first
+
+    def sum_up(self, parts: Parts, whole: Var) -> JaxprEqn:
+        """The equation that makes a whole value of its parts."""
+        (eqn,), _ = traced_eqns(_summed, [parts.var])
+        return eqn.replace(outvars=[whole])
+
+
+_summed = jax.jit(lambda parts: [lax.reduce_sum(parts, (0,))])
