@@ -38,7 +38,7 @@ def graph(traced):
 @pytest.fixture(scope="module")
 def placed(graph):
     with mesh_of(2) as mesh:
-        return place(shard(graph, mesh.abstract_submesh, None, None, "replicated"), 2)
+        return place(shard(graph, mesh.abstract_submeshes, None, None, "replicated"), 2)
 
 
 def without(items, position):

@@ -63,7 +63,7 @@ def traced(step, *args):
 
 def sharded(step, *args):
     with mesh_of(GROUPS) as mesh:
-        return shard(split(traced(step, *args)), mesh.abstract_submesh, None, None, "replicated")
+        return shard(split(traced(step, *args)), mesh.abstract_submeshes, None, None, "replicated")
 
 
 def placed(step, *args):
