@@ -29,7 +29,7 @@ from cluster.ray_errors import translate
 from cluster.ray_session import RaySession
 from cluster.rpc import Client, Frame, FrameConnection, encode
 from cluster.world import WorldLostError
-from mpmd.errors import GroupDiedError
+from mpmd.errors import GroupDiedError, StepAborted
 
 _POLL_SECONDS = 1.0
 """How often the thread checks, while there are no events, that Ray is connected and the groups are alive."""
@@ -112,7 +112,7 @@ class ActorCalls:
         calls = self._pending.add([self.processes[number] for number in arguments], step)
         unsent: collections.deque[Callable[[], None]] = collections.deque()
         try:
-            unsent.extend([self._prepare(c, "run_step", arguments[c.process.number]) for c in calls])
+            unsent.extend(self._prepare_step(calls, arguments))
             while unsent:
                 unsent[0]()
                 unsent.popleft()
@@ -124,6 +124,21 @@ class ActorCalls:
                 self._fail(pending, RuntimeError("the step was not sent to all groups"))
             raise
         return {pending.process.number: pending.future for pending in calls}
+
+    def _prepare_step(
+        self, calls: Sequence[PendingCall], arguments: Mapping[int, tuple]
+    ) -> list[Callable[[], None]]:
+        """What sends a step to each process; nothing, and failed calls, when some arguments do not pickle."""
+        prepared = []
+        for pending in calls:
+            try:
+                prepared.append(self._prepare(pending, "run_step", arguments[pending.process.number]))
+            except Exception as error:
+                self._fail(pending, error.with_traceback(None))
+                for other in calls:
+                    self._fail(other, StepAborted(str(error)))
+                return []
+        return prepared
 
     def _send(self, pending: PendingCall, method: str, arguments: tuple) -> None:
         try:

@@ -223,11 +223,14 @@ class TaskGraph:
     tasks: tuple[tuple[Cell, ...], ...]
 
     def __str__(self) -> str:
-        names = self.traced.names()
+        return "\n".join(self.lines(self.traced.names()))
+
+    def lines(self, names: Names) -> list[str]:
+        """The graph as text."""
         lines = [*self.traced.argument_lines(names), "outside the loop"]
         lines += indented(map(names.equation, self.outer))
         lines += [*self.work_lines(names), "results"]
-        return "\n".join([*lines, *indented(self.traced.result_lines(names))])
+        return [*lines, *indented(self.traced.result_lines(names))]
 
     def work_lines(self, names: Names) -> list[str]:
         """The work of the loop, and what groups run, as text."""
@@ -259,10 +262,11 @@ class ShardedGraph:
     specs: Mapping[Var, Spec]
 
     def __str__(self) -> str:
-        names = self.graph.traced.names()
-        text = str(self.graph)  # which names the variables in order
-        sharded = (f"{names.typed(var)} {spec}" for var, spec in self.specs.items() if spec)
-        return "\n".join([text, "sharded within a group", *indented(sharded)])
+        graph, names = self.graph, self.graph.traced.names()
+        lines = [*graph.lines(names), "sharded within a group"]
+        shown = (*(a.var for a in graph.traced.arguments), *(a.result for a in graph.accumulators))
+        sharded = (f"{names.typed(var)} {spec}" for var in shown if (spec := self.specs.get(var)))
+        return "\n".join([*lines, *indented(sharded)])
 
 
 @dataclasses.dataclass(frozen=True)

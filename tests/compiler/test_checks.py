@@ -7,7 +7,7 @@ import pytest
 
 import mpmd
 from mpmd.annotate import mark_p
-from mpmd.compiler.checks import check_placed_graph, check_task_graph, check_traced_step
+from mpmd.compiler.checks import check_placed_graph, check_sharded_graph, check_task_graph, check_traced_step
 from mpmd.compiler.graph import Work
 from mpmd.compiler.place import place
 from mpmd.compiler.shard import shard
@@ -36,9 +36,14 @@ def graph(traced):
 
 
 @pytest.fixture(scope="module")
-def placed(graph):
+def sharded(graph):
     with mesh_of(2) as mesh:
-        return place(shard(graph, mesh.abstract_submeshes, None, None, "replicated"), 2)
+        return shard(graph, mesh.abstract_submeshes, None, None, "replicated")
+
+
+@pytest.fixture(scope="module")
+def placed(sharded):
+    return place(sharded, 2)
 
 
 def without(items, position):
@@ -130,6 +135,26 @@ OF_TASK_GRAPHS = {
 def test_a_task_graph_that(fault, graph):
     with pytest.raises(AssertionError, match="task graph that is wrong"):
         check_task_graph(OF_TASK_GRAPHS[fault](graph))
+
+
+OF_SHARDED_GRAPHS = {
+    "starts an accumulator with another shape": lambda s: replace(
+        s,
+        graph=replace(
+            s.graph, accumulators=changed(s.graph.accumulators, 0, result=s.graph.traced.arguments[-1].var)
+        ),
+    ),
+    "shards an accumulator otherwise at first": lambda s: replace(
+        s, specs={**s.specs, s.graph.accumulators[0].initial: ("data",)}
+    ),
+    "lacks work": lambda s: replace(s, graph=replace(s.graph, stage_work=s.graph.stage_work[1:])),
+}
+
+
+@pytest.mark.parametrize("fault", OF_SHARDED_GRAPHS)
+def test_a_sharded_graph_that(fault, sharded):
+    with pytest.raises(AssertionError, match="sharded graph that is wrong"):
+        check_sharded_graph(OF_SHARDED_GRAPHS[fault](sharded))
 
 
 def last_before(placed):

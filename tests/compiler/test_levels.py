@@ -103,6 +103,25 @@ def test_split(file_regression, schedule):
     file_regression.check(str(split(traced(step, {"tied": array(3, 3)}, XS))))
 
 
+def test_shard(file_regression):
+    """A gradient and a loss in parts, and a weight with an axis of its own."""
+
+    def loss(weights, x):
+        h = mpmd.mark_stage_end(lax.sin(lax.dot(x, weights["first"])))
+        return jnp.sum(lax.dot(h, weights["last"]))
+
+    def step(weights, xs):
+        loss_value, grads = gradients(loss, weights, xs, mpmd.Std1F1B(2))
+        return sgd(weights, grads), loss_value
+
+    weights = {"first": array(3, 4), "last": array(4, 2)}
+    with mesh_of(GROUPS, data=2) as mesh:
+        submesh = mesh.abstract_submesh
+        graph = split(trace(step, (weights, array(2, 6, 3)), {}, submesh))
+    specs = [(), ("data",), (None, "data")]
+    file_regression.check(str(shard(graph, submesh, specs, None, "replicated")))
+
+
 def test_place(file_regression):
     """A norm over the gradients of all groups, which each group computes for itself."""
 

@@ -1,6 +1,7 @@
 """Every failure names its group, and ends all waiting for it."""
 
 import gc
+import itertools
 import os
 import queue
 import signal
@@ -118,17 +119,23 @@ def test_arguments_that_do_not_pickle_on_one_group_do_not_block_the_others(two_g
     assert isinstance(outcome(futures[1]), mpmd.errors.StepAborted)
 
 
-def test_an_interrupt_between_requests_leaves_no_group_waiting(two_groups, monkeypatch):
-    driver = ProgramDriver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
-    calls = iter([cluster.actor_calls.encode])
+@pytest.mark.parametrize("mesh", ["two_groups", "two_process_groups"])
+@pytest.mark.parametrize("sent", [False, True], ids=["before", "after"])
+def test_an_interrupt_between_requests_leaves_no_group_waiting(mesh, sent, monkeypatch, request):
+    """It comes before or after the second request is sent, which is to a process of the first group, or not."""
+    mesh = request.getfixturevalue(mesh)
+    driver = ProgramDriver(mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
+    send, calls = cluster.rpc.Client.send, itertools.count()
 
-    def interrupted(*message):
-        for call in calls:
-            return call(*message)
-        raise KeyboardInterrupt
+    def interrupted(client, frame):
+        interrupt = next(calls) == 1
+        if sent or not interrupt:
+            send(client, frame)
+        if interrupt:
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(cluster.actor_calls, "encode", interrupted)
+        patched.setattr(cluster.rpc.Client, "send", interrupted)
         driver.step()
     futures, outputs = driver.step()
     assert futures[0].result(SOON).inline[outputs["end"]] == 4

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class CutSum:
 def cut_sum(
     eqn: JaxprEqn,
     operands: Sequence[Dimensions],
-    allowed: Set[str],
+    allowed: frozenset[str],
     mesh: Mapping[str, int],
     makers: Mapping[Var, JaxprEqn],
 ) -> CutSum | None:
@@ -55,9 +55,13 @@ def cut_sum(
 class _Cutter:
     """Chooses the axes along which the dimensions of one sum are cut."""
 
-    allowed: Set[str]
+    allowed: frozenset[str]
     mesh: Mapping[str, int]
     axes: Axes = ()
+
+    def leave(self, *others: Axes) -> None:
+        """Leaves out the axes of other dimensions: values would have to move to be cut along these."""
+        self.allowed = self.allowed.difference(*others)
 
     def parts(self, size: int, *ends: Axes) -> int:
         """In how many parts a dimension is cut that is sharded like this, as far as known at either end.
@@ -86,6 +90,9 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutS
     (left_summed, right_summed), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     shape = aval_of(eqn.invars[0]).shape
     pairs = list(zip(left_summed, right_summed, strict=True))
+    kept = [axes for i, axes in enumerate(operands[0]) if i not in left_summed]
+    kept += [axes for j, axes in enumerate(operands[1]) if j not in right_summed]
+    cutter.leave(*kept)
     numbers = [cutter.parts(shape[i], operands[0][i], operands[1][j]) for i, j in pairs]
     lefts = [(i, n) for (i, _), n in zip(pairs, numbers, strict=True) if n > 1]
     rights = [(j, n) for (_, j), n in zip(pairs, numbers, strict=True) if n > 1]
