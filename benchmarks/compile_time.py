@@ -2,6 +2,7 @@
 
     python benchmarks/compile_time.py           24 layers on 8 groups, then how the time grows
     python benchmarks/compile_time.py --xla     24 layers on 8 groups, to the end: XLA on each group too
+    python benchmarks/compile_time.py --stages 4 --devices 4    to the end, on groups of 1 and of 4 devices
 
 Times are medians, without what JAX remembers of an earlier trace. They are compared with how long
 ``jax.make_jaxpr`` takes for the very same function, because any compiler has to trace it.
@@ -23,6 +24,7 @@ import gpt
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
 import mpmd
 from mpmd.compiler.pipeline import CompiledStep, compile_step
@@ -33,7 +35,7 @@ from mpmd.stopwatch import Stopwatch
 LAYERS = (6, 12, 24, 48)
 MICROBATCHES = (8, 32, 128)
 PLANS = ((16, 64), (32, 128), (64, 512))
-D_MODEL, HEADS, SEQ_LEN, BATCH = 128, 4, 64, 2
+D_MODEL, HEADS, SEQ_LEN, BATCH = 128, 4, 64, 4
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
 
 
@@ -44,9 +46,13 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=32)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--xla", action="store_true", help="let the groups compile, and print the report")
+    parser.add_argument("--devices", type=int, help="compare groups of so many with groups of one device")
     args = parser.parse_args()
-    common.fake_devices(max(args.stages, *(groups for groups, _ in PLANS)))
+    common.fake_devices(max(args.stages * (args.devices or 1), *(groups for groups, _ in PLANS)))
     step = gpt_step(args.layers, args.stages, args.microbatches)
+    if args.devices:
+        print_devices(args, step)
+        return
     if args.xla:
         with mesh_of(args.stages) as mesh:
             print(mpmd.mpmd_jit_with_loop(step.fun, mpmd_mesh=mesh).compile(*step.args).report())
@@ -104,8 +110,8 @@ def train_step(loss, params, batch, num_stages: int) -> Step:
     return Step(step, (state, batch, batch), num_stages)
 
 
-def mesh_of(groups: int) -> mpmd.MpmdMesh:
-    return common.open_mesh({"stage": groups}, on_ray=False)
+def mesh_of(groups: int, devices: int = 1) -> mpmd.MpmdMesh:
+    return common.open_mesh({"stage": groups, "data": devices}, on_ray=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +170,26 @@ def compile_and_export(step: Step, mesh: GroupMesh) -> tuple[CompiledStep, dict[
             function = compiled.program.functions[executable.name]
             export_function(function, executable, mesh.abstract_submeshes[0], mesh.platform)
     return compiled, watch.seconds
+
+
+def print_devices(args: argparse.Namespace, step: Step) -> None:
+    """How long it takes to load a step on groups of one and of several devices, data parallel."""
+    rows = PartitionSpec(None, "data")
+    print(f"{'devices':>7}{'seconds':>9}{'of processors':>15}{'resolve':>9}{'load':>7}")
+    for devices in (1, args.devices):
+        runs = []
+        for _ in range(args.repetitions):
+            forget()
+            start, start_of_processors = time.perf_counter(), time.process_time()
+            with mesh_of(args.stages, devices) as mesh:
+                function = mpmd.mpmd_jit_with_loop(
+                    step.fun, mpmd_mesh=mesh, in_specs=(PartitionSpec(), rows, rows)
+                )
+                seconds = function.compile(*step.args).report().seconds
+            total = time.perf_counter() - start, time.process_time() - start_of_processors
+            runs.append((*total, seconds["resolve"], seconds["load"]))
+        wall, processors, resolve, load = (statistics.median(column) for column in zip(*runs, strict=True))
+        print(f"{devices:7}{wall:9.1f}{processors:15.1f}{resolve:9.1f}{load:7.1f}")
 
 
 def forget() -> None:

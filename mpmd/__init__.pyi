@@ -3,6 +3,7 @@ from .annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_sta
 from .array import MpmdArray, to_host
 from .errors import CompileError, GroupDiedError, PerformanceWarning, PlanError, StepAborted, TaskError
 from .mesh import MpmdMesh
+from .per_group import per_group
 from .reduce import Add, Concat, Max, Op, treduce, treduce_i
 from .schedules import (
     CustomSchedule,
@@ -63,6 +64,7 @@ __all__ = [
     "mark_pipeline_boundary",
     "mark_stage_end",
     "mpmd_jit_with_loop",
+    "per_group",
     "pipeline_enter_stage",
     "render",
     "simulate",

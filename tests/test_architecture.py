@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "mpmd.cli": "mpmd.ir mpmd.render mpmd.schedules mpmd.simulate mpmd.tables",
     # The compiler. A pass imports no other pass.
     "mpmd.annotate": "",
+    "mpmd.per_group": "",
     "mpmd.reduce": "mpmd.compat mpmd.schedules mpmd.tree",
     "mpmd.compiler.jaxprs": "mpmd.compat",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir",
     "mpmd.compiler.place": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.specs",
     "mpmd.compiler.lower": "mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
-    "mpmd.keys mpmd.names mpmd.program mpmd.schedules mpmd.specs",
+    "mpmd.keys mpmd.names mpmd.per_group mpmd.program mpmd.schedules mpmd.sharding mpmd.specs",
     "mpmd.compiler": "",
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "

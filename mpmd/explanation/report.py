@@ -16,6 +16,7 @@ class GroupReport:
     """What one group does and needs in a step. Bytes are of whole logical values, over all devices.
 
     Attributes:
+      submesh: the sizes of the axes of the group's devices.
       tasks: the number of tasks that the group runs in one step.
       executables: the number of different executables among them, each of which is compiled once.
       parameter_bytes: the bytes of the group's arguments that the step returns updated: weights and optimizer
@@ -26,6 +27,7 @@ class GroupReport:
     """
 
     mpmd_idx: int
+    submesh: Mapping[str, int]
     tasks: int
     executables: int
     parameter_bytes: int
@@ -56,7 +58,7 @@ class Report:
         header = ("group", "tasks", "executables", "parameters", "peak live", "sent per step", "XLA compile")
         rows = [
             (
-                str(g.mpmd_idx),
+                self._label(g),
                 str(g.tasks),
                 str(g.executables),
                 human_bytes(g.parameter_bytes),
@@ -75,6 +77,12 @@ class Report:
                 *aligned([list(passes), [f"{seconds:.2f}" for seconds in passes.values()]], left=()),
             ]
         )
+
+    def _label(self, group: GroupReport) -> str:
+        """A group's number, and its submesh where groups differ."""
+        if all(other.submesh == group.submesh for other in self.groups):
+            return str(group.mpmd_idx)
+        return " ".join([f"{group.mpmd_idx}:", *(f"{axis} {size}" for axis, size in group.submesh.items())])
 
 
 def report(
@@ -97,6 +105,7 @@ def report(
     groups = tuple(
         GroupReport(
             mpmd_idx=program.mpmd_idx,
+            submesh=plan.submesh(program.mpmd_idx),
             tasks=len(program.runs),
             executables=len(plan.executables_of(program.mpmd_idx)),
             parameter_bytes=sum(

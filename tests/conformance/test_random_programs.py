@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, seed, settings
 
 import mpmd
 from mpmd.ir import Free, Recv, Run, Send
-from tests.support.parity import mesh_of, raw
-from tests.support.random_programs import arguments_of, axes_of, programs, specs_of, step_of
+from tests.support.parity import raw, uneven_mesh_of
+from tests.support.random_programs import arguments_of, axes_of, programs, specs_of, step_of, submeshes_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,7 +23,7 @@ def quick_compiles():
 def check(program, steps=2):
     """Runs a program both ways, and looks at its plan."""
     step, (state, batch) = step_of(program), arguments_of(program)
-    mesh = mesh_of(program.groups + program.spare_groups, **axes_of(program))
+    mesh = uneven_mesh_of(*({"stage": 1, **axes} for axes in submeshes_of(program)))
     tolerance = 1e-4 if program.precise else 0.05
     reference = jax.jit(step)
     expected, rest = [state], []

@@ -1,12 +1,15 @@
 """Groups whose submeshes have different sizes compute what plain JAX computes."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.models import BATCH, CLIPPED_ADAM, batch, init, layer, make_step, mlp, mse, weights
 from tests.support.parity import assert_parity, uneven_mesh_of
 
 ADAM = optax.adam(1e-2, eps=1e-3)
@@ -39,3 +42,207 @@ def test_two_stages(shapes, spec):
         donate_argnums=0,
     )
     assert loaded.plan.submeshes == tuple(tuple(shape.items()) for shape in shapes)
+
+
+def mixed(local, h, p):
+    """``local`` on rows of ``h``, with each device's rows of the weight."""
+    spec = P("data")
+    return jax.shard_map(local, in_specs=(spec, spec, P()), out_specs=spec)(h, p["w"], p["b"])
+
+
+def gathered(h, w, b):
+    """A layer whose weight is gathered: the loop over the axis has its size."""
+    assert h.shape[0] * jax.lax.axis_size("data") == BATCH
+    return jnp.tanh(h @ jax.lax.all_gather(w, "data", tiled=True) + b)
+
+
+def loss_with_shard_maps(wrap):
+    def loss(params, x, y):
+        if jax.sharding.get_abstract_mesh().empty:
+            return mse(params, x, y)
+        run = wrap(lambda h, p: mixed(gathered, h, p))
+        return jnp.mean((run(mpmd.mark_stage_end(run(x, params[0])), params[1]) - y) ** 2)
+
+    return loss
+
+
+SHARDED = like_parameters(init(weights(2)), P("data"))
+
+
+@pytest.mark.parametrize("wrap", [mpmd.per_group, lambda f: jax.checkpoint(mpmd.per_group(f))])
+def test_a_shard_map_is_traced_for_each_group(wrap):
+    assert_parity(
+        make_step(loss_with_shard_maps(wrap), mpmd.Std1F1B(2)),
+        init(weights(2)),
+        *batch(),
+        mesh=uneven_mesh_of(*SHAPES["fewer rows"]),
+        in_specs=(SHARDED, ROWS, ROWS),
+    )
+
+
+def test_a_shard_map_for_other_sizes_is_an_error_that_names_the_line():
+    step = make_step(loss_with_shard_maps(lambda f: f), mpmd.Std1F1B(2))
+    with uneven_mesh_of(*SHAPES["fewer rows"]) as mesh, pytest.raises(mpmd.CompileError) as caught:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=(SHARDED, ROWS, ROWS))
+        compiled.compile(init(weights(2)), *batch())
+    message = str(caught.value)
+    assert "shard_map at" in message and "test_uneven_groups.py" in message and "(mixed)" in message
+    assert "was traced for a mesh of {'data': 4, 'model': 1}, but runs on group 1" in message
+    assert "{'data': 2, 'model': 1}: call it in a function under mpmd.per_group" in message
+
+
+def test_per_group_with_integers_and_without_a_mesh_size():
+    """What is not differentiated passes by, and plain JAX runs the function as it is."""
+
+    @mpmd.per_group
+    def gathered_rows(table, tokens):
+        return table[tokens], {"count": tokens.size + 0 * tokens.sum()}
+
+    def loss(params, x, y):
+        rows, counted = gathered_rows(params[0]["w"], jnp.int32(x > 0).sum(-1) % 4)
+        h = mpmd.mark_stage_end(layer(params[0], rows) / counted["count"])
+        return jnp.mean((layer(params[1], h) - y) ** 2)
+
+    step = make_step(loss, mpmd.Std1F1B(2))
+    shapes = SHAPES["fewer rows"]
+    assert_parity(step, init(weights(2)), *batch(), mesh=uneven_mesh_of(*shapes), in_specs=(P(), ROWS, ROWS))
+
+
+def test_per_group_of_a_function_that_closes_over_a_traced_array():
+    def loss(params, x, y):
+        return jnp.mean(mpmd.per_group(lambda h: h * params[0]["b"])(x))
+
+    with pytest.raises(TypeError, match="closes over a traced array"):
+        jax.jit(jax.grad(loss))(weights(1), jnp.ones((4, 4)), None)
+
+
+def test_results_under_per_group_whose_shape_depends_on_the_group():
+    @mpmd.per_group
+    def parts(h):
+        return h.reshape(jax.sharding.get_abstract_mesh().shape["data"], -1)
+
+    def loss(params, x, y):
+        h = mpmd.mark_stage_end(layer(params[0], x))
+        return jnp.mean(parts(layer(params[1], h)))
+
+    step = make_step(loss, mpmd.Std1F1B(2))
+    with uneven_mesh_of(*SHAPES["fewer rows"]) as mesh, pytest.raises(mpmd.CompileError) as caught:
+        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(weights(2)), *batch())
+    assert "returns float32[2, 8] on group 1, whose submesh is {'data': 2" in str(caught.value)
+    assert "but float32[4, 4] on group 0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        mpmd.Interleaved1F1B(4, 2),
+        mpmd.ListSchedule(num_stages=4, mpmd_dim=2),
+        mpmd.ZeroBubble(2),
+    ],
+    ids=lambda schedule: type(schedule).__name__,
+)
+def test_schedules(schedule):
+    stages = schedule.num_stages
+    state = init(weights(stages), CLIPPED_ADAM)
+    loaded = assert_parity(
+        make_step(mse, schedule, CLIPPED_ADAM),
+        state,
+        *batch(),
+        mesh=uneven_mesh_of(*SHAPES["data, then data and model"]),
+        in_specs=(like_parameters(state, P(None, "model")), ROWS, ROWS),
+    )
+    for name in {executable.name for executable in loaded.plan.executables}:
+        groups = [p.mpmd_idx for p in loaded.plan.programs if name in {run.executable for run in p.runs}]
+        assert len(groups) == 1, f"{name} is shared by groups of different shapes"
+
+
+def test_equal_groups_among_others_share_executables():
+    shapes = ({"data": 4}, {"data": 2}, {"data": 2})
+    state = init(weights(3))
+    loaded = assert_parity(
+        make_step(lambda p, x, y: jnp.mean(mlp(p, x)), mpmd.GPipe(3)),
+        state,
+        *batch(),
+        mesh=uneven_mesh_of(*shapes),
+        in_specs=(P(), ROWS, ROWS),
+    )
+    ends = {next(r.executable for r in p.runs if r.label == "after_0") for p in loaded.plan.programs}
+    assert ends == {"after_0.0", "after_0.1"}
+
+
+def test_a_tied_weight_and_constraints_within_stages():
+    def loss(params, x, y):
+        def constrained(h):
+            if jax.sharding.get_abstract_mesh().empty:
+                return h
+            return jax.lax.with_sharding_constraint(h, P("data", None))
+
+        h = mpmd.mark_stage_end(constrained(layer(params[0], x)))
+        h = jax.checkpoint(lambda h: constrained(layer(params[1], h)))(h)
+        return jnp.mean((h @ params[0]["w"].T - y) ** 2)
+
+    state = init(weights(2))
+    assert_parity(
+        make_step(loss, mpmd.Std1F1B(2)),
+        state,
+        *batch(),
+        mesh=uneven_mesh_of(*SHAPES["model, then data"]),
+        in_specs=(like_parameters(state, P("data", "model")), ROWS, ROWS),
+    )
+
+
+def compile_error(shapes, in_specs, **options):
+    step = make_step(mse, mpmd.Std1F1B(2))
+    with uneven_mesh_of(*shapes) as mesh, pytest.raises(mpmd.CompileError) as caught:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=in_specs, **options)
+        compiled.compile(init(weights(2)), *batch())
+    return caught.value.faults
+
+
+def test_specs_are_checked_on_each_group_that_holds_the_leaf():
+    shapes = {"data": 2}, {"data": 3}
+    faults = compile_error(shapes, (like_parameters(init(weights(2)), P("data")), ROWS, ROWS))
+    group = "does not divide by 3 on group 1, whose submesh is {'data': 3}"
+    assert len(faults) == 2
+    assert faults[0].startswith("in_specs: args[0][0][1]['w'] with shape (4, 4) has the spec P")
+    assert faults[0].endswith(f"but dimension 0 of size 4 {group}")
+    assert faults[1].startswith("in_specs: args[2] with shape (4, 4, 4) has the spec P")
+    assert faults[1].endswith(f"but dimension 1 of size 4 {group}")
+    gradients = [P(), {"w": P("data"), "b": P()}]
+    (fault,) = compile_error(shapes, P(), out_specs=(None, (P(), gradients)))
+    assert fault.startswith("out_specs: result[1][1][1]['w'] with shape (4, 4)")
+
+
+def test_activations_that_do_not_divide_on_the_reader_are_replicated_there():
+    loaded = assert_parity(
+        make_step(mse, mpmd.Std1F1B(2)),
+        init(weights(2)),
+        *batch(),
+        mesh=uneven_mesh_of({"data": 2}, {"data": 3}),
+        in_specs=(P(), ROWS, P()),
+    )
+    assert ("data",) in loaded.plan.executable("fwd_0").out_specs
+    assert set(loaded.plan.executable("fwd_1").in_specs) == {()}
+
+
+def submesh(first, last, *axes):
+    return Mesh(np.array(jax.devices()[first:last]).reshape(-1, *[1] * (len(axes) - 1)), axes)
+
+
+def test_all_that_is_wrong_with_the_meshes_is_said():
+    with pytest.raises(ValueError) as caught:
+        mpmd.MpmdMesh([submesh(0, 2, "data"), submesh(1, 3, "data"), submesh(3, 5, "data", "model")])
+    axes, shared = str(caught.value).splitlines()
+    assert axes.startswith("group 2 has the axes ('data', 'model'), but group 0 has ('data',)")
+    assert shared.startswith(f"{jax.devices()[1]} is in the meshes of groups 0, 1")
+    with pytest.raises(ValueError, match="one for each group"):
+        mpmd.MpmdMesh([])
+    with pytest.raises(ValueError, match="leave out 'data', or have each mesh with an axis of that name"):
+        mpmd.MpmdMesh([submesh(0, 2, "data")], "data")
+
+
+def test_groups_of_a_list_may_have_the_axis_of_groups():
+    even = mpmd.MpmdMesh(Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("stage", "data")), "stage")
+    mesh = mpmd.MpmdMesh(even.unstack, "stage")
+    assert mesh.abstract_submeshes == even.abstract_submeshes
+    assert mesh.mpmd_dim == 2

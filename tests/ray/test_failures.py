@@ -122,7 +122,7 @@ def test_arguments_that_do_not_pickle_on_one_group_do_not_block_the_others(two_g
 @pytest.mark.parametrize("mesh", ["two_groups", "two_process_groups"])
 @pytest.mark.parametrize("sent", [False, True], ids=["before", "after"])
 def test_an_interrupt_between_requests_leaves_no_group_waiting(mesh, sent, monkeypatch, request):
-    """It comes before or after the second request is sent, which is to a process of the first group, or not."""
+    """It comes before or after the second request is sent: to another group, or in the same one."""
     mesh = request.getfixturevalue(mesh)
     driver = ProgramDriver(mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
     send, calls = cluster.rpc.Client.send, itertools.count()

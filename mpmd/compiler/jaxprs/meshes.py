@@ -1,4 +1,4 @@
-"""Replaces the meshes that equations are traced under, or name."""
+"""Replaces the meshes that equations are traced under, or name, and what depends on them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,34 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 Change = Callable[[JaxprEqn, Any], Any]
 """From an equation and a mesh or sharding among its parameters to what takes its place."""
 
+Replace = Callable[[JaxprEqn], JaxprEqn]
+"""From an equation to the one that takes its place."""
 
-def jaxpr_with_meshes(jaxpr: Jaxpr, change: Change) -> Jaxpr:
+
+def _same(eqn: JaxprEqn) -> JaxprEqn:
+    return eqn
+
+
+def jaxpr_with_meshes(jaxpr: Jaxpr, change: Change, replace: Replace = _same) -> Jaxpr:
     """The jaxpr with ``change`` of every mesh and sharding of its equations, inner ones too."""
-    eqns = [eqn_with_meshes(eqn, change) for eqn in jaxpr.eqns]
+    eqns = [eqn_with_meshes(eqn, change, replace) for eqn in jaxpr.eqns]
     changed = any(new is not old for new, old in zip(eqns, jaxpr.eqns, strict=True))
     return jaxpr.replace(eqns=eqns) if changed else jaxpr
 
 
-def eqn_with_meshes(eqn: JaxprEqn, change: Change) -> JaxprEqn:
-    """The equation with ``change`` of every mesh and sharding; the same object where nothing changes."""
+def eqn_with_meshes(eqn: JaxprEqn, change: Change, replace: Replace = _same) -> JaxprEqn:
+    """The equation, and those inside, with ``change`` of every mesh and sharding, each after ``replace``.
+
+    The same object where nothing changes.
+    """
+    eqn = replace(eqn)
 
     def changed(value: Any) -> Any:
         match value:
             case Jaxpr():
-                return jaxpr_with_meshes(value, change)
+                return jaxpr_with_meshes(value, change, replace)
             case ClosedJaxpr():
-                inner = jaxpr_with_meshes(value.jaxpr, change)
+                inner = jaxpr_with_meshes(value.jaxpr, change, replace)
                 return value if inner is value.jaxpr else value.replace(jaxpr=inner)
             case tuple() | list() if type(value) in (tuple, list):
                 parts = [changed(part) for part in value]

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, Var
-from jax.interpreters import mlir
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import aval_of, avals_of, make_jaxpr
+from mpmd.compiler.lower.call import call_p
 from mpmd.compiler.lower.fingerprint import fingerprint
 from mpmd.compiler.lower.group_meshes import GroupMeshes
 from mpmd.ir import Aval, Executable, Spec
@@ -82,20 +82,6 @@ class ExecutableTable:
         submesh, shape = self.meshes.submeshes[mpmd_idx], aval_of(var).shape
         spec = self.specs.get(var, self.default if submesh.size > 1 and shape else ())
         return None if spec is None else fitting(spec, shape, submesh.shape)
-
-
-call_p = Primitive("call_jaxpr")
-"""Calls the jaxpr ``call_jaxpr`` as it is; ``jaxpr_as_fun`` would trace it again. Profilers show ``name``."""
-call_p.multiple_results = True
-
-
-@call_p.def_effectful_abstract_eval
-def _abstract_eval(*avals, call_jaxpr: ClosedJaxpr, name: str):
-    # Without the mesh that the jaxpr was traced in: JAX would write the shardings that XLA chooses over that.
-    return [aval.update(sharding=None) for aval in call_jaxpr.out_avals], call_jaxpr.effects
-
-
-mlir.register_lowering(call_p, mlir.core_call_lowering, cacheable=False)
 
 
 def _function(name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]) -> Function:

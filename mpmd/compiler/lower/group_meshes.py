@@ -3,7 +3,7 @@
 A step is traced once, within the first group's submesh. Its equations do not depend on how many devices are
 along an axis, but for those with a mesh in their parameters. Of these a sharding over the group's axes means
 the same on any submesh with these axes. The function of a ``shard_map`` does not: it was traced for its part
-of every array.
+of every array. A function under ``mpmd.per_group`` is traced here, for each group.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from typing import Any
 from jax.extend.core import JaxprEqn
 from jax.sharding import AbstractMesh, NamedSharding
 
+from mpmd.compiler.jaxprs.equations import any_inside, avals_of
 from mpmd.compiler.jaxprs.meshes import axes_named, eqn_with_meshes
 from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.lower.call import call_p
+from mpmd.errors import CompileError
+from mpmd.per_group import per_group_p, traced_for_group
+from mpmd.sharding import within
 
 
 class GroupMeshes:
@@ -31,9 +36,13 @@ class GroupMeshes:
         return list(self._faults)
 
     def moved(self, eqns: Iterable[JaxprEqn], mpmd_idx: int) -> list[JaxprEqn]:
-        """The equations as they are on a group."""
-        if self._are_equal:
-            return list(eqns)
+        """The equations as they are on a group.
+
+        Raises: ``CompileError`` for a function under ``per_group`` whose results have other shapes here.
+        """
+        eqns = list(eqns)
+        if self._are_equal and not any(_contains_per_group(eqn) for eqn in eqns):
+            return eqns
         submesh = self.submeshes[mpmd_idx]
 
         def change(eqn: JaxprEqn, value: Any) -> Any:
@@ -51,11 +60,32 @@ class GroupMeshes:
             self._faults[_fault(eqn, mesh, mpmd_idx, submesh)] = None
             return value
 
-        return [eqn_with_meshes(eqn, change) for eqn in eqns]
+        def traced(eqn: JaxprEqn) -> JaxprEqn:
+            if eqn.primitive is not per_group_p:
+                return eqn
+            with within(submesh):
+                jaxpr = traced_for_group(eqn.params["fun"], avals_of(eqn.invars))
+            if (found := _shapes(jaxpr.out_avals)) != (wanted := _shapes(avals_of(eqn.outvars))):
+                raise CompileError(
+                    f"a function under per_group at {where(eqn)} returns {found} on group {mpmd_idx}, whose "
+                    f"submesh is {dict(submesh.shape)}, but {wanted} on group 0"
+                )
+            return eqn.replace(primitive=call_p, params={"call_jaxpr": jaxpr, "name": "per_group"})
+
+        return [eqn_with_meshes(eqn, change, traced) for eqn in eqns]
+
+
+def _contains_per_group(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is per_group_p or any_inside(eqn, per_group_p)
+
+
+def _shapes(avals: Iterable[Any]) -> str:
+    return ", ".join(f"{aval.dtype}{list(aval.shape)}" for aval in avals)
 
 
 def _fault(eqn: JaxprEqn, mesh: AbstractMesh, mpmd_idx: int, submesh: AbstractMesh) -> str:
     return (
         f"{eqn.primitive} at {where(eqn)} was traced for a mesh of {dict(mesh.shape)}, but runs on group "
-        f"{mpmd_idx}, whose submesh is {dict(submesh.shape)}"
+        f"{mpmd_idx}, whose submesh is {dict(submesh.shape)}: call it in a function under mpmd.per_group, "
+        "which is traced for each group"
     )

@@ -2,7 +2,7 @@
 
 from tests.support.random_programs.description import Layer, Output, Program, Side, Skip, Stage
 from tests.support.random_programs.draw import programs
-from tests.support.random_programs.outside import arguments_of, axes_of, specs_of, step_of
+from tests.support.random_programs.outside import arguments_of, axes_of, specs_of, step_of, submeshes_of
 
 __all__ = [
     "Layer",
@@ -16,4 +16,5 @@ __all__ = [
     "programs",
     "specs_of",
     "step_of",
+    "submeshes_of",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -151,12 +152,21 @@ SUBMESHES = {
     "fsdp": {"fsdp": 2},
     "tensor": {"tensor": 2},
     "both": {"data": 2, "tensor": 2},
+    "uneven": {"data": 2, "tensor": 1},
 }
+SMALLER = {"data": 1, "tensor": 2}, {"data": 1, "tensor": 1}
+"""Of ``uneven`` groups the submeshes that come after the first, in turn."""
 
 
 def axes_of(program):
     """The axes of a group's devices."""
     return SUBMESHES[program.submesh]
+
+
+def submeshes_of(program):
+    """The axes of each group's devices, in sizes of its own if the groups are uneven."""
+    shapes = [axes_of(program), *(SMALLER if program.submesh == "uneven" else ())]
+    return list(itertools.islice(itertools.cycle(shapes), program.groups + program.spare_groups))
 
 
 def specs_of(program, state, batch):
