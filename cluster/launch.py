@@ -71,16 +71,17 @@ def launch(
         the groups; by default one, or as few as the GPUs of the nodes allow.
       platform: ``cpu``, ``cuda``, ``rocm`` or another platform of JAX; by default ``cuda`` where the
         cluster has GPUs. On ``cpu`` a group's devices are slices of its host.
-      cpus_per_group: CPUs to reserve for each group, fractions allowed; by default one, or less where the
-        cluster has fewer CPUs than groups. XLA's CPU thread pool gets this size, or by default that of
-        the group's share of its node.
+      cpus_per_group: CPUs to reserve for each group, fractions allowed; by default one for each process, or
+        less where the cluster has fewer CPUs than processes. Its processes share them evenly. XLA's CPU thread
+        pool gets this size, or by default that of the process's share of its node.
       gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``.
       address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``.
       transport: how groups exchange messages: ``shared_memory``, within a node; ``device``, JAX's transfers
-        between devices, over TCP; ``object_store``, Ray's; or ``auto``, the best for each pair of groups.
+        between devices, over TCP; ``object_store``, Ray's; or ``auto``, the best for each pair of processes.
         With ``object_store`` the driver's requests are made by Ray, too, with Ray's encryption if that is on;
-        else the driver connects with all groups by TCP. Neither TCP nor ``device`` is encrypted.
+        else the driver connects with all processes by TCP. Neither TCP nor ``device`` is encrypted, nor are
+        the collectives within a group of several processes.
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
         what one run has compiled, no later run compiles. ``None`` keeps nothing. In ``runtime_env``, a
         ``JAX_COMPILATION_CACHE_DIR`` takes precedence.

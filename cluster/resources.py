@@ -19,12 +19,12 @@ _QUIET_SECONDS = 2.0
 """How long ``reserve`` waits before it prints that it waits."""
 
 
-def fitting_cpus(cpus_of_nodes: Sequence[float], num_groups: int) -> float:
-    """The CPUs to request for each group: one, or the largest 1/k with which all groups fit on the nodes."""
+def fitting_cpus(cpus_of_nodes: Sequence[float], num_processes: int) -> float:
+    """The CPUs to request for each process: one, or the largest 1/k with which all fit on the nodes."""
     if not any(cpus_of_nodes):
         return 1.0
     k = 1
-    while sum(int(cpus * k) for cpus in cpus_of_nodes) < num_groups:
+    while sum(int(cpus * k) for cpus in cpus_of_nodes) < num_processes:
         k += 1
     return int(10_000 / k) / 10_000  # Ray counts in ten-thousandths
 

@@ -13,7 +13,7 @@ _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds ``--ray`` and ``--address`` to an example that runs in one process by default."""
-    parser.add_argument("--ray", action="store_true", help="one Ray actor per group instead of one process")
+    parser.add_argument("--ray", action="store_true", help="Ray actors instead of one process")
     parser.add_argument("--address", help="the Ray cluster to join with --ray; by default a local one")
 
 

@@ -1,4 +1,4 @@
-"""Where the messages for one group arrive, by whichever transport, and where the group waits for them."""
+"""Where the messages for one process arrive, by whichever transport, and where it waits for them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Arrival(Protocol):
 
 
 class Inbox:
-    """The messages that have arrived for one group and were not yet taken.
+    """The messages that have arrived for one process and were not yet taken.
 
     One thread, which runs the group's programs, waits here. It blocks in reading a pipe, and so uses no
     processor time. Processes of this node write headers to the pipe, and the thread passes them to listeners;

@@ -28,7 +28,7 @@ class PeerTransport(Transport, abc.ABC):
 
     @abc.abstractmethod
     def connect(self, addresses: Mapping[int, Any]) -> None:
-        """Connects with peers, by ``mpmd_idx``, once all of them listen; they have to connect, too."""
+        """Connects with peers, by their numbers, once all of them listen; they have to connect, too."""
 
     @abc.abstractmethod
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None: ...

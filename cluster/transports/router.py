@@ -45,7 +45,7 @@ class Router:
 
         Args:
           routes: the name of the transport, for each peer.
-          addresses: for each group, what its ``listen`` has returned.
+          addresses: for each process, what its ``listen`` has returned.
         """
         for name, transport in self._transports.items():
             if peers := [peer for peer, chosen in routes.items() if chosen == name]:

@@ -72,7 +72,7 @@ class DeviceTransport(PeerTransport):
 
     def connect(self, addresses: Mapping[int, DeviceAddress]) -> None:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
-        # Each group connects to the later ones, the last first. That one accepts at once, so groups do not
+        # Each connects to the later ones, the last first. That one accepts at once, so processes do not
         # wait for one another in a chain.
         later = sorted((peer for peer in addresses if peer > self._process), reverse=True)
         with self._listener:

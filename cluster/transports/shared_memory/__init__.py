@@ -1,6 +1,6 @@
 """Messages between groups of one node: values in memory that both processes map, headers through a pipe.
 
-Each direction between two groups has
+Each direction between two processes has
 
 - slots: anonymous memory, each for one message at a time, allocated when no slot is free (``slots``);
 - the pipe of the receiver's inbox, to which all its senders write a header of fixed size for each message;

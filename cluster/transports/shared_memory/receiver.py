@@ -1,4 +1,4 @@
-"""The receiving end of one direction between two groups."""
+"""The receiving end of one direction between two processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sending end of one direction between two groups."""
+"""The sending end of one direction between two processes."""
 
 from __future__ import annotations
 

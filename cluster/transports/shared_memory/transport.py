@@ -62,7 +62,7 @@ class SharedMemoryTransport(PeerTransport):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.connect(f"\0{name}")
         if not _is_of_this_user(connection):
-            raise PermissionError("a process of another user answers for a group")
+            raise PermissionError("a process of another user answers for a process of a group")
         connection.send(_HELLO.pack(self._process))
         return connection
 
