@@ -71,9 +71,9 @@ def launch(
         the groups; by default one, or as few as the GPUs of the nodes allow.
       platform: ``cpu``, ``cuda``, ``rocm`` or another platform of JAX; by default ``cuda`` where the
         cluster has GPUs. On ``cpu`` a group's devices are slices of its host.
-      cpus_per_group: CPUs to reserve for each group, fractions allowed; by default one per process, or
-        less where the cluster has fewer CPUs than processes. A group's processes share them evenly. XLA's CPU thread
-        pool gets this size, or by default that of the process's share of its node.
+      cpus_per_group: CPUs to reserve for each group, fractions allowed, which its processes share evenly; by
+        default one per process, or less where the cluster has fewer CPUs than processes. XLA's thread pool
+        gets this size, or by default that of the process's share of its node.
       gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``.
       address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``.
