@@ -113,10 +113,11 @@ class CellLowering:
         makes += [made for work, offset in works for made in self._made(work, offset, works)]
         outputs = [fused.variables[made.var, made.offset] for made in makes]
         origins = [fused.origin[var] for var in reads]
+        stands_for = {fused_var: var for (var, _), fused_var in fused.variables.items()}
         label = "+".join(str(work) for work, _ in works)
         group = self._stage_groups[works[0][0].stage]
         return LoweredCell(
-            executable=self._table.add(label, group, reads, fused.eqns, outputs),
+            executable=self._table.add(label, group, reads, fused.eqns, outputs, stands_for),
             jaxpr=make_jaxpr(reads, fused.eqns, outputs),
             reads=tuple(self._read(var, offset, works) for var, offset in origins),
             indices=tuple(offset for var, offset in origins if var is self._index),

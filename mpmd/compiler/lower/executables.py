@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
@@ -46,10 +47,18 @@ class ExecutableTable:
         invars: Sequence[Var],
         eqns: Sequence[JaxprEqn],
         outvars: Sequence[Var],
+        stands_for: Mapping[Var, Var] = MappingProxyType({}),
     ) -> str:
-        """Returns the name of an executable for equations on a group: ``name``, or that of an equal one."""
+        """Returns the name of an executable for equations on a group: ``name``, or that of an equal one.
+
+        Args:
+          stands_for: for variables that are those of another microbatch, the variables of the step.
+        """
         eqns = self.meshes.moved(eqns, mpmd_idx)
-        in_specs, out_specs = self._specs_of(invars, mpmd_idx), self._specs_of(outvars, mpmd_idx)
+        in_specs, out_specs = (
+            tuple(self.spec_of(stands_for.get(var, var), mpmd_idx) for var in variables)
+            for variables in (invars, outvars)
+        )
         key = (fingerprint(invars, eqns, outvars), in_specs, out_specs, self.meshes.submeshes[mpmd_idx])
         if key not in self._known:
             name = self._unused(name)
@@ -73,9 +82,6 @@ class ExecutableTable:
     def _avals_of(self, variables: Sequence[Var]) -> tuple[Aval, ...]:
         self._avals.update((var.aval, to_aval(var)) for var in variables if var.aval not in self._avals)
         return tuple(self._avals[var.aval] for var in variables)
-
-    def _specs_of(self, variables: Sequence[Var], mpmd_idx: int) -> tuple[Spec | None, ...]:
-        return tuple(self.spec_of(var, mpmd_idx) for var in variables)
 
     def spec_of(self, var: Var, mpmd_idx: int) -> Spec | None:
         """How a variable is sharded on a group; ``None`` where its compiler chooses."""

@@ -316,3 +316,21 @@ def mixture_of_experts(partial_sums):
 def donated_shards():
     specs = like_parameters(init(weights(2), ADAM), P("fsdp"))
     return case({"fsdp": 2}, (specs, ROWS, ROWS), optimizer=ADAM)
+
+
+@program(on_ray=True)
+def fused_tasks_that_accumulate():
+    """The backward in a fused task is of another microbatch, and its accumulators have the same specs."""
+    schedule = mpmd.Interleaved1F1B(4, 2, fuse_steady_state=True)
+
+    def step(state, xs, ys):
+        loss, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(mse)(state, *mb),
+            (xs, ys),
+            schedule=schedule,
+            operation=(mpmd.Add, mpmd.Concat()),
+        )
+        return descend(state, jax.tree.map(lambda g: g.sum(0), grads)), (loss, grads)
+
+    specs = like_parameters(weights(4), P(None, "model"))
+    return Case(step, weights(4), batch(8), 2, {"model": 2}, {"in_specs": (specs, P(), P())})
