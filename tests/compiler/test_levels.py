@@ -116,7 +116,7 @@ def test_shard(file_regression):
 
     weights = {"first": array(3, 4), "last": array(4, 2)}
     with mesh_of(GROUPS, data=2) as mesh:
-        submesh = mesh.abstract_submesh
+        submesh = mesh.abstract_submeshes
         graph = split(trace(step, (weights, array(2, 6, 3)), {}, submesh))
     specs = [(), ("data",), (None, "data")]
     file_regression.check(str(shard(graph, submesh, specs, None, "replicated")))

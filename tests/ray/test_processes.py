@@ -50,7 +50,7 @@ def arguments():
 
 def launch(**options):
     return cluster.launch(
-        {"stage": 2, "fsdp": 2}, "stage", processes_per_group=2, cpus_per_group=0.5, **options
+        {"stage": 2, "fsdp": 2}, "stage", processes_per_group=2, cpus_per_group=0.2, **options
     )
 
 
