@@ -332,5 +332,5 @@ def fused_tasks_that_accumulate():
         )
         return descend(state, jax.tree.map(lambda g: g.sum(0), grads)), (loss, grads)
 
-    specs = like_parameters(weights(4), P(None, "model"))
-    return Case(step, weights(4), batch(8), 2, {"model": 2}, {"in_specs": (specs, P(), P())})
+    specs = like_parameters(weights(4), P(None, "fsdp"))
+    return Case(step, weights(4), batch(8), 2, {"fsdp": 2}, {"in_specs": (specs, P(), P())})
