@@ -3,8 +3,8 @@
     python examples/workshop_transformer.py              in one process, on eight fake devices
     python examples/workshop_transformer.py --ray        on two Ray actors of four devices each
 
-Layers are tensor parallel, then sequence parallel as well, then checkpointed in full and by a policy. Losses and
-parameters of each are compared with plain ``jax.jit`` of the tensor-parallel step on one device.
+Layers are tensor parallel, then sequence parallel as well, then checkpointed in full and by a policy. Losses
+and parameters of each are compared with plain ``jax.jit`` of the tensor-parallel step on one device.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
             step = pipelined(graphdef, state, batch, strategy, mesh)
             actual = train(step, state, batch, args.steps)
             common.assert_close(f"{name}: losses", actual[1], expected[1], 1e-5)
-            common.assert_close(f"{name}: parameters", actual[0], expected[0], 1e-5)
+            common.assert_close(f"{name}: parameters and moments", actual[0], expected[0], 1e-5)
 
 
 def column_parallel(in_features: int, out_features: int, rngs: nnx.Rngs) -> nnx.Linear:
@@ -79,9 +79,7 @@ def column_parallel(in_features: int, out_features: int, rngs: nnx.Rngs) -> nnx.
 
 def row_parallel(in_features: int, out_features: int, rngs: nnx.Rngs) -> nnx.Linear:
     """A linear layer that reads a share of its inputs on each device along ``"model"``, and sums."""
-    return nnx.Linear(
-        in_features, out_features, kernel_metadata={"out_sharding": ("model", None)}, rngs=rngs
-    )
+    return nnx.Linear(in_features, out_features, kernel_metadata={"out_sharding": ("model", None)}, rngs=rngs)
 
 
 def whole(x: jax.Array) -> jax.Array:
@@ -90,11 +88,11 @@ def whole(x: jax.Array) -> jax.Array:
 
 
 class TransformerLayer(nnx.Module):
-    """A pre-norm layer over float32[batch, seq_len, hidden], with heads and hidden units split over ``"model"``.
+    """A pre-norm layer over float32[batch, seq_len, hidden], with heads and hidden units along ``"model"``.
 
-    Tensor parallel, each block ends with an all-reduce, and what is between blocks is replicated (Shoeybi et
-    al. 2019, section 3). Sequence parallel, that is split along the sequence, and each block gathers it and
-    scatters its sum (Korthikanti et al. 2022, section 4.2.2).
+    Tensor parallel, a block ends with an all-reduce, and between blocks values are whole (Shoeybi et al.
+    2019, section 3). Sequence parallel, they are split along the sequence there: a block gathers what it
+    reads, and scatters its sum (Korthikanti et al. 2022, section 4.2.2).
     """
 
     def __init__(self, hidden: int, num_heads: int, sequence_parallel: bool, rngs: nnx.Rngs):
@@ -203,7 +201,7 @@ def pipelined(graphdef: nnx.GraphDef, state: nnx.State, batch, strategy: Strateg
 
 
 def train(step, state: nnx.State, batch, num_steps: int):
-    """The state after some steps as plain arrays, and the loss of each."""
+    """The state after some steps, as nested dicts, and the loss of each."""
     losses = []
     for _ in range(num_steps):
         state, loss = step(state, *batch)
