@@ -293,6 +293,26 @@ def test_tensor_parallel_weights_reduce_activations_alone():
     assert saved == weights + 4
 
 
+def test_what_a_constraint_splits_is_not_in_parts():
+    """Sequence parallel: the gradient of an activation is summed, and split where the user says so."""
+
+    def loss(params, x):
+        first = lax.with_sharding_constraint(x * params["scale"], P("data", "model"))
+        h = mpmd.mark_stage_end(lax.with_sharding_constraint(first, P("data")) @ params["up"])
+        return mean(jnp.tanh(h) @ params["down"])
+
+    params = {"scale": jnp.ones(D), "up": normal(3, D, 16), "down": normal(4, 16, D)}
+    spec = {"scale": P(), "up": P(None, "model"), "down": P("model")}
+    sequences = P(None, "data", "model")
+    xs = normal(1, MICROBATCHES, ROWS, 4, D)
+    with mesh_of(2, data=2, model=2) as mesh:
+        with jax.set_mesh(mesh.jax_mesh):  # for plain JAX
+            loaded = assert_parity_on(mesh, train(loss), params, xs, in_specs=(spec, sequences))
+        in_loop, _ = collectives_of(loaded, mesh)
+    activation = 4 * ROWS // 2 * 4 * D
+    assert bytes_by_operation({"bwd_0": in_loop["bwd_0"]}) == {"all-reduce": activation}
+
+
 def test_of_two_axes_the_replicated_one_is_in_parts():
     """Hybrid sharding: the batch along both axes, weights along one."""
     specs = ([{"w": P("fsdp"), "b": P()}] * 2, P(None, ("replica", "fsdp")))

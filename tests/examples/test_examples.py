@@ -94,6 +94,14 @@ def test_jaxpp_tutorial():
     assert printed.count("parameters: max |difference|") == 2
 
 
+def test_workshop_transformer():
+    sizes = "--layers 2 --hidden 16 --heads 2 --seq-len 8 --microbatches 2 --steps 2".split()
+    printed = run_example("workshop_transformer", *sizes)
+    for strategy in ("tensor parallel", "sequence parallel", "full checkpointing", "selective checkpointing"):
+        for result in ("losses", "parameters and moments"):
+            assert f"{strategy}: {result}: max |difference|" in printed
+
+
 @pytest.mark.parametrize(
     ("name", "published_loss"), [("nabla_gpipe", None), ("nabla_2d", 3828.785)], ids=["gpipe", "2d"]
 )

@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
+from mpmd.compiler.shard.dimensions import dimensions_of
 
 Positions = tuple[int, ...]
 
@@ -51,6 +52,18 @@ def linear_positions(eqn: JaxprEqn) -> tuple[Positions, ...]:
 def is_placement(eqn: JaxprEqn) -> bool:
     """Whether an equation only says where its operand should be."""
     return eqn.primitive.name in _PLACEMENT
+
+
+def placement_axes(eqn: JaxprEqn) -> frozenset[str]:
+    """The mesh axes that shard a value where an equation says that it should be.
+
+    Parts along one of them would have to be whole in that dimension, so what was to be split is gathered.
+    """
+    sharding = eqn.params.get("sharding") if is_placement(eqn) else None
+    entries = getattr(sharding, "spec", None) or ()
+    return frozenset(
+        axis for entry in entries if isinstance(entry, str | tuple) for axis in dimensions_of((entry,), 1)[0]
+    )
 
 
 def _keeps_sums(eqn: JaxprEqn) -> bool:

@@ -51,7 +51,7 @@ from mpmd.compiler.shard.dimensions import (
     follow_into_scan,
     sharded,
 )
-from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions
+from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions, placement_axes
 from mpmd.compiler.shard.parts import Parts, PartsMaker, parts_key, parts_of
 from mpmd.compiler.shard.sums import cut_sum
 
@@ -118,7 +118,7 @@ def _candidates(eqns: Sequence[JaxprEqn], wanted: Allowed, uses: Mapping[Var, in
         results = [var for var in eqn.outvars if not is_dropped(var)]
         if not results or any(var not in found for var in results):
             continue
-        axes = frozenset.intersection(*(found[var] for var in results))
+        axes = frozenset.intersection(*(found[var] for var in results)) - placement_axes(eqn)
         for position in {i for positions in linear_positions(eqn) for i in positions}:
             if isinstance(atom := eqn.invars[position], Var) and atom not in wanted:
                 reads_left[atom] -= 1

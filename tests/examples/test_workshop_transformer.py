@@ -1,0 +1,76 @@
+"""The collectives of the Workshop transformer: those that its strategies ought to have, and no more.
+
+Counted in the programs that XLA compiled. That losses and parameters are those of plain JAX, the example
+asserts itself.
+"""
+
+import collections
+import pathlib
+
+import jax
+import pytest
+from flax import nnx
+
+from tests.support.collectives import collectives_of
+from tests.support.parity import mesh_of
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+SIZES = "--layers 4 --hidden 16 --heads 4 --seq-len 8 --batch-size 8 --microbatches 2"
+LAYERS_PER_STAGE = 2
+ACTIVATION = (2, 8, 16)  # of a microbatch of four sequences, on one of two devices along "data"
+
+# The blocks of a layer are attention and the MLP. A tensor-parallel one sums its result in the forward and
+# the gradient of its input in the backward. A sequence-parallel one gathers its input as well, and in the
+# backward the gradient of its result. Its sums would best be reduce-scatters; XLA for CPUs makes each an
+# all-reduce and a slice.
+SUMS = {"all-reduce": 2}
+SUMS_AND_GATHERS = {"all-reduce": 2, "all-gather": 2}
+PER_LAYER = {
+    "tensor parallel": (SUMS, SUMS),
+    "sequence parallel": (SUMS_AND_GATHERS, SUMS_AND_GATHERS),
+    # Attention's sum once more; the MLP's is the layer's result, which the backward does not need.
+    "full checkpointing": (SUMS, {"all-reduce": 3}),
+    "selective checkpointing": (SUMS, SUMS),
+}
+
+
+@pytest.fixture
+def workshop(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import workshop_transformer
+
+    return workshop_transformer
+
+
+def compiled(workshop, strategy, **axes):
+    """The collectives of one strategy's step in microbatches and outside, and the model's parameters."""
+    args = workshop.parse_arguments(SIZES.split())
+    with mesh_of(workshop.NUM_STAGES, **axes) as mesh:
+        graphdef, state = workshop.init(args, strategy)
+        step = workshop.pipelined(graphdef, state, workshop.make_batch(args), strategy, mesh)
+        params = jax.tree.leaves(nnx.filter_state(state, nnx.Param))
+        return *collectives_of(step, mesh), params
+
+
+def count(found):
+    """How many values each operation is done to; XLA combines some collectives into one."""
+    return collections.Counter(collective.operation for collective in found for _ in collective.shapes)
+
+
+@pytest.mark.parametrize(("name", "per_layer"), PER_LAYER.items(), ids=PER_LAYER)
+def test_microbatches_exchange_activations_and_steps_reduce_gradients(workshop, name, per_layer):
+    in_loop, outside, params = compiled(workshop, workshop.STRATEGIES[name], data=2, model=2)
+    for direction, expected in zip(("fwd", "bwd"), per_layer, strict=True):
+        for stage in range(workshop.NUM_STAGES):
+            found = in_loop.pop(f"{direction}_{stage}")
+            assert count(found) == {op: LAYERS_PER_STAGE * number for op, number in expected.items()}
+            assert {shape for collective in found for shape in collective.shapes} == {ACTIVATION}
+    assert not in_loop
+    # Each parameter's gradient once, and the loss.
+    assert sum(map(count, outside.values()), collections.Counter()) == {"all-reduce": len(params) + 1}
+
+
+def test_data_parallel_microbatches_exchange_nothing(workshop):
+    in_loop, outside, params = compiled(workshop, workshop.Strategy(), data=2, model=1)
+    assert in_loop and not any(in_loop.values())
+    assert sum(map(count, outside.values()), collections.Counter()) == {"all-reduce": len(params) + 1}
