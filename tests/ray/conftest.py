@@ -23,7 +23,7 @@ def two_groups(local_ray):
 @pytest.fixture(scope="session")
 def two_process_groups(local_ray):
     """Two groups of two processes, each with one of the group's two devices. Tests leave it usable."""
-    with cluster.launch({"stage": 2, "fsdp": 2}, "stage", processes_per_group=2, cpus_per_group=0.2) as mesh:
+    with cluster.launch({"stage": 2, "fsdp": 2}, "stage", processes_per_group=2, cpus_per_group=0.25) as mesh:
         yield mesh
 
 

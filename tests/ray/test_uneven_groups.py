@@ -20,7 +20,7 @@ PROCESSES = [2, 1, 1]
 def mesh(local_ray, request):
     """Three groups of two, four and one devices; the first one has two processes."""
     with cluster.launch(
-        groups=GROUPS, processes_per_group=PROCESSES, cpus_per_group=0.2, transport=request.param
+        groups=GROUPS, processes_per_group=PROCESSES, cpus_per_group=0.25, transport=request.param
     ) as mesh:
         yield mesh
 
