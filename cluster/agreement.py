@@ -20,7 +20,7 @@ from mpmd.errors import StepAborted
 
 
 class _Vote(NamedTuple):
-    """What a process says of a step: ``None``, it can go on, or why it cannot; then it has left the step."""
+    """What a process says of a step: why it has left it, or ``None`` when it can go on."""
 
     step: int
     reason: str | None
@@ -67,6 +67,7 @@ class Agreement:
         """Waits until every process of the group has come here, or has left the step.
 
         Args:
+          step: its number; the steps of a process ascend.
           reason: why this process cannot go on with the step; ``None`` when it can.
 
         Raises: ``StepAborted`` in all of them when one cannot go on, ``WorldLostError`` when one is gone.

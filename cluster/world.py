@@ -13,6 +13,8 @@ _HEARTBEAT_SECONDS = 120
 """The driver notices earlier that a process hangs, and then ends the group."""
 
 _SHUTDOWN_SECONDS = 5
+"""How long a process that ends waits for the others to end."""
+
 _MARGIN_SECONDS = 30
 """The driver, which has waited before, says what is wrong; JAX would only end the process."""
 
@@ -39,6 +41,9 @@ def join(coordinator: Address, num_processes: int, rank: int, host: str, timeout
     Neither the coordinator's port nor that of the collectives asks for a secret: JAX has no way to.
 
     Args:
+      coordinator: the address at which rank 0 listens.
+      num_processes: of the group.
+      rank: of this process.
       host: the address of this process for the collectives of CPU devices.
       timeout: seconds to wait for the other processes.
 
