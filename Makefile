@@ -9,7 +9,7 @@ demo: $(READY)
 	$(VENV)/bin/python examples/train_gpt.py
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest -m "not slow"
+	$(VENV)/bin/python -m pytest -n 2 -m "not slow"
 
 test-slow: $(READY)
 	$(VENV)/bin/python -m pytest -m slow

@@ -5,7 +5,16 @@ The flags must be there before JAX is first imported.
 
 import os
 
+import pytest
+
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def pytest_collection_modifyitems(items):
+    """With ``-n``, tests on Ray stay in one process, which has the one cluster; others stay with their file."""
+    for item in items:
+        group = "ray" if item.path.parent.name == "ray" else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
