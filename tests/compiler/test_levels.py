@@ -63,7 +63,7 @@ def traced(step, *args):
 
 def sharded(step, *args):
     with mesh_of(GROUPS) as mesh:
-        return shard(split(traced(step, *args)), mesh.abstract_submeshes, None, None, "replicated")
+        return shard(split(traced(step, *args)), mesh.abstract_submeshes, None, None, "replicated", "task")
 
 
 def placed(step, *args):
@@ -119,7 +119,7 @@ def test_shard(file_regression):
         submesh = mesh.abstract_submeshes
         graph = split(trace(step, (weights, array(2, 6, 3)), {}, submesh))
     specs = [(), ("data",), (None, "data")]
-    file_regression.check(str(shard(graph, submesh, specs, None, "replicated")))
+    file_regression.check(str(shard(graph, submesh, specs, None, "replicated", "task")))
 
 
 def test_place(file_regression):
