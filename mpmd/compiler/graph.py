@@ -276,7 +276,7 @@ class ShardedGraph:
         if self.gathered:
             lines.append("gathered once per step")
             lines += [
-                f"  {names.of(copy)} {self.specs[copy]} of {names.of(var)}"
+                f"  {names.typed(copy)} {self.specs[copy]} of {names.of(var)}"
                 for copy, var in self.gathered.items()
             ]
         return "\n".join(lines)

@@ -150,12 +150,23 @@ SUBMESHES = {
     "": {},
     "data": {"data": 2},
     "fsdp": {"fsdp": 2},
+    "fsdp_once": {"fsdp": 2},
     "tensor": {"tensor": 2},
     "both": {"data": 2, "tensor": 2},
     "uneven": {"data": 2, "tensor": 1},
 }
 SMALLER = {"data": 1, "tensor": 2}, {"data": 1, "tensor": 1}
 """Of ``uneven`` groups the submeshes that come after the first, in turn."""
+
+
+ONCE = {"partial_sums": "all", "gather": "step"}
+"""For ``fsdp_once``: what is reduced and gathered in every microbatch otherwise."""
+
+
+def options_of(program, state, batch):
+    """How the step is sharded: options of ``mpmd_jit_with_loop``."""
+    once = ONCE if program.submesh == "fsdp_once" else {}
+    return {"in_specs": specs_of(program, state, batch), **once}
 
 
 def axes_of(program):
