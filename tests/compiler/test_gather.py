@@ -7,6 +7,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -226,6 +227,12 @@ def test_values_with_the_batch_of_a_microbatch_are_not_gathered():
     assert bytes_by_operation(in_loop) == {}
 
 
+def test_the_only_microbatch_is_not_gathered():
+    loaded, in_loop, _ = run(train(mlp), mlp_weights(), MANY_ROWS[:1], in_specs=FSDP, **ONCE)
+    assert gathered(loaded) == [{("float32[8,8]", ())}] * 2
+    assert bytes_by_operation(in_loop) == {}
+
+
 def test_a_shard_map_gathers_for_itself():
     def loss(params, x):
         mesh = jax.sharding.get_abstract_mesh()
@@ -273,3 +280,23 @@ def test_another_option_is_refused():
     message = "gather must be one of 'task', 'step', got 'auto'"
     with mesh_of(1) as mesh, pytest.raises(ValueError, match=message):
         mpmd.mpmd_jit_with_loop(train(mlp), mesh, gather="auto")
+
+
+def test_a_sharded_optimizer_state_updates_whole_weights():
+    """ZeRO-1: weights are gathered when they have been updated."""
+    optimizer = optax.adam(1e-2, eps=1e-3)
+
+    def step(state, xs):
+        params, moments = state
+        value, grads = mpmd.treduce(
+            lambda x: jax.value_and_grad(mlp)(params, x), xs, ONE_F_ONE_B, operation=mpmd.Add
+        )
+        updates, moments = optimizer.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), moments), value
+
+    state = (mlp_weights(), optimizer.init(mlp_weights()))
+    specs = (P(), jax.tree.map(lambda leaf: P("data") if leaf.ndim == 2 else P(), state[1]))
+    loaded, in_loop, outside = run(step, state, MANY_ROWS, in_specs=(specs, BATCH))
+    assert bytes_by_operation(in_loop) == {}
+    assert bytes_by_operation(outside) == {"all-gather": 2 * WEIGHT, "all-reduce": 2 * (WEIGHT + BIAS) + 4}
+    assert {leaf.spec for leaf in loaded.plan.outputs if "['w']" in leaf.path} == {(), ("data",)}

@@ -9,6 +9,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.graph import TaskGraph
+from mpmd.compiler.jaxprs.cost import is_elementwise
 from mpmd.compiler.jaxprs.equations import Atom, called, operands, size
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.per_group import per_group_p
@@ -56,9 +57,9 @@ def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], found: 
                     {var for var, atom in passed if isinstance(atom, Var) and atom in indices},
                     found,
                 )
-        elif by_index:
+        elif by_index and not is_elementwise(eqn):
             largest = max(map(size, eqn.outvars), default=0)
-            found.by_index.update(*(origins[var] for var in read if size(var) > largest))
+            found.by_index.update(*(origins[var] for var in read if size(var) >= max(2, largest)))
         if by_index:
             indices.update(var for var in eqn.outvars if size(var) == 1)
         elif read and len(read) == len(operands(eqn)):

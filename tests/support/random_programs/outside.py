@@ -192,7 +192,8 @@ def specs_of(program, state, batch):
             return P()
         if "tensor" in axes:
             return P(*[None] * (len(shape) - 1), "tensor")
-        return P(*[None] * (len(shape) - 2), "fsdp") if "fsdp" in axes else P()
+        dimension = max(0, len(shape) - 2)
+        return P(*[None] * dimension, "fsdp") if "fsdp" in axes and shape[dimension] % 2 == 0 else P()
 
     across = next((axis for axis in axes if axis in ("data", "fsdp")), None)
     of_batch = P(across) if program.axis else P(None, across)
