@@ -14,7 +14,7 @@ from mpmd.arguments.leaves import as_described, host_value
 from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import input_specs, output_specs
 from mpmd.array import MpmdArray, StepFuture
-from mpmd.compiler.graph import PartialSums
+from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.events import Event
 from mpmd.explanation import Explanation, Report, explain_plan, report
@@ -36,6 +36,7 @@ def mpmd_jit_with_loop(
     static_argnames: str | Sequence[str] = (),
     donate_argnums: int | Sequence[int] = (),
     partial_sums: PartialSums = "replicated",
+    gather: Gather = "task",
 ) -> MpmdFunction:
     """Compiles a train step with a ``treduce`` loop for groups of devices.
 
@@ -58,10 +59,13 @@ def mpmd_jit_with_loop(
         sharded and the sum, as a weight and its gradient, is not; this takes no memory. ``"all"``: also
         along axes that shard the sum, as for FSDP; each device then accumulates the whole gradient of its
         stages' weights instead of its shard, and reduces and scatters it once. ``"none"``.
+      gather: when weights that are sharded over an axis of the batch, as for FSDP, are gathered along it.
+        ``"task"``: in every task that reads them. ``"step"``: once per step and group, before its first
+        task; from there to the last task that reads it, each device also holds the gathered weight.
 
     Raises: ``TypeError`` when ``mpmd_mesh`` is no mesh of groups, ``ValueError`` for positions that ``fun``
-      does not have, and for another ``partial_sums``. When called: ``CompileError`` (a ``ValueError``) for
-      what cannot be compiled, ``TypeError`` for arguments that are not arrays.
+      does not have, and for another ``partial_sums`` or ``gather``. When called: ``CompileError`` (a
+      ``ValueError``) for what cannot be compiled, ``TypeError`` for arguments that are not arrays.
     """
     if not hasattr(mpmd_mesh, "abstract_submeshes"):
         raise TypeError(
@@ -69,9 +73,12 @@ def mpmd_jit_with_loop(
             f"cluster.launch returns, got {mpmd_mesh!r}"
         )
     signature = CallSignature.of(fun, _ints(static_argnums), _names(static_argnames), _ints(donate_argnums))
-    if partial_sums not in get_args(PartialSums):
-        names = ", ".join(map(repr, get_args(PartialSums)))
-        raise ValueError(f"partial_sums must be one of {names}, got {partial_sums!r}")
+    for option, value, allowed in (
+        ("partial_sums", partial_sums, get_args(PartialSums)),
+        ("gather", gather, get_args(Gather)),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{option} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return MpmdFunction(
         fun=fun,
         mesh=mpmd_mesh,
@@ -79,6 +86,7 @@ def mpmd_jit_with_loop(
         out_specs=out_specs,
         signature=signature,
         partial_sums=partial_sums,
+        gather=gather,
     )
 
 
@@ -93,6 +101,7 @@ class MpmdFunction:
         out_specs: Any,
         signature: CallSignature,
         partial_sums: PartialSums,
+        gather: Gather,
     ):
         functools.update_wrapper(self, fun, updated=())
         self._fun = fun
@@ -101,6 +110,7 @@ class MpmdFunction:
         self._out_specs = out_specs
         self._signature = signature
         self._partial_sums = partial_sums
+        self._gather = gather
         # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
         self._loaded: weakref.WeakKeyDictionary[Runtime, dict[Any, LoadedStep]] = weakref.WeakKeyDictionary()
 
@@ -145,6 +155,7 @@ class MpmdFunction:
             out_specs=out_specs,
             donated=call.donated,
             partial_sums=self._partial_sums,
+            gather=self._gather,
         )
 
 

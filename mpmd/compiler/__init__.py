@@ -6,8 +6,8 @@ pass   from          to            what it decides
 trace  a function    TracedStep    which arrays are state, and where each stage ends
 split  TracedStep    TaskGraph     which stage's forward or backward computes each equation of the loop,
                                    what a forward keeps for its backward, what is accumulated where
-shard  TaskGraph     ShardedGraph  how values are sharded within a group, and what is summed over its devices
-                                   only after the loop
+shard  TaskGraph     ShardedGraph  how values are sharded within a group, and what its devices gather or sum
+                                   up once, before or after the loop
 place  ShardedGraph  PlacedGraph   on which groups everything outside the loop is
 lower  PlacedGraph   Plan          the order of tasks and messages, names, executables, frees, donations
 verify Plan          Verified      nothing: it proves that the plan can run (``mpmd.verify``)

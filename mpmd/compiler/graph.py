@@ -5,7 +5,7 @@ Grammar, from the traced step to the one that is ready to be lowered::
     TracedStep   ::= argument* constant* equation* Loop equation* result*
     Loop         ::= index equation* LoopResult*         the equations have marks among them
     TaskGraph    ::= TracedStep outer-equation* StageWork* Accumulator* task-list*   StageWork has no marks
-    ShardedGraph ::= TaskGraph Spec-of-each-outer-value
+    ShardedGraph ::= TaskGraph Spec-of-each-outer-value gathered-copy*
     PlacedGraph  ::= TaskGraph PlacedEqn* GroupSet-of-each-outer-value
 
 ``str()`` of each prints it, and ``checks.py`` says what holds of it.
@@ -27,6 +27,9 @@ from mpmd.schedules import Schedule
 
 PartialSums = Literal["replicated", "all", "none"]
 """Which accumulators may hold partial sums over the devices of a group: see ``mpmd_jit_with_loop``."""
+
+Gather = Literal["task", "step"]
+"""When weights that are sharded over the batch's axes are gathered: see ``mpmd_jit_with_loop``."""
 
 GroupSet = frozenset[int]
 """The groups that hold a value or run an equation."""
@@ -256,17 +259,27 @@ class ShardedGraph:
     Attributes:
       specs: how outer variables and accumulators are sharded, as far as that is known. The accumulator of
         partial sums has one dimension more than the sum, the first one, in which the parts are.
+      gathered: for each gathered copy that tasks read, the sharded value that an equation before the loop
+        makes it of.
     """
 
     graph: TaskGraph
     specs: Mapping[Var, Spec]
+    gathered: Mapping[Var, Var]
 
     def __str__(self) -> str:
         graph, names = self.graph, self.graph.traced.names()
         lines = [*graph.lines(names), "sharded within a group"]
         shown = (*(a.var for a in graph.traced.arguments), *(a.result for a in graph.accumulators))
         sharded = (f"{names.typed(var)} {spec}" for var in shown if (spec := self.specs.get(var)))
-        return "\n".join([*lines, *indented(sharded)])
+        lines += indented(sharded)
+        if self.gathered:
+            lines.append("gathered once per step")
+            lines += [
+                f"  {names.typed(copy)} {self.specs[copy]} of {names.of(var)}"
+                for copy, var in self.gathered.items()
+            ]
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mpmd.compiler.checks import (
     check_task_graph,
     check_traced_step,
 )
-from mpmd.compiler.graph import PartialSums, TracedStep
+from mpmd.compiler.graph import Gather, PartialSums, TracedStep
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import check_specs, place
 from mpmd.compiler.shard import shard
@@ -64,6 +64,7 @@ def compile_step(
     in_specs: Sequence[Spec] | None = None,
     out_specs: Callable[[Any], Sequence[Spec | None]] | None = None,
     partial_sums: PartialSums = "replicated",
+    gather: Gather = "task",
 ) -> CompiledStep:
     """Compiles a step for groups of devices.
 
@@ -76,6 +77,7 @@ def compile_step(
       out_specs: the same for result leaves, given the shape of the result; those that are ``None`` are left
         to the compiler.
       partial_sums: which accumulators may hold partial sums over the devices of a group.
+      gather: when weights that are sharded over the batch's axes are gathered.
 
     Raises: ``CompileError``.
     """
@@ -88,7 +90,7 @@ def compile_step(
         graph = split(traced)
         check_task_graph(graph)
     with watch("shard"):
-        sharded = shard(graph, submeshes, in_specs, given, partial_sums)
+        sharded = shard(graph, submeshes, in_specs, given, partial_sums, gather)
         check_sharded_graph(sharded)
     with watch("place"):
         placed = place(sharded, len(submeshes))

@@ -99,15 +99,20 @@ class _Analysis:
         )
 
     def _reading(self, group: int, name: Name) -> list[TaskUse]:
-        """The tasks on a group that read a value, without their microbatches."""
+        """The tasks on a group that read a value or a copy of it, without their microbatches."""
         positions: dict[tuple[str, bool], dict[tuple[TaskEquations, int], None]] = {}
+        copies: list[Name] = []
         for run, position in self._readers[group, name]:
+            equations = self._equations[group, run.task]
             task = _without_microbatch(run.task), _is_in_loop(run.task)
-            positions.setdefault(task, {})[self._equations[group, run.task], position] = None
+            positions.setdefault(task, {})[equations, position] = None
+            copies += [run.outputs[i] for i in equations.copies_of(position)]
         uses = []
         for (task_name, in_loop), found in positions.items():
-            lines = dict.fromkeys(line for equations, i in found for line in equations.lines_reading(i))
+            lines = dict.fromkeys(line for made_of, i in found for line in made_of.lines_reading(i))
             uses.append(TaskUse(task_name, group, in_loop, tuple(lines)))
+        for copy in copies:
+            uses += self._reading(group, copy)
         return uses
 
     def _making(self, name: Name, group: int) -> TaskUse:

@@ -38,6 +38,16 @@ class TaskEquations:
                     pending.extend(out for out in eqn.outvars if out not in pending)
         return tuple(found)
 
+    def copies_of(self, position: int) -> list[int]:
+        """The outputs that are copies of an input which the compiler added, such as a gathered weight."""
+        made = {
+            var
+            for eqn in self._readers[self._jaxpr.invars[position]]
+            if eqn.primitive.name.startswith("copy") and not lines_of(eqn)
+            for var in eqn.outvars
+        }
+        return [i for i, var in enumerate(self._jaxpr.outvars) if var in made]
+
     def lines_making(self, position: int) -> tuple[SourceLine, ...]:
         """The line that makes an output; if the compiler added the output, the line of its operands."""
         for var in self._traced_back(position, lambda var: True):

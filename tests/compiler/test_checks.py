@@ -38,7 +38,7 @@ def graph(traced):
 @pytest.fixture(scope="module")
 def sharded(graph):
     with mesh_of(2) as mesh:
-        return shard(graph, mesh.abstract_submeshes, None, None, "replicated")
+        return shard(graph, mesh.abstract_submeshes, None, None, "replicated", "task")
 
 
 @pytest.fixture(scope="module")

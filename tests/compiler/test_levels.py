@@ -63,7 +63,7 @@ def traced(step, *args):
 
 def sharded(step, *args):
     with mesh_of(GROUPS) as mesh:
-        return shard(split(traced(step, *args)), mesh.abstract_submeshes, None, None, "replicated")
+        return shard(split(traced(step, *args)), mesh.abstract_submeshes, None, None, "replicated", "task")
 
 
 def placed(step, *args):
@@ -103,8 +103,9 @@ def test_split(file_regression, schedule):
     file_regression.check(str(split(traced(step, {"tied": array(3, 3)}, XS))))
 
 
-def test_shard(file_regression):
-    """A gradient and a loss in parts, and a weight with an axis of its own."""
+@pytest.mark.parametrize("gather", ["task", "step"])
+def test_shard(file_regression, gather):
+    """A gradient and a loss in parts, and a weight with an axis of its own, which may be gathered."""
 
     def loss(weights, x):
         h = mpmd.mark_stage_end(lax.sin(lax.dot(x, weights["first"])))
@@ -119,7 +120,7 @@ def test_shard(file_regression):
         submesh = mesh.abstract_submeshes
         graph = split(trace(step, (weights, array(2, 6, 3)), {}, submesh))
     specs = [(), ("data",), (None, "data")]
-    file_regression.check(str(shard(graph, submesh, specs, None, "replicated")))
+    file_regression.check(str(shard(graph, submesh, specs, None, "replicated", gather)))
 
 
 def test_place(file_regression):

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, seed, settings
 import mpmd
 from mpmd.ir import Free, Recv, Run, Send
 from tests.support.parity import raw, uneven_mesh_of
-from tests.support.random_programs import arguments_of, axes_of, programs, specs_of, step_of, submeshes_of
+from tests.support.random_programs import arguments_of, axes_of, options_of, programs, step_of, submeshes_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +34,7 @@ def check(program, steps=2):
     donated = {"": (), "state": 0, "all": (0, 1)}[program.donate]
     with mesh:
         compiled = mpmd.mpmd_jit_with_loop(
-            step, mpmd_mesh=mesh, in_specs=specs_of(program, state, batch), donate_argnums=donated
+            step, mpmd_mesh=mesh, donate_argnums=donated, **options_of(program, state, batch)
         )
         loaded = compiled.compile(state, batch)
         actual = copied(state)

@@ -8,6 +8,8 @@ A value lives on a set of groups. Three rules, applied until nothing changes:
    its result is read: each such group is sent the scalars and computes the rest itself.
 3. State stays where it is: a result that a next step takes as an argument is on the groups that read the
    argument.
+
+A gathered copy of a value is made by each group whose tasks read it: the value is sent, and not the copy.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def place(sharded: ShardedGraph, mpmd_dim: int) -> PlacedGraph:
     Raises: ``CompileError`` when the schedule needs more groups.
     """
     graph = sharded.graph
-    placer = _Placer(graph, _stage_groups(graph, mpmd_dim))
+    placer = _Placer(graph, _stage_groups(graph, mpmd_dim), sharded.gathered)
     return placer.run(mpmd_dim, sharded.specs)
 
 
@@ -56,8 +58,9 @@ def _stage_groups(graph: TaskGraph, mpmd_dim: int) -> tuple[int, ...]:
 
 
 class _Placer:
-    def __init__(self, graph: TaskGraph, stage_groups: tuple[int, ...]):
+    def __init__(self, graph: TaskGraph, stage_groups: tuple[int, ...], gathered: Mapping[Var, Var]):
         self._graph = graph
+        self._gathered = gathered
         self._traced = graph.traced
         self._arguments = [argument.var for argument in graph.traced.arguments]
         self._constants = [constant.var for constant in graph.traced.constants]
@@ -103,6 +106,8 @@ class _Placer:
                 reading[var] |= {self._stage_groups[member.work.stage]}
         for accumulator in graph.accumulators:
             reading[accumulator.initial] |= {self._stage_groups[accumulator.work.stage]}
+        for copy, var in self._gathered.items():
+            reading[var] |= reading[copy]
         return reading
 
     def _equations_before_loop(self) -> set[int]:
@@ -160,6 +165,8 @@ class _Placer:
         return [eqn] if len(together) == 1 else [with_results(eqn, kept) for kept in together.values()]
 
     def _anchor(self, eqn: JaxprEqn) -> GroupSet:
+        if eqn.outvars[0] in self._gathered:
+            return self._loop_reads[eqn.outvars[0]]
         large = [var for var in operands(eqn) if size(var) > 1 and self._anchors.get(var)]
         if not large:
             return NOWHERE

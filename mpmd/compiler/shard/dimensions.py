@@ -8,7 +8,7 @@ here is taken to keep the sharding of an operand of the same rank, along the dim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
@@ -28,6 +28,24 @@ def dimensions_of(spec: Spec, ndim: int) -> Dimensions:
     """The dimensions of a value of rank ``ndim`` with a spec."""
     entries = tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
     return entries + ((),) * (ndim - len(entries))
+
+
+def spec_of(dimensions: Dimensions) -> Spec:
+    """The spec of a value with these dimensions."""
+    entries = list(dimensions)
+    while entries and not entries[-1]:
+        entries.pop()
+    return tuple((entry[0] if len(entry) == 1 else entry) or None for entry in entries)
+
+
+def axes_in(dimensions: Dimensions) -> set[str]:
+    """The mesh axes along which anything is sharded."""
+    return {axis for entry in dimensions for axis in entry}
+
+
+def without(dimensions: Dimensions, axes: Collection[str]) -> Dimensions:
+    """The dimensions where nothing is sharded along some axes."""
+    return tuple(tuple(axis for axis in entry if axis not in axes) for entry in dimensions)
 
 
 def sharded(atom: Atom, known: Mapping[Var, Dimensions]) -> Dimensions:

@@ -1,4 +1,4 @@
-"""Decides how values are sharded within a group, and which accumulators hold partial sums."""
+"""Decides how values are sharded within a group, and what is gathered or summed up once per step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.graph import Accumulator, PartialSums, ShardedGraph, StageWork, TaskGraph
-from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, size
-from mpmd.compiler.shard.dimensions import Axes, Dimensions, dimensions_of, follow
+from mpmd.compiler.graph import Accumulator, Gather, PartialSums, ShardedGraph, StageWork, TaskGraph
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
+from mpmd.compiler.shard.dimensions import Dimensions, axes_in, dimensions_of, follow, spec_of, without
+from mpmd.compiler.shard.gather import gather_weights
 from mpmd.compiler.shard.infer_specs import infer_specs
 from mpmd.compiler.shard.partial_sums import in_parts, live_eqns, without_calls
 from mpmd.compiler.shard.parts import Parts, PartsMaker
+from mpmd.compiler.shard.reads import loop_reads
 from mpmd.ir import Spec
 
 
@@ -23,8 +25,9 @@ def shard(
     in_specs: Sequence[Spec] | None,
     out_specs: Sequence[Spec | None] | None,
     partial_sums: PartialSums,
+    gather: Gather,
 ) -> ShardedGraph:
-    """The graph with what is known of shardings, and with sums that stay in parts until the loop has ended.
+    """The graph with what is known of shardings, and with what is gathered or summed up once per step.
 
     Args:
       submeshes: the shape of each group's submesh. There are as many parts as devices along an axis, so only
@@ -32,32 +35,59 @@ def shard(
       in_specs: how each argument is sharded; ``None``: all are replicated.
       out_specs: how each result is; ``None`` leaves it open.
       partial_sums: which accumulators may hold parts.
+      gather: when weights that are sharded over the batch's axes are gathered.
     """
-    specs = infer_specs(graph, in_specs, out_specs)
-    if partial_sums == "none" or not any(map(any, (in_specs or ()))):
-        return ShardedGraph(graph, specs)
-    submesh = submeshes[0]
-    inlined = [without_calls(member.eqns) for member in graph.stage_work]
-    dimensions = _dimensions(graph, inlined, specs, submesh)
-    batch_axes = _batch_axes(graph.traced.loop.index, inlined, dimensions, submeshes)
-    if not batch_axes:
-        return ShardedGraph(graph, specs)
-    taken = {
-        a.updated: set() if partial_sums == "all" else _axes_of(specs[a.result]) for a in graph.accumulators
-    }
-    allowed = {updated: batch_axes - axes for updated, axes in taken.items()}
-    return _with_partial_sums(graph, specs, submesh, inlined, dimensions, allowed)
+    sharded = ShardedGraph(graph, infer_specs(graph, in_specs, out_specs), {})
+    if not any(map(any, (in_specs or ()))):
+        return sharded
+    outer = _outer_dimensions(sharded, submeshes[0])
+    reads = loop_reads(graph)
+    batch_axes = {axis for var in reads.by_index for axis in axes_in(outer.get(var, ()))}
+    if gather == "step":
+        sharded = gather_weights(sharded, outer, batch_axes, submeshes, reads.by_index | reads.by_device)
+        outer |= {var: _dimensions(var, sharded.specs) for var in sharded.gathered}
+    axes_of_parts = frozenset(axis for axis in batch_axes if _makes_parts(axis, submeshes))
+    if partial_sums == "none" or not axes_of_parts:
+        return sharded
+    return _with_partial_sums(sharded, submeshes[0], outer, axes_of_parts, partial_sums)
+
+
+def _outer_dimensions(sharded: ShardedGraph, submesh: AbstractMesh) -> dict[Var, Dimensions]:
+    """How arguments are sharded and what is computed of them outside the loop, as far as known."""
+    arguments = (argument.var for argument in sharded.graph.traced.arguments)
+    known = {var: _dimensions(var, sharded.specs) for var in arguments}
+    return follow(sharded.graph.outer, known, submesh.shape)
+
+
+def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> Dimensions:
+    return dimensions_of(specs[var], len(aval_of(var).shape))
+
+
+def _makes_parts(axis: str, submeshes: Sequence[AbstractMesh]) -> bool:
+    """Whether all groups have the same number of devices along an axis, and several."""
+    sizes = {submesh.shape[axis] for submesh in submeshes}
+    return len(sizes) == 1 and sizes != {1}
 
 
 def _with_partial_sums(
-    graph: TaskGraph,
-    specs: Mapping[Var, Spec],
+    sharded: ShardedGraph,
     submesh: AbstractMesh,
-    inlined: Sequence[Sequence[JaxprEqn]],
-    dimensions: Mapping[Var, Dimensions],
-    allowed: Mapping[Var, frozenset[str]],
+    outer: Mapping[Var, Dimensions],
+    axes_of_parts: frozenset[str],
+    partial_sums: PartialSums,
 ) -> ShardedGraph:
-    """The graph with partial sums along ``allowed`` axes in accumulators, given by their updated state."""
+    """The graph with partial sums in accumulators.
+
+    Args:
+      outer: how values outside the loop are sharded, as far as known.
+      axes_of_parts: the mesh axes along which sums may be in parts.
+    """
+    graph, specs = sharded.graph, sharded.specs
+    inlined = [without_calls(member.eqns) for member in graph.stage_work]
+    dimensions = follow((eqn for eqns in inlined for eqn in eqns), outer, submesh.shape)
+    sharding = {a.updated: axes_in(_dimensions(a.result, specs)) for a in graph.accumulators}
+    taken = sharding if partial_sums == "replicated" else {}
+    allowed = {updated: axes_of_parts.difference(taken.get(updated, ())) for updated in sharding}
     known = dict(specs)
     maker = PartsMaker(submesh)
     parts: dict[Var, Parts] = {}  # by the accumulator's state or updated state
@@ -82,7 +112,8 @@ def _with_partial_sums(
             before[a.initial], initial = maker.first_part(a.initial, axes)
             result = Parts(Var(aval_of(initial.var)), axes)
             after[a.result] = maker.sum_up(result, a.result)
-            spec = _spec_of_parts(axes, specs[a.result])
+            # An axis that shards the parts shards nothing else.
+            spec = spec_of((axes, *without(_dimensions(a.result, specs), axes)))
             a = dataclasses.replace(
                 a,
                 state=parts[a.state].var,
@@ -98,57 +129,7 @@ def _with_partial_sums(
         stage_work=_with_reads_and_makes(stage_work),
         accumulators=tuple(in_order),
     )
-    return ShardedGraph(changed, known)
-
-
-def _dimensions(
-    graph: TaskGraph,
-    stage_eqns: Sequence[Sequence[JaxprEqn]],
-    specs: Mapping[Var, Spec],
-    submesh: AbstractMesh,
-) -> dict[Var, Dimensions]:
-    """How arguments are sharded and what is computed of them, outside the loop and by stages."""
-    arguments = (argument.var for argument in graph.traced.arguments)
-    known = {var: dimensions_of(specs[var], len(aval_of(var).shape)) for var in arguments}
-    eqns = (*graph.outer, *(eqn for eqns in stage_eqns for eqn in eqns))
-    return follow(eqns, known, submesh.shape)
-
-
-def _batch_axes(
-    index: Var,
-    stage_eqns: Sequence[Sequence[JaxprEqn]],
-    dimensions: Mapping[Var, Dimensions],
-    submeshes: Sequence[AbstractMesh],
-) -> frozenset[str]:
-    """The mesh axes that shard a microbatch, those of the arrays that are read by the microbatch index.
-
-    Axes of one device, or of different sizes in different groups, are left out.
-    """
-    eqns = [eqn for eqns in stage_eqns for eqn in eqns]
-    made = {var for eqn in eqns for var in eqn.outvars}
-    indices = {index}
-    axes: set[str] = set()
-    for eqn in eqns:
-        if indices.isdisjoint(operands(eqn)):
-            continue
-        indices.update(var for var in eqn.outvars if size(var) == 1)
-        for var in operands(eqn):
-            if var not in made:
-                axes.update(*dimensions.get(var, ()))
-    sizes = {axis: {submesh.shape[axis] for submesh in submeshes} for axis in axes}
-    return frozenset(axis for axis, found in sizes.items() if len(found) == 1 and found != {1})
-
-
-def _axes_of(spec: Spec) -> set[str]:
-    return {axis for axes in dimensions_of(spec, len(spec)) for axis in axes}
-
-
-def _spec_of_parts(axes: Axes, spec: Spec) -> Spec:
-    """The spec of parts of a sum with this spec: an axis that shards the parts shards nothing else."""
-    rest = [tuple(a for a in entry if a not in axes) for entry in dimensions_of(spec, len(spec))]
-    while rest and not rest[-1]:
-        rest.pop()
-    return tuple((entry[0] if len(entry) == 1 else entry) or None for entry in (axes, *rest))
+    return ShardedGraph(changed, known, sharded.gathered)
 
 
 def _around_loop(

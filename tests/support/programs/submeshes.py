@@ -42,6 +42,30 @@ def fully_sharded(optimizer):
     return case({"fsdp": 2}, (specs, ROWS, ROWS), optimizer=optimizer, holds=holds)
 
 
+@program({"schedule": mpmd.Std1F1B(3), "fused": mpmd.DualPipeV(4, 2)})
+def fully_sharded_and_gathered_once(schedule):
+    """A table that two groups share, layers, and the state of an optimizer, which stays sharded."""
+
+    def loss(params, x, y):
+        h = x @ params["table"]
+        for p in params["layers"]:
+            h = mpmd.mark_stage_end(layer(p, h))
+        return jnp.mean((h @ params["table"].T - y) ** 2)
+
+    def holds(loaded):
+        for e in loaded.plan.executables:
+            made = zip(e.outputs, e.out_specs, strict=True)
+            whole = any(aval.shape == (4, 4) and not any(spec) for aval, spec in made)
+            assert whole == e.name.startswith("before"), e
+
+    params = {"table": jnp.eye(4), "layers": weights(schedule.num_stages - 1)}
+    state = init(params, ADAM)
+    step = make_step(loss, schedule, ADAM)
+    specs = (like_parameters(state, P("fsdp")), ROWS, ROWS)
+    options = {"in_specs": specs, "partial_sums": "all", "gather": "step"}
+    return Case(step, state, batch(8), schedule.mpmd_dim, {"fsdp": 2}, options, holds=holds)
+
+
 @program()
 def sharded_parameters_and_whole_batches():
     return case({"fsdp": 2}, (like_parameters(init(weights(2)), P(None, "fsdp")), P(), P()))

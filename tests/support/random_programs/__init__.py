@@ -2,7 +2,7 @@
 
 from tests.support.random_programs.description import Layer, Output, Program, Side, Skip, Stage
 from tests.support.random_programs.draw import programs
-from tests.support.random_programs.outside import arguments_of, axes_of, specs_of, step_of, submeshes_of
+from tests.support.random_programs.outside import arguments_of, axes_of, options_of, step_of, submeshes_of
 
 __all__ = [
     "Layer",
@@ -13,8 +13,8 @@ __all__ = [
     "Stage",
     "arguments_of",
     "axes_of",
+    "options_of",
     "programs",
-    "specs_of",
     "step_of",
     "submeshes_of",
 ]

@@ -150,12 +150,23 @@ SUBMESHES = {
     "": {},
     "data": {"data": 2},
     "fsdp": {"fsdp": 2},
+    "fsdp_once": {"fsdp": 2},
     "tensor": {"tensor": 2},
     "both": {"data": 2, "tensor": 2},
     "uneven": {"data": 2, "tensor": 1},
 }
 SMALLER = {"data": 1, "tensor": 2}, {"data": 1, "tensor": 1}
 """Of ``uneven`` groups the submeshes that come after the first, in turn."""
+
+
+ONCE = {"partial_sums": "all", "gather": "step"}
+"""For ``fsdp_once``: what is reduced and gathered in every microbatch otherwise."""
+
+
+def options_of(program, state, batch):
+    """How the step is sharded: options of ``mpmd_jit_with_loop``."""
+    once = ONCE if program.submesh == "fsdp_once" else {}
+    return {"in_specs": specs_of(program, state, batch), **once}
 
 
 def axes_of(program):
@@ -181,7 +192,8 @@ def specs_of(program, state, batch):
             return P()
         if "tensor" in axes:
             return P(*[None] * (len(shape) - 1), "tensor")
-        return P(*[None] * (len(shape) - 2), "fsdp") if "fsdp" in axes else P()
+        dimension = max(0, len(shape) - 2)
+        return P(*[None] * dimension, "fsdp") if "fsdp" in axes and shape[dimension] % 2 == 0 else P()
 
     across = next((axis for axis in axes if axis in ("data", "fsdp")), None)
     of_batch = P(across) if program.axis else P(None, across)

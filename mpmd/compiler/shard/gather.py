@@ -1,0 +1,89 @@
+"""Has weights that are sharded over the batch's axes gathered once per step, before the loop.
+
+A task that multiplies its part of a microbatch with such a weight gathers the weight first: in every
+microbatch, and in the backward again. Here tasks read a copy instead, whose spec has none of the batch's
+axes, so the equation before the loop that makes the copy is the only one to gather. The sharded weight stays
+for what reads it outside the loop. Each group whose tasks read a weight makes its own copy (see ``place``),
+and frees it after the last of these tasks.
+
+The batch itself is not gathered, nor what the function of a ``shard_map`` reads, which does so itself.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import JaxprEqn, Var
+from jax.sharding import AbstractMesh
+
+from mpmd.compiler.graph import ShardedGraph, TaskGraph
+from mpmd.compiler.jaxprs.equations import substitute, traced_eqns
+from mpmd.compiler.shard.dimensions import Dimensions, axes_in, spec_of, without
+
+
+def gather_weights(
+    sharded: ShardedGraph,
+    dimensions: Mapping[Var, Dimensions],
+    axes: Set[str],
+    submeshes: Sequence[AbstractMesh],
+    left: Set[Var],
+) -> ShardedGraph:
+    """The graph with tasks that read what they can gathered.
+
+    Args:
+      dimensions: how outer values are sharded, as far as known.
+      axes: the mesh axes along which values are gathered.
+      submeshes: those of the groups.
+      left: the values that are left as they are.
+    """
+    graph, specs = sharded.graph, dict(sharded.specs)
+    gathered: dict[Var, Var] = {}
+    eqns: list[JaxprEqn] = []
+    for var, found in _axes_to_gather(graph, dimensions, axes, submeshes).items():
+        if found and var not in left:
+            copies, (gathered[var],) = traced_eqns(_copied, [var])
+            eqns += copies
+            specs[gathered[var]] = spec_of(without(dimensions[var], found))
+    changed = dataclasses.replace(
+        graph,
+        outer=(*graph.outer, *eqns),
+        stage_work=tuple(
+            dataclasses.replace(
+                member,
+                eqns=tuple(substitute(eqn, gathered) for eqn in member.eqns),
+                reads=tuple(gathered.get(var, var) for var in member.reads),
+            )
+            for member in graph.stage_work
+        ),
+    )
+    return ShardedGraph(changed, specs, {copy: var for var, copy in gathered.items()})
+
+
+_copied = jax.jit(lambda x: [jnp.copy(x)])
+
+
+def _axes_to_gather(
+    graph: TaskGraph,
+    dimensions: Mapping[Var, Dimensions],
+    axes: Set[str],
+    submeshes: Sequence[AbstractMesh],
+) -> Mapping[Var, Set[str]]:
+    """For outer values that tasks read, those of the axes that shard them on several devices of a group."""
+    submesh_of = {
+        task.stage: submesh
+        for submesh, cells in zip(submeshes, graph.tasks, strict=False)
+        for cell in cells
+        for task in cell.tasks
+    }
+    found: dict[Var, set[str]] = collections.defaultdict(set)
+    for member in graph.stage_work:
+        if (submesh := submesh_of.get(member.work.stage)) is None:
+            continue  # place refuses a schedule with more groups than there are
+        for var in member.reads:
+            sharding = axes_in(dimensions.get(var, ()))
+            found[var] |= {axis for axis in sharding & axes if submesh.shape[axis] > 1}
+    return found

@@ -1,0 +1,84 @@
+"""Finds the values of outside that the loop's tasks do not read as wholes, such as the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core.primitives import remat_p, scan_p
+
+from mpmd.compiler.graph import TaskGraph
+from mpmd.compiler.jaxprs.cost import is_elementwise
+from mpmd.compiler.jaxprs.equations import Atom, called, operands, size
+from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.per_group import per_group_p
+
+Origins = Mapping[Var, frozenset[Var]]
+"""For variables that depend on values of outside alone, these values."""
+
+
+class LoopReads(NamedTuple):
+    """Values of outside that tasks do not read as wholes.
+
+    Attributes:
+      by_index: those of which a task reads the part at the microbatch index: the batch.
+      by_device: those that a function reads which computes with what each device holds, a ``shard_map``.
+    """
+
+    by_index: set[Var]
+    by_device: set[Var]
+
+
+def loop_reads(graph: TaskGraph) -> LoopReads:
+    """How the equations of each stage's work read values of outside."""
+    outside = [*(a.var for a in graph.traced.arguments), *(c.var for c in graph.traced.constants)]
+    outside += [var for eqn in graph.outer for var in eqn.outvars]
+    origins = {var: frozenset({var}) for var in outside}
+    found = LoopReads(set(), set())
+    for member in graph.stage_work:
+        _walk(member.eqns, origins, {graph.traced.loop.index}, found)
+    return found
+
+
+def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], found: LoopReads) -> None:
+    """Adds to ``found`` what equations read, given the variables that are computed of the index."""
+    origins, indices = dict(origins), set(indices)
+    for eqn in eqns:
+        read = [var for var in operands(eqn) if var in origins]
+        by_index = not indices.isdisjoint(operands(eqn))
+        if eqn.primitive is per_group_p or eqn.primitive.name == "shard_map":
+            found.by_device.update(*(origins[var] for var in read))
+        elif bodies := list(_bodies(eqn)):
+            for body, passed in bodies:
+                _walk(
+                    body.eqns,
+                    {var: origins[atom] for var, atom in passed if isinstance(atom, Var) and atom in origins},
+                    {var for var, atom in passed if isinstance(atom, Var) and atom in indices},
+                    found,
+                )
+        elif by_index and not is_elementwise(eqn):
+            largest = max(map(size, eqn.outvars), default=0)
+            found.by_index.update(*(origins[var] for var in read if size(var) >= max(2, largest)))
+        if by_index:
+            indices.update(var for var in eqn.outvars if size(var) == 1)
+        elif read and len(read) == len(operands(eqn)):
+            origins |= dict.fromkeys(eqn.outvars, frozenset().union(*(origins[var] for var in read)))
+
+
+def _bodies(eqn: JaxprEqn) -> Iterator[tuple[Jaxpr, list[tuple[Var, Atom]]]]:
+    """The jaxprs that an equation calls, with the operands that it passes to their variables.
+
+    What a scan carries is left out: it is another value in each iteration.
+    """
+    if (inner := called(eqn)) is not None:
+        yield inner.jaxpr, list(zip(inner.jaxpr.invars, eqn.invars, strict=True))
+    elif eqn.primitive is remat_p:
+        yield eqn.params["jaxpr"], list(zip(eqn.params["jaxpr"].invars, eqn.invars, strict=True))
+    elif eqn.primitive is scan_p:
+        positions, body = scan_operands(eqn), eqn.params["jaxpr"].jaxpr
+        passed = list(zip(body.invars, eqn.invars, strict=True))
+        yield body, passed[positions.consts] + passed[positions.xs]
+    elif eqn.primitive.name == "cond":
+        for branch in eqn.params["branches"]:
+            yield branch.jaxpr, list(zip(branch.jaxpr.invars, eqn.invars[1:], strict=True))
