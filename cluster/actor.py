@@ -30,7 +30,7 @@ from mpmd.ir import Executable, Name, Plan, Spec
 from mpmd.program import Variant
 from mpmd.reshard import GroupShape
 from mpmd.routes import find_routes
-from mpmd.runtime.requests import NOTHING_RELEASED, Handle, Released, StepReply, StepRequest
+from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 
@@ -187,8 +187,8 @@ class GroupActor:
             else:
                 self._shipments[number] = shipment
 
-    def load(self, number: int) -> float:
-        """Compiles this group's part of a shipment, and returns the seconds that XLA took.
+    def load(self, number: int) -> LoadReply:
+        """Compiles this group's part of a shipment. Returns what ``GroupWorker.load`` returns.
 
         Raises ``TaskError`` with the label ``load`` when that fails; then call ``release``.
         """
@@ -201,9 +201,9 @@ class GroupActor:
             self._router.trim()  # what is sent from now on may be of other sizes
             # The shipment is in Ray's memory, which device_put may alias: copy.
             constants = {name: np.array(shipment.constants[name]) for name in here}
-            seconds = self._worker.load(number, shipment.plan, functions, constants, shipment.compiled)
+            reply = self._worker.load(number, shipment.plan, functions, constants, shipment.compiled)
         del self._shipments[number]
-        return seconds
+        return reply
 
     def compile(self, number: int, executable: Executable, exported: bytes) -> tuple[Spec, ...]:
         """Compiles an executable of a program that ``load`` will load, and returns its output specs.
@@ -288,6 +288,11 @@ class GroupActor:
     def health(self) -> ProcessInfo:
         """Answers at once, whatever the group is doing."""
         return self._info()
+
+    @ray.method(concurrency_group="control")
+    def measured_peak(self) -> int | None:
+        """The most bytes that were ever allocated on one of this process's devices, where JAX counts them."""
+        return self._worker.measured_peak()
 
     @ray.method(concurrency_group="watch")
     def serve(self) -> None:

@@ -164,11 +164,11 @@ class InProcessRuntime(RuntimeBase):
             arguments = (number, program.plan, program.functions, program.constants, program.compiled)
             with watch("load"):
                 loading = [group.submit(partial(group.worker.load, *arguments)) for group in self._groups]
-                xla_seconds = tuple(future.result() for future in loading)
+                replies = [future.result() for future in loading]
         except BaseException:  # also an interrupt
             self.unload(number)
             raise
-        return LoadedProgram(number, program, watch.seconds, xla_seconds)
+        return LoadedProgram.of(number, program, watch.seconds, replies, {})
 
     def unload(self, number: int) -> None:
         released = Released(programs=(number,))
@@ -208,6 +208,9 @@ class InProcessRuntime(RuntimeBase):
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         group = self._groups[mpmd_idx]
         return group.submit(partial(group.worker.fetch, handle))
+
+    def measured_peaks(self) -> tuple[int | None, ...]:
+        return tuple(group.worker.measured_peak() for group in self._groups)
 
     def close(self) -> None:
         """Ends the threads after the steps already submitted, and waits for them."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpmd.events import Event
+from mpmd.executable_memory import ExecutableMemory
 
 Handle = int
 """The driver's name of a value that lives on groups."""
@@ -25,6 +26,26 @@ class Released(NamedTuple):
 
 
 NOTHING_RELEASED = Released()
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReply:
+    """What a process of a group tells the driver about a program that it has loaded.
+
+    Attributes:
+      xla_seconds: how long XLA took.
+      memory: what XLA needs to run each executable, where the backend says.
+      num_devices: the devices that the process has of the group.
+    """
+
+    xla_seconds: float
+    memory: Mapping[str, ExecutableMemory]
+    num_devices: int
+
+    def __or__(self, other: LoadReply) -> LoadReply:
+        """What holds of two processes of a group."""
+        both = {name: self.memory[name] | other.memory[name] for name in self.memory.keys() & other.memory}
+        return LoadReply(max(self.xla_seconds, other.xla_seconds), both, self.num_devices)
 
 
 @dataclasses.dataclass(frozen=True)
