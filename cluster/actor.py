@@ -222,8 +222,8 @@ class GroupActor:
             message = f"{where}: {type(error).__name__}: {error}"
             raise TaskError(message, self._mpmd_idx, "load") from error
 
-    def run_step(self, request: StepRequest, packed: Mapping[Handle, PackedArray]) -> StepReply:
-        """Runs one step; ``packed`` are the request's host arrays.
+    def run_step(self, request: StepRequest, packed: dict[Handle, PackedArray]) -> StepReply:
+        """Runs one step; ``packed`` are the request's host arrays, which are taken out.
 
         Raises, besides what a step raises: ``WorldLostError`` when the processes of the group have lost one
           another, ``RuntimeError`` for a step that has come before.
@@ -233,7 +233,7 @@ class GroupActor:
         self._last_step = request.step
         self._router.begin_step(request.step)
         try:
-            arrays = {handle: self._owned(unpack(value)) for handle, value in packed.items()}
+            arrays = {handle: self._owned(unpack(packed.pop(handle))) for handle in list(packed)}
             self.release(request.released)
             request = dataclasses.replace(request, host_arrays=arrays, released=NOTHING_RELEASED)
             reply = self._worker.run_step(request)

@@ -290,6 +290,7 @@ class LoadedStep:
                 inputs=tuple(arguments[i] for i in inputs),
                 outputs=tuple(results[i] for i in outputs),
                 host_arrays=delivery.host_arrays[group],
+                transient=delivery.transient(group),
                 profile=profile,
             )
             for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))

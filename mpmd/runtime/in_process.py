@@ -193,7 +193,8 @@ class InProcessRuntime(RuntimeBase):
     def _run_step(self, mpmd_idx: int, request: StepRequest) -> StepReply:
         self._mailboxes[mpmd_idx].begin_step(request.step)
         try:
-            owned = {handle: _owned(array) for handle, array in request.host_arrays.items()}
+            sent = request.host_arrays  # is emptied, because this thread and the driver's refer to it
+            owned = {handle: _owned(sent.pop(handle)) for handle in list(sent)}
             return self._groups[mpmd_idx].worker.run_step(dataclasses.replace(request, host_arrays=owned))
         except StepAborted:
             raise

@@ -56,7 +56,9 @@ class StepRequest:
       program: the number of the program to run.
       step: the step's number, equal on all groups; the steps of a group ascend.
       inputs, outputs: a handle for each of the group's inputs and outputs, in plan order.
-      host_arrays: the values that the group is sent with this step. They are the group's from now on.
+      host_arrays: the values that the group is sent with this step. They are the group's from now on, which
+        takes them out, so that none is in the host's memory and on a device for the whole step.
+      transient: of these, the ones that no later step reads; the group drops them when the step has ended.
       released: what the group is to drop before the step.
       profile: whether the reply is to have the step's events.
     """
@@ -65,7 +67,8 @@ class StepRequest:
     step: int
     inputs: tuple[Handle, ...]
     outputs: tuple[Handle, ...]
-    host_arrays: Mapping[Handle, np.ndarray] = dataclasses.field(default_factory=dict)
+    host_arrays: dict[Handle, np.ndarray] = dataclasses.field(default_factory=dict)
+    transient: tuple[Handle, ...] = ()
     released: Released = NOTHING_RELEASED
     profile: bool = False
 

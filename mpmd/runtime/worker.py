@@ -197,6 +197,9 @@ class GroupWorker:
                 missing = [handle for handle in request.host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
                 raise
+            finally:
+                for handle in request.transient:
+                    self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
         return StepReply(inline, tuple(events or ()))
 
@@ -204,6 +207,7 @@ class GroupWorker:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
             if handle in request.host_arrays:
                 self._values[handle] = _put(request.host_arrays[handle], sharding)
+                del request.host_arrays[handle]
         inputs = self._agreed_inputs(request)
         holders = collections.Counter(map(id, self._values.values())) if any(program.donated) else {}
         for i, (value, sharding) in enumerate(zip(inputs, program.shardings, strict=True)):

@@ -34,8 +34,8 @@ class _WorkloadBuilder:
     """The workload of the programs so far.
 
     ``_sent`` has the sender and the size of each message, ``_readers`` the first operation that needs it, and
-    ``_received`` the bytes of its values on each device of the receiver. ``_sizes`` has the bytes of values on
-    each device of the group that is added.
+    ``_received`` the bytes of its values on each device of the receiver. ``_sizes`` has the bytes of values
+    on each device of the group that is added.
     """
 
     def __init__(self, plan: Plan, costs: Costs):

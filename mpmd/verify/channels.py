@@ -198,5 +198,5 @@ def _arrival(message: _SentMessage, clocks: Sequence[np.ndarray]) -> Arrival:
     if position:
         return Arrival(position, None)
     # What precedes the send begins after the step before has ended on the groups that take part in it.
-    before = (clocks[group][receiver] for group in np.flatnonzero(message.clock))
+    before = (clocks[group][receiver] for group in np.flatnonzero(message.clock).tolist())
     return Arrival(0, int(max(before)))
