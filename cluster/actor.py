@@ -30,7 +30,7 @@ from mpmd.ir import Executable, Name, Plan, Spec
 from mpmd.program import Variant
 from mpmd.reshard import GroupShape
 from mpmd.routes import find_routes
-from mpmd.runtime.requests import NOTHING_RELEASED, Handle, Released, StepReply, StepRequest
+from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 
@@ -187,8 +187,8 @@ class GroupActor:
             else:
                 self._shipments[number] = shipment
 
-    def load(self, number: int) -> float:
-        """Compiles this group's part of a shipment, and returns the seconds that XLA took.
+    def load(self, number: int) -> LoadReply:
+        """Compiles this group's part of a shipment. Returns what ``GroupWorker.load`` returns.
 
         Raises ``TaskError`` with the label ``load`` when that fails; then call ``release``.
         """
@@ -201,9 +201,9 @@ class GroupActor:
             self._router.trim()  # what is sent from now on may be of other sizes
             # The shipment is in Ray's memory, which device_put may alias: copy.
             constants = {name: np.array(shipment.constants[name]) for name in here}
-            seconds = self._worker.load(number, shipment.plan, functions, constants, shipment.compiled)
+            reply = self._worker.load(number, shipment.plan, functions, constants, shipment.compiled)
         del self._shipments[number]
-        return seconds
+        return reply
 
     def compile(self, number: int, executable: Executable, exported: bytes) -> tuple[Spec, ...]:
         """Compiles an executable of a program that ``load`` will load, and returns its output specs.
@@ -222,8 +222,8 @@ class GroupActor:
             message = f"{where}: {type(error).__name__}: {error}"
             raise TaskError(message, self._mpmd_idx, "load") from error
 
-    def run_step(self, request: StepRequest, packed: Mapping[Handle, PackedArray]) -> StepReply:
-        """Runs one step; ``packed`` are the request's host arrays.
+    def run_step(self, request: StepRequest, packed: dict[Handle, PackedArray]) -> StepReply:
+        """Runs one step; ``packed`` are the request's host arrays, which are taken out.
 
         Raises, besides what a step raises: ``WorldLostError`` when the processes of the group have lost one
           another, ``RuntimeError`` for a step that has come before.
@@ -233,7 +233,7 @@ class GroupActor:
         self._last_step = request.step
         self._router.begin_step(request.step)
         try:
-            arrays = {handle: self._owned(unpack(value)) for handle, value in packed.items()}
+            arrays = {handle: self._owned(unpack(packed.pop(handle))) for handle in list(packed)}
             self.release(request.released)
             request = dataclasses.replace(request, host_arrays=arrays, released=NOTHING_RELEASED)
             reply = self._worker.run_step(request)
@@ -288,6 +288,11 @@ class GroupActor:
     def health(self) -> ProcessInfo:
         """Answers at once, whatever the group is doing."""
         return self._info()
+
+    @ray.method(concurrency_group="control")
+    def measured_peak(self) -> int | None:
+        """The most bytes that were ever allocated on one of this process's devices, where JAX counts them."""
+        return self._worker.measured_peak()
 
     @ray.method(concurrency_group="watch")
     def serve(self) -> None:

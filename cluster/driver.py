@@ -6,8 +6,10 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
+import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,10 +21,11 @@ from cluster.actor import Shipment
 from cluster.actor_calls import ActorCalls
 from cluster.joined import joined
 from cluster.packing import PackedArray, PackedValue, join, pack
-from mpmd.ir import Executable, Spec
+from mpmd.ir import Edge, Executable, Spec
+from mpmd.memory import Holding
 from mpmd.program import Function, Program, export_function
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import Handle, StepReply, StepRequest
+from mpmd.runtime.requests import Handle, LoadReply, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.stopwatch import Stopwatch
 
@@ -37,9 +40,16 @@ class RayRuntime(RuntimeBase):
       calls: makes calls on the running actors.
       submeshes: the shape of each group's submesh.
       platform: the groups' devices, as ``jax.export`` names them.
+      holdings: where the messages of each edge are until they are used.
     """
 
-    def __init__(self, calls: ActorCalls, submeshes: Sequence[jax.sharding.AbstractMesh], platform: str):
+    def __init__(
+        self,
+        calls: ActorCalls,
+        submeshes: Sequence[jax.sharding.AbstractMesh],
+        platform: str,
+        holdings: Mapping[Edge, Holding],
+    ):
         super().__init__(len(submeshes))
         self._calls = calls
         self._numbers = collections.defaultdict(list)  # of each group's processes
@@ -47,6 +57,7 @@ class RayRuntime(RuntimeBase):
             self._numbers[process.mpmd_idx].append(process.number)
         self._submeshes = tuple(submeshes)
         self._platform = platform
+        self._holdings = dict(holdings)
         weakref.finalize(self, calls.close_soon).atexit = False  # at exit, the groups close themselves
 
     @property
@@ -76,21 +87,22 @@ class RayRuntime(RuntimeBase):
             exported = exports.of_plan(program)
             with watch("load"):
                 shipment = Shipment(program.plan, exported, program.constants, program.compiled)
-                xla_seconds = self._load(number, shipment)
+                replies = self._load(number, shipment)
         except BaseException:  # also an interrupt: some groups may have the shipment, or have loaded it
             self.unload(number)
             self._tell_released()
             raise
-        return LoadedProgram(number, program, watch.seconds, xla_seconds)
+        return LoadedProgram.of(number, program, watch.seconds, replies, self._holdings)
 
-    def _load(self, number: int, shipment: Shipment) -> tuple[float, ...]:
+    def _load(self, number: int, shipment: Shipment) -> list[LoadReply]:
         self._tell_released()
         stored = ray.put(shipment)
         for shipped in [self._calls.call_ray(i, "ship", number, stored) for i in range(len(self.actors))]:
             shipped.result()
-        loading = [joined(self._call_group(i, "load", number), max) for i in range(len(self._submeshes))]
+        groups = range(len(self._submeshes))
+        loading = [joined(self._call_group(i, "load", number), _of_all) for i in groups]
         concurrent.futures.wait(loading)
-        return tuple(seconds.result() for seconds in loading)
+        return [reply.result() for reply in loading]
 
     def _call_group(self, mpmd_idx: int, method: str, *arguments: Any) -> list[Future]:
         """Calls all processes of a group. They get all calls in the same order, as collectives need it."""
@@ -130,6 +142,17 @@ class RayRuntime(RuntimeBase):
         except RuntimeError as error:
             return _failed(error)
 
+    def measured_peaks(self) -> tuple[int | None, ...]:
+        return tuple(map(self._measured_peak, range(len(self._submeshes))))
+
+    def _measured_peak(self, mpmd_idx: int) -> int | None:
+        try:
+            asked = [self._calls.call_ray(number, "measured_peak") for number in self._numbers[mpmd_idx]]
+            peaks = [future.result() for future in asked]
+        except RuntimeError:  # the group has died, or the mesh was closed
+            return None
+        return None if None in peaks else max(peaks)
+
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again."""
         self._calls.close()
@@ -166,6 +189,10 @@ class _Exports:
 def _first(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:
     """The reply of a group's first process, once all have replied."""
     return replies[0] if len(replies) == 1 else joined(replies, lambda each: each[0])
+
+
+def _of_all(replies: Sequence[LoadReply]) -> LoadReply:
+    return functools.reduce(operator.or_, replies)
 
 
 def _copied(values: list[PackedValue]) -> np.ndarray:

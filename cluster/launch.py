@@ -31,7 +31,7 @@ from cluster.resources import (
     threads_per_process,
 )
 from cluster.shapes import check_resources, each, submeshes_of
-from cluster.transports.choice import AUTO, OBJECT_STORE, check_name, choose
+from cluster.transports.choice import AUTO, OBJECT_STORE, check_name, choose, holdings
 from mpmd.reshard import GroupShape
 from mpmd.stopwatch import Stopwatch
 
@@ -129,7 +129,12 @@ def launch(
             connect_groups(starting, infos, transports)
             connections = [] if transport == OBJECT_STORE else connect_driver(starting, infos, undo)
         calls = ActorCalls(actors, processes, placement_group, connections)
-        runtime = RayRuntime(calls, [abstract_submesh(axes) for axes in submeshes], platform)
+        runtime = RayRuntime(
+            calls=calls,
+            submeshes=[abstract_submesh(axes) for axes in submeshes],
+            platform=platform,
+            holdings=holdings(transports, infos, platform),
+        )
         undo.pop_all()
     return ClusterMesh(
         submeshes=submeshes,

@@ -215,8 +215,10 @@ class Server:
         connection = self._connection.get()
         try:
             while isinstance(request := self._requests.get(), Frame):
-                connection.write(self._reply(request, answer))
-                del request  # an idle thread must not keep the last request's arrays
+                number, call = request.number, _decoded(request)
+                del request  # the arrays belong to the call, which may let go of them before it ends
+                connection.write(self._reply(number, call, answer))
+                del call  # an idle thread must not keep the last call's arrays
             raise request
         except (EOFError, ConnectionError):  # the driver's end is closed
             pass
@@ -224,12 +226,14 @@ class Server:
             connection.end()
             connection.close()
 
-    def _reply(self, request: Frame, answer: Callable[[str, tuple], Any]) -> Frame:
+    def _reply(self, number: int, call: Any, answer: Callable[[str, tuple], Any]) -> Frame:
         try:
-            method, arguments = request.decode()
-            return encode(request.number, answer(method, arguments))
+            if isinstance(call, Exception):
+                raise call
+            method, arguments = call
+            return encode(number, answer(method, arguments))
         except Exception as error:
-            return self._failure(request.number, error)
+            return self._failure(number, error)
 
     def _failure(self, number: int, error: Exception) -> Frame:
         """The error as Ray reports it, with Ray's pickle: its class may be one that cannot be imported."""
@@ -240,3 +244,11 @@ class Server:
         except Exception:  # the error does not pickle, which Ray does not always notice
             cause = RuntimeError(f"{type(error).__name__}: {error}")
             return encode(number, ray.exceptions.RayTaskError(where, trace, cause, where), dumps)
+
+
+def _decoded(request: Frame) -> Any:
+    """What was encoded, or the exception that decoding raises."""
+    try:
+        return request.decode()
+    except Exception as error:
+        return error

@@ -18,7 +18,7 @@ The grammar of its text::
     kind         ::= "fwd" | "bwd" | "bwdA" | "bwdW"
     outside      ::= ("before" | "after") "_" level                   after_0
 
-    executable   ::= executable-name ":" (type ["donated"])* "->" type*
+    executable   ::= executable-name ":" (type ["donated"])* "->" type* [";" number "bytes temporary"]
     input        ::= path ":" type "on" groups [", donated"]
     constant     ::= name ":" type "on" groups
     output       ::= "result" path "=" name ":" type "on" groups
@@ -38,6 +38,8 @@ import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
+
+from mpmd.executable_memory import ExecutableMemory
 
 Name = str
 """The name of a value, unique in the plan."""
@@ -161,6 +163,7 @@ class Executable:
       donated: the positions of the inputs whose buffers the outputs take over.
       in_specs, out_specs: how inputs and outputs are sharded; the compiler of the group's submesh chooses
         those that are ``None``.
+      memory: what XLA needs to run it, once the groups have compiled it.
     """
 
     name: str
@@ -169,13 +172,15 @@ class Executable:
     donated: tuple[int, ...]
     in_specs: tuple[Spec | None, ...]
     out_specs: tuple[Spec | None, ...]
+    memory: ExecutableMemory | None = None
 
     def __str__(self) -> str:
         inputs = list(map(_typed, self.inputs, self.in_specs))
         for i in self.donated:
             inputs[i] += " donated"
         outputs = map(_typed, self.outputs, self.out_specs)
-        return f"{self.name}: {', '.join(inputs)} -> {', '.join(outputs)}"
+        needs = f"; {self.memory.temporaries} bytes temporary" if self.memory else ""
+        return f"{self.name}: {', '.join(inputs)} -> {', '.join(outputs)}{needs}"
 
 
 def _typed(aval: Aval, spec: Spec | None) -> str:

@@ -1,4 +1,4 @@
-"""Where a spec fits: a sharded dimension divides by the devices along the axes that it is sharded over."""
+"""What a spec means on a submesh: where it fits, and into how many parts it cuts a value."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ def indivisible(spec: Spec, shape: Sequence[int], sizes: Mapping[str, int]) -> I
       sizes: of a submesh's axes; an axis that is not there has one device.
     """
     for dimension, (size, entry) in enumerate(zip(shape, spec, strict=False)):
-        axes = entry if isinstance(entry, tuple) else (entry,)
-        parts = math.prod(sizes.get(axis, 1) for axis in axes if axis is not None)
+        parts = _parts(entry, sizes)
         if size % parts:
             yield dimension, parts
 
@@ -25,3 +24,13 @@ def indivisible(spec: Spec, shape: Sequence[int], sizes: Mapping[str, int]) -> I
 def fitting(spec: Spec, shape: Sequence[int], sizes: Mapping[str, int]) -> Spec:
     """The spec where all of its dimensions divide on a submesh, and otherwise that of a replicated value."""
     return () if any(indivisible(spec, shape, sizes)) else spec
+
+
+def num_parts(spec: Spec, sizes: Mapping[str, int]) -> int:
+    """Into how many different parts a spec cuts a value; each device holds one of them."""
+    return math.prod(_parts(entry, sizes) for entry in spec)
+
+
+def _parts(entry: str | tuple[str, ...] | None, sizes: Mapping[str, int]) -> int:
+    axes = entry if isinstance(entry, tuple) else (entry,)
+    return math.prod(sizes.get(axis, 1) for axis in axes if axis is not None)

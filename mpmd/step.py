@@ -177,11 +177,12 @@ class LoadedStep:
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
         self._loaded = loaded = runtime.load(compiled.program)
         weakref.finalize(self, _unload, self._runtime, loaded.number).atexit = False
-        self._plan = plan = loaded.program.plan
+        resolved = loaded.program.plan
         watch = Stopwatch({**compiled.seconds, **loaded.seconds})
         with watch("verify"):
-            self._verified = compiled.verified if plan is compiled.program.plan else verify(plan)
+            self._verified = compiled.verified if resolved is compiled.program.plan else verify(resolved)
         self._seconds = watch.seconds
+        self._plan = plan = loaded.plan
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
@@ -193,13 +194,25 @@ class LoadedStep:
 
     @property
     def plan(self) -> Plan:
-        """The verified programs of all groups; printable."""
+        """The verified programs of all groups, with what XLA needs to run them; printable."""
         return self._plan
 
     def report(self) -> Report:
-        """What each group does and needs, and how long it took to compile; printable."""
-        fed_back = {argument for argument, _ in self._compiled.traced.carried_state}
-        return report(self.plan, self._verified, fed_back, self._seconds, self._loaded.xla_seconds)
+        """What each group does and needs, and how long it took to compile; printable.
+
+        It asks the allocators of the groups' devices for their peaks so far; those of CPUs do not count them.
+        """
+        runtime = self._runtime()
+        return report(
+            plan=self.plan,
+            verified=self._verified,
+            updated={argument for argument, _ in self._compiled.traced.carried_state},
+            seconds=self._seconds,
+            xla_seconds=self._loaded.xla_seconds,
+            holdings=self._loaded.holdings,
+            devices_per_process=self._loaded.devices_per_process,
+            measured_peaks=runtime.measured_peaks() if runtime else (None,) * len(self.plan.programs),
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.submit(self._signature.bind(args, kwargs))[0]
@@ -288,6 +301,7 @@ class LoadedStep:
                 inputs=tuple(arguments[i] for i in inputs),
                 outputs=tuple(results[i] for i in outputs),
                 host_arrays=delivery.host_arrays[group],
+                transient=delivery.transient(group),
                 profile=profile,
             )
             for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))

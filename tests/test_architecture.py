@@ -14,7 +14,8 @@ MAY_IMPORT = {
     # Shared ground.
     "mpmd.compat": "",
     "mpmd.errors": "",
-    "mpmd.ir": "",
+    "mpmd.executable_memory": "",
+    "mpmd.ir": "mpmd.executable_memory",
     "mpmd.stopwatch": "",
     "mpmd.tables": "",
     "mpmd.tree": "",
@@ -28,10 +29,11 @@ MAY_IMPORT = {
     "mpmd.routes": "mpmd.ir mpmd.reshard mpmd.specs",
     # Orders, and what reads a plan.
     "mpmd.schedules": "mpmd.ir",
-    "mpmd.verify": "mpmd.errors mpmd.ir mpmd.specs",
-    "mpmd.simulate": "mpmd.events mpmd.ir mpmd.schedules",
+    "mpmd.memory": "mpmd.ir mpmd.routes mpmd.specs",
+    "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
+    "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
-    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.ir mpmd.tables mpmd.verify",
+    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.ir mpmd.memory mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.render mpmd.schedules mpmd.simulate mpmd.tables",
     # The compiler. A pass imports no other pass.
     "mpmd.annotate": "",
@@ -53,8 +55,8 @@ MAY_IMPORT = {
     "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.program "
     "mpmd.stopwatch mpmd.verify",
     # What runs a plan.
-    "mpmd.runtime": "mpmd.errors mpmd.events mpmd.ir mpmd.names mpmd.program mpmd.routes mpmd.sharding "
-    "mpmd.specs mpmd.stopwatch",
+    "mpmd.runtime": "mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names "
+    "mpmd.program mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.endpoint": "",
     "cluster.environment": "",
@@ -66,7 +68,7 @@ MAY_IMPORT = {
     "cluster.world": "cluster.sockets mpmd.compat",
     "cluster.agreement": "cluster.sockets cluster.world mpmd.errors",
     "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
-    "cluster.sockets mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
+    "cluster.sockets mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "cluster.actor": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info cluster.rpc "
     "cluster.sockets cluster.transports cluster.world mpmd.errors mpmd.ir mpmd.program mpmd.reshard "
     "mpmd.routes mpmd.runtime",
@@ -77,8 +79,8 @@ MAY_IMPORT = {
     "cluster.actor_calls": "cluster.endpoint cluster.health cluster.pending_calls cluster.ray_errors "
     "cluster.ray_session cluster.rpc cluster.world mpmd.errors",
     "cluster.joined": "mpmd.errors",
-    "cluster.driver": "cluster.actor cluster.actor_calls cluster.joined cluster.packing mpmd.ir mpmd.program "
-    "mpmd.runtime mpmd.stopwatch",
+    "cluster.driver": "cluster.actor cluster.actor_calls cluster.joined cluster.packing mpmd.ir mpmd.memory "
+    "mpmd.program mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.process_info",
     "cluster.shapes": "",
     "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cluster.process_info import ProcessInfo
+from mpmd.ir import Edge
+from mpmd.memory import Holding
 
 AUTO = "auto"
 SHARED_MEMORY = "shared_memory"
@@ -61,3 +63,28 @@ def choose(transport: str, processes: Sequence[ProcessInfo]) -> dict[tuple[int, 
             f"Use transport={AUTO!r}, which takes the best for each pair"
         )
     return chosen
+
+
+def holdings(
+    chosen: Mapping[tuple[int, int], str], processes: Sequence[ProcessInfo], platform: str
+) -> dict[Edge, Holding]:
+    """Where the messages of each edge are until they are used, of groups whose memory is the devices'.
+
+    Where the processes of two groups are connected in different ways, it is the way that takes most memory.
+
+    Args:
+      chosen: what ``choose`` has returned.
+      platform: that of the groups' devices.
+    """
+    rules = {
+        OBJECT_STORE: Holding.ELSEWHERE,
+        DEVICE: Holding.COPIED,
+        SHARED_MEMORY: Holding.SLOTS if platform == "cpu" else Holding.ELSEWHERE,
+    }
+    by_memory = [Holding.ELSEWHERE, Holding.COPIED, Holding.SLOTS]
+    found: dict[Edge, Holding] = {}
+    for (i, j), name in chosen.items():
+        a, b = processes[i].mpmd_idx, processes[j].mpmd_idx
+        for edge in ((a, b), (b, a)):
+            found[edge] = max(found.get(edge, Holding.ELSEWHERE), rules[name], key=by_memory.index)
+    return found

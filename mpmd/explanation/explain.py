@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from jax.extend.core import Jaxpr
@@ -19,6 +20,7 @@ from mpmd.explanation.tasks import TaskSummary
 from mpmd.explanation.traffic import EdgeTraffic, SentValue
 from mpmd.explanation.uses import TaskUse
 from mpmd.ir import AnyTask, Edge, FusedTask, InputLeaf, Name, OutputLeaf, OutsideTask, Plan, Run, Send, Task
+from mpmd.memory import device_bytes
 
 
 def explain_plan(
@@ -181,15 +183,18 @@ class _Analysis:
             for run in program.runs:
                 runs[group, _without_microbatch(run.task), self._equations[group, run.task]].append(run)
         for (group, task, equations), equal in runs.items():
-            executable = self._plan.executable(equal[0].executable)
+            executable, axes = self._plan.executable(equal[0].executable), self._plan.submesh(group)
+            inputs = list(map(partial(device_bytes, sizes=axes), executable.inputs, executable.in_specs))
+            outputs = map(partial(device_bytes, sizes=axes), executable.outputs, executable.out_specs)
             yield TaskSummary(
                 task=task,
                 mpmd_idx=group,
                 runs=len(equal),
                 executable=executable.name,
-                input_bytes=sum(aval.nbytes for aval in executable.inputs),
-                output_bytes=sum(aval.nbytes for aval in executable.outputs),
-                donated_bytes=sum(executable.inputs[i].nbytes for i in executable.donated),
+                input_bytes=sum(inputs),
+                output_bytes=sum(outputs),
+                donated_bytes=sum(inputs[i] for i in executable.donated),
+                temporary_bytes=executable.memory.temporaries if executable.memory else None,
                 functions=equations.functions(),
             )
 

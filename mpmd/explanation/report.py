@@ -6,39 +6,55 @@ import collections
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from mpmd.ir import Plan
+from mpmd.ir import Edge, Executable, Plan
+from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
 from mpmd.tables import aligned, human_bytes
 from mpmd.verify import Verified
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupReport:
-    """What one group does and needs in a step. Bytes are of whole logical values, over all devices.
+    """What one group does and needs in a step.
 
     Attributes:
       submesh: the sizes of the axes of the group's devices.
       tasks: the number of tasks that the group runs in one step.
-      executables: the number of different executables among them, each of which is compiled once.
-      parameter_bytes: the bytes of the group's arguments that the step returns updated: weights and optimizer
-        state; 0 for a step that updates nothing.
-      peak_bytes: the most bytes of values that the group holds at once.
-      sent_bytes: the bytes that the group sends in one step.
+      executables: the executables among them, each of which is compiled once and has its ``memory``.
+      parameter_bytes: the bytes, on each device, of the group's arguments that the step returns updated:
+        weights and optimizer state; 0 for a step that updates nothing.
+      memory: what each device needs: values under their shardings, XLA's temporaries, and messages.
+      devices_per_process: the devices of the group that one of its processes has.
+      measured_peak_bytes: the most that was ever allocated on one of the devices since their processes
+        started, by this step and by all else; ``None`` where the allocator does not count it, as on CPUs.
+      sent_bytes: the bytes of the values that the group sends in one step.
       xla_seconds: how long XLA took to compile the executables; groups compile at the same time.
     """
 
     mpmd_idx: int
     submesh: Mapping[str, int]
     tasks: int
-    executables: int
+    executables: tuple[Executable, ...]
     parameter_bytes: int
-    peak_bytes: int
+    memory: GroupMemory
+    devices_per_process: int
+    measured_peak_bytes: int | None
     sent_bytes: int
     xla_seconds: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that each device needs at once."""
+        return self.memory.peak_bytes
+
+    @property
+    def process_bytes(self) -> int:
+        """The most bytes that the devices of one of the group's processes need at once."""
+        return self.devices_per_process * self.peak_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What each group does and needs, and how long compiling took; ``str(report)`` is two tables.
+    """What each group does and needs, and how long compiling took; ``str(report)`` is three tables.
 
     Attributes:
       groups: what each group does and needs.
@@ -55,14 +71,12 @@ class Report:
     seconds: Mapping[str, float]
 
     def __str__(self) -> str:
-        header = ("group", "tasks", "executables", "parameters", "peak live", "sent per step", "XLA compile")
+        header = ("group", "tasks", "executables", "sent per step", "XLA compile")
         rows = [
             (
                 self._label(g),
                 str(g.tasks),
-                str(g.executables),
-                human_bytes(g.parameter_bytes),
-                human_bytes(g.peak_bytes),
+                str(len(g.executables)),
                 human_bytes(g.sent_bytes),
                 f"{g.xla_seconds:.2f} s",
             )
@@ -73,10 +87,26 @@ class Report:
             [
                 *aligned([header, *rows], left=()),
                 f"{self.executables} different executables in all",
+                "memory of each device at its peak:",
+                *self._memory_table(),
                 "compiled in seconds:",
                 *aligned([list(passes), [f"{seconds:.2f}" for seconds in passes.values()]], left=()),
             ]
         )
+
+    def _memory_table(self) -> list[str]:
+        """The peak of each group's devices and its parts; parts that no group has are left out."""
+        fields = [field.name for field in dataclasses.fields(self.groups[0].memory.peak)]
+        columns = [field for field in fields if any(getattr(g.memory.peak, field) != 0 for g in self.groups)]
+        measured = any(group.measured_peak_bytes is not None for group in self.groups)
+        header = ["group", "peak", *(["measured"] if measured else []), *columns, "during"]
+        rows = []
+        for group in self.groups:
+            parts = [_bytes_text(getattr(group.memory.peak, column), "not compiled") for column in columns]
+            allocated = [_bytes_text(group.measured_peak_bytes, "unknown")] if measured else []
+            during = str(group.memory.task or "no task")
+            rows.append([self._label(group), human_bytes(group.peak_bytes), *allocated, *parts, during])
+        return aligned([header, *rows], left=())
 
     def _label(self, group: GroupReport) -> str:
         """A group's number, and its submesh where groups differ."""
@@ -85,36 +115,54 @@ class Report:
         return " ".join([f"{group.mpmd_idx}:", *(f"{axis} {size}" for axis, size in group.submesh.items())])
 
 
+def _bytes_text(count: int | None, unknown: str) -> str:
+    return unknown if count is None else human_bytes(count)
+
+
 def report(
     plan: Plan,
     verified: Verified,
     updated: Collection[int],
     seconds: Mapping[str, float],
     xla_seconds: Sequence[float],
+    holdings: Mapping[Edge, Holding],
+    devices_per_process: Sequence[int],
+    measured_peaks: Sequence[int | None],
 ) -> Report:
     """Reports on a plan that was loaded.
 
     Args:
+      plan: with what XLA needs to run its executables.
+      verified: what is known of the plan without that.
       updated: the positions of the arguments that the step returns updated.
       seconds: how long each pass took.
       xla_seconds: for each group, how long XLA took.
+      holdings: where the messages of each edge are until they are used.
+      devices_per_process: for each group.
+      measured_peaks: for each group, the most bytes that were allocated on one of its devices.
     """
     sent: collections.Counter[int] = collections.Counter()
     for (source, _), count in verified.sent_bytes.items():
         sent[source] += count
+    names = {leaf.name for i, leaf in enumerate(plan.inputs) if i in updated and leaf.name}
+    memories = group_memories(plan, verified.arrivals, holdings, names)
     groups = tuple(
         GroupReport(
-            mpmd_idx=program.mpmd_idx,
-            submesh=plan.submesh(program.mpmd_idx),
+            mpmd_idx=group,
+            submesh=plan.submesh(group),
             tasks=len(program.runs),
-            executables=len(plan.executables_of(program.mpmd_idx)),
+            executables=plan.executables_of(group),
             parameter_bytes=sum(
-                leaf.aval.nbytes for i, leaf in plan.inputs_of(program.mpmd_idx).items() if i in updated
+                device_bytes(leaf.aval, leaf.spec, plan.submesh(group))
+                for i, leaf in plan.inputs_of(group).items()
+                if i in updated
             ),
-            peak_bytes=verified.peak_bytes[program.mpmd_idx],
-            sent_bytes=sent[program.mpmd_idx],
-            xla_seconds=xla_seconds[program.mpmd_idx],
+            memory=memories[group],
+            devices_per_process=devices_per_process[group],
+            measured_peak_bytes=measured_peaks[group],
+            sent_bytes=sent[group],
+            xla_seconds=xla_seconds[group],
         )
-        for program in plan.programs
+        for group, program in enumerate(plan.programs)
     )
     return Report(groups, len(plan.executables), seconds)

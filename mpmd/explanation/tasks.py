@@ -34,8 +34,9 @@ class TaskSummary:
       task: the task of any microbatch, e.g. ``fwd_0``.
       runs: how often the task runs in one step.
       executable: the name of its executable, which equal tasks share.
-      input_bytes, output_bytes: the bytes of its inputs and of its outputs.
-      donated_bytes: the bytes of the inputs whose buffers the outputs take over.
+      input_bytes, output_bytes: the bytes of its inputs and of its outputs, on each device.
+      donated_bytes: the bytes of the inputs whose buffers the outputs take over, on each device.
+      temporary_bytes: what XLA allocates on each device while the task runs; ``None`` where it does not say.
       functions: the functions of the user, those with the most operations first.
     """
 
@@ -46,6 +47,7 @@ class TaskSummary:
     input_bytes: int
     output_bytes: int
     donated_bytes: int
+    temporary_bytes: int | None
     functions: tuple[FunctionShare, ...]
 
     @property
@@ -68,8 +70,9 @@ class TaskSummary:
 
 
 def task_table(tasks: Sequence[TaskSummary]) -> str:
-    """A table with one line for equal tasks."""
-    header = ("task", "on groups", "per step", "equations", "operations", "takes", "makes", "functions")
+    """A table with one line for equal tasks. Bytes are those on each device; XLA's are its temporaries."""
+    sizes = ("takes", "makes", "XLA")
+    header = ("task", "on groups", "per step", "equations", "operations", *sizes, "functions")
     alike: dict[tuple[str, ...], list[TaskSummary]] = collections.defaultdict(list)
     for task in tasks:
         alike[_task_cells(task)].append(task)
@@ -93,6 +96,7 @@ def _task_cells(task: TaskSummary) -> tuple[str, ...]:
         f"{task.operations:.1e}",
         human_bytes(task.input_bytes),
         human_bytes(task.output_bytes),
+        "unknown" if task.temporary_bytes is None else human_bytes(task.temporary_bytes),
         ", ".join([*shares, "…"] if len(task.functions) > len(large) else shares),
     )
 

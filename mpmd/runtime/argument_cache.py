@@ -128,27 +128,25 @@ class Delivery:
             self._to_cache[_Key(id(array), mpmd_idxs)] = array, handle
         return handle
 
+    def transient(self, mpmd_idx: int) -> tuple[Handle, ...]:
+        """What a group is sent that it does not keep for later steps."""
+        return tuple(handle for handle, mpmd_idxs in self._transient.items() if mpmd_idx in mpmd_idxs)
+
     def commit(self, replies: Iterable[Future[Any]]) -> None:
         """The step was submitted. Should it fail, groups may lack what it sent, which is then sent again."""
         entries = [
             (self._cache.add(array, key.mpmd_idxs, handle), handle)
             for key, (array, handle) in self._to_cache.items()
         ]
-        self._free_transient()
         if entries:
             invalidate_failed = functools.partial(_invalidate_failed, self._cache, entries)
             for reply in replies:
                 reply.add_done_callback(invalidate_failed)
 
     def cancel(self) -> None:
-        """The step was perhaps submitted to some groups: has them drop what they were sent."""
-        self._free_transient()
+        """The step was perhaps submitted to some groups: has them drop what they were to keep."""
         for key, (_, handle) in self._to_cache.items():
             self._free(key.mpmd_idxs, handle)
-
-    def _free_transient(self) -> None:
-        for handle, mpmd_idxs in self._transient.items():
-            self._free(mpmd_idxs, handle)
 
 
 def _invalidate_failed(cache: ArgumentCache, entries: list[tuple[_Key, Handle]], reply: Future[Any]) -> None:

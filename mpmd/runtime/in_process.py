@@ -164,11 +164,11 @@ class InProcessRuntime(RuntimeBase):
             arguments = (number, program.plan, program.functions, program.constants, program.compiled)
             with watch("load"):
                 loading = [group.submit(partial(group.worker.load, *arguments)) for group in self._groups]
-                xla_seconds = tuple(future.result() for future in loading)
+                replies = [future.result() for future in loading]
         except BaseException:  # also an interrupt
             self.unload(number)
             raise
-        return LoadedProgram(number, program, watch.seconds, xla_seconds)
+        return LoadedProgram.of(number, program, watch.seconds, replies, {})
 
     def unload(self, number: int) -> None:
         released = Released(programs=(number,))
@@ -193,7 +193,8 @@ class InProcessRuntime(RuntimeBase):
     def _run_step(self, mpmd_idx: int, request: StepRequest) -> StepReply:
         self._mailboxes[mpmd_idx].begin_step(request.step)
         try:
-            owned = {handle: _owned(array) for handle, array in request.host_arrays.items()}
+            sent = request.host_arrays  # is emptied, because this thread and the driver's refer to it
+            owned = {handle: _owned(sent.pop(handle)) for handle in list(sent)}
             return self._groups[mpmd_idx].worker.run_step(dataclasses.replace(request, host_arrays=owned))
         except StepAborted:
             raise
@@ -208,6 +209,9 @@ class InProcessRuntime(RuntimeBase):
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         group = self._groups[mpmd_idx]
         return group.submit(partial(group.worker.fetch, handle))
+
+    def measured_peaks(self) -> tuple[int | None, ...]:
+        return tuple(group.worker.measured_peak() for group in self._groups)
 
     def close(self) -> None:
         """Ends the threads after the steps already submitted, and waits for them."""

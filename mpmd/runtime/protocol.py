@@ -6,16 +6,19 @@ import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 import jax
 import numpy as np
 
+from mpmd.executable_memory import ExecutableMemory
+from mpmd.ir import Edge, Plan
+from mpmd.memory import Holding
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
-from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
+from mpmd.runtime.requests import Handle, LoadReply, Released, StepReply, StepRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +31,49 @@ class LoadedProgram:
       seconds: how long it took, by pass: ``resolve``, in which groups compile if specs are open; ``export``,
         where functions travel to other processes; ``load``, until the last group had compiled.
       xla_seconds: for each group, how long XLA compiled; groups compile at the same time.
+      memory: what XLA needs to run each executable, where the groups' backend says.
+      devices_per_process: for each group, the devices that one of its processes has.
+      holdings: where the messages of an edge are until they are used; in the receiver's memory where it does
+        not say.
     """
 
     number: int
     program: Program
     seconds: Mapping[str, float]
     xla_seconds: tuple[float, ...]
+    memory: Mapping[str, ExecutableMemory]
+    devices_per_process: tuple[int, ...]
+    holdings: Mapping[Edge, Holding]
+
+    @property
+    def plan(self) -> Plan:
+        """The program's plan, with what XLA needs to run its executables."""
+        plan = self.program.plan
+        known = (dataclasses.replace(e, memory=self.memory.get(e.name)) for e in plan.executables)
+        return dataclasses.replace(plan, executables=tuple(known))
+
+    @staticmethod
+    def of(
+        number: int,
+        program: Program,
+        seconds: Mapping[str, float],
+        replies: Sequence[LoadReply],
+        holdings: Mapping[Edge, Holding],
+    ) -> LoadedProgram:
+        """The program that groups have loaded which gave these replies."""
+        memory: dict[str, ExecutableMemory] = {}
+        for reply in replies:
+            for name, needed in reply.memory.items():
+                memory[name] = memory.get(name, needed) | needed
+        return LoadedProgram(
+            number=number,
+            program=program,
+            seconds=seconds,
+            xla_seconds=tuple(reply.xla_seconds for reply in replies),
+            memory=memory,
+            devices_per_process=tuple(reply.num_devices for reply in replies),
+            holdings=holdings,
+        )
 
 
 class Runtime(Protocol):
@@ -78,6 +118,14 @@ class Runtime(Protocol):
 
     def next_handle(self) -> Handle:
         """A number never given before on this runtime; numbers ascend."""
+        ...
+
+    def measured_peaks(self) -> tuple[int | None, ...]:
+        """For each group, the most bytes that were ever allocated on one of its devices.
+
+        ``None`` where the backend's allocator does not count them, or the group is gone. Does not wait for
+        steps under way.
+        """
         ...
 
     def close(self) -> None:

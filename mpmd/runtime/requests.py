@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpmd.events import Event
+from mpmd.executable_memory import ExecutableMemory
 
 Handle = int
 """The driver's name of a value that lives on groups."""
@@ -28,6 +29,26 @@ NOTHING_RELEASED = Released()
 
 
 @dataclasses.dataclass(frozen=True)
+class LoadReply:
+    """What a process of a group tells the driver about a program that it has loaded.
+
+    Attributes:
+      xla_seconds: how long XLA took.
+      memory: what XLA needs to run each executable, where the backend says.
+      num_devices: the devices that the process has of the group.
+    """
+
+    xla_seconds: float
+    memory: Mapping[str, ExecutableMemory]
+    num_devices: int
+
+    def __or__(self, other: LoadReply) -> LoadReply:
+        """What holds of two processes of a group."""
+        both = {name: self.memory[name] | other.memory[name] for name in self.memory.keys() & other.memory}
+        return LoadReply(max(self.xla_seconds, other.xla_seconds), both, self.num_devices)
+
+
+@dataclasses.dataclass(frozen=True)
 class StepRequest:
     """All that a group needs to know to run one step: the one message it gets from the driver.
 
@@ -35,7 +56,9 @@ class StepRequest:
       program: the number of the program to run.
       step: the step's number, equal on all groups; the steps of a group ascend.
       inputs, outputs: a handle for each of the group's inputs and outputs, in plan order.
-      host_arrays: the values that the group is sent with this step. They are the group's from now on.
+      host_arrays: the values that the group is sent with this step. They are the group's from now on, which
+        takes them out, so that none is in the host's memory and on a device for the whole step.
+      transient: of these, the ones that no later step reads; the group drops them when the step has ended.
       released: what the group is to drop before the step.
       profile: whether the reply is to have the step's events.
     """
@@ -44,7 +67,8 @@ class StepRequest:
     step: int
     inputs: tuple[Handle, ...]
     outputs: tuple[Handle, ...]
-    host_arrays: Mapping[Handle, np.ndarray] = dataclasses.field(default_factory=dict)
+    host_arrays: dict[Handle, np.ndarray] = dataclasses.field(default_factory=dict)
+    transient: tuple[Handle, ...] = ()
     released: Released = NOTHING_RELEASED
     profile: bool = False
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from mpmd.errors import StepAborted
 from mpmd.events import Event
+from mpmd.executable_memory import ExecutableMemory
 from mpmd.ir import Executable, Name, Plan, Spec
 from mpmd.program import Function, Variant, arguments, jitted
 from mpmd.routes import held_specs
 from mpmd.runtime.executor import Executor
-from mpmd.runtime.requests import INLINE_BYTES, Handle, Released, StepReply, StepRequest
+from mpmd.runtime.requests import INLINE_BYTES, Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import spec_of, to_sharding
 from mpmd.stopwatch import Stopwatch
@@ -133,13 +134,13 @@ class GroupWorker:
         functions: Mapping[str, Function],
         constants: Mapping[Name, np.ndarray],
         compiled_ahead: Mapping[str, Variant],
-    ) -> float:
+    ) -> LoadReply:
         """Compiles all that this group runs of ``plan`` and keeps it as program ``number``.
 
         Args:
           compiled_ahead: what ``compile`` has compiled already, by its name in the plan.
 
-        Returns: the seconds that XLA took, with those of ``compile``.
+        Returns: what XLA needs to run it, and the seconds that XLA took, with those of ``compile``.
         """
         mine = plan.programs[self.mpmd_idx]
         ahead = self._ahead.pop(number, _CompiledAhead())
@@ -174,7 +175,12 @@ class GroupWorker:
             ),
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
-        return ahead.watch.seconds.get("xla", 0.0)
+        memory = {name: _memory_of(call) for name, call in compiled.items()}
+        return LoadReply(
+            xla_seconds=ahead.watch.seconds.get("xla", 0.0),
+            memory={name: needed for name, needed in memory.items() if needed},
+            num_devices=len(self.submesh.local_devices),
+        )
 
     def run_step(self, request: StepRequest) -> StepReply:
         """Runs one step. When it fails, its outputs are lost, and reading them raises the reason."""
@@ -191,6 +197,9 @@ class GroupWorker:
                 missing = [handle for handle in request.host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
                 raise
+            finally:
+                for handle in request.transient:
+                    self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
         return StepReply(inline, tuple(events or ()))
 
@@ -198,6 +207,7 @@ class GroupWorker:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
             if handle in request.host_arrays:
                 self._values[handle] = _put(request.host_arrays[handle], sharding)
+                del request.host_arrays[handle]
         inputs = self._agreed_inputs(request)
         holders = collections.Counter(map(id, self._values.values())) if any(program.donated) else {}
         for i, (value, sharding) in enumerate(zip(inputs, program.shardings, strict=True)):
@@ -246,6 +256,15 @@ class GroupWorker:
             self._programs.pop(number, None)
             self._ahead.pop(number, None)
 
+    def measured_peak(self) -> int | None:
+        """The most bytes that were ever allocated on one of this process's devices, where JAX counts them.
+
+        May be called from any thread.
+        """
+        stats = [device.memory_stats() or {} for device in self.submesh.local_devices]
+        peaks = [counted["peak_bytes_in_use"] for counted in stats if "peak_bytes_in_use" in counted]
+        return max(peaks, default=None)
+
     def has_program(self, number: int) -> bool:
         """Whether a program is loaded, or compiled in part."""
         return number in self._programs or number in self._ahead
@@ -255,6 +274,20 @@ class GroupWorker:
         self._values.clear()
         self._programs.clear()
         self._ahead.clear()
+
+
+def _memory_of(compiled: jax.stages.Compiled) -> ExecutableMemory | None:
+    """What XLA needs to run an executable; ``None`` from backends that do not say."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return None
+    return ExecutableMemory(
+        inputs=analysis.argument_size_in_bytes,
+        outputs=analysis.output_size_in_bytes,
+        aliased=analysis.alias_size_in_bytes,
+        temporaries=analysis.temp_size_in_bytes,
+        code=analysis.generated_code_size_in_bytes,
+    )
 
 
 def _put(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:

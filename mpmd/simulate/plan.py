@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd.ir import AnyTask, Cell, Edge, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send
+from mpmd.memory import sizes_on_devices
 from mpmd.simulate.costs import Costs, types_of
 from mpmd.simulate.workload import Instant, MessageTable, Workload
 
@@ -16,8 +17,9 @@ def plan_workload(plan: Plan, costs: Costs) -> Workload:
     """The operations of a plan: its runs.
 
     A receive only posts: the first reader of one of its values waits for the message, and the end of the step
-    waits for the step's results. Memory is the bytes of the values that a group holds, counted as ``verify``
-    counts them; every step starts with the arguments and constants.
+    waits for the step's results. Memory is the bytes on each device of a group: of the values that it holds,
+    counted as ``verify`` counts them, of XLA's temporaries if the groups have compiled, and of the messages
+    that have been sent to it. Every step starts with the arguments and constants.
 
     Raises: ``ValueError`` for a kind of task without a time, and for a message that is awaited but never
     sent.
@@ -32,13 +34,15 @@ class _WorkloadBuilder:
     """The workload of the programs so far.
 
     ``_sent`` has the sender and the size of each message, ``_readers`` the first operation that needs it, and
-    ``_received`` the bytes of its values.
+    ``_received`` the bytes of its values on each device of the receiver. ``_sizes`` has the bytes of values
+    on each device of the group that is added.
     """
 
     def __init__(self, plan: Plan, costs: Costs):
         self._plan = plan
         self._costs = costs
-        self._sizes = {name: aval.nbytes for name, aval in plan.avals().items()}
+        self._whole = {name: aval.nbytes for name, aval in plan.avals().items()}
+        self._sizes: Mapping[Name, int] = {}
         tasks = (run.task for program in plan.programs for run in program.runs)
         cells = (task for task in tasks if isinstance(task, Cell))
         self._alone = costs.times({member for cell in cells for member in types_of(cell)})
@@ -47,6 +51,7 @@ class _WorkloadBuilder:
         self._durations: list[float] = []
         self._at_start: list[float] = []
         self._at_end: list[tuple[float, ...]] = []
+        self._resident: list[float] = []
         self._sent: dict[_MessageKey, tuple[int, float]] = {}
         self._readers: dict[_MessageKey, int] = {}
         self._received: dict[_MessageKey, int] = {}
@@ -54,18 +59,23 @@ class _WorkloadBuilder:
     def add(self, program: GroupProgram) -> None:
         """Adds the operations of a group, and the messages that it sends and awaits."""
         group = program.mpmd_idx
+        self._sizes = sizes_on_devices(self._plan, group)
+        self._resident.append(self._bytes(self._plan.resident(group)))
         pending: dict[Name, _MessageKey] = {}
         self._add_operation(Instant("the arguments"))
         for instruction in program.instructions:
             match instruction:
-                case Run(task, executable, inputs, outputs):
-                    donated = [inputs[i] for i in self._plan.executable(executable).donated]
+                case Run(task, name, inputs, outputs):
+                    executable = self._plan.executable(name)
+                    donated = [inputs[i] for i in executable.donated]
                     growth = self._bytes(outputs) - self._bytes(donated)
-                    self._add_operation(task, self._duration(group, task), growth)
+                    temporaries = executable.memory.temporaries if executable.memory else 0
+                    self._add_operation(task, self._duration(group, task), growth, temporaries)
                     self._wait(inputs, pending)
                 case Send(values, dst, tag):
                     self._wait_alone(values, pending)
-                    self._sent[(group, dst), tag] = len(self._tasks) - 1, self._bytes(values)
+                    nbytes = sum(self._whole[name] for name in values)
+                    self._sent[(group, dst), tag] = len(self._tasks) - 1, nbytes
                 case Recv(values, src, tag):
                     pending |= dict.fromkeys(values, ((src, group), tag))
                     self._received[(src, group), tag] = self._bytes(values)
@@ -88,7 +98,6 @@ class _WorkloadBuilder:
         ]
         if never:
             raise ValueError("\n  - ".join(["the groups get stuck:", *never]))
-        resident: list[float] = [self._bytes(self._plan.resident(p.mpmd_idx)) for p in self._plan.programs]
         return Workload(
             costs=self._costs,
             bounds=self._bounds,
@@ -96,15 +105,18 @@ class _WorkloadBuilder:
             durations=self._durations,
             at_start=self._at_start,
             at_end=self._at_end,
-            resident=resident,
+            resident=self._resident,
             messages=messages,
+            arriving=[float(self._received.get(key, 0)) for key in self._sent],
         )
 
-    def _add_operation(self, task: AnyTask | Instant, duration: float = 0.0, growth: float = 0.0) -> None:
+    def _add_operation(
+        self, task: AnyTask | Instant, duration: float = 0.0, growth: float = 0.0, temporaries: float = 0.0
+    ) -> None:
         self._tasks.append(task)
         self._durations.append(duration)
-        self._at_start.append(growth)
-        self._at_end.append(())
+        self._at_start.append(growth + temporaries)
+        self._at_end.append((-temporaries,) if temporaries else ())
 
     def _wait(self, values: Iterable[Name], pending: dict[Name, _MessageKey]) -> None:
         """Has the last operation wait for the messages of these values that no operation awaits yet."""

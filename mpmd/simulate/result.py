@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import heapq
+import operator
 from collections.abc import Iterator
 
 from mpmd.events import Event
@@ -65,9 +68,10 @@ class Simulation:
     def memory(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         """For each group, the times at which its memory changes, and its memory from then on.
 
-        Memory of a schedule is the number of forwards whose residuals are held; memory of a plan is bytes,
-        counted as ``verify`` counts them. Changes at the same time are in the order in which the group makes
-        them.
+        Memory of a schedule is the number of forwards whose residuals are held. Memory of a plan is the bytes
+        on each device: the values, counted as ``verify`` counts them, XLA's temporaries while a task runs, if
+        the plan's groups have compiled, and messages from when they are sent. Changes at the same time are in
+        the order in which the group makes them.
         """
         return tuple(tuple(self._memory(mpmd_idx)) for mpmd_idx in range(self.mpmd_dim))
 
@@ -139,17 +143,38 @@ class Simulation:
         return range(sends[operation], sends[operation + 1]) if self._workload.costs.blocking else range(0)
 
     def _memory(self, mpmd_idx: int) -> Iterator[tuple[float, float]]:
-        work, time = self._workload, 0.0
-        for step in self._times:
-            held = work.resident[mpmd_idx]
+        arrivals = sorted(self._arrivals(mpmd_idx))
+        held = 0.0
+        changes = heapq.merge(arrivals, self._changes(mpmd_idx), key=operator.itemgetter(0))
+        for time, change in changes:
+            held += change
             yield time, held
+
+    def _arrivals(self, mpmd_idx: int) -> Iterator[tuple[float, float]]:
+        """When messages are sent to a group, and the memory that they take."""
+        work = self._workload
+        for step in self._times:
+            for message in work.received[mpmd_idx]:
+                sender = work.messages.senders[message]
+                yield step.starts[sender] + work.durations[sender], work.arriving[message]
+
+    def _changes(self, mpmd_idx: int) -> Iterator[tuple[float, float]]:
+        """The changes of memory that a group makes itself."""
+        work, time = self._workload, 0.0
+        used: dict[int, float] = collections.defaultdict(float)
+        for message in work.received[mpmd_idx]:
+            used[work.messages.readers[message]] += work.arriving[message]
+        held = 0.0
+        for step in self._times:
+            yield time, work.resident[mpmd_idx] - held
+            held = work.resident[mpmd_idx]
             for operation in work.operations(mpmd_idx):
-                if work.at_start[operation]:
-                    held += work.at_start[operation]
-                    yield step.starts[operation], held
+                held += work.at_start[operation]
+                if change := work.at_start[operation] - used[operation]:
+                    yield step.starts[operation], change
                 time = step.starts[operation] + work.durations[operation]
                 if blocked := self._blocked(operation):
                     time = step.arrivals[blocked[-1]]
                 for change in work.at_end[operation]:
                     held += change
-                    yield time, held
+                    yield time, change

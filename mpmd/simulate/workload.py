@@ -60,6 +60,8 @@ class Workload:
       at_start: for each operation, what is added to its group's memory when it starts.
       at_end: for each operation, what is added, in this order, when its group goes on to the next operation.
       resident: the memory of each group at the start of a step.
+      arriving: what each message adds to its receiver's memory until the operation that needs it starts; what
+        it adds from then on is in ``at_start``. Empty if messages take no memory.
     """
 
     costs: Costs
@@ -70,6 +72,7 @@ class Workload:
     at_end: list[tuple[float, ...]]
     resident: list[float]
     messages: MessageTable
+    arriving: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def mpmd_dim(self) -> int:
@@ -88,6 +91,15 @@ class Workload:
     def edge(self, message: int) -> Edge:
         """The edge of a message."""
         return self.edges[self.messages.edge_numbers[message]]
+
+    @functools.cached_property
+    def received(self) -> list[list[int]]:
+        """For each group, the messages to it that take memory before they are needed."""
+        received: list[list[int]] = [[] for _ in self.resident]
+        for message, nbytes in enumerate(self.arriving):
+            if nbytes and self.messages.readers[message] >= 0:
+                received[self.edge(message)[1]].append(message)
+        return received
 
     @functools.cached_property
     def sends(self) -> list[int]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from mpmd.ir import Aval, Edge, Instruction, Name, Plan, Recv, Run, Send
+from mpmd.memory import Arrival
 from mpmd.verify.structure import describe
 
 
@@ -112,10 +113,12 @@ class Channels:
     Attributes:
       capacities: for each edge, the most messages that can be in flight at once, sent and not yet read.
       unread: the messages, by edge and tag, of which no value is read; they would never leave the channel.
+      arrivals: when each message can be there at the earliest, by edge and tag.
     """
 
     capacities: Mapping[Edge, int]
     unread: tuple[tuple[Edge, int], ...]
+    arrivals: Mapping[tuple[Edge, int], Arrival]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,6 +149,7 @@ def channels_of(plan: Plan, order: Sequence[int]) -> Channels:
     clocks = [np.zeros(len(plan.programs), int) for _ in plan.programs]
     posted: list[dict[Name, _SentMessage]] = [{} for _ in plan.programs]
     unread: dict[_SentMessage, None] = {}
+    messages: list[_SentMessage] = []
     sent: collections.Counter[Edge] = collections.Counter()
     read_at: dict[Edge, list[int]] = collections.defaultdict(list)
     capacities: dict[Edge, int] = {}
@@ -171,6 +175,7 @@ def channels_of(plan: Plan, order: Sequence[int]) -> Channels:
             clock[group] = position + 1
             message = _SentMessage(edge, instruction.tag, clock)
             unread[message] = None
+            messages.append(message)
             sent[edge] += 1
             in_flight = sent[edge] - bisect.bisect_left(read_at[edge], int(clock[instruction.dst]))
             capacities[edge] = max(capacities.get(edge, 0), in_flight)
@@ -179,4 +184,19 @@ def channels_of(plan: Plan, order: Sequence[int]) -> Channels:
     for group, program in enumerate(plan.programs):
         results = [leaf.name for leaf in plan.outputs_of(group).values()]
         read(group, len(program.instructions), results)
-    return Channels(capacities, tuple((message.edge, message.tag) for message in unread))
+    return Channels(
+        capacities=capacities,
+        unread=tuple((message.edge, message.tag) for message in unread),
+        arrivals={(message.edge, message.tag): _arrival(message, clocks) for message in messages},
+    )
+
+
+def _arrival(message: _SentMessage, clocks: Sequence[np.ndarray]) -> Arrival:
+    """The earliest arrival of a message, given the vector clocks of the ends of the groups' programs."""
+    receiver = message.edge[1]
+    position = int(message.clock[receiver])
+    if position:
+        return Arrival(position, None)
+    # What precedes the send begins after the step before has ended on the groups that take part in it.
+    before = (clocks[group][receiver] for group in np.flatnonzero(message.clock).tolist())
+    return Arrival(0, int(max(before)))

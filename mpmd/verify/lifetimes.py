@@ -10,10 +10,9 @@ from mpmd.ir import Aval, Executable, Free, GroupProgram, Instruction, Name, Out
 
 @dataclasses.dataclass(frozen=True)
 class Lifetimes:
-    """What was found of a group; ``peak_bytes`` and ``peak_values`` are the most that it holds at once."""
+    """What was found of a group; ``peak_values`` is the most values that it holds at once."""
 
     faults: tuple[str, ...]
-    peak_bytes: int
     peak_values: int
 
 
@@ -29,7 +28,7 @@ def check_lifetimes(plan: Plan, program: GroupProgram) -> Lifetimes:
     for position, instruction in enumerate(program.instructions):
         checker.check_instruction(position, instruction)
     checker.end(plan.outputs_of(program.mpmd_idx).values())
-    return Lifetimes(tuple(checker.faults), checker.peak_bytes, checker.peak_values)
+    return Lifetimes(tuple(checker.faults), checker.peak_values)
 
 
 class _LifetimeChecker:
@@ -50,7 +49,6 @@ class _LifetimeChecker:
         self._gone: dict[Name, str] = {}
         self._sent: dict[Name, int] = {}
         self._arriving: dict[Name, Recv] = {}
-        self._bytes = self.peak_bytes = sum(aval.nbytes for aval in self._held.values())
         self._values = self.peak_values = len(self._held)
 
     def check_instruction(self, position: int, instruction: Instruction) -> None:
@@ -71,19 +69,13 @@ class _LifetimeChecker:
                 for name in values:
                     self._read(name)
                     self._remove(name, "freed")
-        self._update_peaks()
-
-    def _update_peaks(self) -> None:
-        if self._bytes > self.peak_bytes:
-            self.peak_bytes = self._bytes
-        if self._values > self.peak_values:
-            self.peak_values = self._values
+        self.peak_values = max(self.peak_values, self._values)
 
     def end(self, results: Collection[OutputLeaf]) -> None:
         """Checks what is left after the last instruction."""
         for name in list(self._arriving):
             self._take(name)
-        self._update_peaks()
+        self.peak_values = max(self.peak_values, self._values)
         where = f"group {self._mpmd_idx}"
         for leaf in results:
             if leaf.name not in self._held:
@@ -128,7 +120,6 @@ class _LifetimeChecker:
     def _hold(self, name: Name) -> None:
         """Counts a value that is in the group's memory from now on."""
         if name in self._held:
-            self._bytes += self._held[name].nbytes
             self._values += 1
 
     def _define(self, name: Name) -> None:
@@ -141,7 +132,7 @@ class _LifetimeChecker:
         if name in self._kept:
             self._fault(f"{name} is {how}, but the caller keeps it")
         if name in self._held:
-            self._bytes -= self._held.pop(name).nbytes
+            del self._held[name]
             self._values -= 1
             self._gone[name] = f"was {how} in instruction {self._position}"
 

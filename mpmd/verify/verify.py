@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from mpmd.errors import PlanError
 from mpmd.ir import Edge, Plan
+from mpmd.memory import Arrival, GroupMemory, group_memories
 from mpmd.verify.channels import (
     channels_of,
     check_deadlock,
@@ -30,19 +31,26 @@ class Verified:
     """What is known of a plan that passed.
 
     Attributes:
-      peak_bytes: for each group, the most bytes of values that it holds at once, each logical value counted
-        whole. The outputs of a run count together with those of its inputs that are not donated to them. The
-        values of a message count from the first use of any of them.
-      peak_values: for each group, the most values that it holds at once, counted in the same way.
+      memory: for each group, what each of its devices needs. Temporaries are unknown until the groups have
+        compiled, and the values whose sharding is open count as replicated.
+      peak_values: for each group, the most values that it holds at once, counted as
+        ``GroupMemory.live_bytes`` counts them.
       sent_bytes: for each edge, the bytes of one step.
       capacities: for each edge, the most messages of a step that can be in flight at once, sent and not yet
         read, whatever the timing.
+      arrivals: when each message can be there at the earliest, by edge and tag.
     """
 
-    peak_bytes: tuple[int, ...]
+    memory: tuple[GroupMemory, ...]
     peak_values: tuple[int, ...]
     sent_bytes: Mapping[Edge, int]
     capacities: Mapping[Edge, int]
+    arrivals: Mapping[tuple[Edge, int], Arrival]
+
+    @property
+    def live_bytes(self) -> tuple[int, ...]:
+        """For each group, the most bytes of values that each of its devices holds at once."""
+        return tuple(of_group.live_bytes for of_group in self.memory)
 
 
 def verify(plan: Plan) -> Verified:
@@ -61,10 +69,11 @@ def verify(plan: Plan) -> Verified:
     channels = channels_of(plan, order)
     _raise(f"edge {a} -> {b}, message {tag}: nothing of it is read" for (a, b), tag in channels.unread)
     return Verified(
-        peak_bytes=tuple(of_group.peak_bytes for of_group in lifetimes),
+        memory=group_memories(plan, channels.arrivals),
         peak_values=tuple(of_group.peak_values for of_group in lifetimes),
         sent_bytes=sent_bytes(messages, plan.avals()),
         capacities=channels.capacities,
+        arrivals=channels.arrivals,
     )
 
 

@@ -44,7 +44,7 @@ def check(program, steps=2):
             assert_same(actual, expected[i + 1], tolerance, f"step {i}: state")
             assert compiled.compile(actual, batch) is loaded, "the next step would compile again"
             assert_stays(actual, loaded.plan)
-        check_plan(loaded.plan, [group.peak_bytes for group in loaded.report().groups])
+        check_plan(loaded.plan, [group.memory.live_bytes for group in loaded.report().groups])
 
 
 def copied(tree):

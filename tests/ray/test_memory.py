@@ -60,5 +60,5 @@ def test_processes_hold_what_the_plan_says_and_nothing_else(four_groups, name):
     peaks, unexpected = zip(
         *ray.get([a.__ray_call__.remote(recorded) for a in actors], timeout=SECONDS), strict=True
     )
-    assert list(peaks) == [group.peak_bytes for group in compiled.report().groups]
+    assert list(peaks) == [group.memory.live_bytes for group in compiled.report().groups]
     assert not any(unexpected)

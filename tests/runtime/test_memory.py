@@ -60,6 +60,6 @@ def test_groups_hold_what_the_plan_says(name, monkeypatch):
         wait_for(state)
         watch = Watch(monkeypatch)
         wait_for(compiled(state, *batch(5)))
-        planned = {group.mpmd_idx: group.peak_bytes for group in compiled.report().groups}
+        planned = {group.mpmd_idx: group.memory.live_bytes for group in compiled.report().groups}
     assert watch.peak_bytes == planned
     assert not watch.copied

@@ -24,4 +24,6 @@ def test_a_plan_and_its_schedule_take_the_same_time(schedule):
     in_loop = tuple(event for event in simulated.events if not isinstance(event.activity, OutsideTask))
     assert in_loop == expected.events
     assert (simulated.makespan, simulated.bubble) == (expected.makespan, expected.bubble)
-    assert simulated.peaks == verify(plan).peak_bytes
+    without_messages, with_all = verify(plan).live_bytes, [group.peak_bytes for group in verify(plan).memory]
+    for live, peak, most in zip(without_messages, simulated.peaks, with_all, strict=True):
+        assert live <= peak <= most

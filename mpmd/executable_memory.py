@@ -1,0 +1,27 @@
+"""What XLA needs to run an executable."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutableMemory:
+    """What XLA needs on each device to run an executable, in bytes.
+
+    Attributes:
+      inputs, outputs: the buffers of the inputs and of the outputs.
+      aliased: of the outputs, those that take over buffers of inputs.
+      temporaries: what XLA allocates when the executable starts, and frees when it ends.
+      code: the compiled code, as far as it is in the device's memory.
+    """
+
+    inputs: int
+    outputs: int
+    aliased: int
+    temporaries: int
+    code: int
+
+    def __or__(self, other: ExecutableMemory) -> ExecutableMemory:
+        """What is enough for either, of an executable that several groups or processes have compiled."""
+        return ExecutableMemory(*map(max, dataclasses.astuple(self), dataclasses.astuple(other)))

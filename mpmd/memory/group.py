@@ -1,0 +1,223 @@
+"""Follows what a group's devices hold, from instruction to instruction, to the moment when it is most."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mpmd.ir import AnyTask, Edge, Free, GroupProgram, Name, Plan, Recv, Run
+from mpmd.memory.kinds import kinds_of, sums_of
+from mpmd.memory.messages import Arrival, Holding, MessageKey, Stay, largest_sent, slot_bytes, stays
+from mpmd.memory.sizes import sizes_on_devices
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryParts:
+    """What each device of a group holds at one moment, in bytes.
+
+    Attributes:
+      parameters: the arguments that the step returns updated: weights and optimizer state.
+      arguments: the other arguments, such as the batch, and constants.
+      accumulators: what tasks add to, from microbatch to microbatch.
+      activations: what tasks of stages leave for other tasks: residuals, activations and their gradients.
+      outside: what is made outside the loop, such as updated weights.
+      received: values of messages that the group has begun to use.
+      messages: messages that may be there and that the group has not begun to use, and what the transports
+        keep for messages beyond that, as ``Holding`` says.
+      temporaries: XLA's own buffers of the task that runs; ``None`` before the groups have compiled.
+    """
+
+    parameters: int = 0
+    arguments: int = 0
+    accumulators: int = 0
+    activations: int = 0
+    outside: int = 0
+    received: int = 0
+    messages: int = 0
+    temporaries: int | None = None
+
+    @property
+    def total(self) -> int:
+        """The sum of what is known."""
+        return sum(getattr(self, field.name) or 0 for field in dataclasses.fields(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupMemory:
+    """What each device of a group needs for a step, in bytes.
+
+    Attributes:
+      live_bytes: the most bytes of values that the group's program holds at once. The outputs of a run count
+        together with those of its inputs that are not donated to them. The values of a message count from the
+        first use of any of them.
+      peak: what the device holds at the worst moment, whatever the timing of messages.
+      task: the task that runs then, if any.
+    """
+
+    live_bytes: int
+    peak: MemoryParts
+    task: AnyTask | None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a device needs at once: values, temporaries as far as they are known, messages."""
+        return self.peak.total
+
+
+class _Moment(NamedTuple):
+    """A moment in a group's program; ``live`` are the bytes of values, ``in_flight`` those of messages."""
+
+    task: AnyTask | None
+    live: int
+    temporaries: int
+    in_flight: int
+
+    @property
+    def total(self) -> int:
+        return self.live + self.temporaries + self.in_flight
+
+
+def group_memories(
+    plan: Plan,
+    arrivals: Mapping[MessageKey, Arrival],
+    holdings: Mapping[Edge, Holding] | None = None,
+    updated: Collection[Name] = (),
+) -> tuple[GroupMemory, ...]:
+    """What the devices of each group need for a step of a correct plan.
+
+    Args:
+      arrivals: when each message can be there.
+      holdings: where the messages of an edge are; in the receiver's memory unless it says otherwise.
+      updated: the arguments that the step returns updated.
+    """
+    holdings = holdings or {}
+    groups = [_Group(plan, program, arrivals, holdings) for program in plan.programs]
+    slots = {edge: nbytes for group in groups for edge, nbytes in group.slots.items()}
+    return tuple(group.memory(slots, updated) for group in groups)
+
+
+class _Group:
+    """A group with what its messages and its executables need."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        program: GroupProgram,
+        arrivals: Mapping[MessageKey, Arrival],
+        holdings: Mapping[Edge, Holding],
+    ):
+        self._plan = plan
+        self._program = program
+        self._sizes = sizes_on_devices(plan, program.mpmd_idx)
+        self._holdings = holdings
+        self._stays = stays(plan, program, self._sizes, arrivals)
+        memories = {e.name: e.memory for e in plan.executables_of(program.mpmd_idx)}
+        self._compiled = None not in memories.values()
+        self._temporaries = {name: memory.temporaries if memory else 0 for name, memory in memories.items()}
+        of_edge: dict[Edge, list[Stay]] = collections.defaultdict(list)
+        for stay in self._stays:
+            if self._holding(stay.key[0]) == Holding.SLOTS:
+                of_edge[stay.key[0]].append(stay)
+        end = len(program.instructions)
+        self.slots = {edge: slot_bytes(found, end) for edge, found in of_edge.items()}
+
+    def _holding(self, edge: Edge) -> Holding:
+        return self._holdings.get(edge, Holding.RECEIVER)
+
+    def memory(self, slots: Mapping[Edge, int], updated: Collection[Name]) -> GroupMemory:
+        """What the devices need, given the slots of all edges."""
+        held: dict[Name, int] = {}
+        live, worst, worst_position = 0, _Moment(None, 0, 0, 0), 0
+        for position, moment in enumerate(self._moments(held)):
+            live = max(live, moment.live)
+            if moment.total > worst.total:
+                worst, worst_position = moment, position
+        held = {}
+        for position, _ in enumerate(self._moments(held)):
+            if position == worst_position:
+                break
+        sums = sums_of(held, kinds_of(self._plan, self._program, updated))
+        kept = self._sent_and_kept(slots)
+        temporaries = worst.temporaries if self._compiled else None
+        parts = MemoryParts(**sums, messages=worst.in_flight + kept, temporaries=temporaries)
+        return GroupMemory(live, parts, worst.task)
+
+    def _sent_and_kept(self, slots: Mapping[Edge, int]) -> int:
+        """What transports keep of the messages that the group sends."""
+        return sum(
+            slots[edge] if self._holding(edge) == Holding.SLOTS else nbytes
+            for edge, nbytes in largest_sent(self._program, self._sizes).items()
+            if self._holding(edge) in (Holding.SLOTS, Holding.COPIED)
+        )
+
+    def _moments(self, held: dict[Name, int]) -> Iterator[_Moment]:
+        """The moments from before the first instruction to after the last one.
+
+        Args:
+          held: is updated with the bytes of the values that the group holds at each of them.
+        """
+        sizes, total = self._sizes, 0
+        in_flight = self._in_flight()
+        arriving: dict[Name, Recv] = {}
+
+        def hold(names: Sequence[Name]) -> int:
+            held.update((name, sizes[name]) for name in names)
+            return sum(held[name] for name in names)
+
+        def take(names: Sequence[Name]) -> int:
+            """Begins to use messages."""
+            taken = 0
+            for name in names:
+                if (recv := arriving.get(name)) is not None:
+                    for value in recv.values:
+                        del arriving[value]
+                    taken += hold(recv.values)
+            return taken
+
+        total += hold(tuple(self._plan.resident(self._program.mpmd_idx)))
+        yield _Moment(None, total, 0, in_flight[0])
+        for position, instruction in enumerate(self._program.instructions):
+            match instruction:
+                case Run(task, executable, inputs, outputs):
+                    total += take(inputs)
+                    for i in self._plan.executable(executable).donated:
+                        total -= held.pop(inputs[i])
+                    total += hold(outputs)
+                    yield _Moment(task, total, self._temporaries[executable], in_flight[position])
+                case Recv(values):
+                    arriving |= dict.fromkeys(values, instruction)
+                    yield _Moment(None, total, 0, in_flight[position])
+                case _:
+                    if taken := take(instruction.values):
+                        total += taken
+                        yield _Moment(None, total, 0, in_flight[position])
+                    if isinstance(instruction, Free):
+                        total -= sum(held.pop(name) for name in instruction.values)
+        total += take(tuple(arriving))
+        yield _Moment(None, total, 0, in_flight[-1])
+
+    def _in_flight(self) -> list[int]:
+        """For each position and the end, the bytes of messages that may be there and unused.
+
+        Those in slots count as all slots of their edge, less what is in use.
+        """
+        end = len(self._program.instructions)
+        changes = [0] * (end + 2)
+        changes[0] = sum(self.slots.values())
+        for stay in self._stays:
+            holding = self._holding(stay.key[0])
+            if holding in (Holding.RECEIVER, Holding.COPIED):
+                for span in stay.in_flight(end):
+                    if span:
+                        changes[span.start] += stay.nbytes
+                        changes[span.stop] -= stay.nbytes
+            elif holding == Holding.SLOTS:
+                changes[stay.used] -= stay.nbytes
+                changes[min(stay.dropped, end) + 1] += stay.nbytes
+        amounts, now = [], 0
+        for change in changes[:-1]:
+            now += change
+            amounts.append(now)
+        return amounts
