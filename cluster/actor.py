@@ -26,10 +26,10 @@ from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport
 from mpmd.errors import StepAborted, TaskError
-from mpmd.ir import Executable, Name, Plan, Spec
+from mpmd.ir import Edge, Executable, Name, Plan, Spec
 from mpmd.program import Variant
 from mpmd.reshard import GroupShape
-from mpmd.routes import find_routes
+from mpmd.routes import Routes, Topology
 from mpmd.runtime.requests import NOTHING_RELEASED, Handle, Released, StepReply, StepRequest
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
@@ -158,17 +158,30 @@ class GroupActor:
         """What carries a plan's messages."""
         if all(group == GroupShape(self._member.shape.axes) for group in self._member.groups):
             return self._router  # whole values go from one process to another with the same submesh
-        routes = find_routes(plan, self._member.groups, self._mpmd_idx)
-        return SliceTransport(self._router, self._member.endpoint, self._agreement, routes)
+        routes = Routes(plan, Topology(self._member.groups, self._gathering)).of_group(self._mpmd_idx)
+        return SliceTransport(
+            self._router, self._member.endpoint, self._agreement, routes, self._worker.submesh
+        )
 
     def listen(self, transports: Iterable[str], host: str, secret: bytes) -> Addresses:
         """Gets ready for the other processes to connect. Returns this one's addresses."""
         return Addresses(self._router.listen(transports, host, secret), self._agreement.listen(host))
 
     def connect(
-        self, routes: Mapping[int, str], addresses: Sequence[Addresses], secret: bytes, timeout: float
+        self,
+        routes: Mapping[int, str],
+        gathering: frozenset[Edge],
+        addresses: Sequence[Addresses],
+        secret: bytes,
+        timeout: float,
     ) -> None:
-        """Connects with the other processes, when all listen; ``routes`` names the transport to each."""
+        """Connects with the other processes, when all listen.
+
+        Args:
+          routes: the name of the transport to each.
+          gathering: that of the mesh's ``mpmd.routes.Topology``.
+        """
+        self._gathering = gathering
         self._router.connect(routes, [address.transports for address in addresses])
         leader = self._member.endpoint.number_of(self._mpmd_idx, 0)
         self._agreement.connect(addresses[leader].agreement, secret, timeout)

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.ir import Plan
+from mpmd.routes import Routes, Topology
 from mpmd.tables import aligned, human_bytes
 from mpmd.verify import Verified
 
@@ -22,7 +23,9 @@ class GroupReport:
       parameter_bytes: the bytes of the group's arguments that the step returns updated: weights and optimizer
         state; 0 for a step that updates nothing.
       peak_bytes: the most bytes of values that the group holds at once.
-      sent_bytes: the bytes that the group sends in one step.
+      sent_bytes: the bytes that go from the group to other groups in one step.
+      process_sent_bytes: those that each of the group's processes sends. What processes of one group
+        exchange, as they do in collective operations, is not counted.
       xla_seconds: how long XLA took to compile the executables; groups compile at the same time.
     """
 
@@ -33,6 +36,7 @@ class GroupReport:
     parameter_bytes: int
     peak_bytes: int
     sent_bytes: int
+    process_sent_bytes: tuple[int, ...]
     xla_seconds: float
 
 
@@ -63,7 +67,7 @@ class Report:
                 str(g.executables),
                 human_bytes(g.parameter_bytes),
                 human_bytes(g.peak_bytes),
-                human_bytes(g.sent_bytes),
+                _sent_text(g),
                 f"{g.xla_seconds:.2f} s",
             )
             for g in self.groups
@@ -85,8 +89,17 @@ class Report:
         return " ".join([f"{group.mpmd_idx}:", *(f"{axis} {size}" for axis, size in group.submesh.items())])
 
 
+def _sent_text(group: GroupReport) -> str:
+    """The bytes that a group sends, and the most that one of several processes sends."""
+    total = human_bytes(group.sent_bytes)
+    if len(group.process_sent_bytes) == 1:
+        return total
+    return f"{total}, {human_bytes(max(group.process_sent_bytes))} by a process"
+
+
 def report(
     plan: Plan,
+    topology: Topology,
     verified: Verified,
     updated: Collection[int],
     seconds: Mapping[str, float],
@@ -95,13 +108,19 @@ def report(
     """Reports on a plan that was loaded.
 
     Args:
+      topology: of the mesh that has loaded it.
       updated: the positions of the arguments that the step returns updated.
       seconds: how long each pass took.
       xla_seconds: for each group, how long XLA took.
     """
-    sent: collections.Counter[int] = collections.Counter()
-    for (source, _), count in verified.sent_bytes.items():
-        sent[source] += count
+    sent: collections.Counter[tuple[int, int]] = collections.Counter()
+    for (source, _), by_processes in Routes(plan, topology).sent_bytes().items():
+        for (process, _), count in by_processes.items():
+            sent[source, process] += count
+    sent_by = [
+        tuple(sent[group, process] for process in range(shape.num_processes))
+        for group, shape in enumerate(topology.groups)
+    ]
     groups = tuple(
         GroupReport(
             mpmd_idx=program.mpmd_idx,
@@ -112,7 +131,8 @@ def report(
                 leaf.aval.nbytes for i, leaf in plan.inputs_of(program.mpmd_idx).items() if i in updated
             ),
             peak_bytes=verified.peak_bytes[program.mpmd_idx],
-            sent_bytes=sent[program.mpmd_idx],
+            sent_bytes=sum(sent_by[program.mpmd_idx]),
+            process_sent_bytes=sent_by[program.mpmd_idx],
             xla_seconds=xla_seconds[program.mpmd_idx],
         )
         for program in plan.programs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mpmd.ir import AnyTask, Cell, Edge, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send
+from mpmd.routes import Routes, Topology
 from mpmd.simulate.costs import Costs, types_of
 from mpmd.simulate.workload import Instant, MessageTable, Workload
 
@@ -12,17 +13,18 @@ _MessageKey = tuple[Edge, int]
 """The edge and the tag of a message."""
 
 
-def plan_workload(plan: Plan, costs: Costs) -> Workload:
+def plan_workload(plan: Plan, costs: Costs, topology: Topology | None = None) -> Workload:
     """The operations of a plan: its runs.
 
     A receive only posts: the first reader of one of its values waits for the message, and the end of the step
     waits for the step's results. Memory is the bytes of the values that a group holds, counted as ``verify``
-    counts them; every step starts with the arguments and constants.
+    counts them; every step starts with the arguments and constants. A message has the bytes that travel
+    between the processes of the ``topology``, or those of its whole values.
 
     Raises: ``ValueError`` for a kind of task without a time, and for a message that is awaited but never
     sent.
     """
-    builder = _WorkloadBuilder(plan, costs)
+    builder = _WorkloadBuilder(plan, costs, topology)
     for program in plan.programs:
         builder.add(program)
     return builder.workload()
@@ -35,9 +37,10 @@ class _WorkloadBuilder:
     ``_received`` the bytes of its values.
     """
 
-    def __init__(self, plan: Plan, costs: Costs):
+    def __init__(self, plan: Plan, costs: Costs, topology: Topology | None):
         self._plan = plan
         self._costs = costs
+        self._routes = Routes(plan, topology) if topology else None
         self._sizes = {name: aval.nbytes for name, aval in plan.avals().items()}
         tasks = (run.task for program in plan.programs for run in program.runs)
         cells = (task for task in tasks if isinstance(task, Cell))
@@ -65,7 +68,10 @@ class _WorkloadBuilder:
                     self._wait(inputs, pending)
                 case Send(values, dst, tag):
                     self._wait_alone(values, pending)
-                    self._sent[(group, dst), tag] = len(self._tasks) - 1, self._bytes(values)
+                    self._sent[(group, dst), tag] = (
+                        len(self._tasks) - 1,
+                        self._sent_bytes((group, dst), values),
+                    )
                 case Recv(values, src, tag):
                     pending |= dict.fromkeys(values, ((src, group), tag))
                     self._received[(src, group), tag] = self._bytes(values)
@@ -118,6 +124,11 @@ class _WorkloadBuilder:
         if any(name in pending for name in values):
             self._add_operation(Instant(", ".join(values)))
             self._wait(values, pending)
+
+    def _sent_bytes(self, edge: Edge, values: Sequence[Name]) -> int:
+        if self._routes is None:
+            return self._bytes(values)
+        return sum(self._routes.of_value(edge, name).nbytes for name in values)
 
     def _bytes(self, values: Iterable[Name]) -> int:
         return sum(self._sizes[name] for name in values)

@@ -19,7 +19,6 @@ from mpmd.verify.channels import (
     check_messages,
     messages_of,
     rendezvous_order,
-    sent_bytes,
 )
 from mpmd.verify.lifetimes import check_lifetimes
 from mpmd.verify.structure import check_avals, check_structure
@@ -34,14 +33,12 @@ class Verified:
         whole. The outputs of a run count together with those of its inputs that are not donated to them. The
         values of a message count from the first use of any of them.
       peak_values: for each group, the most values that it holds at once, counted in the same way.
-      sent_bytes: for each edge, the bytes of one step.
       capacities: for each edge, the most messages of a step that can be in flight at once, sent and not yet
         read, whatever the timing.
     """
 
     peak_bytes: tuple[int, ...]
     peak_values: tuple[int, ...]
-    sent_bytes: Mapping[Edge, int]
     capacities: Mapping[Edge, int]
 
 
@@ -63,7 +60,6 @@ def verify(plan: Plan) -> Verified:
     return Verified(
         peak_bytes=tuple(of_group.peak_bytes for of_group in lifetimes),
         peak_values=tuple(of_group.peak_values for of_group in lifetimes),
-        sent_bytes=sent_bytes(messages, plan.avals()),
         capacities=channels.capacities,
     )
 
