@@ -28,9 +28,9 @@ from cluster.transports.slices import SliceTransport
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Edge, Executable, Name, Plan, Spec
 from mpmd.program import Variant
-from mpmd.reshard import GroupShape
+from mpmd.reshard import GroupShape, box_of
 from mpmd.routes import Routes, Topology
-from mpmd.runtime.requests import NOTHING_RELEASED, Handle, Released, StepReply, StepRequest
+from mpmd.runtime.requests import NOTHING_RELEASED, Handle, HostParts, Released, StepReply, StepRequest
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 
@@ -235,8 +235,8 @@ class GroupActor:
             message = f"{where}: {type(error).__name__}: {error}"
             raise TaskError(message, self._mpmd_idx, "load") from error
 
-    def run_step(self, request: StepRequest, packed: Mapping[Handle, PackedArray]) -> StepReply:
-        """Runs one step; ``packed`` are the request's host arrays.
+    def run_step(self, request: StepRequest, packed: Mapping[Handle, PackedValue]) -> StepReply:
+        """Runs one step; ``packed`` has what this process's devices hold of the host arrays sent with it.
 
         Raises, besides what a step raises: ``WorldLostError`` when the processes of the group have lost one
           another, ``RuntimeError`` for a step that has come before.
@@ -246,10 +246,9 @@ class GroupActor:
         self._last_step = request.step
         self._router.begin_step(request.step)
         try:
-            arrays = {handle: self._owned(unpack(value)) for handle, value in packed.items()}
+            arrays = {handle: self._host_array(value) for handle, value in packed.items()}
             self.release(request.released)
-            request = dataclasses.replace(request, host_arrays=arrays, released=NOTHING_RELEASED)
-            reply = self._worker.run_step(request)
+            reply = self._worker.run_step(dataclasses.replace(request, released=NOTHING_RELEASED), arrays)
         except StepAborted:
             raise
         except Exception as error:
@@ -264,9 +263,15 @@ class GroupActor:
         )
         return dataclasses.replace(reply, events=events)
 
-    def _owned(self, array: np.ndarray) -> np.ndarray:
-        """An array for the group to keep: a copy where Ray has brought it, because Ray reuses its memory."""
-        return array.copy() if self._server is None else array
+    def _host_array(self, value: PackedValue) -> np.ndarray | HostParts:
+        """What the group is to keep: a copy where Ray has brought it, because Ray reuses its memory."""
+        parts = {}
+        for index, packed in value.parts:
+            array = unpack(packed) if self._server is not None else unpack(packed).copy()
+            if index is None:
+                return array
+            parts[box_of(index, value.shape)] = array
+        return HostParts(value.shape, parts)
 
     def release(self, released: Released) -> None:
         """Drops values and programs, also those that were shipped and not loaded."""

@@ -131,7 +131,7 @@ def launch(
             connect_groups(starting, infos, transports, topology.gathering)
             connections = [] if transport == OBJECT_STORE else connect_driver(starting, infos, undo)
         calls = ActorCalls(actors, processes, placement_group, connections)
-        runtime = RayRuntime(calls, [abstract_submesh(axes) for axes in submeshes], platform)
+        runtime = RayRuntime(calls, [abstract_submesh(axes) for axes in submeshes], topology, platform)
         undo.pop_all()
     return ClusterMesh(
         topology=topology,

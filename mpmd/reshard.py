@@ -170,6 +170,11 @@ def _shared(box: Box, num_senders: int, num_pieces: int, itemsize: int) -> Itera
             yield (*box[:dimension], interval, *box[dimension + 1 :])
 
 
+def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """The part of a value of this shape that an index selects."""
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
 def intersection(a: Box, b: Box) -> Box | None:
     """What two boxes have in common; ``None`` when that is nothing. A scalar's box has no dimensions."""
     both = tuple((max(low, first), min(high, last)) for (low, high), (first, last) in zip(a, b, strict=True))

@@ -53,8 +53,8 @@ MAY_IMPORT = {
     "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.program "
     "mpmd.stopwatch mpmd.verify",
     # What runs a plan.
-    "mpmd.runtime": "mpmd.errors mpmd.events mpmd.ir mpmd.names mpmd.program mpmd.routes mpmd.sharding "
-    "mpmd.specs mpmd.stopwatch",
+    "mpmd.runtime": "mpmd.errors mpmd.events mpmd.ir mpmd.names mpmd.program mpmd.reshard mpmd.routes "
+    "mpmd.sharding mpmd.specs mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.endpoint": "",
     "cluster.environment": "",
@@ -77,8 +77,9 @@ MAY_IMPORT = {
     "cluster.actor_calls": "cluster.endpoint cluster.health cluster.pending_calls cluster.ray_errors "
     "cluster.ray_session cluster.rpc cluster.world mpmd.errors",
     "cluster.joined": "mpmd.errors",
-    "cluster.driver": "cluster.actor cluster.actor_calls cluster.joined cluster.packing mpmd.ir mpmd.program "
-    "mpmd.runtime mpmd.stopwatch",
+    "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.driver": "cluster.actor cluster.actor_calls cluster.arguments cluster.joined cluster.packing "
+    "mpmd.ir mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.process_info mpmd.routes",
     "cluster.shapes": "",
     "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "

@@ -13,7 +13,7 @@ from cluster.agreement import Agreement
 from cluster.endpoint import Endpoint
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Aval
-from mpmd.reshard import Box, intersection, volume, within
+from mpmd.reshard import Box, box_of, intersection, volume, within
 from mpmd.routes import Part, Route
 from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.sharding import to_sharding
@@ -143,7 +143,7 @@ def part_of(array: Array, box: Box) -> Array:
     whole = tuple((0, size) for size in array.shape)
     if isinstance(array, np.ndarray):
         return _cut(array, box, whole)
-    shards = [(_box(shard.index, array.shape), shard.data) for shard in array.addressable_shards]
+    shards = [(box_of(shard.index, array.shape), shard.data) for shard in array.addressable_shards]
     for held, data in shards:
         if intersection(held, box) == box:
             on_host = np.asarray(data) if _in_host_memory(data) else data
@@ -154,7 +154,7 @@ def part_of(array: Array, box: Box) -> Array:
 def assemble(aval: Aval, sharding: jax.sharding.Sharding, parts: Mapping[Box, Array]) -> jax.Array:
     """The array of which this process has got the parts that its devices hold."""
     indices = sharding.addressable_devices_indices_map(aval.shape)
-    boxes = {device: _box(index or (), aval.shape) for device, index in indices.items()}
+    boxes = {device: box_of(index or (), aval.shape) for device, index in indices.items()}
     found = {box: _gathered(box, aval, parts) for box in dict.fromkeys(boxes.values())}
     shards = [jax.device_put(found[box], device) for device, box in boxes.items()]
     return jax.make_array_from_single_device_arrays(aval.shape, sharding, shards)
@@ -183,10 +183,6 @@ def _cut(array: Array, box: Box, held: Box) -> Array:
     """A part of an array that has the elements of the box ``held``."""
     index: tuple[Any, ...] = (*within(box, held), ...)  # "..." makes the part of a scalar an array, too
     return array[index]
-
-
-def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def _in_host_memory(array: jax.Array) -> bool:

@@ -194,7 +194,7 @@ class InProcessRuntime(RuntimeBase):
         self._mailboxes[mpmd_idx].begin_step(request.step)
         try:
             owned = {handle: _owned(array) for handle, array in request.host_arrays.items()}
-            return self._groups[mpmd_idx].worker.run_step(dataclasses.replace(request, host_arrays=owned))
+            return self._groups[mpmd_idx].worker.run_step(request, owned)
         except StepAborted:
             raise
         except Exception as error:
