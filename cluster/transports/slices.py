@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from cluster.agreement import Agreement
 from cluster.endpoint import Endpoint
+from cluster.transports.parts import assemble, is_on_host, part_of
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Aval
-from mpmd.reshard import Box, box_of, intersection, volume, within
+from mpmd.reshard import Box
 from mpmd.routes import Part, Route
 from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.sharding import to_sharding
@@ -130,60 +130,9 @@ def _run(gather: jax.stages.Compiled, arrays: Sequence[jax.Array], message: Mess
     """Raises ``TaskError`` when the group's processes have lost one another."""
     try:
         found = gather(*arrays)
-        if _in_host_memory(found[0]):
+        if is_on_host(found[0]):
             jax.block_until_ready(found)  # so that a failure is known to be this one
     except jax.errors.JaxRuntimeError as error:
         what = f"message {message.tag} of group {message.src}"
         raise TaskError(f"gathering {what} failed: {error}", message.dst, what) from error
     return found
-
-
-def part_of(array: Array, box: Box) -> Array:
-    """A part of an array; a view where one of this process's devices has all of the part."""
-    whole = tuple((0, size) for size in array.shape)
-    if isinstance(array, np.ndarray):
-        return _cut(array, box, whole)
-    shards = [(box_of(shard.index, array.shape), shard.data) for shard in array.addressable_shards]
-    for held, data in shards:
-        if intersection(held, box) == box:
-            on_host = np.asarray(data) if _in_host_memory(data) else data
-            return _cut(on_host, box, held)
-    return _put_together(box, array.dtype, dict(shards))
-
-
-def assemble(aval: Aval, sharding: jax.sharding.Sharding, parts: Mapping[Box, Array]) -> jax.Array:
-    """The array of which this process has got the parts that its devices hold."""
-    indices = sharding.addressable_devices_indices_map(aval.shape)
-    boxes = {device: box_of(index or (), aval.shape) for device, index in indices.items()}
-    found = {box: _gathered(box, aval, parts) for box in dict.fromkeys(boxes.values())}
-    shards = [jax.device_put(found[box], device) for device, box in boxes.items()]
-    return jax.make_array_from_single_device_arrays(aval.shape, sharding, shards)
-
-
-def _gathered(box: Box, aval: Aval, parts: Mapping[Box, Array]) -> Array:
-    for held, array in parts.items():
-        if intersection(held, box) == box:
-            return array if held == box else _cut(np.asarray(array), box, held)
-    return _put_together(box, np.dtype(aval.dtype), parts)
-
-
-def _put_together(box: Box, dtype: np.dtype, parts: Mapping[Box, Array]) -> np.ndarray:
-    """What different parts have in common with a box, which is all of it, in the host's memory."""
-    whole = np.empty([stop - start for start, stop in box], dtype)
-    filled = 0
-    for held, array in parts.items():
-        if (common := intersection(held, box)) is not None:
-            whole[within(common, box)] = np.asarray(array)[within(common, held)]
-            filled += volume(common)
-    assert filled == whole.size, f"{filled} of the {whole.size} elements of {box} are there"
-    return whole
-
-
-def _cut(array: Array, box: Box, held: Box) -> Array:
-    """A part of an array that has the elements of the box ``held``."""
-    index: tuple[Any, ...] = (*within(box, held), ...)  # "..." makes the part of a scalar an array, too
-    return array[index]
-
-
-def _in_host_memory(array: jax.Array) -> bool:
-    return next(iter(array.devices())).platform == "cpu"
