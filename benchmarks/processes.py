@@ -31,7 +31,7 @@ SIZES = ((128, 64), (512, 1024), (2048, 2048))
 QUICK = SIZES[:2]
 SHAPE = {"stage": 2, "data": 2}
 GROUPS = ({"rows": 2, "columns": 2}, {"rows": 1, "columns": 2})
-"""Each has two processes: those of the first have half of the rows each, those of the second of the columns."""
+"""Of two processes each: of the first group, each has half of the rows, and of the second, of the columns."""
 READERS = {"columns": P(None, "rows", "columns"), "all": P(None, "rows")}
 TRANSPORTS = ("shared_memory", "device")
 ONE, TWO, JIT = "one process", "two processes", "jax.jit, one device"
