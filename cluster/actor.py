@@ -26,11 +26,19 @@ from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport
 from mpmd.errors import StepAborted, TaskError
-from mpmd.ir import Executable, Name, Plan, Spec
+from mpmd.ir import Edge, Executable, Name, Plan, Spec
 from mpmd.program import Variant
-from mpmd.reshard import GroupShape
-from mpmd.routes import find_routes
-from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, Released, StepReply, StepRequest
+from mpmd.reshard import GroupShape, box_of
+from mpmd.routes import Routes, Topology
+from mpmd.runtime.requests import (
+    NOTHING_RELEASED,
+    Handle,
+    HostParts,
+    LoadReply,
+    Released,
+    StepReply,
+    StepRequest,
+)
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 
@@ -158,17 +166,30 @@ class GroupActor:
         """What carries a plan's messages."""
         if all(group == GroupShape(self._member.shape.axes) for group in self._member.groups):
             return self._router  # whole values go from one process to another with the same submesh
-        routes = find_routes(plan, self._member.groups, self._mpmd_idx)
-        return SliceTransport(self._router, self._member.endpoint, self._agreement, routes)
+        routes = Routes(plan, Topology(self._member.groups, self._gathering)).of_group(self._mpmd_idx)
+        return SliceTransport(
+            self._router, self._member.endpoint, self._agreement, routes, self._worker.submesh
+        )
 
     def listen(self, transports: Iterable[str], host: str, secret: bytes) -> Addresses:
         """Gets ready for the other processes to connect. Returns this one's addresses."""
         return Addresses(self._router.listen(transports, host, secret), self._agreement.listen(host))
 
     def connect(
-        self, routes: Mapping[int, str], addresses: Sequence[Addresses], secret: bytes, timeout: float
+        self,
+        routes: Mapping[int, str],
+        gathering: frozenset[Edge],
+        addresses: Sequence[Addresses],
+        secret: bytes,
+        timeout: float,
     ) -> None:
-        """Connects with the other processes, when all listen; ``routes`` names the transport to each."""
+        """Connects with the other processes, when all listen.
+
+        Args:
+          routes: the name of the transport to each.
+          gathering: that of the mesh's ``mpmd.routes.Topology``.
+        """
+        self._gathering = gathering
         self._router.connect(routes, [address.transports for address in addresses])
         leader = self._member.endpoint.number_of(self._mpmd_idx, 0)
         self._agreement.connect(addresses[leader].agreement, secret, timeout)
@@ -222,8 +243,10 @@ class GroupActor:
             message = f"{where}: {type(error).__name__}: {error}"
             raise TaskError(message, self._mpmd_idx, "load") from error
 
-    def run_step(self, request: StepRequest, packed: dict[Handle, PackedArray]) -> StepReply:
-        """Runs one step; ``packed`` are the request's host arrays, which are taken out.
+    def run_step(self, request: StepRequest, packed: dict[Handle, PackedValue]) -> StepReply:
+        """Runs one step; ``packed`` has what this process's devices hold of the host arrays sent with it.
+
+        They are taken out of ``packed``, so that nothing keeps them for the whole step.
 
         Raises, besides what a step raises: ``WorldLostError`` when the processes of the group have lost one
           another, ``RuntimeError`` for a step that has come before.
@@ -233,10 +256,9 @@ class GroupActor:
         self._last_step = request.step
         self._router.begin_step(request.step)
         try:
-            arrays = {handle: self._owned(unpack(packed.pop(handle))) for handle in list(packed)}
+            arrays = {handle: self._host_array(packed.pop(handle)) for handle in list(packed)}
             self.release(request.released)
-            request = dataclasses.replace(request, host_arrays=arrays, released=NOTHING_RELEASED)
-            reply = self._worker.run_step(request)
+            reply = self._worker.run_step(dataclasses.replace(request, released=NOTHING_RELEASED), arrays)
         except StepAborted:
             raise
         except Exception as error:
@@ -251,9 +273,15 @@ class GroupActor:
         )
         return dataclasses.replace(reply, events=events)
 
-    def _owned(self, array: np.ndarray) -> np.ndarray:
-        """An array for the group to keep: a copy where Ray has brought it, because Ray reuses its memory."""
-        return array.copy() if self._server is None else array
+    def _host_array(self, value: PackedValue) -> np.ndarray | HostParts:
+        """What the group is to keep: a copy where Ray has brought it, because Ray reuses its memory."""
+        parts = {}
+        for index, packed in value.parts:
+            array = unpack(packed) if self._server is not None else unpack(packed).copy()
+            if index is None:
+                return array
+            parts[box_of(index, value.shape)] = array
+        return HostParts(value.shape, parts)
 
     def release(self, released: Released) -> None:
         """Drops values and programs, also those that were shipped and not loaded."""

@@ -16,7 +16,8 @@ from cluster import sockets
 from cluster.actor import Member, Place
 from cluster.endpoint import Endpoint
 from cluster.process_info import ProcessInfo
-from cluster.transports.choice import OBJECT_STORE
+from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY
+from mpmd.ir import Edge
 
 
 class StartingActors(NamedTuple):
@@ -66,8 +67,26 @@ def _hosts(places: Sequence[Place] | Sequence[ProcessInfo]) -> list[str]:
     return ["127.0.0.1" if one_host else place.node for place in places]
 
 
+def gathering_edges(
+    infos: Sequence[ProcessInfo], transports: Mapping[tuple[int, int], str]
+) -> frozenset[Edge]:
+    """The edges over which a part that several processes read travels once: all but those in shared memory.
+
+    There, each process reads what it needs from memory, which is as fast as to gather it, and simpler.
+    """
+    found: set[Edge] = set()
+    for (a, b), name in transports.items():
+        if name != SHARED_MEMORY:
+            groups = infos[a].mpmd_idx, infos[b].mpmd_idx
+            found |= {groups, groups[::-1]}
+    return frozenset(found)
+
+
 def connect_groups(
-    actors: StartingActors, infos: Sequence[ProcessInfo], transports: Mapping[tuple[int, int], str]
+    actors: StartingActors,
+    infos: Sequence[ProcessInfo],
+    transports: Mapping[tuple[int, int], str],
+    gathering: frozenset[Edge],
 ) -> None:
     """Connects the processes with one another."""
     secret = secrets.token_bytes(32)
@@ -78,7 +97,7 @@ def connect_groups(
         (sorted(set(route.values())), host, secret) for route, host in zip(routes, _hosts(infos), strict=True)
     ]
     addresses = actors.call("listen", listening)
-    actors.call("connect", [(route, addresses, secret, actors.timeout) for route in routes])
+    actors.call("connect", [(route, gathering, addresses, secret, actors.timeout) for route in routes])
 
 
 def connect_driver(

@@ -19,11 +19,13 @@ import ray
 
 from cluster.actor import Shipment
 from cluster.actor_calls import ActorCalls
+from cluster.arguments import HostArguments
 from cluster.joined import joined
-from cluster.packing import PackedArray, PackedValue, join, pack
+from cluster.packing import PackedValue, join
 from mpmd.ir import Edge, Executable, Spec
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, export_function
+from mpmd.routes import Topology
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, LoadReply, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
@@ -39,6 +41,7 @@ class RayRuntime(RuntimeBase):
     Args:
       calls: makes calls on the running actors.
       submeshes: the shape of each group's submesh.
+      topology: the processes of the groups.
       platform: the groups' devices, as ``jax.export`` names them.
       holdings: where the messages of each edge are until they are used.
     """
@@ -47,6 +50,7 @@ class RayRuntime(RuntimeBase):
         self,
         calls: ActorCalls,
         submeshes: Sequence[jax.sharding.AbstractMesh],
+        topology: Topology,
         platform: str,
         holdings: Mapping[Edge, Holding],
     ):
@@ -56,6 +60,8 @@ class RayRuntime(RuntimeBase):
         for process in calls.processes:
             self._numbers[process.mpmd_idx].append(process.number)
         self._submeshes = tuple(submeshes)
+        self._topology = topology
+        self._arguments: dict[int, HostArguments] = {}  # by program
         self._platform = platform
         self._holdings = dict(holdings)
         weakref.finalize(self, calls.close_soon).atexit = False  # at exit, the groups close themselves
@@ -92,6 +98,7 @@ class RayRuntime(RuntimeBase):
             self.unload(number)
             self._tell_released()
             raise
+        self._arguments[number] = HostArguments(program.plan, self._topology)
         return LoadedProgram.of(number, program, watch.seconds, replies, self._holdings)
 
     def _load(self, number: int, shipment: Shipment) -> list[LoadReply]:
@@ -110,6 +117,7 @@ class RayRuntime(RuntimeBase):
             return [self._calls.call(number, method, *arguments) for number in self._numbers[mpmd_idx]]
 
     def unload(self, number: int) -> None:
+        self._arguments.pop(number, None)
         self._released.add_program(number)
 
     def _tell_released(self) -> None:
@@ -122,18 +130,22 @@ class RayRuntime(RuntimeBase):
         (step,) = {request.step for request in requests.values()}
         with self._submitting:
             try:
-                packed = {i: self._packed(i, request) for i, request in requests.items()}
-                replies = self._calls.call_step(
-                    step, {n: packed[i] for i in packed for n in self._numbers[i]}
-                )
+                calls: dict[int, tuple] = {}
+                for mpmd_idx, request in requests.items():
+                    calls |= self._packed(mpmd_idx, request)
+                replies = self._calls.call_step(step, calls)
                 return {i: _first([replies[number] for number in self._numbers[i]]) for i in requests}
             except RuntimeError as error:  # a group has died, or the mesh was closed
                 return {mpmd_idx: _failed(error) for mpmd_idx in requests}
 
-    def _packed(self, mpmd_idx: int, request: StepRequest) -> tuple[StepRequest, dict[Handle, PackedArray]]:
-        packed = {handle: pack(array) for handle, array in request.host_arrays.items()}
-        released = self._released.take(mpmd_idx)
-        return dataclasses.replace(request, host_arrays={}, released=released), packed
+    def _packed(
+        self, mpmd_idx: int, request: StepRequest
+    ) -> dict[int, tuple[StepRequest, dict[Handle, PackedValue]]]:
+        """The arguments of ``run_step`` for each process of a group."""
+        arguments = self._arguments[request.program]
+        packed = [arguments.packed(mpmd_idx, rank, request) for rank in range(len(self._numbers[mpmd_idx]))]
+        request = dataclasses.replace(request, host_arrays={}, released=self._released.take(mpmd_idx))
+        return {n: (request, arrays) for n, arrays in zip(self._numbers[mpmd_idx], packed, strict=True)}
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         try:

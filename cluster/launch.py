@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.actor import CONCURRENCY_GROUPS, GroupActor, Member
 from cluster.actor_calls import ActorCalls
-from cluster.connect import StartingActors, connect_driver, connect_groups, open_groups
+from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
 from cluster.driver import RayRuntime
 from cluster.endpoint import endpoints
 from cluster.environment import actor_environment
@@ -33,6 +33,7 @@ from cluster.resources import (
 from cluster.shapes import check_resources, each, submeshes_of
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_name, choose, holdings
 from mpmd.reshard import GroupShape
+from mpmd.routes import Topology
 from mpmd.stopwatch import Stopwatch
 
 COMPILATION_CACHE = "~/.cache/mpmd"
@@ -126,18 +127,20 @@ def launch(
             infos = open_groups(starting, members)
         with watch("transports"):
             transports = choose(transport, infos)
-            connect_groups(starting, infos, transports)
+            topology = Topology(shapes, gathering_edges(infos, transports))
+            connect_groups(starting, infos, transports, topology.gathering)
             connections = [] if transport == OBJECT_STORE else connect_driver(starting, infos, undo)
         calls = ActorCalls(actors, processes, placement_group, connections)
         runtime = RayRuntime(
             calls=calls,
             submeshes=[abstract_submesh(axes) for axes in submeshes],
+            topology=topology,
             platform=platform,
             holdings=holdings(transports, infos, platform),
         )
         undo.pop_all()
     return ClusterMesh(
-        submeshes=submeshes,
+        topology=topology,
         mpmd_axis_name=mpmd_axis,
         platform=platform,
         runtime=runtime,

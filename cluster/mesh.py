@@ -8,6 +8,7 @@ import jax
 
 from cluster.driver import RayRuntime
 from cluster.process_info import ProcessInfo
+from mpmd.routes import Topology
 
 
 class ClusterMesh:
@@ -17,7 +18,7 @@ class ClusterMesh:
     reference to the mesh, its steps and its arrays, and the exit of the interpreter.
 
     Args:
-      submeshes: axis names and sizes of each group's submesh.
+      topology: the processes of the groups, and the shape of each group's submesh.
       mpmd_axis_name: the axis along which the groups are; ``None`` where each has a shape of its own.
       platform: of the groups' devices, such as ``cpu`` or ``cuda``.
       runtime: the running groups.
@@ -31,7 +32,7 @@ class ClusterMesh:
 
     def __init__(
         self,
-        submeshes: Sequence[Mapping[str, int]],
+        topology: Topology,
         mpmd_axis_name: str | None,
         platform: str,
         runtime: RayRuntime,
@@ -40,7 +41,7 @@ class ClusterMesh:
         seconds: Mapping[str, float],
         on_close: Callable[[], None],
     ):
-        self.submeshes = tuple(dict(axes) for axes in submeshes)
+        self.topology = topology
         self.mpmd_axis_name = mpmd_axis_name
         self.platform = platform
         self._runtime: RayRuntime | None = runtime
@@ -48,6 +49,11 @@ class ClusterMesh:
         self.transports = dict(transports)
         self.seconds = dict(seconds)
         self._on_close: Callable[[], None] | None = on_close
+
+    @property
+    def submeshes(self) -> tuple[dict[str, int], ...]:
+        """The axis names and sizes of each group's submesh."""
+        return tuple(dict(group.axes) for group in self.topology.groups)
 
     @property
     def mpmd_dim(self) -> int:

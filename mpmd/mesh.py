@@ -10,6 +10,8 @@ from typing import Protocol
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from mpmd.reshard import GroupShape
+from mpmd.routes import Topology
 from mpmd.runtime.in_process import InProcessRuntime
 from mpmd.runtime.protocol import Runtime
 
@@ -30,6 +32,11 @@ class GroupMesh(Protocol):
     @property
     def mpmd_axis_name(self) -> str | None:
         """The axis along which the groups are; ``None`` where each has a mesh of its own."""
+        ...
+
+    @property
+    def topology(self) -> Topology:
+        """The processes of the groups, which say what travels between them."""
         ...
 
     @property
@@ -92,6 +99,11 @@ class MpmdMesh:
     @property
     def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:
         return tuple(submesh.abstract_mesh for submesh in self.unstack)
+
+    @property
+    def topology(self) -> Topology:
+        """Of one process, in which values are handed over whole."""
+        return Topology(tuple(GroupShape(submesh.shape) for submesh in self.unstack))
 
     @property
     def platform(self) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mpmd.ir import Aval, Spec
+from mpmd.specs import indivisible
 
 Interval = tuple[int, int]
 """The first index and the one after the last."""
@@ -24,6 +25,9 @@ Box = tuple[Interval, ...]
 
 _SHARED_BYTES = 2**16
 """From this size on, what several processes hold is sent by all of them, a part each."""
+
+GATHERED_BYTES = 2**22
+"""From this size on, it pays that processes gather among themselves what several of them read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,35 @@ class GroupShape:
     @property
     def devices_per_process(self) -> int:
         return math.prod(self.axes.values()) // self.num_processes
+
+
+def landing_spec(aval: Aval, spec: Spec, group: GroupShape) -> Spec:
+    """A spec in which fewer processes of a group hold the same elements than in ``spec``; or ``spec`` itself.
+
+    It shards the value over further axes, so an all-gather within the group makes the value as in ``spec``.
+    An axis by which no dimension divides is left out. Values below ``GATHERED_BYTES`` keep their spec.
+    """
+    if group.num_processes == 1 or aval.nbytes < GATHERED_BYTES:
+        return spec
+    entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+    entries += [()] * (len(aval.shape) - len(entries))
+    used = {axis for entry in entries for axis in entry}
+    fewest = _elements_held(aval.shape, spec, group)
+    for axis in (axis for axis in group.axes if axis not in used):
+        for dimension in range(len(entries)):
+            finer = [*entries]
+            finer[dimension] = (*entries[dimension], axis)
+            if any(indivisible(tuple(finer), aval.shape, group.axes)):
+                continue
+            if (held := _elements_held(aval.shape, tuple(finer), group)) < fewest:
+                entries, fewest, spec = finer, held, tuple(finer)
+                break
+    return spec
+
+
+def _elements_held(shape: Sequence[int], spec: Spec, group: GroupShape) -> int:
+    """By all processes together; those that several processes hold count for each."""
+    return sum(volume(box) for boxes in boxes_by_process(shape, spec, group) for box in boxes)
 
 
 class Transfer(NamedTuple):
@@ -79,16 +112,21 @@ def transfers(aval: Aval, src_spec: Spec, src: GroupShape, dst_spec: Spec, dst: 
 
     The parts of the sender and those of the receiver are cut along one another's edges. A part that several
     processes hold is sent by the one with the least to send so far; parts with few holders come first. Parts
-    that lie side by side and go the same way are joined.
+    that lie side by side and go the same way are joined. A part that several processes read travels to each.
     """
     holders = _processes_by_box(boxes_by_process(aval.shape, src_spec, src))
     readers = _processes_by_box(boxes_by_process(aval.shape, dst_spec, dst))
-    pieces = [
-        _Piece(part, senders, reader)
-        for (held, senders), (wanted, processes) in itertools.product(holders.items(), readers.items())
-        if (common := intersection(held, wanted)) is not None
+    wanted = [
+        _Piece(common, senders, reader)
+        for (held, senders), (box, processes) in itertools.product(holders.items(), readers.items())
+        if (common := intersection(held, box)) is not None
         for reader in processes
-        for part in _shared(common, len(senders), aval.itemsize)
+    ]
+    demand = collections.Counter(piece.senders for piece in wanted)
+    pieces = [
+        piece._replace(box=part)
+        for piece in wanted
+        for part in _shared(piece.box, len(piece.senders), demand[piece.senders], aval.itemsize)
     ]
     pieces.sort(key=lambda piece: (len(piece.senders), -volume(piece.box)))
     load: collections.Counter[int] = collections.Counter()
@@ -114,17 +152,27 @@ def _processes_by_box(boxes: Iterable[Iterable[Box]]) -> dict[Box, tuple[int, ..
     return {box: tuple(found) for box, found in processes.items()}
 
 
-def _shared(box: Box, num_senders: int, itemsize: int) -> Iterator[Box]:
-    """The box in as many parts as there are senders for it, when it is large, along its longest dimension."""
+def _shared(box: Box, num_senders: int, num_pieces: int, itemsize: int) -> Iterator[Box]:
+    """A large box in as few parts as let its senders share the work evenly, along its longest dimension.
+
+    Args:
+      num_pieces: how many such boxes these senders send.
+    """
+    num_parts = num_senders // math.gcd(num_senders, num_pieces)
     dimension = max(range(len(box)), key=lambda d: box[d][1] - box[d][0], default=0)
-    if num_senders == 1 or volume(box) * itemsize < _SHARED_BYTES:
+    if num_parts == 1 or volume(box) * itemsize < _SHARED_BYTES:
         yield box
         return
     start, stop = box[dimension]
-    edges = [start + (stop - start) * i // num_senders for i in range(num_senders + 1)]
+    edges = [start + (stop - start) * i // num_parts for i in range(num_parts + 1)]
     for interval in itertools.pairwise(edges):
         if interval[0] < interval[1]:
             yield (*box[:dimension], interval, *box[dimension + 1 :])
+
+
+def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """The part of a value of this shape that an index selects."""
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def intersection(a: Box, b: Box) -> Box | None:

@@ -20,6 +20,7 @@ from mpmd.events import Event
 from mpmd.explanation import Explanation, Report, explain_plan, report
 from mpmd.ir import Plan
 from mpmd.mesh import GroupMesh
+from mpmd.routes import Topology
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle, StepRequest
@@ -197,6 +198,11 @@ class LoadedStep:
         """The verified programs of all groups, with what XLA needs to run them; printable."""
         return self._plan
 
+    @property
+    def topology(self) -> Topology:
+        """The processes of the groups that have loaded the step."""
+        return self._mesh.topology
+
     def report(self) -> Report:
         """What each group does and needs, and how long it took to compile; printable.
 
@@ -205,6 +211,7 @@ class LoadedStep:
         runtime = self._runtime()
         return report(
             plan=self.plan,
+            topology=self.topology,
             verified=self._verified,
             updated={argument for argument, _ in self._compiled.traced.carried_state},
             seconds=self._seconds,
@@ -324,7 +331,7 @@ def explain(step: LoadedStep) -> Explanation:
     if not isinstance(step, LoadedStep):
         raise TypeError(f"explain takes a compiled step, mpmd_jit_with_loop(...).compile(...), not {step!r}")
     compiled = step.compiled
-    return explain_plan(step.plan, compiled.program.jaxprs, compiled.traced.carried_state)
+    return explain_plan(step.plan, step.topology, compiled.program.jaxprs, compiled.traced.carried_state)
 
 
 def _ints(numbers: int | Sequence[int]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def pytest_collection_modifyitems(items):
-    """With ``-n``, tests on Ray stay in one process, which has the one cluster; others stay with their file."""
+    """With ``-n``, tests on Ray stay in one process, with the one cluster; others stay with their file."""
     for item in items:
         group = "ray" if item.path.parent.name == "ray" else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))

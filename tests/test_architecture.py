@@ -25,15 +25,15 @@ MAY_IMPORT = {
     "mpmd.keys": "mpmd.compat mpmd.ir",
     "mpmd.sharding": "mpmd.ir",
     "mpmd.program": "mpmd.ir mpmd.sharding",
-    "mpmd.reshard": "mpmd.ir",
+    "mpmd.reshard": "mpmd.ir mpmd.specs",
     "mpmd.routes": "mpmd.ir mpmd.reshard mpmd.specs",
     # Orders, and what reads a plan.
     "mpmd.schedules": "mpmd.ir",
     "mpmd.memory": "mpmd.ir mpmd.routes mpmd.specs",
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
-    "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.schedules",
+    "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
-    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.ir mpmd.memory mpmd.tables mpmd.verify",
+    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.ir mpmd.memory mpmd.routes mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.render mpmd.schedules mpmd.simulate mpmd.tables",
     # The compiler. A pass imports no other pass.
     "mpmd.annotate": "",
@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names "
-    "mpmd.program mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
+    "mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.endpoint": "",
     "cluster.environment": "",
@@ -79,22 +79,23 @@ MAY_IMPORT = {
     "cluster.actor_calls": "cluster.endpoint cluster.health cluster.pending_calls cluster.ray_errors "
     "cluster.ray_session cluster.rpc cluster.world mpmd.errors",
     "cluster.joined": "mpmd.errors",
-    "cluster.driver": "cluster.actor cluster.actor_calls cluster.joined cluster.packing mpmd.ir mpmd.memory "
-    "mpmd.program mpmd.runtime mpmd.stopwatch",
-    "cluster.mesh": "cluster.driver cluster.process_info",
+    "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.driver": "cluster.actor cluster.actor_calls cluster.arguments cluster.joined cluster.packing "
+    "mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.mesh": "cluster.driver cluster.process_info mpmd.routes",
     "cluster.shapes": "",
     "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "
-    "cluster.transports",
+    "cluster.transports mpmd.ir",
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.connect cluster.driver cluster.endpoint "
     "cluster.environment cluster.mesh cluster.resources cluster.shapes cluster.transports mpmd.reshard "
-    "mpmd.stopwatch",
+    "mpmd.routes mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh",
     # The user's face.
-    "mpmd.mesh": "mpmd.runtime",
+    "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
     "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.sharding mpmd.tree",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.ir mpmd.mesh mpmd.runtime mpmd.stopwatch mpmd.verify",
+    "mpmd.explanation mpmd.ir mpmd.mesh mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.verify",
     "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
 }

@@ -1,6 +1,8 @@
 """Which parts of a value travel between groups: exactly those that the reader needs, each once."""
 
+import itertools
 import math
+from unittest import mock
 
 import jax
 import numpy as np
@@ -8,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mpmd import reshard
 from mpmd.ir import Aval
-from mpmd.reshard import GroupShape, Transfer, boxes_by_process, joined, transfers, volume
+from mpmd.reshard import (
+    GroupShape,
+    Transfer,
+    boxes_by_process,
+    joined,
+    landing_spec,
+    transfers,
+    volume,
+)
 
 AXES = "abc"
 
@@ -70,6 +81,44 @@ def test_every_reader_gets_each_element_it_holds_once_from_one_that_has_it(pair)
         assert mask(held[t.src], value.shape)[tuple(slice(*interval) for interval in t.box)].all()
 
 
+@given(pairs())
+def test_what_a_group_gathers_travels_to_it_once(pair):
+    """Where a dimension divides by as many devices as there are."""
+    value, src_spec, src, dst_spec, dst = pair
+    shape = tuple(
+        size * math.prod(dst.axes.values()) if d == 0 else size for d, size in enumerate(value.shape)
+    )
+    value = Aval(shape, value.dtype, value.itemsize)
+    with mock.patch.object(reshard, "GATHERED_BYTES", 0):
+        landing = landing_spec(value, dst_spec, dst)
+    if not shape:
+        assert landing == dst_spec
+        return
+    for entry, finer in itertools.zip_longest(dst_spec, landing, fillvalue=()):
+        assert finer[: len(entry)] == entry
+    found = transfers(value, src_spec, src, landing, dst)
+    assert sum(volume(t.box) for t in found) == math.prod(shape)
+    np.testing.assert_array_equal(mask([t.box for t in found], shape), np.ones(shape, int))
+
+
+def test_what_does_not_divide_travels_to_each():
+    group = GroupShape({"x": 4, "y": 3}, 12)
+    with mock.patch.object(reshard, "GATHERED_BYTES", 0):
+        assert landing_spec(aval(5, 6), (), group) == ((), ("y",))
+        assert landing_spec(aval(5, 7), (), group) == ()
+        assert landing_spec(aval(8), ("x",), group) == ("x",)
+        assert landing_spec(aval(24), ("x",), group) == (("x", "y"),)
+
+
+def test_only_large_values_of_several_processes_are_gathered():
+    whole = aval(1024, 1024)
+    assert landing_spec(whole, (), GroupShape({"x": 2}, 2)) == (("x",), ())
+    assert landing_spec(aval(1023, 1024), (), GroupShape({"x": 3}, 3)) == ()
+    assert landing_spec(whole, (), GroupShape({"x": 2})) == ()
+    # Each of two processes has both of the devices along "y".
+    assert landing_spec(whole, (), GroupShape({"x": 2, "y": 2}, 2)) == (("x",), ())
+
+
 def test_boxes_are_those_of_jax():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), tuple(AXES))
     for spec in [(), ("a",), (None, "b"), (("a", "c"), "b"), (("c", "a"),), ("b", ("a", "c"))]:
@@ -109,6 +158,8 @@ def test_replicas_share_the_sending_of_large_values_only():
     assert len(transfers(aval(64), (), two, (), one)) == 1
     small = transfers(aval(64), (), two, (), two)
     assert [(t.src, t.dst) for t in small] == [(0, 0), (1, 1)]
+    to_each = transfers(aval(1024, 64), (), two, (), two)
+    assert [(t.src, t.dst, volume(t.box)) for t in to_each] == [(0, 0, 2**16), (1, 1, 2**16)]
 
 
 def test_joined_boxes_have_the_same_elements():

@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from cluster.agreement import Agreement
 from cluster.endpoint import Endpoint
-from mpmd.errors import StepAborted
+from cluster.transports.parts import assemble, is_on_host, part_of
+from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Aval
-from mpmd.reshard import Box, intersection, volume, within
-from mpmd.routes import Route
+from mpmd.reshard import Box
+from mpmd.routes import Part, Route
 from mpmd.runtime.transport import Array, MessageId, Transport
+from mpmd.sharding import to_sharding
+
+
+class _Landing(NamedTuple):
+    """How a message arrives at this process.
+
+    Attributes:
+      avals: of the message's values.
+      parts: what each process of the sender sends.
+      shardings: of each value when its parts are there.
+      scattered: the positions of the values that the group's tasks read in other shardings.
+      gather: makes those, together with the group's other processes.
+    """
+
+    avals: tuple[Aval, ...]
+    parts: Mapping[int, tuple[Part, ...]]
+    shardings: tuple[jax.sharding.Sharding, ...]
+    scattered: tuple[int, ...]
+    gather: jax.stages.Compiled | None
 
 
 class SliceTransport(Transport):
     """Implements ``Transport`` for one program and one process of a group, by messages between processes.
+
+    What the routes have the group gather is compiled here, in all of its processes.
 
     Args:
       transport: between processes; its messages name processes in place of groups.
       endpoint: this process.
       agreement: that of this process's group.
       routes: how each message of the group travels.
+      submesh: the group's devices.
     """
 
     def __init__(
@@ -33,15 +56,15 @@ class SliceTransport(Transport):
         endpoint: Endpoint,
         agreement: Agreement,
         routes: Mapping[tuple[int, int, int], Route],
+        submesh: jax.sharding.Mesh,
     ):
         self._transport = transport
         self._endpoint = endpoint
         self._agreement = agreement
         here, rank = endpoint.mpmd_idx, endpoint.rank
         self._sent = {key: route.sent_by(rank) for key, route in routes.items() if key[0] == here}
-        self._received = {
-            key: (route.avals, route.received_by(rank)) for key, route in routes.items() if key[1] == here
-        }
+        landing_of = functools.cache(functools.partial(_landing, submesh, rank))
+        self._received = {key: landing_of(route) for key, route in routes.items() if key[1] == here}
         self._device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
@@ -55,11 +78,11 @@ class SliceTransport(Transport):
                 return
 
     def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
-        avals, by_process = self._received[message[1:]]
-        parts: list[dict[Box, Array]] = [{} for _ in avals]
+        landing = self._received[message[1:]]
+        parts: list[dict[Box, Array]] = [{} for _ in landing.avals]
         reason = None
         try:
-            for process, expected in by_process.items():
+            for process, expected in landing.parts.items():
                 src = self._endpoint.number_of(message.src, process)
                 between = MessageId(message.step, src, self._endpoint.number, message.tag)
                 arrays = self._transport.recv(between, [self._device] * len(expected))
@@ -68,7 +91,12 @@ class SliceTransport(Transport):
         except StepAborted as aborted:
             reason = str(aborted)
         self._agreement.agree(message.step, reason)
-        return [assemble(*value) for value in zip(avals, shardings, parts, strict=True)]
+        landed = [assemble(*value) for value in zip(landing.avals, landing.shardings, parts, strict=True)]
+        if landing.gather is not None:
+            gathered = _run(landing.gather, [landed[i] for i in landing.scattered], message)
+            for i, array in zip(landing.scattered, gathered, strict=True):
+                landed[i] = array
+        return landed
 
     def abort(self, step: int, reason: str) -> None:
         self._transport.abort(step, reason)
@@ -77,56 +105,34 @@ class SliceTransport(Transport):
         self._transport.close()
 
 
-def part_of(array: Array, box: Box) -> Array:
-    """A part of an array; a view where one of this process's devices has all of the part."""
-    whole = tuple((0, size) for size in array.shape)
-    if isinstance(array, np.ndarray):
-        return _cut(array, box, whole)
-    shards = [(_box(shard.index, array.shape), shard.data) for shard in array.addressable_shards]
-    for held, data in shards:
-        if intersection(held, box) == box:
-            on_host = np.asarray(data) if _in_host_memory(data) else data
-            return _cut(on_host, box, held)
-    return _put_together(box, array.dtype, dict(shards))
+def _landing(submesh: jax.sharding.Mesh, process: int, route: Route) -> _Landing:
+    scattered = tuple(i for i, passage in enumerate(route.passages) if passage.landing != passage.spec)
+    gathered = [route.passages[i] for i in scattered]
+    gather = None
+    if gathered:
+        identity = jax.jit(
+            lambda *arrays: arrays,
+            in_shardings=tuple(to_sharding(passage.landing, submesh) for passage in gathered),
+            out_shardings=tuple(to_sharding(passage.spec, submesh) for passage in gathered),
+        )
+        avals = (jax.ShapeDtypeStruct(passage.aval.shape, passage.aval.dtype) for passage in gathered)
+        gather = identity.lower(*avals).compile()
+    return _Landing(
+        avals=tuple(passage.aval for passage in route.passages),
+        parts=route.received_by(process),
+        shardings=tuple(to_sharding(passage.landing, submesh) for passage in route.passages),
+        scattered=scattered,
+        gather=gather,
+    )
 
 
-def assemble(aval: Aval, sharding: jax.sharding.Sharding, parts: Mapping[Box, Array]) -> jax.Array:
-    """The array of which this process has got the parts that its devices hold."""
-    indices = sharding.addressable_devices_indices_map(aval.shape)
-    boxes = {device: _box(index or (), aval.shape) for device, index in indices.items()}
-    found = {box: _gathered(box, aval, parts) for box in dict.fromkeys(boxes.values())}
-    shards = [jax.device_put(found[box], device) for device, box in boxes.items()]
-    return jax.make_array_from_single_device_arrays(aval.shape, sharding, shards)
-
-
-def _gathered(box: Box, aval: Aval, parts: Mapping[Box, Array]) -> Array:
-    for held, array in parts.items():
-        if intersection(held, box) == box:
-            return array if held == box else _cut(np.asarray(array), box, held)
-    return _put_together(box, np.dtype(aval.dtype), parts)
-
-
-def _put_together(box: Box, dtype: np.dtype, parts: Mapping[Box, Array]) -> np.ndarray:
-    """What different parts have in common with a box, which is all of it, in the host's memory."""
-    whole = np.empty([stop - start for start, stop in box], dtype)
-    filled = 0
-    for held, array in parts.items():
-        if (common := intersection(held, box)) is not None:
-            whole[within(common, box)] = np.asarray(array)[within(common, held)]
-            filled += volume(common)
-    assert filled == whole.size, f"{filled} of the {whole.size} elements of {box} are there"
-    return whole
-
-
-def _cut(array: Array, box: Box, held: Box) -> Array:
-    """A part of an array that has the elements of the box ``held``."""
-    index: tuple[Any, ...] = (*within(box, held), ...)  # "..." makes the part of a scalar an array, too
-    return array[index]
-
-
-def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
-
-
-def _in_host_memory(array: jax.Array) -> bool:
-    return next(iter(array.devices())).platform == "cpu"
+def _run(gather: jax.stages.Compiled, arrays: Sequence[jax.Array], message: MessageId) -> Sequence[jax.Array]:
+    """Raises ``TaskError`` when the group's processes have lost one another."""
+    try:
+        found = gather(*arrays)
+        if is_on_host(found[0]):
+            jax.block_until_ready(found)  # so that a failure is known to be this one
+    except jax.errors.JaxRuntimeError as error:
+        what = f"message {message.tag} of group {message.src}"
+        raise TaskError(f"gathering {what} failed: {error}", message.dst, what) from error
+    return found

@@ -21,18 +21,23 @@ from mpmd.explanation.traffic import EdgeTraffic, SentValue
 from mpmd.explanation.uses import TaskUse
 from mpmd.ir import AnyTask, Edge, FusedTask, InputLeaf, Name, OutputLeaf, OutsideTask, Plan, Run, Send, Task
 from mpmd.memory import device_bytes
+from mpmd.routes import Routes, Topology
 
 
 def explain_plan(
-    plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr], carried_state: Iterable[tuple[int, int]]
+    plan: Plan,
+    topology: Topology,
+    jaxprs: Mapping[tuple[int, AnyTask], Jaxpr],
+    carried_state: Iterable[tuple[int, int]],
 ) -> Explanation:
     """Explains a plan.
 
     Args:
+      topology: of the mesh that has loaded it.
       jaxprs: for every run, by its group and task, what it computes.
       carried_state: the state: pairs of the position of an argument and of the result that takes its place.
     """
-    return _Analysis(plan, jaxprs, carried_state).explanation()
+    return _Analysis(plan, topology, jaxprs, carried_state).explanation()
 
 
 class _Analysis:
@@ -41,10 +46,12 @@ class _Analysis:
     def __init__(
         self,
         plan: Plan,
+        topology: Topology,
         jaxprs: Mapping[tuple[int, AnyTask], Jaxpr],
         carried_state: Iterable[tuple[int, int]],
     ):
         self._plan = plan
+        self._routes = Routes(plan, topology)
         self._avals = plan.avals()
         self._arguments = {leaf.name: leaf.path for leaf in plan.inputs if leaf.name}
         self._result_paths = [f"result{leaf.path}" for leaf in plan.outputs]
@@ -150,8 +157,10 @@ class _Analysis:
         return tuple(arguments), tuple(summed) or (() if arguments else tuple(first))
 
     def _edges(self) -> Iterator[EdgeTraffic]:
+        sent = self._routes.sent_bytes()
         for (src, dst), alike in sorted(self._sent_values().items()):
-            yield EdgeTraffic(src, dst, tuple(self._sent(src, dst, names) for names in alike))
+            values = tuple(self._sent(src, dst, names) for names in alike)
+            yield EdgeTraffic(src, dst, values, sent[src, dst])
 
     def _sent_values(self) -> dict[Edge, list[list[Name]]]:
         """For each edge the values that it carries; the same value of all microbatches is one list."""
@@ -171,6 +180,7 @@ class _Analysis:
         return SentValue(
             aval=self._avals[name],
             count=len(names),
+            nbytes=sum(self._routes.of_value((src, dst), name).nbytes for name in names),
             made_by=self._making(name, src),
             read_by=tuple(self._reading(dst, name)),
             kept_as=tuple(self._kept_as[dst, name]),

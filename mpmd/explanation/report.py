@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.ir import Edge, Executable, Plan
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
+from mpmd.routes import Routes, Topology
 from mpmd.tables import aligned, human_bytes
 from mpmd.verify import Verified
 
@@ -26,7 +27,9 @@ class GroupReport:
       devices_per_process: the devices of the group that one of its processes has.
       measured_peak_bytes: the most that was ever allocated on one of the devices since their processes
         started, by this step and by all else; ``None`` where the allocator does not count it, as on CPUs.
-      sent_bytes: the bytes of the values that the group sends in one step.
+      sent_bytes: the bytes that go from the group to other groups in one step.
+      process_sent_bytes: those that each of the group's processes sends. What processes of one group
+        exchange, as they do in collective operations, is not counted.
       xla_seconds: how long XLA took to compile the executables; groups compile at the same time.
     """
 
@@ -39,6 +42,7 @@ class GroupReport:
     devices_per_process: int
     measured_peak_bytes: int | None
     sent_bytes: int
+    process_sent_bytes: tuple[int, ...]
     xla_seconds: float
 
     @property
@@ -77,7 +81,7 @@ class Report:
                 self._label(g),
                 str(g.tasks),
                 str(len(g.executables)),
-                human_bytes(g.sent_bytes),
+                _sent_text(g),
                 f"{g.xla_seconds:.2f} s",
             )
             for g in self.groups
@@ -119,8 +123,17 @@ def _bytes_text(count: int | None, unknown: str) -> str:
     return unknown if count is None else human_bytes(count)
 
 
+def _sent_text(group: GroupReport) -> str:
+    """The bytes that a group sends, and the most that one of several processes sends."""
+    total = human_bytes(group.sent_bytes)
+    if len(group.process_sent_bytes) == 1:
+        return total
+    return f"{total}, {human_bytes(max(group.process_sent_bytes))} by a process"
+
+
 def report(
     plan: Plan,
+    topology: Topology,
     verified: Verified,
     updated: Collection[int],
     seconds: Mapping[str, float],
@@ -133,7 +146,8 @@ def report(
 
     Args:
       plan: with what XLA needs to run its executables.
-      verified: what is known of the plan without that.
+      topology: of the mesh that has loaded it.
+      verified: what is known of the plan without what XLA needs.
       updated: the positions of the arguments that the step returns updated.
       seconds: how long each pass took.
       xla_seconds: for each group, how long XLA took.
@@ -141,9 +155,14 @@ def report(
       devices_per_process: for each group.
       measured_peaks: for each group, the most bytes that were allocated on one of its devices.
     """
-    sent: collections.Counter[int] = collections.Counter()
-    for (source, _), count in verified.sent_bytes.items():
-        sent[source] += count
+    sent: collections.Counter[tuple[int, int]] = collections.Counter()
+    for (source, _), by_processes in Routes(plan, topology).sent_bytes().items():
+        for (process, _), count in by_processes.items():
+            sent[source, process] += count
+    sent_by = [
+        tuple(sent[group, process] for process in range(shape.num_processes))
+        for group, shape in enumerate(topology.groups)
+    ]
     names = {leaf.name for i, leaf in enumerate(plan.inputs) if i in updated and leaf.name}
     memories = group_memories(plan, verified.arrivals, holdings, names)
     groups = tuple(
@@ -160,7 +179,8 @@ def report(
             memory=memories[group],
             devices_per_process=devices_per_process[group],
             measured_peak_bytes=measured_peaks[group],
-            sent_bytes=sent[group],
+            sent_bytes=sum(sent_by[group]),
+            process_sent_bytes=sent_by[group],
             xla_seconds=xla_seconds[group],
         )
         for group, program in enumerate(plan.programs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.explanation.uses import TaskUse, numbers_text
@@ -19,12 +19,15 @@ class SentValue:
     Attributes:
       aval: the shape and dtype of the value.
       count: how often it is sent in one step: once for each microbatch, or once.
+      nbytes: the bytes that travel for it in one step. They are those of ``count`` whole values where both
+        groups are one process.
       made_by, read_by: the task that makes the value, and those of the receiver that read it.
       kept_as: the paths of the results that the value is.
     """
 
     aval: Aval
     count: int
+    nbytes: int
     made_by: TaskUse
     read_by: tuple[TaskUse, ...]
     kept_as: tuple[str, ...]
@@ -32,16 +35,21 @@ class SentValue:
 
 @dataclasses.dataclass(frozen=True)
 class EdgeTraffic:
-    """All that one group sends to another group in one step."""
+    """All that one group sends to another group in one step.
+
+    Attributes:
+      bytes_by_processes: the bytes that go from a process of the one to a process of the other.
+    """
 
     src: int
     dst: int
     values: tuple[SentValue, ...]
+    bytes_by_processes: Mapping[tuple[int, int], int]
 
     @property
     def nbytes(self) -> int:
         """Bytes in one step."""
-        return sum(value.count * value.aval.nbytes for value in self.values)
+        return sum(self.bytes_by_processes.values())
 
     def __str__(self) -> str:
         return edge_table([self])
@@ -52,7 +60,9 @@ def edge_table(edges: Sequence[EdgeTraffic]) -> str:
     header = ("groups", "values", "bytes", "per step", "type", "sent by", "read by", "made at")
     receivers: dict[Any, list[int]] = collections.defaultdict(list)
     for edge in edges:
-        alike = collections.Counter((value.aval.nbytes, _sent_cells(value)) for value in edge.values)
+        alike = collections.Counter(
+            (value.nbytes // value.count, _sent_cells(value)) for value in edge.values
+        )
         for (nbytes, cells), number in alike.items():
             receivers[edge.src, number, nbytes, cells].append(edge.dst)
     rows = [

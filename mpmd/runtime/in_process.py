@@ -20,7 +20,7 @@ from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
+from mpmd.runtime.requests import Handle, HostParts, Released, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
@@ -194,8 +194,8 @@ class InProcessRuntime(RuntimeBase):
         self._mailboxes[mpmd_idx].begin_step(request.step)
         try:
             sent = request.host_arrays  # is emptied, because this thread and the driver's refer to it
-            owned = {handle: _owned(sent.pop(handle)) for handle in list(sent)}
-            return self._groups[mpmd_idx].worker.run_step(dataclasses.replace(request, host_arrays=owned))
+            owned: dict[Handle, np.ndarray | HostParts] = {h: _owned(sent.pop(h)) for h in list(sent)}
+            return self._groups[mpmd_idx].worker.run_step(request, owned)
         except StepAborted:
             raise
         except Exception as error:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpmd.events import Event
 from mpmd.executable_memory import ExecutableMemory
+from mpmd.reshard import Box, box_of, intersection, within
 
 Handle = int
 """The driver's name of a value that lives on groups."""
@@ -49,6 +50,24 @@ class LoadReply:
 
 
 @dataclasses.dataclass(frozen=True)
+class HostParts:
+    """The parts of a host array that one of several processes of a group is sent: what its devices hold.
+
+    Indexed by the part of a device, as the whole array would be.
+    """
+
+    shape: tuple[int, ...]
+    parts: Mapping[Box, np.ndarray]
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        wanted = box_of(index, self.shape)
+        for box, part in self.parts.items():
+            if intersection(box, wanted) == wanted:
+                return part[within(wanted, box)]
+        raise AssertionError(f"{wanted} was not sent, but {', '.join(map(str, self.parts))}")
+
+
+@dataclasses.dataclass(frozen=True)
 class StepRequest:
     """All that a group needs to know to run one step: the one message it gets from the driver.
 
@@ -56,8 +75,8 @@ class StepRequest:
       program: the number of the program to run.
       step: the step's number, equal on all groups; the steps of a group ascend.
       inputs, outputs: a handle for each of the group's inputs and outputs, in plan order.
-      host_arrays: the values that the group is sent with this step. They are the group's from now on, which
-        takes them out, so that none is in the host's memory and on a device for the whole step.
+      host_arrays: the values that the group is sent with this step, which takes them out, so that none is in
+        the host's memory and on a device for the whole step.
       transient: of these, the ones that no later step reads; the group drops them when the step has ended.
       released: what the group is to drop before the step.
       profile: whether the reply is to have the step's events.

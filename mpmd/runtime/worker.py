@@ -16,7 +16,7 @@ from mpmd.ir import Executable, Name, Plan, Spec
 from mpmd.program import Function, Variant, arguments, jitted
 from mpmd.routes import held_specs
 from mpmd.runtime.executor import Executor
-from mpmd.runtime.requests import INLINE_BYTES, Handle, LoadReply, Released, StepReply, StepRequest
+from mpmd.runtime.requests import INLINE_BYTES, Handle, HostParts, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import spec_of, to_sharding
 from mpmd.stopwatch import Stopwatch
@@ -182,19 +182,24 @@ class GroupWorker:
             num_devices=len(self.submesh.local_devices),
         )
 
-    def run_step(self, request: StepRequest) -> StepReply:
-        """Runs one step. When it fails, its outputs are lost, and reading them raises the reason."""
+    def run_step(self, request: StepRequest, host_arrays: dict[Handle, np.ndarray | HostParts]) -> StepReply:
+        """Runs one step. When it fails, its outputs are lost, and reading them raises the reason.
+
+        Args:
+          host_arrays: the values that the group is sent with this step, or the parts that this process needs.
+            They are the worker's from now on.
+        """
         self.release(request.released)
         program = self._programs[request.program]
         with jax.enable_x64(program.enable_x64):
             try:
-                inputs = self._take_inputs(program, request)
+                inputs = self._take_inputs(program, request, host_arrays)
                 events: list[Event] | None = [] if request.profile else None
                 outputs = program.executor.execute(request.step, inputs, events)
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
             except Exception as error:
                 lost = _LostValue(error.reason if isinstance(error, LostValueError) else str(error))
-                missing = [handle for handle in request.host_arrays if handle not in self._values]
+                missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
                 raise
             finally:
@@ -203,11 +208,16 @@ class GroupWorker:
         self._values.update(zip(request.outputs, outputs, strict=True))
         return StepReply(inline, tuple(events or ()))
 
-    def _take_inputs(self, program: _CompiledProgram, request: StepRequest) -> list[jax.Array]:
+    def _take_inputs(
+        self,
+        program: _CompiledProgram,
+        request: StepRequest,
+        host_arrays: dict[Handle, np.ndarray | HostParts],
+    ) -> list[jax.Array]:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
-            if handle in request.host_arrays:
-                self._values[handle] = _put(request.host_arrays[handle], sharding)
-                del request.host_arrays[handle]
+            if handle in host_arrays:
+                self._values[handle] = _put(host_arrays[handle], sharding)
+                del host_arrays[handle]
         inputs = self._agreed_inputs(request)
         holders = collections.Counter(map(id, self._values.values())) if any(program.donated) else {}
         for i, (value, sharding) in enumerate(zip(inputs, program.shardings, strict=True)):
@@ -290,12 +300,12 @@ def _memory_of(compiled: jax.stages.Compiled) -> ExecutableMemory | None:
     )
 
 
-def _put(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """The array on the devices; each of several processes has the whole array, and puts its part there."""
-    if sharding.is_fully_addressable:
+def _put(array: np.ndarray | HostParts, sharding: jax.sharding.Sharding) -> jax.Array:
+    """The array on the devices; each of several processes has at least what its devices hold."""
+    if isinstance(array, np.ndarray) and sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     # device_put would compare the arrays of all processes, which takes much longer than the copy.
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index or ()])
 
 
 def _is_readable(sharding: jax.sharding.Sharding) -> bool:

@@ -9,6 +9,7 @@ ranks schedules.
 from __future__ import annotations
 
 from mpmd.ir import Plan
+from mpmd.routes import Topology
 from mpmd.schedules import TaskLists
 from mpmd.schedules.check import total_order
 from mpmd.simulate.costs import Costs, Link
@@ -20,7 +21,12 @@ from mpmd.simulate.workload import run
 __all__ = ["Costs", "Gap", "Link", "Simulation", "simulate"]
 
 
-def simulate(program: TaskLists | Plan, costs: Costs | None = None, steps: int = 1) -> Simulation:
+def simulate(
+    program: TaskLists | Plan,
+    costs: Costs | None = None,
+    steps: int = 1,
+    topology: Topology | None = None,
+) -> Simulation:
     """When everything happens if each group runs its list in order, each task as early as possible.
 
     ::
@@ -33,6 +39,8 @@ def simulate(program: TaskLists | Plan, costs: Costs | None = None, steps: int =
       costs: how long tasks and messages take; by default a ``bwd`` takes 2, other tasks 1, and messages 0.
       steps: how many steps to run in a row. A group starts the next step as soon as it has ended the one
         before, since its weights are its own; the groups do not wait for one another in between.
+      topology: the processes of a plan's groups, ``step.topology``: messages have the bytes that travel
+        between those; without it, as between groups of one process, those of whole values.
 
     Raises: ``ValueError`` when the groups deadlock, with what each waits for.
     """
@@ -40,7 +48,9 @@ def simulate(program: TaskLists | Plan, costs: Costs | None = None, steps: int =
         raise ValueError(f"there has to be at least one step, got steps={steps}")
     costs = costs or Costs()
     workload = (
-        plan_workload(program, costs) if isinstance(program, Plan) else schedule_workload(program, costs)
+        plan_workload(program, costs, topology)
+        if isinstance(program, Plan)
+        else schedule_workload(program, costs)
     )
     try:
         return Simulation.of(workload, run(workload, steps))

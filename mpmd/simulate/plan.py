@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd.ir import AnyTask, Cell, Edge, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send
 from mpmd.memory import sizes_on_devices
+from mpmd.routes import Routes, Topology
 from mpmd.simulate.costs import Costs, types_of
 from mpmd.simulate.workload import Instant, MessageTable, Workload
 
@@ -13,18 +14,19 @@ _MessageKey = tuple[Edge, int]
 """The edge and the tag of a message."""
 
 
-def plan_workload(plan: Plan, costs: Costs) -> Workload:
+def plan_workload(plan: Plan, costs: Costs, topology: Topology | None = None) -> Workload:
     """The operations of a plan: its runs.
 
     A receive only posts: the first reader of one of its values waits for the message, and the end of the step
     waits for the step's results. Memory is the bytes on each device of a group: of the values that it holds,
     counted as ``verify`` counts them, of XLA's temporaries if the groups have compiled, and of the messages
-    that have been sent to it. Every step starts with the arguments and constants.
+    that have been sent to it. Every step starts with the arguments and constants. A message has the bytes
+    that travel between the processes of the ``topology``, or those of its whole values.
 
     Raises: ``ValueError`` for a kind of task without a time, and for a message that is awaited but never
     sent.
     """
-    builder = _WorkloadBuilder(plan, costs)
+    builder = _WorkloadBuilder(plan, costs, topology)
     for program in plan.programs:
         builder.add(program)
     return builder.workload()
@@ -38,9 +40,10 @@ class _WorkloadBuilder:
     on each device of the group that is added.
     """
 
-    def __init__(self, plan: Plan, costs: Costs):
+    def __init__(self, plan: Plan, costs: Costs, topology: Topology | None):
         self._plan = plan
         self._costs = costs
+        self._routes = Routes(plan, topology) if topology else None
         self._whole = {name: aval.nbytes for name, aval in plan.avals().items()}
         self._sizes: Mapping[Name, int] = {}
         tasks = (run.task for program in plan.programs for run in program.runs)
@@ -74,8 +77,10 @@ class _WorkloadBuilder:
                     self._wait(inputs, pending)
                 case Send(values, dst, tag):
                     self._wait_alone(values, pending)
-                    nbytes = sum(self._whole[name] for name in values)
-                    self._sent[(group, dst), tag] = len(self._tasks) - 1, nbytes
+                    self._sent[(group, dst), tag] = (
+                        len(self._tasks) - 1,
+                        self._sent_bytes((group, dst), values),
+                    )
                 case Recv(values, src, tag):
                     pending |= dict.fromkeys(values, ((src, group), tag))
                     self._received[(src, group), tag] = self._bytes(values)
@@ -130,6 +135,11 @@ class _WorkloadBuilder:
         if any(name in pending for name in values):
             self._add_operation(Instant(", ".join(values)))
             self._wait(values, pending)
+
+    def _sent_bytes(self, edge: Edge, values: Sequence[Name]) -> int:
+        if self._routes is None:
+            return sum(self._whole[name] for name in values)
+        return sum(self._routes.of_value(edge, name).nbytes for name in values)
 
     def _bytes(self, values: Iterable[Name]) -> int:
         return sum(self._sizes[name] for name in values)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mpmd.ir import Aval, Edge, Instruction, Name, Plan, Recv, Run, Send
+from mpmd.ir import Edge, Instruction, Name, Plan, Recv, Run, Send
 from mpmd.memory import Arrival
 from mpmd.verify.structure import describe
 
@@ -53,14 +53,6 @@ def check_messages(messages: Messages) -> Iterator[str]:
                 break
         if any(send.tag >= after.tag for send, after in itertools.pairwise(sends)):
             yield f"edge {edge[0]} -> {edge[1]}: tags do not ascend"
-
-
-def sent_bytes(messages: Messages, avals: Mapping[Name, Aval]) -> dict[Edge, int]:
-    """The bytes that each edge carries in one step."""
-    return {
-        edge: sum(avals[name].nbytes for send in sends for name in send.values)
-        for edge, sends in messages.sends.items()
-    }
 
 
 def rendezvous_order(plan: Plan) -> list[int]:

@@ -20,7 +20,6 @@ from mpmd.verify.channels import (
     check_messages,
     messages_of,
     rendezvous_order,
-    sent_bytes,
 )
 from mpmd.verify.lifetimes import check_lifetimes
 from mpmd.verify.structure import check_avals, check_structure
@@ -35,7 +34,6 @@ class Verified:
         compiled, and the values whose sharding is open count as replicated.
       peak_values: for each group, the most values that it holds at once, counted as
         ``GroupMemory.live_bytes`` counts them.
-      sent_bytes: for each edge, the bytes of one step.
       capacities: for each edge, the most messages of a step that can be in flight at once, sent and not yet
         read, whatever the timing.
       arrivals: when each message can be there at the earliest, by edge and tag.
@@ -43,7 +41,6 @@ class Verified:
 
     memory: tuple[GroupMemory, ...]
     peak_values: tuple[int, ...]
-    sent_bytes: Mapping[Edge, int]
     capacities: Mapping[Edge, int]
     arrivals: Mapping[tuple[Edge, int], Arrival]
 
@@ -71,7 +68,6 @@ def verify(plan: Plan) -> Verified:
     return Verified(
         memory=group_memories(plan, channels.arrivals),
         peak_values=tuple(of_group.peak_values for of_group in lifetimes),
-        sent_bytes=sent_bytes(messages, plan.avals()),
         capacities=channels.capacities,
         arrivals=channels.arrivals,
     )

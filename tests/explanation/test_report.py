@@ -4,6 +4,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.explanation import Report, report
+from mpmd.ir import Send
+from mpmd.reshard import GroupShape
+from mpmd.routes import Topology
+from mpmd.tables import human_bytes
+from mpmd.verify import verify
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import mesh_of
 
@@ -39,6 +45,47 @@ def test_the_report_is_two_tables(loaded):
     assert lines[-2].split() == [*PASSES, "total"]
     assert len(lines[-1]) == len(lines[-2])
     assert lines[-1].split()[-1] == f"{sum(report.seconds.values()):.2f}"
+
+
+@pytest.fixture(scope="module")
+def data_parallel():
+    """On two groups of two devices, over which the batch is sharded."""
+    with mesh_of(2, data=2) as mesh:
+        step = mpmd.mpmd_jit_with_loop(
+            make_step(mse, mpmd.Std1F1B(2)), mesh, in_specs=(P(), P(None, "data"), P(None, "data"))
+        )
+        yield step.compile(init(weights(2)), *batch())
+
+
+def sent_values(plan, mpmd_idx):
+    sends = [i for i in plan.programs[mpmd_idx].instructions if isinstance(i, Send)]
+    return [plan.avals()[name] for send in sends for name in send.values]
+
+
+def test_one_process_sends_whole_values(data_parallel):
+    report = data_parallel.report()
+    for group in report.groups:
+        values = sent_values(data_parallel.plan, group.mpmd_idx)
+        assert group.sent_bytes == sum(value.nbytes for value in values) > 0
+        assert group.process_sent_bytes == (group.sent_bytes,)
+    assert "by a process" not in str(report)
+    for edge in mpmd.explain(data_parallel).edges:
+        assert all(value.nbytes == value.count * value.aval.nbytes for value in edge.values)
+
+
+def test_several_processes_send_what_travels_between_them(data_parallel):
+    """Rows stay with their processes. One process of the second group gets all of it from both."""
+    shapes = [GroupShape({"stage": 1, "data": 2}, count) for count in (1, 2)]
+    plan = data_parallel.plan
+
+    def report_for(*groups):
+        return report(plan, Topology(groups), verify(plan), (), {}, (0.0, 0.0)).groups
+
+    for first, second in [(shapes[1], shapes[1]), (shapes[1], shapes[0])]:
+        whole = sum(value.nbytes for value in sent_values(plan, 0))
+        assert report_for(first, second)[0].process_sent_bytes == (whole // 2, whole // 2)
+    text = str(Report(report_for(shapes[1], shapes[1]), 2, {}))
+    assert f"{human_bytes(whole)}, {human_bytes(whole // 2)} by a process" in text
 
 
 def test_specs_take_one_trace_and_a_compile():

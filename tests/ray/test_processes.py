@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import ray
 from jax.sharding import PartitionSpec as P
 
 import cluster
@@ -85,10 +86,46 @@ def test_every_process_has_its_part_of_the_devices(two_process_groups):
     assert pairs == dict.fromkeys([(0, 2), (0, 3), (1, 2), (1, 3)], "shared_memory")
 
 
+def count_sent(actor):
+    """Has an actor count the bytes that it sends to others; called in the actor."""
+    send = actor._router.send
+    actor.sent_bytes = 0
+
+    def counted(message, arrays):
+        actor.sent_bytes += sum(array.nbytes for array in arrays)
+        send(message, arrays)
+
+    actor._router.send = counted
+
+
+def check_replicated_readers(mesh, copies):
+    """Both processes of the second group read all of a large activation, of which so many copies are sent."""
+
+    def step(weights, xs):
+        def loss(x):
+            return jnp.sum(mpmd.mark_stage_end(jnp.sin(x * weights[0]))[::7] * weights[1])
+
+        return mpmd.treduce(loss, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
+
+    weights = [np.linspace(0, i, 1024, dtype=np.float32) for i in (1, 2)]
+    xs = np.random.default_rng(0).normal(size=(2, 1024, 1024)).astype(np.float32)
+    compiled = mpmd.mpmd_jit_with_loop(step, mesh, in_specs=P()).compile(weights, xs)
+    ray.get([actor.__ray_call__.remote(count_sent) for actor in mesh.runtime.actors])
+    np.testing.assert_allclose(compiled(weights, xs), jax.jit(step)(weights, xs), rtol=1e-5)
+    counted = ray.get([a.__ray_call__.remote(lambda actor: actor.sent_bytes) for a in mesh.runtime.actors])
+    assert counted == [count for group in compiled.report().groups for count in group.process_sent_bytes]
+    assert counted == [copies * xs.nbytes // 2] * 2 + [0] * 2
+
+
 @pytest.mark.parametrize("transport", ["device", "object_store"])
 def test_other_transports_carry_parts_as_well(local_ray, transport):
     with launch(transport=transport) as mesh:
         assert_close(jitted(3, mesh)(*arguments()), jax.jit(evaluation(3))(*arguments()))
+        check_replicated_readers(mesh, copies=1)
+
+
+def test_replicated_readers_are_each_sent_all_where_memory_is_shared(two_process_groups):
+    check_replicated_readers(two_process_groups, copies=2)
 
 
 def test_values_of_any_sharding_are_read_and_passed_on(two_process_groups):

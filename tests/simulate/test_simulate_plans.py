@@ -16,6 +16,8 @@ from mpmd.ir import (
     Send,
     parse_task,
 )
+from mpmd.reshard import GroupShape
+from mpmd.routes import Topology
 from mpmd.simulate import Costs, Gap, Link, simulate
 from mpmd.verify import verify
 from tests.support.plans import run_of
@@ -69,6 +71,15 @@ def two_stages():
         inputs=[("v", 0), ("w", 1)],
         outputs=[("out", 0), ("w2", 0), ("w2", 1)],
     )
+
+
+@pytest.mark.parametrize(("processes", "nbytes"), [((1, 1), 16), ((1, 2), 32), ((2, 2), 32), ((2, 1), 16)])
+def test_a_message_has_the_bytes_that_travel_between_processes(processes, nbytes):
+    """To each process of a group that has the value replicated, all of it."""
+    topology = Topology(tuple(GroupShape({"x": 2}, count) for count in processes))
+    simulated = simulate(two_stages(), Costs(link=Link(0.25, 64)), topology=topology)
+    second = next(event for event in simulated.events if event.mpmd_idx == 1)
+    assert second.start == 1 + 0.25 + nbytes / 64
 
 
 def test_a_plan_runs_its_cells_and_the_work_outside_the_loop():
