@@ -226,7 +226,8 @@ class GroupActor:
         """Runs one step; ``packed`` are the request's host arrays.
 
         Raises, besides what a step raises: ``WorldLostError`` when the processes of the group have lost one
-          another, ``RuntimeError`` for a step that has come before.
+          another, ``PeerLostError`` when this one has lost one of another group, ``RuntimeError`` for a step
+          that has come before.
         """
         if request.step <= self._last_step:
             raise RuntimeError(f"step {request.step} has come before")
@@ -238,6 +239,8 @@ class GroupActor:
             request = dataclasses.replace(request, host_arrays=arrays, released=NOTHING_RELEASED)
             reply = self._worker.run_step(request)
         except StepAborted:
+            if self._router.lost is not None:
+                raise self._router.lost from None
             raise
         except Exception as error:
             self._agreement.leave(request.step, str(error))

@@ -37,7 +37,7 @@ SECONDS = 60
 SOON = 20
 """Seconds within which a failure ends all waiting, also on a busy machine."""
 
-BOUNDED = ["shared_memory", "device"]
+BOUNDED = ["shared_memory", "network", "device"]
 """Transports that limit how far a sender may be ahead."""
 
 every_transport = pytest.mark.parametrize("transport", NAMES)
