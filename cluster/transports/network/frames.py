@@ -87,10 +87,3 @@ def pieces_of(values: Sequence[np.ndarray]) -> list[Piece]:
     if small:
         pieces.append(bytes(small))
     return pieces
-
-
-def aligned_buffer(num_bytes: int) -> np.ndarray:
-    """Memory for the values of a message. Raises ``MemoryError``."""
-    memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + num_bytes]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import pickle
 import socket
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,19 +21,16 @@ from cluster.transports.network.frames import (
     Header,
     Kind,
     Piece,
-    aligned_buffer,
     host_views,
     pieces_of,
     types_of,
 )
+from cluster.transports.network.reader import BufferPool, Reader
 from cluster.transports.network.writer import Writer
-from cluster.transports.window import SendWindow
+from cluster.transports.window import ReceiptWindow, SendWindow
 from mpmd.runtime.transport import Array, MessageId
 
-_READ_AHEAD_BYTES = 64 * 1024
-"""So much is read at once, for small messages; the rest of large ones is read to where it belongs."""
-
-_UNREACHABLE_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class Peer:
@@ -52,22 +48,22 @@ class Peer:
         self._here = here
         self._process = process
         self._socket = tcp
-        self._file = cast(io.BufferedReader, tcp.makefile("rb", _READ_AHEAD_BYTES))
+        self._reader = Reader(tcp)
+        self._buffers = BufferPool()
         self._writer = Writer(tcp, f"to {process}")
         self._window = SendWindow()
         self._num_confirmed = 0  # of the messages that were sent
         self._is_waiting = False
-        self._num_taken = 0  # of the messages that have arrived
-        self._counting = threading.Lock()
+        self._receipts = ReceiptWindow()
         self._layouts_sent: dict[ArrayTypes, MessageLayout] = {}
         self._layouts_received: list[MessageLayout] = []
         self._disconnected = threading.Event()
-        self._reader = threading.Thread(target=self._read, name=f"from {process}", daemon=True)
+        self._thread = threading.Thread(target=self._read, name=f"from {process}", daemon=True)
 
     def start(self) -> None:
         """Starts the threads."""
         self._writer.start()
-        self._reader.start()
+        self._thread.start()
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         """As in ``Transport``. Raises ``StepAborted`` when the peer is gone."""
@@ -96,8 +92,8 @@ class Peer:
         error: Exception | None = None
         try:
             while True:
-                self._receive(Header.unpack(self._read_into(np.empty(HEADER_BYTES, np.uint8))))
-        except (EOFError, OSError, MemoryError) as caught:
+                self._receive(Header.unpack(self._reader.read(HEADER_BYTES)))
+        except (EOFError, OSError) as caught:
             error = caught
         finally:
             with contextlib.suppress(OSError):  # the connection has ended
@@ -109,48 +105,48 @@ class Peer:
     def _receive(self, header: Header) -> None:
         match header.kind:
             case Kind.LAYOUT:
-                types = pickle.loads(self._read_into(np.empty(header.number, np.uint8)))
+                types = pickle.loads(self._reader.read(header.number))
                 self._layouts_received.append(MessageLayout.of(len(self._layouts_received), types))
             case Kind.MESSAGE:
                 layout = self._layouts_received[header.number]
-                buffer = aligned_buffer(layout.nbytes)
-                self._read_into(buffer)
+                buffer = self._buffers.take(layout.nbytes)
+                self._reader.read_into(buffer.data)
                 message = MessageId(header.step, self._process, self._here, header.tag)
+                self._confirm(self._receipts.count_arrived(header.step))
                 self._inbox.add(message, _MessageArrival(self, layout, buffer))
                 self._inbox.wake()
             case Kind.TAKEN:
-                self._num_confirmed = header.number
+                self._num_confirmed = max(self._num_confirmed, header.number)
                 if self._is_waiting:
                     self._inbox.wake()
 
-    def _read_into(self, buffer: np.ndarray) -> memoryview:
-        """Fills a buffer. Raises ``EOFError`` or ``OSError`` when the connection has ended."""
-        if buffer.nbytes and self._file.readinto(buffer.data) < buffer.nbytes:
-            raise EOFError
-        return buffer.data
-
     def count_taken(self) -> None:
-        """Counts a message that was taken, and tells the sender. Called from any thread."""
-        with self._counting:
-            self._num_taken += 1
-            self._writer.put([Header(Kind.TAKEN, self._num_taken).pack()])
+        """Counts a message that was received or dropped. Called from any thread."""
+        self._confirm(self._receipts.count_taken())
+
+    def _confirm(self, num_taken: int | None) -> None:
+        if num_taken is not None:
+            self._writer.put([Header(Kind.TAKEN, num_taken).pack()])
+
+    def trim(self) -> None:
+        """Releases memory that no message occupies."""
+        self._buffers.trim()
 
     def close(self) -> None:
         """Ends the connection, so that the peer takes this process for dead."""
         with contextlib.suppress(OSError):  # the peer has closed it
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._reader.join()
-        self._file.close()
+        self._thread.join()
         self._socket.close()
 
 
 def _reason(*errors: Exception | None) -> str:
     """Why a connection has ended, from what reading and writing have raised."""
     for error in errors:
-        if isinstance(error, MemoryError):
-            return f"there is no memory for its message: {error}"
-        if isinstance(error, OSError) and error.errno in _UNREACHABLE_ERRORS:
+        if isinstance(error, OSError) and error.errno in _UNREACHABLE:
             return f"the network has not reached it for {UNREACHABLE_SECONDS} s ({error})"
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            return "there is no memory here for its message"
     return "its process has closed its connections"
 
 

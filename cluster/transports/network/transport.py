@@ -40,6 +40,10 @@ class NetworkTransport(PeerTransport):
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         self._peers[message.dst].send(message, arrays)
 
+    def trim(self) -> None:
+        for peer in self._peers.values():
+            peer.trim()
+
     def close(self) -> None:
         for peer in self._peers.values():
             peer.close()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cluster.transports.network.frames import Piece
 
-_INLINE_BYTES = 64 * 1024
+_INLINE_BYTES = 2 * 2**20
 """Up to this size, the caller itself writes what the network takes at once. To write more takes time, in
 which the caller can compute."""
 
