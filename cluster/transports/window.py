@@ -23,9 +23,7 @@ class SendWindow:
         """The messages sent from now on belong to ``step``; may be repeated."""
         if step != self._step:
             self._step = step
-            if (
-                self._sent > self._sent_before_step
-            ):  # else nothing was sent in the step before, as if it were none
+            if self._sent > self._sent_before_step:  # a step in which nothing was sent does not count
                 self._required, self._sent_before_step = self._sent_before_step, self._sent
 
     def is_open(self, num_received: int) -> bool:
