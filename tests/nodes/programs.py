@@ -1,4 +1,4 @@
-"""What drivers on the head of a cluster of nodes do; ``Nodes.drive`` runs one of these in a process of its own."""
+"""What drivers on the head of a cluster do; ``Nodes.drive`` runs one of these in a process of its own."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_a_group_on_two_nodes_trains_as_plain_jax(nodes):
 
 
 def test_the_network_carries_what_the_plan_sends_and_little_more(nodes):
-    """Beside headers of packets, Ray's own messages and the requests of the driver, which both have no arrays."""
+    """That is headers of packets, Ray's own messages, and the replies to the driver, which have no arrays."""
     found = nodes.drive(programs.count_bytes)
     here = found["nodes"].index(nodes.network.address(1))
     planned = [found["planned"][here], found["planned"][1 - here]]
