@@ -219,6 +219,7 @@ class ActorCalls:
                 peer = self.processes[error.process]
                 message = f"{peer.name} is gone for {pending.process.name}: {error}"
                 self._mark_dead(GroupDiedError(message, peer.mpmd_idx))
+                self._fail(pending, StepAborted(message))  # if the peer has no part in this step
             elif not isinstance(error, GroupDiedError):
                 self._fail(pending, error)
             elif self._health.disconnected_first(pending.process.number):
