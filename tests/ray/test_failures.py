@@ -103,24 +103,25 @@ def test_a_step_queued_behind_a_failed_one_fails_for_the_same_reason(two_groups)
 
 
 @pytest.mark.slow
-def test_groups_that_lose_each_other_are_both_named_though_both_live(disposable_mesh):
-    """Nothing but the connections between them ends, as with a network that is cut there alone."""
+def test_groups_that_lose_each_other_are_both_named_though_both_live(local_ray):
+    """Nothing but the connection between them ends, as where a network is cut there alone."""
 
     def lose_the_peer(actor):
-        for transport in set(actor._router._routes.values()):
-            for sender in transport._senders.values():
-                sender.socket.shutdown(socket.SHUT_RDWR)
+        (transport,) = actor._router._routes.values()
+        (peer,) = transport._peers.values()
+        peer._socket.shutdown(socket.SHUT_RDWR)
 
-    driver = ProgramDriver(disposable_mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
-    futures, _ = driver.step()
-    for future in futures.values():
-        future.result(SECONDS)
-    ray.get(disposable_mesh.runtime.actors[0].__ray_call__.remote(lose_the_peer), timeout=SECONDS)
-    futures, _ = driver.step()
-    for future in futures.values():
-        error = outcome(future, SECONDS)
-        assert type(error) is mpmd.errors.GroupDiedError
-        assert "group 0" in str(error) and "group 1" in str(error)
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, transport="network") as mesh:
+        driver = ProgramDriver(mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
+        futures, _ = driver.step()
+        for future in futures.values():
+            future.result(SECONDS)
+        ray.get(mesh.runtime.actors[0].__ray_call__.remote(lose_the_peer), timeout=SECONDS)
+        futures, _ = driver.step()
+        for future in futures.values():
+            error = outcome(future, SECONDS)
+            assert type(error) is mpmd.errors.GroupDiedError
+            assert "group 0" in str(error) and "group 1" in str(error)
 
 
 def test_a_program_that_does_not_compile_names_the_group(two_groups):
