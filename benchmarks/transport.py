@@ -28,7 +28,7 @@ import ray
 from benchmarks.measure import Conditions, Result, Table, Target, Times, interleaved, ratio
 from benchmarks.peers import cpu_environment
 from cluster.endpoint import endpoints
-from cluster.transports.choice import NAMES, NETWORK
+from cluster.transports.choice import NAMES, NETWORK, SHARED_MEMORY
 from cluster.transports.router import Router
 from mpmd.runtime.transport import MessageId
 from mpmd.sharding import to_sharding
@@ -206,7 +206,7 @@ def run(conditions: Conditions) -> Result:
     with _connected(2 * max(sizes)) as ends:
         found = {size: _measure(ends, size, conditions.effort.repetitions) for size in sizes}
         waits = {name: _wait(ends, name) for name in NAMES}
-    tables = [_round_trips(found), _streams(found), _waits(waits)]
+    tables = [_round_trips(found), _streams(found), _over_tcp(found), _waits(waits)]
     data = {"seconds": {str(size): times for size, times in found.items()}, "processor_seconds": waits}
     return Result(tables, _targets(found), data)
 
@@ -288,6 +288,19 @@ def _streams(found: Found) -> Table:
     ]
     header = ("us per message (of the bandwidth of memcpy)", MEMCPY, TCP, *NAMES)
     return Table("Transport: streams", header, tuple(rows))
+
+
+def _over_tcp(found: Found) -> Table:
+    """What can connect nodes, beside the connection itself."""
+    names = [name for name in NAMES if name != SHARED_MEMORY]
+    rows = []
+    for size, times in found.items():
+        tcp = times[f"{TCP} stream"]
+        streams = [times[f"{name} stream"] for name in names]
+        cells = [f"{_us(stream)} ({ratio(tcp, stream):.0%})" for stream in streams]
+        rows.append((_size(size), _us(tcp), *cells))
+    header = ("us per message (of the bandwidth of TCP)", TCP, *names)
+    return Table("Transport: streams over TCP", header, tuple(rows))
 
 
 def _waits(waits: Mapping[str, float]) -> Table:

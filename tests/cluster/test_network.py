@@ -170,6 +170,21 @@ def test_large_values_are_sent_from_where_they_are(pair, monkeypatch):
     assert any(np.shares_memory(np.frombuffer(piece, "uint8"), np.asarray(array)) for piece in written)
 
 
+def test_a_message_that_cannot_be_made_leaves_the_connection_as_it_was(pair):
+    class Broken:
+        dtype, shape = np.dtype("float32"), (3,)
+
+        @property
+        def is_fully_replicated(self):
+            raise RuntimeError("the task that makes it failed")
+
+    for tag in range(3):
+        with pytest.raises(RuntimeError, match="the task that makes it failed"):
+            pair.send(0, tag, np.ones(3), Broken())
+    pair.send(0, 3, np.ones(3), np.zeros(3, "float32"))
+    assert_same(pair.take(0, 3, 2), [np.ones(3), np.zeros(3, "float32")])
+
+
 @pytest.mark.parametrize("how", ["donated", "deleted"])
 def test_what_is_still_to_be_sent_may_be_donated_or_deleted(pair, stalled, how):
     array = jax.device_put(np.full(LARGE, 7.0, "float32"), HOST)

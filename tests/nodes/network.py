@@ -65,15 +65,6 @@ class Network:
         for node in nodes:
             _run("bridge", "-n", self._switch, "link", "set", "dev", f"port{node}", "isolated", state)
 
-    def limit(self, node: int, rate: str) -> None:
-        """Limits what a node sends, such as to ``200mbit``."""
-        shape = ("tbf", "rate", rate, "burst", "256kb", "latency", "100ms")
-        _run(*self.within(node, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape))
-
-    def unlimit(self, node: int) -> None:
-        """The opposite of ``limit``."""
-        _run(*self.within(node, "tc", "qdisc", "delete", "dev", "eth0", "root"))
-
     def sent_bytes(self, node: int) -> int:
         """What a node has sent since it exists, with all headers."""
         (link,) = json.loads(_run("ip", "-n", self.namespace(node), "-s", "-j", "link", "show", "eth0"))
@@ -88,7 +79,7 @@ class Network:
 
 def why_impossible() -> str | None:
     """Why this process cannot make namespaces; ``None``: it can."""
-    if missing := [tool for tool in ("ip", "bridge", "tc") if shutil.which(tool) is None]:
+    if missing := [tool for tool in ("ip", "bridge") if shutil.which(tool) is None]:
         return f"needs {', '.join(missing)}, of iproute2"
     probe = Network("mpmd-probe", 1)
     try:

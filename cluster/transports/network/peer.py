@@ -71,15 +71,15 @@ class Peer:
         if self._disconnected.is_set():
             self._inbox.wait(message.step, lambda: False)
         values = host_views(arrays)
+        types, content = types_of(values), pieces_of(values)  # nothing is announced if this fails
         pieces: list[Piece] = []
-        types = types_of(values)
         layout = self._layouts_sent.get(types)
         if layout is None:
             layout = self._layouts_sent[types] = MessageLayout.of(len(self._layouts_sent), types)
             announced = pickle.dumps(types)
             pieces += [Header(Kind.LAYOUT, len(announced)).pack(), announced]
         pieces.append(Header(Kind.MESSAGE, layout.number, message.step, message.tag).pack())
-        self._writer.put(pieces + pieces_of(values))
+        self._writer.put(pieces + content)
         self._window.count_sent()
 
     def _wait_for_window(self, step: int) -> None:
