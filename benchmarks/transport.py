@@ -1,9 +1,10 @@
 """How fast groups exchange messages, by transport and size.
 
 Two actors on one machine, each on a core of its own as if both computed, send arrays to each other through
-every transport; and, beside it, through memory that they share and a pipe, with nothing around it (`raw`).
-`round trip` is from before a send to the arrival of the answer, which is as large; `stream` is many messages
-of one step in a row, until the last is taken; `memcpy` copies as many arrays within one process.
+every transport; and, beside it, through memory that they share and a pipe, and through a TCP connection over
+the loopback interface, with nothing around them (`raw` and `tcp`). `round trip` is from before a send to the
+arrival of the answer, which is as large; `stream` is many messages of one step in a row, until the last is
+taken; `memcpy` copies as many arrays within one process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import itertools
 import mmap
 import os
+import socket
 import statistics
 import tempfile
 import time
@@ -26,7 +28,7 @@ import ray
 from benchmarks.measure import Conditions, Result, Table, Target, Times, interleaved, ratio
 from benchmarks.peers import cpu_environment
 from cluster.endpoint import endpoints
-from cluster.transports.choice import NAMES
+from cluster.transports.choice import NAMES, NETWORK, SHARED_MEMORY
 from cluster.transports.router import Router
 from mpmd.runtime.transport import MessageId
 from mpmd.sharding import to_sharding
@@ -35,6 +37,7 @@ KIB, MIB = 2**10, 2**20
 SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
 QUICK = (4 * KIB, MIB)
 RAW, MEMCPY = "raw round trip", "memcpy"
+TCP = "tcp"
 WAIT_SECONDS = 1.0
 
 _most_bytes = 32 * MIB
@@ -54,11 +57,19 @@ class End:
 
     def listen(self) -> dict[str, object]:
         listening = [router.listen([name], "127.0.0.1", b"secret") for name, router in self.routers.items()]
-        return {name: address for addresses in listening for name, address in addresses.items()}
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        addresses = {name: address for named in listening for name, address in named.items()}
+        return {**addresses, TCP: self.listener.getsockname()}
 
     def connect(self, addresses: list[dict[str, object]]) -> None:
         for name, router in self.routers.items():
             router.connect({self.peer: name}, addresses)
+        with self.listener:
+            if self.index:
+                self.tcp, _ = self.listener.accept()
+            else:
+                self.tcp = socket.create_connection(addresses[self.peer][TCP])
+        self.tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with open(f"{self.directory}/memory", "r+b") as file:
             memory = np.frombuffer(mmap.mmap(file.fileno(), self.shared_bytes), np.uint8)
         self.memory = np.split(memory, 2)[self.index]
@@ -105,6 +116,37 @@ class End:
                 os.read(self.inlet, 1)
 
         return _median_seconds(exchange, count)
+
+    def tcp_round_trip(self, size: int, count: int) -> float:
+        """The same with nothing but a TCP connection."""
+        source, destination = np.ones(size, np.uint8), np.ones(size, np.uint8)
+
+        def exchange(_: int) -> None:
+            if self.index:
+                self._fill(destination)
+            self.tcp.sendall(source)
+            if not self.index:
+                self._fill(destination)
+
+        return _median_seconds(exchange, count)
+
+    def tcp_stream(self, size: int, count: int) -> float:
+        """Seconds per message, of which the receiver has but one buffer."""
+        buffer = np.ones(size, np.uint8)
+        start = time.perf_counter()
+        if self.index:
+            for _ in range(count):
+                self._fill(buffer)
+            self.tcp.sendall(b"done")
+        else:
+            for _ in range(count):
+                self.tcp.sendall(buffer)
+            self.tcp.recv(4, socket.MSG_WAITALL)
+        return (time.perf_counter() - start) / count
+
+    def _fill(self, buffer: np.ndarray) -> None:
+        received = self.tcp.recv_into(buffer, buffer.nbytes, socket.MSG_WAITALL)
+        assert received == buffer.nbytes, f"{received} of {buffer.nbytes} bytes have arrived"
 
     def stream(self, name: str, step: int, size: int, count: int) -> float:
         """Seconds per message."""
@@ -164,7 +206,7 @@ def run(conditions: Conditions) -> Result:
     with _connected(2 * max(sizes)) as ends:
         found = {size: _measure(ends, size, conditions.effort.repetitions) for size in sizes}
         waits = {name: _wait(ends, name) for name in NAMES}
-    tables = [_round_trips(found), _streams(found), _waits(waits)]
+    tables = [_round_trips(found), _streams(found), _over_tcp(found), _waits(waits)]
     data = {"seconds": {str(size): times for size, times in found.items()}, "processor_seconds": waits}
     return Result(tables, _targets(found), data)
 
@@ -191,6 +233,8 @@ def _measure(ends: Ends, size: int, repetitions: int) -> dict[str, Times]:
     count = max(4, min(_most_messages, _most_bytes // size))
     things: dict[str, Callable[[], float]] = {
         RAW: lambda: _both(ends, "raw_round_trip", size, count),
+        f"{TCP} round_trip": lambda: _both(ends, "tcp_round_trip", size, count),
+        f"{TCP} stream": lambda: _both(ends, "tcp_stream", size, count),
         MEMCPY: lambda: ray.get(ends[0].memcpy.remote(size, count)),
     }
     for name in NAMES:
@@ -223,11 +267,11 @@ def _round_trips(found: Found) -> Table:
         (
             _size(size),
             _us(times[RAW]),
-            *(_against(times[f"{name} round_trip"], times[RAW], "{:.1f}x") for name in NAMES),
+            *(_against(times[f"{name} round_trip"], times[RAW], "{:.1f}x") for name in (TCP, *NAMES)),
         )
         for size, times in found.items()
     ]
-    return Table("Transport: round trips", ("us (times raw)", "raw", *NAMES), tuple(rows))
+    return Table("Transport: round trips", ("us (times raw)", "raw", TCP, *NAMES), tuple(rows))
 
 
 def _streams(found: Found) -> Table:
@@ -237,13 +281,26 @@ def _streams(found: Found) -> Table:
             _us(times[MEMCPY]),
             *(
                 f"{_us(stream)} ({ratio(times[MEMCPY], stream):.0%})"
-                for stream in (times[f"{name} stream"] for name in NAMES)
+                for stream in (times[f"{name} stream"] for name in (TCP, *NAMES))
             ),
         )
         for size, times in found.items()
     ]
-    header = ("us per message (of the bandwidth of memcpy)", MEMCPY, *NAMES)
+    header = ("us per message (of the bandwidth of memcpy)", MEMCPY, TCP, *NAMES)
     return Table("Transport: streams", header, tuple(rows))
+
+
+def _over_tcp(found: Found) -> Table:
+    """What can connect nodes, beside the connection itself."""
+    names = [name for name in NAMES if name != SHARED_MEMORY]
+    rows = []
+    for size, times in found.items():
+        tcp = times[f"{TCP} stream"]
+        streams = [times[f"{name} stream"] for name in names]
+        cells = [f"{_us(stream)} ({ratio(tcp, stream):.0%})" for stream in streams]
+        rows.append((_size(size), _us(tcp), *cells))
+    header = ("us per message (of the bandwidth of TCP)", TCP, *names)
+    return Table("Transport: streams over TCP", header, tuple(rows))
 
 
 def _waits(waits: Mapping[str, float]) -> Table:
@@ -261,6 +318,9 @@ def _targets(found: Found) -> list[Target]:
         if size >= MIB:
             share = ratio(times[MEMCPY], times["shared_memory stream"])
             targets.append(Target(f"{what}: of the bandwidth of memcpy", share, 0.6, at_least=True))
+            share = ratio(times[f"{TCP} stream"], times[f"{NETWORK} stream"])
+            of_tcp = f"{NETWORK}, {_size(size)}: of the bandwidth of TCP"
+            targets.append(Target(of_tcp, share, 0.5, at_least=True))
     return targets
 
 

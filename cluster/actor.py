@@ -249,7 +249,8 @@ class GroupActor:
         They are taken out of ``packed``, so that nothing keeps them for the whole step.
 
         Raises, besides what a step raises: ``WorldLostError`` when the processes of the group have lost one
-          another, ``RuntimeError`` for a step that has come before.
+          another, ``PeerLostError`` when this one has lost one of another group, ``RuntimeError`` for a step
+          that has come before.
         """
         if request.step <= self._last_step:
             raise RuntimeError(f"step {request.step} has come before")
@@ -260,6 +261,8 @@ class GroupActor:
             self.release(request.released)
             reply = self._worker.run_step(dataclasses.replace(request, released=NOTHING_RELEASED), arrays)
         except StepAborted:
+            if self._router.lost is not None:
+                raise self._router.lost from None
             raise
         except Exception as error:
             self._agreement.leave(request.step, str(error))

@@ -28,6 +28,7 @@ from cluster.pending_calls import AbortRequest, PendingCall, PendingCalls
 from cluster.ray_errors import translate
 from cluster.ray_session import RaySession
 from cluster.rpc import Client, Frame, FrameConnection, encode
+from cluster.transports.inbox import PeerLostError
 from cluster.world import WorldLostError
 from mpmd.errors import GroupDiedError, StepAborted
 
@@ -213,6 +214,12 @@ class ActorCalls:
             if isinstance(error, WorldLostError):
                 # The call stays pending: either a process has died, or the whole group is declared dead.
                 self._health.mark_broken(pending.process.number, str(error), time.monotonic())
+            elif isinstance(error, PeerLostError):
+                # Both may be alive, and only the network between them be cut; but they cannot go on.
+                peer = self.processes[error.process]
+                message = f"{peer.name} is gone for {pending.process.name}: {error}"
+                self._mark_dead(GroupDiedError(message, peer.mpmd_idx))
+                self._fail(pending, StepAborted(message))  # if the peer has no part in this step
             elif not isinstance(error, GroupDiedError):
                 self._fail(pending, error)
             elif self._health.disconnected_first(pending.process.number):

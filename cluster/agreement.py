@@ -37,15 +37,15 @@ class Agreement:
     def __init__(self, rank: int, num_processes: int):
         self._rank = rank
         self._num_processes = num_processes
-        self._listener: socket.socket | None = None
+        self._listener: sockets.Listener | None = None
         self._connections: list[Connection] = []
 
     def listen(self, host: str) -> sockets.Address | None:
         """Rank 0 lets the others connect. Returns the address for them."""
         if self._rank or self._num_processes == 1:
             return None
-        self._listener = sockets.listen(host)
-        return self._listener.getsockname()
+        self._listener = sockets.Listener(host)
+        return self._listener.address
 
     def connect(self, address: sockets.Address | None, secret: bytes, timeout: float) -> None:
         """Connects the processes, all of which call this.
@@ -55,7 +55,7 @@ class Agreement:
         if self._listener is not None:
             with self._listener:
                 for _ in range(1, self._num_processes):
-                    self._add(sockets.accept(self._listener, secret))
+                    self._add(self._listener.accept(secret))
         elif address is not None:
             self._add(sockets.connect(address, secret, timeout))
 

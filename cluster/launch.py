@@ -78,8 +78,9 @@ def launch(
       gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``.
       address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``.
-      transport: how groups exchange messages: ``shared_memory``, within a node; ``device``, JAX's transfers
-        between devices, over TCP; ``object_store``, Ray's; or ``auto``, the best for each pair of processes.
+      transport: how groups exchange messages: ``shared_memory``, within a node; ``network``, by TCP between
+        the memory of hosts; ``device``, JAX's transfers between devices, over TCP, which whoever reaches the
+        port can end; ``object_store``, Ray's; or ``auto``, the best for each pair of processes.
         With ``object_store`` the driver's requests are made by Ray, too, with Ray's encryption if that is on;
         else the driver connects with all processes by TCP. Neither TCP nor ``device`` is encrypted, nor are
         the collectives within a group of several processes.

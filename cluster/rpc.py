@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 
-from cluster.sockets import Address, accept, listen
+from cluster.sockets import Address, Listener
 
 _LARGE_BYTES = 64 * 1024
 """Buffers above this size are not copied into the pickle."""
@@ -188,8 +188,8 @@ class Server:
 
     def __init__(self, name: str, host: str, secret: bytes):
         self._name = name
-        self._listener = listen(host)
-        self.address: Address = self._listener.getsockname()
+        self._listener = Listener(host)
+        self.address: Address = self._listener.address
         self._requests: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self._connection: queue.SimpleQueue[FrameConnection] = queue.SimpleQueue()
         threading.Thread(target=self._read_requests, args=(secret,), name="requests", daemon=True).start()
@@ -197,7 +197,7 @@ class Server:
     def _read_requests(self, secret: bytes) -> None:
         """Runs in a thread of its own, so that large requests arrive while the group computes."""
         with self._listener:
-            connection = FrameConnection(accept(self._listener, secret))
+            connection = FrameConnection(self._listener.accept(secret))
         self._connection.put(connection)
         try:
             while True:

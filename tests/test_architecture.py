@@ -77,7 +77,7 @@ MAY_IMPORT = {
     "cluster.ray_errors": "cluster.endpoint mpmd.errors",
     "cluster.ray_session": "",
     "cluster.actor_calls": "cluster.endpoint cluster.health cluster.pending_calls cluster.ray_errors "
-    "cluster.ray_session cluster.rpc cluster.world mpmd.errors",
+    "cluster.ray_session cluster.rpc cluster.transports cluster.world mpmd.errors",
     "cluster.joined": "mpmd.errors",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.driver": "cluster.actor cluster.actor_calls cluster.arguments cluster.joined cluster.packing "

@@ -12,9 +12,10 @@ from mpmd.memory import Holding
 
 AUTO = "auto"
 SHARED_MEMORY = "shared_memory"
+NETWORK = "network"
 DEVICE = "device"
 OBJECT_STORE = "object_store"
-NAMES = (SHARED_MEMORY, DEVICE, OBJECT_STORE)
+NAMES = (SHARED_MEMORY, NETWORK, DEVICE, OBJECT_STORE)
 
 _TRANSFER_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -23,9 +24,10 @@ def supported(platform: str) -> tuple[str, ...]:
     """The transports that a process with devices of ``platform`` can use, the best first."""
     names = []
     if sys.platform == "linux":
-        names = [DEVICE] if platform in _TRANSFER_PLATFORMS else []
+        through_host = [SHARED_MEMORY, NETWORK]
+        direct = [DEVICE] if platform in _TRANSFER_PLATFORMS else []
         # A CPU computes in host memory; for an accelerator it is a detour.
-        names.insert(0 if platform == "cpu" else len(names), SHARED_MEMORY)
+        names = through_host + direct if platform == "cpu" else direct + through_host
     return (*names, OBJECT_STORE)
 
 
@@ -38,7 +40,8 @@ def check_name(transport: str) -> None:
 def choose(transport: str, processes: Sequence[ProcessInfo]) -> dict[tuple[int, int], str]:
     """The transport between each two processes of different groups, in both directions.
 
-    ``auto`` takes the best that both can use; ``shared_memory`` is possible only within a node.
+    ``auto`` takes the best that both can use, for the one that computes in host memory if only one does;
+    ``shared_memory`` is possible only within a node.
 
     Args:
       processes: of all groups, group by group.
@@ -51,7 +54,8 @@ def choose(transport: str, processes: Sequence[ProcessInfo]) -> dict[tuple[int, 
     for (i, a), (j, b) in itertools.combinations(enumerate(processes), 2):
         if a.mpmd_idx == b.mpmd_idx:
             continue  # XLA connects them
-        usable = [name for name in a.transports if name in b.transports]
+        first, second = (b, a) if a.transports[0] == DEVICE else (a, b)
+        usable = [name for name in first.transports if name in second.transports]
         if a.node_id != b.node_id:
             usable = [name for name in usable if name != SHARED_MEMORY]
         if transport not in (AUTO, *usable):

@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 
@@ -29,6 +29,24 @@ _WAKE = HEADER.pack(_NO_SOURCE, 0, 0, 0, 0)
 
 HeaderListener = Callable[[int, int, int, int], None]
 """Is called with the tag, the step and the two numbers of a header."""
+
+
+class PeerLostError(RuntimeError):
+    """This process has lost the connection to another one, whose number is ``process``."""
+
+    def __init__(self, reason: str, process: int):
+        super().__init__(reason, process)
+        self.process = process
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+class _Loss(NamedTuple):
+    """When and why a peer was lost."""
+
+    since: float
+    reason: str
 
 
 class Arrival(Protocol):
@@ -61,7 +79,9 @@ class Inbox:
         self._step = 0
         self._arrived: dict[MessageId, Arrival] = {}
         self._aborted: dict[int, str] = {}
-        self._disconnected: dict[int, float] = {}  # when the peer was lost
+        self._disconnected: dict[int, _Loss] = {}
+        self.lost: PeerLostError | None = None
+        """What has ended a wait, when the driver did not say in time why a peer was lost."""
         self._listeners: dict[int, HeaderListener] = {}
         self._read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.write_fd, False)
@@ -132,15 +152,16 @@ class Inbox:
 
     def _seconds_for_reason(self) -> float:
         """Seconds for which the driver may still say why a peer was lost; raises when there are none."""
-        process, since = next(iter(self._disconnected.items()))
-        remaining = since + ABORT_REASON_SECONDS - time.monotonic()
+        process, loss = next(iter(self._disconnected.items()))
+        remaining = loss.since + ABORT_REASON_SECONDS - time.monotonic()
         if remaining <= 0:
-            raise StepAborted(f"{self.name_of(process)} is gone: its process has closed its connections")
+            self.lost = self.lost or PeerLostError(loss.reason, process)
+            raise StepAborted(f"{self.name_of(process)} is gone: {loss.reason}")
         return remaining
 
-    def mark_disconnected(self, process: int) -> None:
+    def mark_disconnected(self, process: int, reason: str = "its process has closed its connections") -> None:
         """Records that a peer was lost."""
-        self._disconnected.setdefault(process, time.monotonic())
+        self._disconnected.setdefault(process, _Loss(time.monotonic(), reason))
         self.wake()
 
     def abort(self, step: int, reason: str) -> None:

@@ -9,9 +9,10 @@ import jax
 
 from cluster.endpoint import Endpoint
 from cluster.packing import PackedArray
-from cluster.transports.choice import DEVICE, OBJECT_STORE, SHARED_MEMORY
+from cluster.transports.choice import DEVICE, NETWORK, OBJECT_STORE, SHARED_MEMORY
 from cluster.transports.device.transport import DeviceTransport
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import Inbox, PeerLostError
+from cluster.transports.network.transport import NetworkTransport
 from cluster.transports.object_store import ObjectStoreTransport
 from cluster.transports.peer_transport import PeerTransport
 from cluster.transports.shared_memory.transport import SharedMemoryTransport
@@ -31,6 +32,7 @@ class Router:
         self._object_store = ObjectStoreTransport(self._inbox)
         self._transports: dict[str, PeerTransport] = {
             SHARED_MEMORY: SharedMemoryTransport(self._inbox, endpoint.number),
+            NETWORK: NetworkTransport(self._inbox, endpoint.number),
             DEVICE: DeviceTransport(self._inbox, endpoint.number, submesh),
             OBJECT_STORE: self._object_store,
         }
@@ -51,6 +53,11 @@ class Router:
             if peers := [peer for peer, chosen in routes.items() if chosen == name]:
                 transport.connect({peer: addresses[peer][name] for peer in peers})
         self._routes = {peer: self._transports[name] for peer, name in routes.items()}
+
+    @property
+    def lost(self) -> PeerLostError | None:
+        """What has ended a wait, when the driver did not say in time why a peer was lost."""
+        return self._inbox.lost
 
     def begin_step(self, step: int) -> None:
         """The group runs this step now, and no earlier one again. The numbers of steps ascend."""

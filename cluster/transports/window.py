@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import threading
+
 
 class SendWindow:
     """Counts the messages of one edge: a sender may be one step ahead of its receiver.
@@ -20,7 +23,8 @@ class SendWindow:
         """The messages sent from now on belong to ``step``; may be repeated."""
         if step != self._step:
             self._step = step
-            self._required, self._sent_before_step = self._sent_before_step, self._sent
+            if self._sent > self._sent_before_step:  # a step in which nothing was sent does not count
+                self._required, self._sent_before_step = self._sent_before_step, self._sent
 
     def is_open(self, num_received: int) -> bool:
         """Whether a message may be sent when so many messages have been received since the beginning."""
@@ -28,3 +32,40 @@ class SendWindow:
 
     def count_sent(self) -> None:
         self._sent += 1
+
+
+class ReceiptWindow:
+    """Counts the messages of one edge where they arrive, and finds the counts that a ``SendWindow`` needs.
+
+    That one waits for all messages of a step, so one receipt for each step is enough. To answer each message
+    would cost as much as to send a small one. Any thread may call the methods.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._step: int | None = None
+        self._num_arrived = 0
+        self._num_taken = 0
+        self._needed: collections.deque[int] = collections.deque()
+
+    def count_arrived(self, step: int) -> int | None:
+        """Counts a message of a step. Returns how many were taken, if the sender needs to know now."""
+        with self._lock:
+            if step != self._step:
+                self._step = step
+                self._needed.append(self._num_arrived)
+            self._num_arrived += 1
+            return self._receipt()
+
+    def count_taken(self) -> int | None:
+        """Counts a message that was received or dropped; as ``count_arrived``."""
+        with self._lock:
+            self._num_taken += 1
+            return self._receipt()
+
+    def _receipt(self) -> int | None:
+        if not self._needed or self._num_taken < self._needed[0]:
+            return None
+        while self._needed and self._num_taken >= self._needed[0]:
+            self._needed.popleft()
+        return self._num_taken

@@ -5,7 +5,7 @@ import pytest
 from cluster.process_info import ProcessInfo
 from cluster.transports.choice import check_name, choose, supported
 
-ALL = ("shared_memory", "device", "object_store")
+ALL = ("shared_memory", "network", "device", "object_store")
 
 
 def group(mpmd_idx, node, transports=ALL, rank=0):
@@ -16,8 +16,8 @@ def test_each_pair_of_groups_gets_the_best_that_both_can_use():
     groups = [group(0, "a"), group(1, "a"), group(2, "b"), group(3, "b", ("object_store",))]
     assert choose("auto", groups) == {
         (0, 1): "shared_memory",
-        (0, 2): "device",
-        (1, 2): "device",
+        (0, 2): "network",
+        (1, 2): "network",
         (0, 3): "object_store",
         (1, 3): "object_store",
         (2, 3): "object_store",
@@ -32,22 +32,31 @@ def test_a_requested_transport_is_used(name):
 def test_a_transport_that_cannot_connect_all_groups_is_refused_with_all_such_pairs():
     with pytest.raises(ValueError, match="transport 'shared_memory' does not connect all groups") as caught:
         choose("shared_memory", [group(0, "a"), group(1, "a"), group(2, "b")])
-    assert "groups 0 and 2 can use device, object_store" in str(caught.value)
+    assert "groups 0 and 2 can use network, device, object_store" in str(caught.value)
     assert "groups 1 and 2" in str(caught.value)
     assert "groups 0 and 1" not in str(caught.value)
 
 
 def test_processes_of_a_group_need_no_transport():
     processes = [group(0, "a"), group(0, "b", rank=1), group(1, "b")]
-    assert choose("auto", processes) == {(0, 2): "device", (1, 2): "shared_memory"}
+    assert choose("auto", processes) == {(0, 2): "network", (1, 2): "shared_memory"}
 
 
 def test_unknown_transports_are_refused():
-    with pytest.raises(ValueError, match="one of auto, shared_memory, device, object_store, not 'pigeon'"):
+    with pytest.raises(
+        ValueError, match="one of auto, shared_memory, network, device, object_store, not 'pigeon'"
+    ):
         check_name("pigeon")
 
 
 def test_accelerators_prefer_a_transport_that_avoids_host_memory():
-    assert supported("cpu") == ("shared_memory", "device", "object_store")
-    assert supported("cuda") == ("device", "shared_memory", "object_store")
-    assert supported("unreceived of") == ("shared_memory", "object_store")
+    assert supported("cpu") == ("shared_memory", "network", "device", "object_store")
+    assert supported("cuda") == ("device", "shared_memory", "network", "object_store")
+    assert supported("unreceived of") == ("shared_memory", "network", "object_store")
+
+
+@pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu")])
+def test_between_a_cpu_and_an_accelerator_messages_go_by_host_memory(platforms):
+    here, there = (supported(platform) for platform in platforms)
+    assert choose("auto", [group(0, "a", here), group(1, "a", there)]) == {(0, 1): "shared_memory"}
+    assert choose("auto", [group(0, "a", here), group(1, "b", there)]) == {(0, 1): "network"}

@@ -12,6 +12,9 @@ from cluster.transports.router import Router
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
 
+WITHOUT_RAY = ["shared_memory", "network", "device"]
+"""Transports that need no Ray."""
+
 
 def connected(name):
     """The routers of two groups of this process, connected by the named transport."""
@@ -29,7 +32,7 @@ def connected(name):
     return ends
 
 
-@pytest.mark.parametrize("name", ["shared_memory", "device"])
+@pytest.mark.parametrize("name", WITHOUT_RAY)
 def test_a_group_that_closes_is_gone_for_its_peers(monkeypatch, name):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
     ends = connected(name)
@@ -45,7 +48,7 @@ def test_a_group_that_closes_is_gone_for_its_peers(monkeypatch, name):
     ends[1].close()
 
 
-@pytest.mark.parametrize("name", ["shared_memory", "device"])
+@pytest.mark.parametrize("name", WITHOUT_RAY)
 def test_a_group_that_dies_before_it_has_received_is_gone_too(monkeypatch, name):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
     ends = connected(name)
@@ -76,9 +79,10 @@ def test_a_message_that_cannot_be_copied_leaves_its_slot_free():
         router.close()
 
 
-def test_messages_of_an_aborted_step_in_both_directions_block_no_sender():
+@pytest.mark.parametrize("name", ["network", "device"])
+def test_messages_of_an_aborted_step_in_both_directions_block_no_sender(name):
     """More of them than sockets can hold."""
-    ends = connected("device")
+    ends = connected(name)
     for router in ends:
         router.abort(0, "a task failed")
     packet = np.zeros(16 * 1024, "uint8")
@@ -97,7 +101,7 @@ def test_messages_of_an_aborted_step_in_both_directions_block_no_sender():
         router.close()
 
 
-@pytest.mark.parametrize("name", ["shared_memory", "device"])
+@pytest.mark.parametrize("name", WITHOUT_RAY)
 def test_a_message_may_have_any_number_of_arrays(name):
     """The description of so many is larger than a packet of a Unix socket."""
     ends = connected(name)
@@ -115,7 +119,7 @@ def test_a_message_may_have_any_number_of_arrays(name):
         router.close()
 
 
-@pytest.mark.parametrize("name", ["shared_memory", "device"])
+@pytest.mark.parametrize("name", WITHOUT_RAY)
 def test_messages_of_earlier_steps_are_dropped_and_count_as_received(name):
     """If they did not count, the sender would wait for them before its next step but one."""
     ends = connected(name)

@@ -8,23 +8,25 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cluster.transports.shared_memory.slots import Chunk, allocate, layout_of
+from cluster.transports.layouts import MessageLayout
+from cluster.transports.shared_memory.slots import Chunk, allocate, slot_size
 
 TYPES = ((np.dtype("float32"), (3, 5)), (np.dtype(bool), ()), (np.dtype(ml_dtypes.bfloat16), (0, 4)))
 
 
 def test_values_are_aligned_and_do_not_overlap():
-    layout = layout_of(4, TYPES)
+    layout = MessageLayout.of(4, TYPES)
     assert [value.offset for value in layout.values] == [0, 64, 128]
     assert (layout.number, layout.nbytes) == (4, 128)
-    assert layout.size == os.sysconf("SC_PAGE_SIZE")
-    assert layout_of(0, ((np.dtype("uint8"), (4096,)),)).size == 2 * 4096
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert slot_size(layout.nbytes) == page
+    assert slot_size(page) == 2 * page
 
 
 @pytest.fixture
 def ends():
     """Both ends of a slot."""
-    size = layout_of(0, TYPES).size
+    size = slot_size(MessageLayout.of(0, TYPES).nbytes)
     descriptor = allocate(size)
     yield tuple(Chunk(size, 1).slots(descriptor, 0)[0] for _ in range(2))
     os.close(descriptor)
@@ -32,7 +34,7 @@ def ends():
 
 def test_a_slot_is_free_again_when_all_lent_arrays_are_dead(ends):
     sender, reader = ends
-    layout = layout_of(0, TYPES)
+    layout = MessageLayout.of(0, TYPES)
     assert sender.free
     for value in sender.occupy(layout):
         value[...] = 1
@@ -51,7 +53,7 @@ def test_a_slot_is_free_again_when_all_lent_arrays_are_dead(ends):
 def test_a_slot_is_held_while_jax_reads_it(ends, how):
     sender, reader = ends
     types = ((np.dtype("float32"), (512,)),)
-    layout = layout_of(1, types)
+    layout = MessageLayout.of(1, types)
     sender.occupy(layout)[0][...] = 3
     (value,) = reader.lend(layout)
     if how == "put":

@@ -5,6 +5,7 @@ import itertools
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 import types
@@ -99,6 +100,28 @@ def test_a_step_queued_behind_a_failed_one_fails_for_the_same_reason(two_groups)
     futures, _ = driver.step()
     assert "fwd_0__0 failed on group 0" in str(outcome(futures[0]))
     assert "fwd_0__0 failed on group 0" in str(outcome(futures[1]))
+
+
+@pytest.mark.slow
+def test_groups_that_lose_each_other_are_both_named_though_both_live(local_ray):
+    """Nothing but the connection between them ends, as where a network is cut there alone."""
+
+    def lose_the_peer(actor):
+        (transport,) = actor._router._routes.values()
+        (peer,) = transport._peers.values()
+        peer._socket.shutdown(socket.SHUT_RDWR)
+
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, transport="network") as mesh:
+        driver = ProgramDriver(mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
+        futures, _ = driver.step()
+        for future in futures.values():
+            future.result(SECONDS)
+        ray.get(mesh.runtime.actors[0].__ray_call__.remote(lose_the_peer), timeout=SECONDS)
+        futures, _ = driver.step()
+        for future in futures.values():
+            error = outcome(future, SECONDS)
+            assert type(error) is mpmd.errors.GroupDiedError
+            assert "group 0" in str(error) and "group 1" in str(error)
 
 
 def test_a_program_that_does_not_compile_names_the_group(two_groups):

@@ -37,7 +37,7 @@ SECONDS = 60
 SOON = 20
 """Seconds within which a failure ends all waiting, also on a busy machine."""
 
-BOUNDED = ["shared_memory", "device"]
+BOUNDED = ["shared_memory", "network", "device"]
 """Transports that limit how far a sender may be ahead."""
 
 every_transport = pytest.mark.parametrize("transport", NAMES)
@@ -285,7 +285,7 @@ def test_a_dead_peer_ends_every_wait(ends):
         assert "group 0 is gone" in str(outcome(call))
 
 
-@pytest.fixture(scope="module", params=["device", "object_store"])
+@pytest.fixture(scope="module", params=["network", "object_store"])
 def mesh(local_ray, request):
     """Two groups of two devices, without shared memory, which the other tests' meshes use."""
     shape = {"stage": 2, "fsdp": 2}
@@ -388,7 +388,7 @@ TWO_NODES = """
 
 
 def test_groups_on_two_nodes():
-    """Two raylets on this machine: groups of one share memory, others use transfers between devices."""
+    """Two raylets on this machine: groups of one share memory, others use the network."""
     variables = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "XLA_FLAGS")}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(TWO_NODES)],
@@ -399,4 +399,4 @@ def test_groups_on_two_nodes():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "nodes=2) ['device', 'device', 'shared_memory']" in done.stdout
+    assert "nodes=2) ['network', 'network', 'shared_memory']" in done.stdout

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import socket
-import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,6 +12,7 @@ import numpy as np
 
 from cluster import sockets
 from cluster.packing import pack
+from cluster.transports.connections import connect_peers
 from cluster.transports.device.peer import OfferedArray, OfferMessage, PacketMessage, Peer, offered_sharding
 from cluster.transports.inbox import Inbox
 from cluster.transports.peer_transport import PeerTransport
@@ -26,10 +25,6 @@ _PACKET_BYTES = 16 * 1024
 
 _CHUNK_BYTES = 4 * 2**20
 _CHUNKS = 8
-
-_HELLO = struct.Struct("<i")  # the process that connects
-
-_CONNECT_SECONDS = 60
 
 
 class DeviceAddress(NamedTuple):
@@ -67,34 +62,29 @@ class DeviceTransport(PeerTransport):
             max_num_parallel_copies=_CHUNKS,
             transfer_size=_CHUNK_BYTES,
         )
-        self._listener = sockets.listen(host)
-        return DeviceAddress(self._server.address(), self._listener.getsockname())
+        self._listener = sockets.Listener(host)
+        return DeviceAddress(self._server.address(), self._listener.address)
 
     def connect(self, addresses: Mapping[int, DeviceAddress]) -> None:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
-        # Each connects to the later ones, the last first. That one accepts at once, so processes do not
-        # wait for one another in a chain.
-        later = sorted((peer for peer in addresses if peer > self._process), reverse=True)
-        with self._listener:
-            for process in later:
-                tcp = sockets.connect(addresses[process].connections, self._secret, _CONNECT_SECONDS)
-                tcp.sendall(_HELLO.pack(self._process))
-                self._add_peer(process, addresses[process], tcp)
-            while self._peers.keys() != addresses.keys():
-                tcp = sockets.accept(self._listener, self._secret)
-                hello = tcp.recv(_HELLO.size, socket.MSG_WAITALL)
-                if len(hello) < _HELLO.size:
-                    raise ConnectionError("a group has closed its connection as soon as it was made")
-                (process,) = _HELLO.unpack(hello)
-                self._add_peer(process, addresses[process], tcp)
+        connections = connect_peers(
+            self._listener,
+            self._secret,
+            self._process,
+            {peer: address.connections for peer, address in addresses.items()},
+        )
+        self._peers = {
+            peer: Peer(
+                inbox=self._inbox,
+                submesh=self._submesh,
+                process=peer,
+                server=self._server.connect(addresses[peer].server),
+                tcp=tcp,
+            )
+            for peer, tcp in connections.items()
+        }
         for peer in self._peers.values():
             peer.start()
-
-    def _add_peer(self, process: int, address: DeviceAddress, tcp: socket.socket) -> None:
-        server = self._server.connect(address.server)
-        self._peers[process] = Peer(
-            inbox=self._inbox, submesh=self._submesh, process=process, server=server, tcp=tcp
-        )
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         peer = self._peers[message.dst]

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from cluster.transports.inbox import Inbox
+from cluster.transports.layouts import MessageLayout
 from cluster.transports.shared_memory.announcements import announcement, receive
-from cluster.transports.shared_memory.slots import MessageLayout, Slot, allocate, layout_of, map_counter
+from cluster.transports.shared_memory.slots import Slot, allocate, map_counter
 from mpmd.runtime.transport import MessageId
 
 SLOT_DISCARDED = -1
@@ -60,7 +61,7 @@ class Receiver:
         """Reads what a header refers to, which was sent before it: a layout, or a chunk of slots."""
         content, descriptors = receive(self.socket)
         if not descriptors:
-            self._layouts.append(layout_of(len(self._layouts), content))
+            self._layouts.append(MessageLayout.of(len(self._layouts), content))
         for descriptor in descriptors:
             added = content.slots(descriptor, self._num_slots)
             os.close(descriptor)

@@ -10,17 +10,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cluster.transports.inbox import HEADER, Inbox
+from cluster.transports.layouts import ArrayTypes, MessageLayout
 from cluster.transports.shared_memory.announcements import Announcement, announcement, receive
 from cluster.transports.shared_memory.receiver import SLOT_DISCARDED
-from cluster.transports.shared_memory.slots import (
-    ArrayTypes,
-    Chunk,
-    MessageLayout,
-    Slot,
-    allocate,
-    layout_of,
-    map_counter,
-)
+from cluster.transports.shared_memory.slots import Chunk, Slot, allocate, map_counter, slot_size
 from cluster.transports.window import SendWindow
 from mpmd.runtime.transport import Array, MessageId
 
@@ -59,7 +52,7 @@ class Sender:
         if not self._window.is_open(self._num_received[0]):
             self._wait(step, lambda: self._window.is_open(self._num_received[0]))
         layout = self._layout(step, tuple([(array.dtype, array.shape) for array in arrays]))
-        slot = self._free_slot(step, layout.size)
+        slot = self._free_slot(step, slot_size(layout.nbytes))
         try:
             for destination, array in zip(slot.occupy(layout), arrays, strict=True):
                 _copy(array, destination)
@@ -78,7 +71,7 @@ class Sender:
         layout = self._layouts.get(types)
         if layout is None:
             self._announce(step, types)
-            self._layouts[types] = layout = layout_of(len(self._layouts), types)
+            self._layouts[types] = layout = MessageLayout.of(len(self._layouts), types)
         return layout
 
     def _free_slot(self, step: int, size: int) -> Slot:

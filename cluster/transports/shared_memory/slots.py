@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import weakref
@@ -10,50 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-_ALIGNMENT = 64
-"""The alignment of every value, in bytes; XLA reads host memory in place only if it is aligned like this."""
+from cluster.transports.layouts import ALIGNMENT, MessageLayout, round_up
 
 _CHUNK_BYTES = 2**20
 """Smaller slots are allocated several at a time: each chunk takes a descriptor in both processes."""
 
 _FREE, _IN_USE = 0, 1
 
-ArrayTypes = tuple[tuple[np.dtype, tuple[int, ...]], ...]
-"""The dtype and shape of each value of a message."""
 
-
-class ValueLayout(NamedTuple):
-    """Where in a slot a value of a message is; ``offset`` is in bytes."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    offset: int
-
-
-class MessageLayout(NamedTuple):
-    """Where in a slot the values of a message are.
-
-    ``number`` identifies the layout in both processes. ``nbytes`` is what the values need; ``size``,
-    in bytes, is that of a slot for them: whole pages, which also hold the slot's own byte.
-    """
-
-    number: int
-    values: tuple[ValueLayout, ...]
-    nbytes: int
-    size: int
-
-
-def layout_of(number: int, types: ArrayTypes) -> MessageLayout:
-    """The layout with the values one after the other, each aligned."""
-    values, end = [], 0
-    for dtype, shape in types:
-        values.append(ValueLayout(shape, dtype, end))
-        end += _round_up(math.prod(shape) * dtype.itemsize, _ALIGNMENT)
-    return MessageLayout(number, tuple(values), end, _round_up(_ALIGNMENT + end, mmap.PAGESIZE))
-
-
-def _round_up(nbytes: int, unit: int) -> int:
-    return -(-nbytes // unit) * unit
+def slot_size(nbytes: int) -> int:
+    """The bytes of a slot for values that need so many: whole pages, which also hold the slot's own byte."""
+    return round_up(ALIGNMENT + nbytes, mmap.PAGESIZE)
 
 
 class Slot:
@@ -83,15 +49,15 @@ class Slot:
         """The sender marks the slot as in use, and gets arrays to write a message to."""
         self._memory[self._start] = _IN_USE
         if layout.number not in self._views:
-            self._views[layout.number] = _views(self._memory, layout, self._start + _ALIGNMENT)
+            self._views[layout.number] = layout.views(self._memory, self._start + ALIGNMENT)
         return self._views[layout.number]
 
     def lend(self, layout: MessageLayout) -> list[np.ndarray]:
         """The receiver's arrays, read-only. The slot is free again when nothing refers to any of them."""
-        whole = np.ndarray((layout.nbytes,), np.uint8, self._memory, self._start + _ALIGNMENT)
+        whole = np.ndarray((layout.nbytes,), np.uint8, self._memory, self._start + ALIGNMENT)
         whole.flags.writeable = False
         self._lent = weakref.ref(whole, self.release)
-        return _views(whole, layout, 0)
+        return layout.views(whole, 0)
 
     def release(self, _: object = None) -> None:
         """Marks the slot as free: called by the receiver, or by a sender that sends nothing in it."""
@@ -117,10 +83,6 @@ class Chunk(NamedTuple):
         """The slots, numbered from ``first``. The descriptor of their memory can be closed afterwards."""
         memory = mmap.mmap(descriptor, self.nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         return [Slot(first + i, memory, i * self.size) for i in range(self.num_slots)]
-
-
-def _views(memory: mmap.mmap | np.ndarray, layout: MessageLayout, start: int) -> list[np.ndarray]:
-    return [np.ndarray(shape, dtype, memory, start + offset) for shape, dtype, offset in layout.values]
 
 
 def allocate(size: int) -> int:

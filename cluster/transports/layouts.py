@@ -1,0 +1,52 @@
+"""How the values of a message lie in memory, for transports that bring them in one piece."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from typing import NamedTuple
+
+import numpy as np
+
+ALIGNMENT = 64
+"""The alignment of every value, in bytes; XLA reads host memory in place only if it is aligned like this."""
+
+ArrayTypes = tuple[tuple[np.dtype, tuple[int, ...]], ...]
+"""The dtype and shape of each value of a message."""
+
+
+class ValueLayout(NamedTuple):
+    """Where a value of a message is; ``offset`` is in bytes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+
+
+class MessageLayout(NamedTuple):
+    """Where the values of a message are, one after the other, each aligned.
+
+    ``number`` identifies the layout in both processes. ``nbytes`` is what the values need, with the padding.
+    """
+
+    number: int
+    values: tuple[ValueLayout, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, number: int, types: ArrayTypes) -> MessageLayout:
+        """The layout of values of these types."""
+        values, end = [], 0
+        for dtype, shape in types:
+            values.append(ValueLayout(shape, dtype, end))
+            end += round_up(math.prod(shape) * dtype.itemsize, ALIGNMENT)
+        return cls(number, tuple(values), end)
+
+    def views(self, memory: mmap.mmap | np.ndarray, start: int) -> list[np.ndarray]:
+        """The values in memory that holds them from ``start`` on."""
+        return [np.ndarray(shape, dtype, memory, start + offset) for shape, dtype, offset in self.values]
+
+
+def round_up(nbytes: int, unit: int) -> int:
+    """The next multiple of ``unit``."""
+    return -(-nbytes // unit) * unit

@@ -1,0 +1,89 @@
+"""What a connection carries: headers, each of which says what follows it."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cluster.transports.layouts import ALIGNMENT, ArrayTypes
+from mpmd.runtime.transport import Array
+
+Piece = bytes | memoryview
+
+_COPIED_BYTES = 16 * 1024
+"""Values up to this size are copied together; larger ones are written from where they are."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame is."""
+
+    LAYOUT = 0
+    """Announces the types of later messages' values. A pickle of ``number`` bytes follows."""
+    MESSAGE = 1
+    """A message whose values have the layout ``number``; they follow."""
+    TAKEN = 2
+    """The sender of this has taken ``number`` messages since the beginning."""
+
+
+class Header(NamedTuple):
+    """The beginning of a frame; ``step`` and ``tag`` are those of a message."""
+
+    kind: Kind
+    number: int
+    step: int = 0
+    tag: int = 0
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(*self)
+
+    @classmethod
+    def unpack(cls, packed: Piece) -> Header:
+        kind, *numbers = _HEADER.unpack(packed)
+        return cls(Kind(kind), *numbers)
+
+
+_HEADER = struct.Struct("<BQqi")
+
+HEADER_BYTES = _HEADER.size
+
+
+def types_of(arrays: Sequence[Array]) -> ArrayTypes:
+    return tuple([(array.dtype, array.shape) for array in arrays])
+
+
+def host_views(arrays: Sequence[Array]) -> list[np.ndarray]:
+    """The values in host memory; views where they are there. A buffer with a view cannot be donated: what
+    would be written to it goes elsewhere."""
+    return [_host_view(array) for array in arrays]
+
+
+def _host_view(array: Array) -> np.ndarray:
+    if isinstance(array, np.ndarray) or array.is_fully_replicated:
+        return np.asarray(array)
+    whole = np.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            whole[shard.index] = np.asarray(shard.data)
+    return whole
+
+
+def pieces_of(values: Sequence[np.ndarray]) -> list[Piece]:
+    """What is to be written for the values of a message, with padding; large ones are not copied."""
+    pieces: list[Piece] = []
+    small = bytearray()
+    for value in values:
+        if value.nbytes > _COPIED_BYTES:
+            if small:
+                pieces.append(bytes(small))
+                small = bytearray()
+            pieces.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        else:
+            small += value.tobytes()
+        small += bytes(-value.nbytes % ALIGNMENT)
+    if small:
+        pieces.append(bytes(small))
+    return pieces

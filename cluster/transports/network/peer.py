@@ -1,0 +1,166 @@
+"""The connection to one other process, as this one sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import pickle
+import socket
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from cluster.sockets import UNREACHABLE_SECONDS
+from cluster.transports.inbox import Inbox
+from cluster.transports.layouts import ArrayTypes, MessageLayout
+from cluster.transports.network.frames import (
+    HEADER_BYTES,
+    Header,
+    Kind,
+    Piece,
+    host_views,
+    pieces_of,
+    types_of,
+)
+from cluster.transports.network.reader import BufferPool, Reader
+from cluster.transports.network.writer import Writer
+from cluster.transports.window import ReceiptWindow, SendWindow
+from mpmd.runtime.transport import Array, MessageId
+
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+class Peer:
+    """The connection, in both directions, with a thread that reads and one that writes.
+
+    Args:
+      inbox: where the messages that arrive go, and where senders wait.
+      here: the number of this process.
+      process: that of the other one.
+      tcp: the connection, which ``close`` closes.
+    """
+
+    def __init__(self, inbox: Inbox, here: int, process: int, tcp: socket.socket):
+        self._inbox = inbox
+        self._here = here
+        self._process = process
+        self._socket = tcp
+        self._reader = Reader(tcp)
+        self._buffers = BufferPool()
+        self._writer = Writer(tcp, f"to {process}")
+        self._window = SendWindow()
+        self._num_confirmed = 0  # of the messages that were sent
+        self._is_waiting = False
+        self._receipts = ReceiptWindow()
+        self._layouts_sent: dict[ArrayTypes, MessageLayout] = {}
+        self._layouts_received: list[MessageLayout] = []
+        self._disconnected = threading.Event()
+        self._thread = threading.Thread(target=self._read, name=f"from {process}", daemon=True)
+
+    def start(self) -> None:
+        """Starts the threads."""
+        self._writer.start()
+        self._thread.start()
+
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
+        """As in ``Transport``. Raises ``StepAborted`` when the peer is gone."""
+        self._wait_for_window(message.step)
+        if self._disconnected.is_set():
+            self._inbox.wait(message.step, lambda: False)
+        values = host_views(arrays)
+        types, content = types_of(values), pieces_of(values)  # nothing is announced if this fails
+        pieces: list[Piece] = []
+        layout = self._layouts_sent.get(types)
+        if layout is None:
+            layout = self._layouts_sent[types] = MessageLayout.of(len(self._layouts_sent), types)
+            announced = pickle.dumps(types)
+            pieces += [Header(Kind.LAYOUT, len(announced)).pack(), announced]
+        pieces.append(Header(Kind.MESSAGE, layout.number, message.step, message.tag).pack())
+        self._writer.put(pieces + content)
+        self._window.count_sent()
+
+    def _wait_for_window(self, step: int) -> None:
+        self._window.begin(step)
+        self._is_waiting = True  # from now on, the reader wakes this thread
+        self._inbox.wait(step, lambda: self._window.is_open(self._num_confirmed))
+        self._is_waiting = False
+
+    def _read(self) -> None:
+        error: Exception | None = None
+        try:
+            while True:
+                self._receive(Header.unpack(self._reader.read(HEADER_BYTES)))
+        except (EOFError, OSError) as caught:
+            error = caught
+        finally:
+            with contextlib.suppress(OSError):  # the connection has ended
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._writer.close()
+            self._disconnected.set()
+            self._inbox.mark_disconnected(self._process, _reason(error, self._writer.error))
+
+    def _receive(self, header: Header) -> None:
+        match header.kind:
+            case Kind.LAYOUT:
+                types = pickle.loads(self._reader.read(header.number))
+                self._layouts_received.append(MessageLayout.of(len(self._layouts_received), types))
+            case Kind.MESSAGE:
+                layout = self._layouts_received[header.number]
+                buffer = self._buffers.take(layout.nbytes)
+                self._reader.read_into(buffer.data)
+                message = MessageId(header.step, self._process, self._here, header.tag)
+                self._confirm(self._receipts.count_arrived(header.step))
+                self._inbox.add(message, _MessageArrival(self, layout, buffer))
+                self._inbox.wake()
+            case Kind.TAKEN:
+                self._num_confirmed = max(self._num_confirmed, header.number)
+                if self._is_waiting:
+                    self._inbox.wake()
+
+    def count_taken(self) -> None:
+        """Counts a message that was received or dropped. Called from any thread."""
+        self._confirm(self._receipts.count_taken())
+
+    def _confirm(self, num_taken: int | None) -> None:
+        if num_taken is not None:
+            self._writer.put([Header(Kind.TAKEN, num_taken).pack()])
+
+    def trim(self) -> None:
+        """Releases memory that no message occupies."""
+        self._buffers.trim()
+
+    def close(self) -> None:
+        """Ends the connection, so that the peer takes this process for dead."""
+        with contextlib.suppress(OSError):  # the peer has closed it
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+
+def _reason(*errors: Exception | None) -> str:
+    """Why a connection has ended, from what reading and writing have raised."""
+    for error in errors:
+        if isinstance(error, OSError) and error.errno in _UNREACHABLE:
+            return f"the network has not reached it for {UNREACHABLE_SECONDS} s ({error})"
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            return "there is no memory here for its message"
+    return "its process has closed its connections"
+
+
+class _MessageArrival(NamedTuple):
+    """A message in memory of its own, which lives as long as one of its values does."""
+
+    peer: Peer
+    layout: MessageLayout
+    buffer: np.ndarray
+
+    def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
+        self.peer.count_taken()
+        self.buffer.flags.writeable = False  # executables read it in place
+        return self.layout.views(self.buffer, 0)
+
+    def drop(self) -> None:
+        self.peer.count_taken()

@@ -1,0 +1,320 @@
+"""The transport over the network, between two ends in this process."""
+
+import contextlib
+import errno
+import gc
+import pickle
+import socket
+import threading
+import time
+import weakref
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cluster import sockets
+from cluster.transports import connections
+from cluster.transports import inbox as inbox_module
+from cluster.transports.inbox import Inbox, PeerLostError
+from cluster.transports.network import peer as peer_module
+from cluster.transports.network.transport import NetworkTransport
+from mpmd.errors import StepAborted
+from mpmd.runtime.transport import MessageId
+
+SECONDS = 20
+SECRET = b"known to both"
+HOST = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+class Pair:
+    """Two transports that are connected with one another; ``ends`` has them by their numbers."""
+
+    def __init__(self):
+        self.inboxes = [Inbox() for _ in range(2)]
+        self.ends = [NetworkTransport(inbox, i) for i, inbox in enumerate(self.inboxes)]
+        addresses = [end.listen("127.0.0.1", SECRET) for end in self.ends]
+        connecting = threading.Thread(target=self.ends[0].connect, args=({1: addresses[1]},))
+        connecting.start()
+        self.ends[1].connect({0: addresses[0]})
+        connecting.join(SECONDS)
+
+    def peer(self, end):
+        """The connection as one end sees it."""
+        return self.ends[end]._peers[1 - end]
+
+    def send(self, step, tag, *arrays):
+        self.ends[0].send(MessageId(step, 0, 1, tag), arrays)
+
+    def take(self, step, tag, count=1):
+        return self.ends[1].recv(MessageId(step, 0, 1, tag), [HOST] * count)
+
+
+@pytest.fixture
+def pair():
+    pair = Pair()
+    yield pair
+    for end in pair.ends:
+        end.close()
+    for inbox in pair.inboxes:
+        inbox.close()
+
+
+@pytest.fixture
+def stalled(pair):
+    """Lets nothing be read at the receiving end, until it is set; more is sent than sockets hold."""
+    may_read = threading.Event()
+    reader = pair.peer(1)._reader
+    read_into = reader.read_into
+
+    def read_later(buffer):
+        assert may_read.wait(SECONDS)
+        read_into(buffer)
+
+    reader.read_into = read_later
+    yield may_read
+    may_read.set()
+
+
+def await_that(condition):
+    """Waits for what another thread does soon."""
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+LARGE = 2**22
+"""Elements of float32: 16 MiB, more than sockets hold."""
+
+VALUES = [
+    np.array(3, "int32"),
+    np.array(True),
+    np.zeros((0, 4), ml_dtypes.bfloat16),
+    np.arange(100_002).reshape(3, -1).astype(ml_dtypes.bfloat16),
+    np.arange(7) % 2 == 0,
+    np.arange(8).astype(ml_dtypes.int4),
+    np.asfortranarray(np.arange(90_000.0).reshape(300, 300)),
+    np.arange(90_000)[::-3],
+    np.random.default_rng(0).standard_normal((512, 514), "float32"),
+]
+
+
+def assert_same(values, arrays):
+    for value, array in zip(values, arrays, strict=True):
+        assert (value.dtype, value.shape) == (array.dtype, array.shape)
+        assert value.tobytes() == np.asarray(array).tobytes()
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["from the host", "from a device"])
+def test_every_bit_arrives_for_any_dtype_shape_and_layout(pair, on_device):
+    arrays = [jnp.asarray(value) for value in VALUES] if on_device else VALUES
+    for step in range(2):  # for the second, the layout is known
+        pair.send(step, 0, *arrays)
+        pair.send(step, 1)
+        assert_same(pair.take(step, 0, len(arrays)), arrays)
+        assert pair.take(step, 1, 0) == []
+
+
+def test_values_that_several_devices_hold_arrive_whole(pair):
+    submesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+    array = np.arange(40_000.0, dtype="float32").reshape(200, 200)
+    for tag, spec in enumerate([(), ("a",), (None, "b"), ("b", "a")]):
+        sharding = jax.sharding.NamedSharding(submesh, jax.sharding.PartitionSpec(*spec))
+        pair.send(0, tag, jax.device_put(array, sharding))
+        assert_same(pair.take(0, tag), [array])
+
+
+def test_executables_read_what_was_received_in_place(pair):
+    pair.send(0, 0, *VALUES)
+    for value in pair.take(0, 0, len(VALUES)):
+        assert not value.flags.writeable
+        assert value.ctypes.data % 64 == 0
+        if value.nbytes and value.dtype not in (ml_dtypes.int4, "int64", "float64"):  # JAX converts these
+            array = jax.device_put(value, HOST)
+            assert array.unsafe_buffer_pointer() == value.ctypes.data, "nothing is copied"
+
+
+def test_memory_is_used_again_only_when_nothing_refers_to_a_message(pair):
+    """Neither numpy's views, nor arrays of JAX that alias the memory."""
+    buffers = pair.peer(1)._buffers
+    pair.send(0, 0, np.full(50_000, 1.0, "float32"), np.ones(3))
+    value, other = pair.take(0, 0, 2)
+    array = jax.device_put(value, HOST)
+    row = value[3:9]
+    del value, other
+    for tag in range(1, 4):
+        pair.send(0, tag, np.full(50_000, 2.0, "float32"), np.ones(3))
+        pair.take(0, tag, 2)
+    assert (np.asarray(array) == 1).all()
+    assert (row == 1).all()
+    in_use = weakref.ref(array)
+    del array, row
+    gc.collect()
+    assert in_use() is None
+    jax.device_put(0.0)  # JAX lets go of host memory when it is next called
+    (free,) = buffers._free.values()
+    await_that(lambda: free)
+    assert len(free) < 4, "memory is used again"
+    pair.ends[1].trim()
+    assert not buffers._free
+
+
+def test_large_values_are_sent_from_where_they_are(pair, monkeypatch):
+    written = []
+    monkeypatch.setattr(pair.peer(0)._writer, "put", written.extend)
+    array = jnp.arange(100_000)
+    pair.send(0, 0, array)
+    assert any(np.shares_memory(np.frombuffer(piece, "uint8"), np.asarray(array)) for piece in written)
+
+
+def test_a_message_that_cannot_be_made_leaves_the_connection_as_it_was(pair):
+    class Broken:
+        dtype, shape = np.dtype("float32"), (3,)
+
+        @property
+        def is_fully_replicated(self):
+            raise RuntimeError("the task that makes it failed")
+
+    for tag in range(3):
+        with pytest.raises(RuntimeError, match="the task that makes it failed"):
+            pair.send(0, tag, np.ones(3), Broken())
+    pair.send(0, 3, np.ones(3), np.zeros(3, "float32"))
+    assert_same(pair.take(0, 3, 2), [np.ones(3), np.zeros(3, "float32")])
+
+
+@pytest.mark.parametrize("how", ["donated", "deleted"])
+def test_what_is_still_to_be_sent_may_be_donated_or_deleted(pair, stalled, how):
+    array = jax.device_put(np.full(LARGE, 7.0, "float32"), HOST)
+    pair.send(0, 0, array)
+    if how == "donated":
+        jax.block_until_ready(jax.jit(jnp.negative, donate_argnums=0)(array))
+    array.delete()
+    others = [jnp.full(LARGE, float(i)) for i in range(3)]  # they would take memory that is free
+    stalled.set()
+    assert (pair.take(0, 0)[0] == 7).all()
+    del others
+
+
+def test_no_sender_waits_within_a_step_and_messages_are_taken_in_any_order(pair, stalled):
+    for tag in range(4):
+        pair.send(0, tag, np.full(LARGE, tag, "float32"), np.array(tag))
+    stalled.set()
+    for tag in (2, 3, 0, 1):
+        large, small = pair.take(0, tag, 2)
+        assert (large == tag).all()
+        assert small == tag
+
+
+def test_messages_are_sent_in_order_whoever_writes_them(pair):
+    """Small ones are written by the caller, large ones by a thread."""
+    sizes = [3, LARGE // 4, 5, 7, LARGE // 4, 1]
+    arrived = []
+    add = pair.inboxes[1].add
+    pair.inboxes[1].add = lambda message, arrival: (arrived.append(message.tag), add(message, arrival))
+    for tag, size in enumerate(sizes):
+        pair.send(0, tag, np.full(size, tag, "float32"))
+    assert [pair.take(0, tag)[0].size for tag in reversed(range(len(sizes)))] == sizes[::-1]
+    assert arrived == list(range(len(sizes)))
+
+
+def test_a_sender_waits_for_its_window_until_the_step_is_aborted(pair):
+    for step in range(2):
+        pair.send(step, 0, np.ones(9))
+    threading.Timer(0.1, pair.ends[0].abort, (2, "fwd_0 failed")).start()
+    with pytest.raises(StepAborted, match="fwd_0 failed"):
+        pair.send(2, 0, np.ones(9))
+    pair.take(0, 0)
+    pair.send(3, 0, np.ones(9))  # in the aborted step, nothing was sent
+
+
+def test_an_idle_connection_keeps_no_array(pair):
+    array = np.ones(LARGE, "float32")
+    sent = weakref.ref(array)
+    pair.send(0, 0, array)
+    pair.take(0, 0)
+    del array
+    await_that(lambda: sent() is None)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ETIMEDOUT, "Connection timed out"), "network has not reached it for 60 s"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "no memory here for its message"),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), "its process has closed its connections"),
+    ],
+    ids=lambda value: value.strerror if isinstance(value, OSError) else "",
+)
+def test_the_reason_for_a_lost_connection_is_told(pair, monkeypatch, error, reason):
+    monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
+
+    def fail(num_bytes):
+        raise error
+
+    pair.peer(1)._buffers.take = fail
+    pair.send(0, 0, np.ones(9))
+    with pytest.raises(StepAborted, match=f"group 0 is gone: .*{reason}"):
+        pair.take(0, 0)
+    lost = pickle.loads(pickle.dumps(pair.inboxes[1].lost))
+    assert isinstance(lost, PeerLostError)
+    assert (lost.process, reason in str(lost)) == (0, True)
+
+
+def test_a_peer_that_dies_in_the_middle_of_a_message_is_gone(pair, stalled, monkeypatch):
+    monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
+    pair.send(0, 0, np.ones(LARGE, "float32"))
+    pair.peer(0)._socket.shutdown(socket.SHUT_RDWR)
+    stalled.set()
+    with pytest.raises(StepAborted, match="group 0 is gone: its process has closed its connections"):
+        pair.take(0, 0)
+    with pytest.raises(StepAborted, match="group 1 is gone"):
+        pair.send(0, 1, np.ones(3))
+
+
+def connect_among_strangers(strange):
+    """Connects two transports while a stranger is at the port of the one that accepts."""
+    ends = [NetworkTransport(Inbox(), i) for i in range(2)]
+    addresses = [end.listen("127.0.0.1", SECRET) for end in ends]
+    with contextlib.ExitStack() as open_until_the_end:
+        strange(addresses[1], open_until_the_end)
+        accepting = threading.Thread(target=ends[1].connect, args=({0: addresses[0]},), daemon=True)
+        accepting.start()
+        ends[0].connect({1: addresses[1]})
+        accepting.join(SECONDS)
+        assert not accepting.is_alive()
+    ends[0].send(MessageId(0, 0, 1, 0), [np.arange(3)])
+    np.testing.assert_array_equal(ends[1].recv(MessageId(0, 0, 1, 0), [HOST])[0], np.arange(3))
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize("content", [b"\0" * 5, b"\xff\xff\xff\xff" + (2**40).to_bytes(8, "big") * 9, b""])
+@pytest.mark.parametrize("number", [1, 40])
+def test_strangers_neither_harm_nor_delay_those_who_connect(monkeypatch, content, number):
+    """Also when they stay: no greeting is given up here before the peers have given up."""
+    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 1000)
+    monkeypatch.setattr(connections, "_CONNECT_SECONDS", SECONDS)
+
+    def strange(address, stack):
+        for _ in range(number):
+            stack.enter_context(socket.create_connection(address, SECONDS)).sendall(content)
+
+    connect_among_strangers(strange)
+
+
+def test_nothing_of_a_stranger_is_unpickled(monkeypatch):
+    """Not even what would be a valid frame of a peer."""
+    unpickled = []
+    monkeypatch.setattr(peer_module.pickle, "loads", unpickled.append)
+
+    def strange(address, stack):
+        frame = peer_module.Header(peer_module.Kind.LAYOUT, 500).pack() + bytes(500)
+        stack.enter_context(socket.create_connection(address, SECONDS)).sendall(frame)
+
+    monkeypatch.setattr(NetworkTransport, "send", lambda *_: None)
+    monkeypatch.setattr(NetworkTransport, "recv", lambda *_: [np.arange(3)])
+    connect_among_strangers(strange)
+    assert not unpickled

@@ -1,0 +1,142 @@
+"""Who is let in at a port, and who keeps nobody waiting there."""
+
+import socket
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cluster import sockets
+
+SECRET = b"known to both"
+SECONDS = 20
+
+
+@pytest.fixture
+def listener():
+    with sockets.Listener("127.0.0.1") as listener:
+        yield listener
+
+
+@pytest.fixture
+def accepted(listener):
+    """The next peer that is let in, in the future."""
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(listener.accept, SECRET)
+        yield future
+        if not future.done():
+            sockets.connect(listener.address, SECRET, SECONDS).close()
+        future.result(SECONDS).close()
+
+
+def stranger(address):
+    return socket.create_connection(address, SECONDS)
+
+
+def is_refused(tcp):
+    """Whether the other end closes the connection; before that it sends its challenge, and nothing else."""
+    received = b""
+    try:
+        while part := tcp.recv(1000):
+            received += part
+    except ConnectionResetError:
+        pass
+    return len(received) <= 32
+
+
+def test_both_ends_are_connected(listener, accepted):
+    with sockets.connect(listener.address, SECRET, SECONDS) as tcp:
+        tcp.sendall(b"first")
+        other = accepted.result(SECONDS)
+        assert other.recv(5, socket.MSG_WAITALL) == b"first"
+        other.sendall(b"second")
+        assert tcp.recv(6, socket.MSG_WAITALL) == b"second"
+
+
+STRANGERS = {
+    "zeros": b"\0" * 5 + b"\0" * 95,
+    "a length of 2**40": struct.pack("!iQ", -1, 2**40) + b"x" * 100,
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: " + b"x" * 64 + b"\r\n\r\n",
+    "ends at once": b"",
+}
+
+
+@pytest.mark.parametrize("content", STRANGERS.values(), ids=STRANGERS)
+def test_strangers_are_refused_and_a_peer_is_still_accepted(listener, accepted, content):
+    with stranger(listener.address) as tcp:
+        tcp.sendall(content)
+        if not content:
+            tcp.shutdown(socket.SHUT_WR)
+        assert is_refused(tcp)
+    assert not accepted.done()
+    sockets.connect(listener.address, SECRET, SECONDS).close()
+    accepted.result(SECONDS)
+
+
+def test_an_eavesdropper_cannot_use_what_it_has_heard(listener, accepted):
+    """Neither to connect, nor by sending the listener's own challenge back."""
+    with socket.create_server(("127.0.0.1", 0)) as middle, ThreadPoolExecutor(1) as thread:
+        connecting = thread.submit(sockets.connect, middle.getsockname(), SECRET, SECONDS)
+        with middle.accept()[0] as victim:
+            victim.sendall(b"c" * 32)
+            heard = victim.recv(64, socket.MSG_WAITALL)
+            for answer in (lambda challenge: heard, lambda challenge: challenge + heard[32:]):
+                with stranger(listener.address) as tcp:
+                    tcp.sendall(answer(tcp.recv(32, socket.MSG_WAITALL)))
+                    assert is_refused(tcp)
+            victim.sendall(heard[32:])
+        with pytest.raises(ConnectionError, match="does not know the secret"):
+            connecting.result(SECONDS)
+
+
+def test_those_who_are_silent_keep_nobody_waiting(monkeypatch, listener, accepted):
+    """Also more of them than are greeted at a time. A greeting has no end here, unless it is given up."""
+    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 1000)
+    monkeypatch.setattr(sockets, "_MAX_GREETINGS", 64)
+    silent = [stranger(listener.address) for _ in range(100)]
+    sockets.connect(listener.address, SECRET, SECONDS).close()
+    accepted.result(SECONDS)
+    assert len(listener._greetings) <= 64
+    for tcp in silent:
+        tcp.close()
+
+
+def test_a_greeting_as_a_whole_takes_a_limited_time(monkeypatch, listener, accepted):
+    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 0.5)
+    with stranger(listener.address) as slow:
+        assert len(slow.recv(32, socket.MSG_WAITALL)) == 32
+        stop, sent = threading.Event(), []
+
+        def drip():
+            while not stop.wait(0.1):
+                try:
+                    sent.append(slow.send(b"x"))
+                except OSError:
+                    return
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        assert is_refused(slow)
+        stop.set()
+        dripping.join()
+        assert len(sent) < 64, "it has sent a whole answer"
+
+
+def test_a_closed_listener_leaves_nothing_open():
+    listener = sockets.Listener("127.0.0.1")
+    tcp = stranger(listener.address)
+    listener.close()
+    assert is_refused(tcp)
+    tcp.close()
+    with pytest.raises(ConnectionError, match="refused"):
+        sockets.connect(listener.address, SECRET, SECONDS)
+
+
+def test_connecting_to_a_peer_that_does_not_answer_fails():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        with pytest.raises(ConnectionError, match=f"no connection to {host}:{port}: no answer"):
+            sockets.connect((host, port), SECRET, 0.2)
+    with pytest.raises(ConnectionError, match=f"no connection to {host}:{port}: .*refused"):
+        sockets.connect((host, port), SECRET, 0.2)
