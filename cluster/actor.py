@@ -25,6 +25,7 @@ from cluster.rpc import Server
 from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport
+from cluster.versions import Versions, versions_here
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Executable, Name, Plan, Spec
 from mpmd.program import Variant
@@ -39,11 +40,19 @@ CONCURRENCY_GROUPS = {"control": 2, "watch": 1}
 
 
 class Place(NamedTuple):
-    """The node of a process: its address, Ray's identifier, and a free port there for its group to meet."""
+    """Where a process runs, and with what.
+
+    Attributes:
+      node: the address of its node.
+      node_id: Ray's identifier of the node.
+      port: a free port there for its group to meet; ``None`` where another process has one.
+      versions: of what the process computes with.
+    """
 
     node: str
     node_id: str
     port: int | None
+    versions: Versions
 
 
 class Addresses(NamedTuple):
@@ -131,7 +140,8 @@ class GroupActor:
         if self._member.rank == 0 and self._member.shape.num_processes > 1:
             self._reserved = world.reserve_port()
             port = self._reserved.getsockname()[1]
-        return Place(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), port)
+        node_id = ray.get_runtime_context().get_node_id()
+        return Place(ray.util.get_node_ip_address(), node_id, port, versions_here())
 
     def open(self, coordinator: sockets.Address | None, host: str, timeout: float) -> ProcessInfo:
         """Takes the group's devices.
