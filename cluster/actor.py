@@ -339,9 +339,14 @@ def _keep_compiled(directory: str) -> None:
 def _submesh(member: Member) -> jax.sharding.Mesh:
     """The group's submesh; each of several processes gives it as many of its devices.
 
-    Raises: ``RuntimeError`` when a process has too few.
+    Raises: ``RuntimeError`` when a process has too few, or none of its platform.
     """
-    needed, devices = member.shape.devices_per_process, jax.local_devices()
+    needed = member.shape.devices_per_process
+    try:
+        devices = jax.local_devices()
+    except (RuntimeError, AssertionError) as error:  # what JAX raises depends on which plugins it found
+        platform = os.environ["JAX_PLATFORMS"]
+        raise RuntimeError(f"JAX finds no devices of the platform {platform!r} here: {error!r}") from error
     if len(devices) < needed:
         raise RuntimeError(
             f"group {member.mpmd_idx} needs {needed} devices in each process for its submesh "

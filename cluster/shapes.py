@@ -132,8 +132,8 @@ def _check_gpus(shapes: Sequence[GroupShape], gpus: float) -> None:
         if math.ceil(gpus / shape.num_processes) < shape.devices_per_process:
             faults.append(
                 f"gpus_per_group={gpus:g} gives each of the {shape.num_processes} processes of group "
-                f"{mpmd_idx} {gpus / shape.num_processes:g} GPUs for {shape.devices_per_process} devices; leave "
-                "gpus_per_group out for a GPU for each device"
+                f"{mpmd_idx} {gpus / shape.num_processes:g} GPUs for {shape.devices_per_process} devices; "
+                "leave gpus_per_group out for a GPU for each device"
             )
     if faults:
         raise ValueError("\n".join(faults))
