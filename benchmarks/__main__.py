@@ -29,6 +29,7 @@ SUITES = (
     "overhead",
     "throughput",
     "partial_sums",
+    "global_mesh",
     "sleeping",
     "scale",
     "startup",

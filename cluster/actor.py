@@ -25,6 +25,7 @@ from cluster.rpc import Server
 from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport
+from cluster.versions import Versions, versions_here
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Edge, Executable, Name, Plan, Spec
 from mpmd.program import Variant
@@ -47,11 +48,19 @@ CONCURRENCY_GROUPS = {"control": 2, "watch": 1}
 
 
 class Place(NamedTuple):
-    """The node of a process: its address, Ray's identifier, and a free port there for its group to meet."""
+    """Where a process runs, and with what.
+
+    Attributes:
+      node: the address of its node.
+      node_id: Ray's identifier of the node.
+      port: a free port there for its group to meet; ``None`` where another process has one.
+      versions: of what the process computes with.
+    """
 
     node: str
     node_id: str
     port: int | None
+    versions: Versions
 
 
 class Addresses(NamedTuple):
@@ -139,7 +148,8 @@ class GroupActor:
         if self._member.rank == 0 and self._member.shape.num_processes > 1:
             self._reserved = world.reserve_port()
             port = self._reserved.getsockname()[1]
-        return Place(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), port)
+        node_id = ray.get_runtime_context().get_node_id()
+        return Place(ray.util.get_node_ip_address(), node_id, port, versions_here())
 
     def open(self, coordinator: sockets.Address | None, host: str, timeout: float) -> ProcessInfo:
         """Takes the group's devices.
@@ -365,9 +375,14 @@ def _keep_compiled(directory: str) -> None:
 def _submesh(member: Member) -> jax.sharding.Mesh:
     """The group's submesh; each of several processes gives it as many of its devices.
 
-    Raises: ``RuntimeError`` when a process has too few.
+    Raises: ``RuntimeError`` when a process has too few, or none of its platform.
     """
-    needed, devices = member.shape.devices_per_process, jax.local_devices()
+    needed = member.shape.devices_per_process
+    try:
+        devices = jax.local_devices()
+    except (RuntimeError, AssertionError) as error:  # what JAX raises depends on which plugins it found
+        platform = os.environ["JAX_PLATFORMS"]
+        raise RuntimeError(f"JAX finds no devices of the platform {platform!r} here: {error!r}") from error
     if len(devices) < needed:
         raise RuntimeError(
             f"group {member.mpmd_idx} needs {needed} devices in each process for its submesh "

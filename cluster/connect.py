@@ -17,6 +17,7 @@ from cluster.actor import Member, Place
 from cluster.endpoint import Endpoint
 from cluster.process_info import ProcessInfo
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY
+from cluster.versions import Versions, check_versions
 from mpmd.ir import Edge
 
 
@@ -47,9 +48,14 @@ class StartingActors(NamedTuple):
         return ray.get(calls)
 
 
-def open_groups(actors: StartingActors, members: Sequence[Member]) -> list[ProcessInfo]:
-    """Has the processes of each group meet, and take their devices."""
+def open_groups(actors: StartingActors, members: Sequence[Member], versions: Versions) -> list[ProcessInfo]:
+    """Has the processes of each group meet, and take their devices.
+
+    Raises: ``RuntimeError`` when one cannot, or has other ``versions`` than the driver.
+    """
     places: list[Place] = actors.call("place", [()] * len(members))
+    names = [process.name for process in actors.processes]
+    check_versions(versions, dict(zip(names, (place.versions for place in places), strict=True)))
     groups: dict[int, list[Place]] = {}
     for member, place in zip(members, places, strict=True):
         groups.setdefault(member.mpmd_idx, []).append(place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import warnings
@@ -30,14 +29,14 @@ from cluster.resources import (
     reserve,
     threads_per_process,
 )
-from cluster.shapes import check_resources, each, submeshes_of
+from cluster.shapes import GPU_PLATFORMS, Request, check, shapes_of, submeshes_of
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_name, choose, holdings
+from cluster.versions import versions_here
 from mpmd.reshard import GroupShape
 from mpmd.routes import Topology
 from mpmd.stopwatch import Stopwatch
 
 COMPILATION_CACHE = "~/.cache/mpmd"
-_GPU_PLATFORMS = ("cuda", "rocm")
 
 
 def launch(
@@ -69,7 +68,7 @@ def launch(
       groups: in place of both, for each group the axis names and sizes of its submesh. All submeshes have all
         of the axes; one that a group does not name has size 1.
       processes_per_group: how many processes share the devices of a group, each on one node, or of each of
-        the groups; by default one, or as few as the GPUs of the nodes allow.
+        the groups; by default one, or as few as the GPUs of each node allow.
       platform: ``cpu``, ``cuda``, ``rocm`` or another platform of JAX; by default ``cuda`` where the
         cluster has GPUs. On ``cpu`` a group's devices are slices of its host.
       cpus_per_group: CPUs to reserve for each group, fractions allowed, which its processes share evenly; by
@@ -91,19 +90,24 @@ def launch(
 
     Raises:
       ValueError: shapes, processes or resources are not valid, or ``transport`` cannot connect the groups.
-      RuntimeError: the resources are not free within ``timeout``, or an actor cannot start or be reached.
+      TypeError: an argument is of a wrong type.
+      RuntimeError: the resources are not free within ``timeout``, an actor cannot start or be reached, or
+        the processes and the driver do not have the same versions of JAX and Python.
       ConnectionError: there is no cluster at ``address``.
     """
-    submeshes = submeshes_of(mesh_shape, mpmd_axis, groups)
-    check_resources(submeshes, processes_per_group, cpus_per_group, gpus_per_group)
+    request = Request(
+        mesh_shape, mpmd_axis, groups, processes_per_group, platform, cpus_per_group, gpus_per_group
+    )
+    check(request)
     check_name(transport)
+    submeshes = submeshes_of(request)
     watch = Stopwatch()
     with contextlib.ExitStack() as undo:
         with watch("ray"):
             on_close = _connect_to_ray(address)
         undo.callback(on_close)
         platform = platform or _default_platform()
-        shapes = _shapes(submeshes, processes_per_group, platform)
+        shapes = shapes_of(request, platform, [node["Resources"].get("GPU", 0) for node in live_nodes()])
         processes = endpoints([shape.num_processes for shape in shapes])
         bundles = _bundles(shapes, platform, cpus_per_group, gpus_per_group)
         with watch("resources"):
@@ -125,7 +129,7 @@ def launch(
         with watch("actors"):
             actors = _start(placement_group, indices, bundles, environments, [(m, cache) for m in members])
             starting = StartingActors(actors, processes, timeout)
-            infos = open_groups(starting, members)
+            infos = open_groups(starting, members, versions_here())
         with watch("transports"):
             transports = choose(transport, infos)
             topology = Topology(shapes, gathering_edges(infos, transports))
@@ -189,24 +193,6 @@ def _default_platform() -> str:
     return "cuda" if any(node["Resources"].get("GPU") for node in live_nodes()) else "cpu"
 
 
-def _shapes(
-    submeshes: Sequence[Mapping[str, int]], processes: int | Sequence[int] | None, platform: str
-) -> tuple[GroupShape, ...]:
-    if processes is None:
-        counts = [_fewest_processes(math.prod(axes.values()), platform) for axes in submeshes]
-    else:
-        counts = each(processes, len(submeshes))
-    return tuple(GroupShape(axes, count) for axes, count in zip(submeshes, counts, strict=True))
-
-
-def _fewest_processes(num_devices: int, platform: str) -> int:
-    """How many processes a group needs so that each finds its devices on one node."""
-    gpus = max((int(node["Resources"].get("GPU", 0)) for node in live_nodes()), default=0)
-    if platform not in _GPU_PLATFORMS or not gpus:
-        return 1
-    return next(n for n in range(1, num_devices + 1) if num_devices % n == 0 and num_devices // n <= gpus)
-
-
 def _bundles(
     shapes: Sequence[GroupShape], platform: str, cpus_per_group: float | None, gpus_per_group: float | None
 ) -> list[dict[str, float]]:
@@ -218,7 +204,7 @@ def _bundles(
         bundle = {"CPU": cpus_per_group / shape.num_processes if cpus_per_group else fitting}
         if gpus_per_group:
             bundle["GPU"] = gpus_per_group / shape.num_processes
-        elif gpus_per_group is None and platform in _GPU_PLATFORMS:
+        elif gpus_per_group is None and platform in GPU_PLATFORMS:
             bundle["GPU"] = shape.devices_per_process
         bundles += [bundle] * shape.num_processes
     return bundles

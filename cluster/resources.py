@@ -81,6 +81,10 @@ def describe_shortage(
         missing = f", {asked - free:g} missing" if asked > free else ""
         lines.append(f"  {name}: {asked:g} asked, {free:g} available of {total:g}{missing}")
     counts = collections.Counter(", ".join(f"{n:g} {name}" for name, n in b.items()) for b in bundles)
+    for name in names:
+        most = max(bundle.get(name, 0) for bundle in bundles)
+        if nodes and most > max(node["Resources"].get(name, 0) for node in nodes):
+            lines.append(f"  no node has {most:g} {name}: ask for less, or have more processes_per_group")
     asked_for = "; ".join(
         f"{count} process{'es' if count > 1 else ''} of {bundle} each" for bundle, count in counts.items()
     )

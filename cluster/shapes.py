@@ -1,31 +1,176 @@
-"""The shapes of groups that ``launch`` is asked for, and what is wrong with them."""
+"""What ``launch`` is asked for: the shapes of groups and their processes, and what is wrong with them."""
 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mpmd.reshard import GroupShape
+
+GPU_PLATFORMS = ("cuda", "rocm")
 
 
-def submeshes_of(
-    mesh_shape: Mapping[str, int] | None, mpmd_axis: str | None, groups: Sequence[Mapping[str, int]] | None
-) -> list[dict[str, int]]:
-    """The axis names and sizes of each group's submesh; all have the same names, in the same order.
+class Request(NamedTuple):
+    """The arguments of ``launch`` that say which groups there are, and what each gets."""
 
-    Raises: ``ValueError`` with all that is wrong with the arguments, which are those of ``launch``.
+    mesh_shape: Mapping[str, int] | None
+    mpmd_axis: str | None
+    groups: Sequence[Mapping[str, int]] | None
+    processes_per_group: int | Sequence[int] | None = None
+    platform: str | None = None
+    cpus_per_group: float | None = None
+    gpus_per_group: float | None = None
+
+
+def check(request: Request) -> None:
+    """Raises all that is wrong with a request, as ``TypeError`` if values are of wrong types.
+
+    What the nodes can hold is not looked at; ``shapes_of`` does.
     """
-    faults = [*_faults(mesh_shape, mpmd_axis, groups)]
+    if faults := [*_faults_of_types(request)]:
+        raise TypeError("\n".join(faults))
+    faults = [*_faults_of_shapes(request)]
+    submeshes = None if faults else submeshes_of(request)
+    faults += _faults_of_resources(request)
+    if submeshes and request.processes_per_group is not None:
+        faults += _faults_of_processes(request, submeshes)
     if faults:
         raise ValueError("\n".join(faults))
-    if groups is None:
-        assert mesh_shape is not None and mpmd_axis is not None, "it was checked"
-        return [{**mesh_shape, mpmd_axis: 1} for _ in range(mesh_shape[mpmd_axis])]
-    names = dict.fromkeys(name for axes in groups for name in axes)
-    return [{name: axes.get(name, 1) for name in names} for axes in groups]
 
 
-def _faults(
-    mesh_shape: Mapping[str, int] | None, mpmd_axis: str | None, groups: Sequence[Mapping[str, int]] | None
-) -> Iterator[str]:
+def submeshes_of(request: Request) -> list[dict[str, int]]:
+    """The axis names and sizes of each group's submesh; all have the same names, in the same order."""
+    if request.groups is None:
+        shape, axis = request.mesh_shape, request.mpmd_axis
+        assert shape is not None and axis is not None, "it was checked"
+        return [{**shape, axis: 1} for _ in range(shape[axis])]
+    names = dict.fromkeys(name for axes in request.groups for name in axes)
+    return [{name: axes.get(name, 1) for name in names} for axes in request.groups]
+
+
+def shapes_of(request: Request, platform: str, gpus_of_nodes: Sequence[float]) -> tuple[GroupShape, ...]:
+    """The shape of each group, with the number of its processes.
+
+    Args:
+      request: without faults.
+      platform: of the groups.
+      gpus_of_nodes: how many GPUs each node has.
+
+    Raises: ``ValueError`` when processes get fewer GPUs than they have devices.
+    """
+    submeshes = submeshes_of(request)
+    processes = request.processes_per_group
+    if processes is None:
+        devices = [math.prod(axes.values()) for axes in submeshes]
+        gpus: Sequence[float] = devices if platform in GPU_PLATFORMS else [0] * len(devices)
+        if request.gpus_per_group is not None:
+            gpus = [request.gpus_per_group] * len(devices)
+        processes = fewest_processes(devices, gpus, gpus_of_nodes)
+    counts = each(processes, len(submeshes))
+    shapes = tuple(GroupShape(axes, count) for axes, count in zip(submeshes, counts, strict=True))
+    if platform in GPU_PLATFORMS and request.gpus_per_group:
+        _check_gpus(shapes, request.gpus_per_group)
+    return shapes
+
+
+def each(processes: int | Sequence[int], num_groups: int) -> list[int]:
+    """The number of processes of each group."""
+    return [processes] * num_groups if isinstance(processes, int) else list(processes)
+
+
+def fewest_processes(
+    devices: Sequence[int], gpus: Sequence[float], gpus_of_nodes: Sequence[float]
+) -> list[int]:
+    """How many processes each group needs so that each process finds its GPUs on one node.
+
+    The groups with most GPUs choose first, each as few processes as the GPUs that are left allow. If the
+    nodes have too few for all groups, a group gets as many as it would need on nodes like the largest one,
+    because a cluster may grow; ``reserve`` then says what is missing.
+
+    Args:
+      devices: of each group.
+      gpus: that each group reserves.
+      gpus_of_nodes: how many each node has.
+    """
+    free = [int(gpus) for gpus in gpus_of_nodes if gpus >= 1]
+    counts = [1] * len(devices)
+    if not free:
+        return counts
+    largest = max(free)
+    for group in sorted(range(len(devices)), key=lambda group: -gpus[group]):
+        if gpus[group] < 1:
+            continue
+        needs = {n: int(gpus[group]) // n for n in _divisors(devices[group]) if gpus[group] % n == 0}
+        fitting = [n for n, need in needs.items() if sum(left // need for left in free) >= n]
+        if fitting:
+            counts[group] = fitting[0]
+            free = _without(free, fitting[0], needs[fitting[0]])
+        else:
+            counts[group] = next((n for n, need in needs.items() if need <= largest), max(needs))
+    return counts
+
+
+def _without(free: Sequence[int], processes: int, need: int) -> list[int]:
+    """The GPUs left on each node when so many processes have taken theirs, on the fullest nodes first."""
+    left = []
+    for gpus in sorted(free):
+        taken = min(processes, gpus // need)
+        processes -= taken
+        left.append(gpus - taken * need)
+    return left
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _check_gpus(shapes: Sequence[GroupShape], gpus: float) -> None:
+    faults = []
+    for mpmd_idx, shape in enumerate(shapes):
+        if math.ceil(gpus / shape.num_processes) < shape.devices_per_process:
+            faults.append(
+                f"gpus_per_group={gpus:g} gives each of the {shape.num_processes} processes of group "
+                f"{mpmd_idx} {gpus / shape.num_processes:g} GPUs for {shape.devices_per_process} devices; "
+                "leave gpus_per_group out for a GPU for each device"
+            )
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _faults_of_types(request: Request) -> Iterator[str]:
+    shape, groups, processes = request.mesh_shape, request.groups, request.processes_per_group
+    if shape is not None and not isinstance(shape, Mapping):
+        yield f"mesh_shape must map axis names to sizes, as {{'stage': 4}}, not {shape!r}"
+    for name in ("mpmd_axis", "platform"):
+        value = getattr(request, name)
+        if value is not None and not isinstance(value, str):
+            yield f"{name} must be a str, not {value!r}"
+    if groups is not None and (not isinstance(groups, Sequence) or isinstance(groups, str)):
+        yield f"groups must be a sequence with the axes of each group, as [{{'data': 4}}], not {groups!r}"
+    elif groups is not None:
+        for mpmd_idx, axes in enumerate(groups):
+            if not isinstance(axes, Mapping):
+                yield f"groups[{mpmd_idx}] must map axis names to sizes, as {{'data': 4}}, not {axes!r}"
+    if isinstance(processes, Sequence) and not isinstance(processes, str):
+        for mpmd_idx, count in enumerate(processes):
+            if not _is_int(count):
+                yield f"processes_per_group[{mpmd_idx}] must be an int, not {count!r}"
+    elif processes is not None and not _is_int(processes):
+        yield f"processes_per_group must be an int, or a sequence with one for each group, not {processes!r}"
+    for name in ("cpus_per_group", "gpus_per_group"):
+        value = getattr(request, name)
+        if value is not None and (not isinstance(value, numbers.Real) or isinstance(value, bool)):
+            yield f"{name} must be a number, not {value!r}"
+
+
+def _faults_of_shapes(request: Request) -> Iterator[str]:
+    mesh_shape, mpmd_axis, groups = request.mesh_shape, request.mpmd_axis, request.groups
     if groups is not None:
         if mesh_shape is not None or mpmd_axis is not None:
             yield "give groups, or mesh_shape and mpmd_axis, and not both"
@@ -43,46 +188,35 @@ def _faults(
 
 def _faults_of_sizes(axes: Mapping[str, int]) -> Iterator[str]:
     for axis, size in axes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if not _is_int(size) or size < 1:
             yield f"the size of axis {axis!r} must be a positive int, not {size!r}"
 
 
-def each(processes: int | Sequence[int], num_groups: int) -> list[int]:
-    """The number of processes of each group."""
-    return [processes] * num_groups if isinstance(processes, int) else list(processes)
+def _faults_of_resources(request: Request) -> Iterator[str]:
+    cpus, gpus, platform = request.cpus_per_group, request.gpus_per_group, request.platform
+    if cpus is not None and not 0 < cpus < math.inf:
+        yield f"cpus_per_group must be positive, not {cpus}"
+    if gpus is not None and not 0 <= gpus < math.inf:
+        yield f"gpus_per_group must not be negative, not {gpus}"
+    elif gpus is not None and gpus > 1 and gpus % 1:
+        yield f"gpus_per_group must be whole where it is more than one, not {gpus}"
+    if platform is not None and (not platform or "," in platform):
+        yield f"platform must be one platform for all processes, such as 'cpu' or 'cuda', not {platform!r}"
 
 
-def check_resources(
-    submeshes: Sequence[Mapping[str, int]],
-    processes: int | Sequence[int] | None,
-    cpus: float | None,
-    gpus: float | None,
-) -> None:
-    """Raises ``ValueError`` with all that is wrong with what ``launch`` is asked to give each group."""
-    faults = []
-    if cpus is not None and cpus <= 0:
-        faults.append(f"cpus_per_group must be positive, not {cpus}")
-    if gpus is not None and gpus < 0:
-        faults.append(f"gpus_per_group must not be negative, not {gpus}")
-    if processes is not None:
-        faults += _faults_of_processes(submeshes, each(processes, len(submeshes)), gpus)
-    if faults:
-        raise ValueError("\n".join(faults))
-
-
-def _faults_of_processes(
-    submeshes: Sequence[Mapping[str, int]], counts: Sequence[int], gpus: float | None
-) -> Iterator[str]:
+def _faults_of_processes(request: Request, submeshes: Sequence[Mapping[str, int]]) -> Iterator[str]:
+    assert request.processes_per_group is not None, "it was asked for"
+    counts, gpus = each(request.processes_per_group, len(submeshes)), request.gpus_per_group
     if len(counts) != len(submeshes):
         yield f"processes_per_group has {len(counts)} numbers, but there are {len(submeshes)} groups"
         return
     for mpmd_idx, (axes, count) in enumerate(zip(submeshes, counts, strict=True)):
         devices = math.prod(axes.values())
         if count < 1 or devices % count:
-            possible = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+            possible = ", ".join(map(str, _divisors(devices)))
             yield (
                 f"the {devices} devices of group {mpmd_idx} do not divide over processes_per_group={count}; "
                 f"possible are {possible}"
             )
-        elif gpus and gpus >= 1 and gpus % count:
+        elif gpus and gpus >= 1 and not gpus % 1 and gpus % count:
             yield f"gpus_per_group={gpus:g} does not divide over the {count} processes of group {mpmd_idx}"

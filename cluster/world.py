@@ -35,6 +35,30 @@ def reserve_port() -> socket.socket:
     return holder
 
 
+def check_free(address: Address) -> None:
+    """Checks that no program has the port at which a coordinator of this machine is to listen.
+
+    JAX may end the process when it cannot listen; and where another program shares the port, too, processes
+    of one world could meet the coordinator of another one. A socket of ``reserve_port`` does not count.
+
+    Raises: ``RuntimeError`` when there is one.
+    """
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            probe.bind(address)
+        with socket.socket() as probe:
+            if probe.connect_ex(address) != 0:
+                return
+        reason = "it answers"
+    except OSError as error:
+        reason = str(error)
+    host, port = address
+    raise RuntimeError(
+        f"the processes of a group cannot meet at {host}:{port}, which another program has: {reason}"
+    )
+
+
 def join(coordinator: Address, num_processes: int, rank: int, host: str, timeout: float) -> None:
     """Joins the world of a group; to be called before JAX looks for devices. Rank 0 is the coordinator.
 
@@ -50,6 +74,8 @@ def join(coordinator: Address, num_processes: int, rank: int, host: str, timeout
     Raises: ``RuntimeError`` when the coordinator cannot listen. When the others do not come, JAX ends the
       process.
     """
+    if rank == 0:
+        check_free(coordinator)
     # Otherwise the process would outlive a SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     use_cpu_collectives_at(host)
@@ -67,8 +93,7 @@ def join(coordinator: Address, num_processes: int, rank: int, host: str, timeout
         )
     except jax.errors.JaxRuntimeError as error:
         raise RuntimeError(
-            f"process {rank} cannot join the {num_processes} processes of its group at {address}, where no "
-            f"other program may listen: {error}"
+            f"process {rank} cannot join the {num_processes} processes of its group at {address}: {error}"
         ) from error
 
 

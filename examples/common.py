@@ -1,6 +1,7 @@
 """What the examples share: where the groups of a pipeline live, and checks against plain JAX."""
 
 import argparse
+import math
 import os
 
 import jax
@@ -17,6 +18,31 @@ def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", help="the Ray cluster to join with --ray; by default a local one")
 
 
+def add_group_arguments(parser: argparse.ArgumentParser, data: int = 1, model: int = 1) -> None:
+    """Adds the sizes of a group's submesh, with these defaults, and the processes of a group."""
+    add = parser.add_argument
+    add("--data", type=int, default=data, help=f"devices of a group along the batch (default: {data})")
+    add("--model", type=int, default=model, help=f"devices of a group that share weights (default: {model})")
+    add("--processes", type=int, default=1, help="processes of each group, on Ray (default: 1)")
+
+
+def check_group_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace, on_ray: bool) -> None:
+    """Exits with one line if the arguments of ``add_group_arguments`` do not fit together."""
+    for name in ("data", "model", "processes"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1")
+    devices = args.data * args.model
+    if devices % args.processes:
+        parser.error(f"the {devices} devices of a group do not divide over --processes {args.processes}")
+    if args.processes > 1 and not on_ray:
+        parser.error("--processes is for groups on Ray")
+
+
+def mesh_axes(args: argparse.Namespace, num_groups: int) -> dict[str, int]:
+    """The axes of the whole mesh of an example with ``add_group_arguments``."""
+    return {"stage": num_groups, "data": args.data, "model": args.model}
+
+
 def fake_devices(count: int) -> None:
     """Has XLA present the CPU as ``count`` devices, unless the user's ``XLA_FLAGS`` already say how many.
 
@@ -27,17 +53,19 @@ def fake_devices(count: int) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {_DEVICE_COUNT_FLAG}={count}".strip()
 
 
-def open_mesh(axes: dict[str, int], on_ray: bool, address: str | None = None):
+def open_mesh(axes: dict[str, int], on_ray: bool, address: str | None = None, processes: int = 1):
     """A context manager that yields the MPMD mesh; its ``"stage"`` axis counts the groups.
 
-    On Ray every group is an actor. In process a group is some of this process's devices: real ones
-    if there are enough, else the fake ones of ``fake_devices``.
+    On Ray every group is an actor, or one for each of its ``processes``. In process a group is some of
+    this process's devices: real ones if there are enough, else the fake ones of ``fake_devices``.
     """
     if on_ray:
         import cluster  # here, because examples that run in one process do not need Ray
 
-        return cluster.launch(axes, mpmd_axis="stage", address=address)
-    count = int(np.prod(list(axes.values())))
+        # One process is the default, and so is what the GPUs of the nodes make necessary.
+        per_group = processes if processes > 1 else None
+        return cluster.launch(axes, mpmd_axis="stage", processes_per_group=per_group, address=address)
+    count = math.prod(axes.values())
     devices = jax.devices() if jax.device_count() >= count else jax.devices("cpu")
     if len(devices) < count:
         raise SystemExit(f"{axes} needs {count} devices; XLA_FLAGS gives {len(devices)}")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
 import mpmd
 
@@ -90,11 +91,36 @@ def block(params: dict, x: jax.Array, num_heads: int) -> jax.Array:
     """One pre-norm transformer layer; ``x`` is float32[batch, seq_len, d_model]."""
     batch, seq_len, d_model = x.shape
     qkv = layer_norm(params["attention_norm"], x) @ params["qkv"]
-    query, key, value = jnp.moveaxis(qkv.reshape(batch, seq_len, 3, num_heads, -1), 2, 0)
+    query, key, value = jnp.moveaxis(qkv.reshape(batch, seq_len, num_heads, 3, -1), 3, 0)
     attended = causal_attention(query, key, value)
     x = x + attended.reshape(batch, seq_len, d_model) @ params["attention_out"]
     hidden = jax.nn.gelu(layer_norm(params["mlp_norm"], x) @ params["mlp_in"])
     return x + hidden @ params["mlp_out"]
+
+
+def param_specs(config: GPTConfig) -> dict:
+    """How the devices along an axis ``"model"`` share the parameters (Shoeybi et al. 2019, section 3).
+
+    The first matrix of each block is split by columns, that is whole heads and hidden units, the second by
+    rows; all else is replicated.
+    """
+    norm = {"scale": P(), "bias": P()}
+    columns, rows = P(None, "model"), P("model", None)
+    layer = {
+        "attention_norm": norm,
+        "qkv": columns,
+        "attention_out": rows,
+        "mlp_norm": norm,
+        "mlp_in": columns,
+        "mlp_out": rows,
+    }
+    return {
+        "token_embedding": P(),
+        "position_embedding": P(),
+        "blocks": [layer] * config.num_layers,
+        "head_norm": norm,
+        "head": P(),
+    }
 
 
 def logits(params: dict, tokens: jax.Array, config: GPTConfig) -> jax.Array:

@@ -2,6 +2,7 @@
 
     python examples/jaxpp_tutorial.py              in one process, on four fake devices
     python examples/jaxpp_tutorial.py --ray        on four Ray actors
+    python examples/jaxpp_tutorial.py --data 2 --model 2     groups of four devices
 
 The train step is the tutorial's; only the imports changed. Losses, gradients and parameters are compared
 with plain ``jax.jit`` of the same step, and the schedules with the task lists that the tutorial prints.
@@ -9,6 +10,7 @@ with plain ``jax.jit`` of the same step, and the schedules with the task lists t
 
 import argparse
 import functools
+import math
 
 import common
 import flax.linen as nn
@@ -23,6 +25,8 @@ import mpmd
 
 NUM_GROUPS = 4
 LEARNING_RATE = 1e-3
+COLUMN_PARALLEL = ("query", "key", "value", "Dense_0")
+ROW_PARALLEL = ("out", "Dense_1")
 
 # What the tutorial prints: (stages, group) -> the group's tasks for four microbatches.
 TUTORIAL_TASKS = {
@@ -38,10 +42,11 @@ TUTORIAL_TASKS = {
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
+    axes = {"stage": NUM_GROUPS, "fsdp": args.data, "model": args.model}
     if not args.ray:
-        common.fake_devices(NUM_GROUPS * args.fsdp)
+        common.fake_devices(math.prod(axes.values()))
     xs, targets = make_data(args)
-    with common.open_mesh({"stage": NUM_GROUPS, "fsdp": args.fsdp}, args.ray, args.address) as mesh:
+    with common.open_mesh(axes, args.ray, args.address, args.processes) as mesh:
         params = init_params(args)
         reference = train(plain_jax(args), make_state(args, NUM_GROUPS, params), xs, targets, args.steps)
         for num_stages in (NUM_GROUPS, args.layers):
@@ -147,9 +152,24 @@ def plain_jax(args: argparse.Namespace):
     return run
 
 
+def spec_of(path: tuple, leaf) -> P:
+    """Every array is sharded over ``"fsdp"`` (ZeRO 3), and heads and hidden units over ``"model"``.
+
+    The first matrix of attention and of the feed-forward network is split by columns, the second by rows.
+    """
+    if not np.ndim(leaf):
+        return P()
+    layer, kind = (key.key for key in path[-2:])
+    if layer in COLUMN_PARALLEL:
+        return P("fsdp", "model") if kind == "kernel" else P(("model", "fsdp"))
+    if layer in ROW_PARALLEL and kind == "kernel":
+        return P(("model", "fsdp"))
+    return P("fsdp")
+
+
 def pipelined(args: argparse.Namespace, mesh, num_stages: int, state: TrainState, xs, targets):
-    """The step compiled for the groups of ``mesh``; every array is sharded over ``"fsdp"`` (ZeRO 3)."""
-    state_specs = jax.tree.map(lambda leaf: P("fsdp") if np.ndim(leaf) else P(), state)
+    """The step compiled for the groups of ``mesh``."""
+    state_specs = jax.tree_util.tree_map_with_path(spec_of, state)
     return mpmd.mpmd_jit_with_loop(
         bind(args, num_stages),
         mpmd_mesh=mesh,
@@ -220,6 +240,7 @@ def check_task_lists() -> None:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     common.add_mesh_arguments(parser)
+    common.add_group_arguments(parser)
     add = parser.add_argument
     add("--layers", type=int, default=8, help="a multiple of 4; the tutorial has 8")
     add("--d-model", type=int, default=64, help="the tutorial has 1024")
@@ -227,13 +248,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--seq-len", type=int, default=32, help="the tutorial has 2048")
     add("--batch-size", type=int, default=8)
     add("--microbatches", type=int, default=4)
-    add("--fsdp", type=int, default=1, help="devices per group")
     add("--steps", type=int, default=3)
     args = parser.parse_args(argv)
+    common.check_group_arguments(parser, args, args.ray)
     if args.layers % NUM_GROUPS:
         parser.error(f"--layers {args.layers} is not a multiple of {NUM_GROUPS}")
-    if args.batch_size % (args.microbatches * args.fsdp):
-        parser.error("--batch-size is not a multiple of --microbatches times --fsdp")
+    if args.batch_size % (args.microbatches * args.data):
+        parser.error("--batch-size is not a multiple of --microbatches times --data")
+    if args.heads % (args.data * args.model):
+        parser.error("--heads is not a multiple of --data times --model")
     if args.d_model % (8 * args.heads):
         parser.error("--d-model is not a multiple of 8 times --heads")
     return args

@@ -5,14 +5,19 @@
 
 Four stages of a linear layer and a ReLU, eight microbatches. The gradients of the parameters are summed
 over the microbatches; those of the input, one for each microbatch, are collected by ``Concat``.
+
+With ``--data`` the devices of a group split every microbatch, and with ``--model`` the weights: the stages
+are pairs of a matrix that is split by columns and one that is split by rows.
 """
 
 import argparse
+import math
 
 import common
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 import mpmd
 
@@ -24,17 +29,35 @@ LIMIT = 5e-4
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    common.add_mesh_arguments(parser)
-    args = parser.parse_args(argv)
-    if not args.ray:
-        common.fake_devices(NUM_STAGES)
-
-    params, xs, ys = make_data(NUM_MICROBATCHES)
-    with common.open_mesh({"stage": NUM_STAGES}, on_ray=args.ray, address=args.address) as mesh:
-        step = mpmd.mpmd_jit_with_loop(loss_and_gradients, mpmd_mesh=mesh)
-        assert_parity(step(params, xs, ys), params, xs, ys)
+    args = parse_arguments(__doc__, argv)
+    run(args, NUM_MICROBATCHES)
     print("the gradients of the pipeline are those of JAX")
+
+
+def parse_arguments(description: str, argv: list[str] | None, data: int = 1) -> argparse.Namespace:
+    """The arguments of both of Nabla's examples, of which one has groups of one device by default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    common.add_mesh_arguments(parser)
+    common.add_group_arguments(parser, data=data)
+    args = parser.parse_args(argv)
+    common.check_group_arguments(parser, args, args.ray)
+    if MICROBATCH_SIZE % args.data or DIM % args.model:
+        parser.error(f"--data must divide {MICROBATCH_SIZE} rows, and --model {DIM} features")
+    return args
+
+
+def run(args: argparse.Namespace, num_microbatches: int) -> None:
+    """Compares the pipeline's gradients with those of JAX."""
+    axes = common.mesh_axes(args, NUM_STAGES)
+    if not args.ray:
+        common.fake_devices(math.prod(axes.values()))
+    params, xs, ys = make_data(num_microbatches)
+    batch_spec = P(None, "data")  # of [microbatches, microbatch_size, dim]
+    with common.open_mesh(axes, args.ray, args.address, args.processes) as mesh:
+        step = mpmd.mpmd_jit_with_loop(
+            loss_and_gradients, mpmd_mesh=mesh, in_specs=(param_specs(), batch_spec, batch_spec)
+        )
+        assert_parity(step(params, xs, ys), params, xs, ys)
 
 
 def make_data(num_microbatches: int):
@@ -52,6 +75,13 @@ def make_data(num_microbatches: int):
     params = [{"w": w, "b": b} for w, b in zip(ws, bs, strict=True)]
     shape = (num_microbatches, MICROBATCH_SIZE, DIM)
     return params, normal(*shape), normal(*shape)
+
+
+def param_specs() -> list[dict]:
+    """Megatron's pairs: the columns that a stage makes on a device are the rows that the next one reads."""
+    columns = {"w": P(None, "model"), "b": P("model")}
+    rows = {"w": P("model", None), "b": P()}
+    return [columns if index % 2 == 0 else rows for index in range(NUM_STAGES)]
 
 
 def stage(params: dict, x: jax.Array) -> jax.Array:

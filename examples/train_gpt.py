@@ -3,6 +3,7 @@
     python examples/train_gpt.py                      four actors of a local Ray, about three minutes
     python examples/train_gpt.py --address auto       on the Ray cluster that is running
     python examples/train_gpt.py --in-process         without Ray, on four fake devices
+    python examples/train_gpt.py --data 2 --model 2 --batch-size 16     groups of four devices
 
 The first steps are also run by plain ``jax.jit`` on one device: the same numbers. A loss curve and a
 timeline of one step are written to ``--output``.
@@ -11,6 +12,7 @@ timeline of one step are written to ``--output``.
 import argparse
 import functools
 import json
+import math
 import pathlib
 import time
 from typing import NamedTuple
@@ -22,6 +24,7 @@ import matplotlib.figure
 import optax
 import text_data
 import tqdm
+from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd import render
@@ -39,10 +42,10 @@ class TrainState(NamedTuple):
 
 def main(argv: list[str] | None = None) -> None:
     args, config, schedule = parse_arguments(argv)
+    axes = common.mesh_axes(args, args.groups)
     if args.in_process:
-        common.fake_devices(args.groups)
-    axes = {"stage": args.groups}
-    with common.open_mesh(axes, on_ray=not args.in_process, address=args.address) as mesh:
+        common.fake_devices(math.prod(axes.values()))
+    with common.open_mesh(axes, not args.in_process, args.address, args.processes) as mesh:
         run(args, config, schedule, mesh)
 
 
@@ -53,9 +56,14 @@ def run(args: argparse.Namespace, config: gpt.GPTConfig, schedule, mesh) -> None
     state = init_state(args.seed, config, optimizer)
     reference_losses = plain_jax_losses(train_step, state, batch, min(REFERENCE_STEPS, args.steps - 1))
 
-    step = mpmd.mpmd_jit_with_loop(train_step, mpmd_mesh=mesh, donate_argnums=(0,))
+    specs, batch_spec = state_specs(config, optimizer, state), P(None, "data")
+    step = mpmd.mpmd_jit_with_loop(
+        train_step, mpmd_mesh=mesh, in_specs=(specs, batch_spec, batch_spec), donate_argnums=(0,)
+    )
     step = step.compile(state, *batch(0))
-    evaluate = mpmd.mpmd_jit_with_loop(make_evaluate(config, schedule), mpmd_mesh=mesh)
+    evaluate = mpmd.mpmd_jit_with_loop(
+        make_evaluate(config, schedule), mpmd_mesh=mesh, in_specs=(specs.params, batch_spec, batch_spec)
+    )
     evaluate = evaluate.compile(state.params, *validation_batch)
 
     state = first_steps(step, state, batch, reference_losses)
@@ -128,6 +136,17 @@ def init_state(seed: int, config: gpt.GPTConfig, optimizer: optax.GradientTransf
     num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(f"model: {num_params:,} parameters in {config.num_layers} layers and {config.num_stages} stages")
     return TrainState(params, optimizer.init(params))
+
+
+def state_specs(
+    config: gpt.GPTConfig, optimizer: optax.GradientTransformation, state: TrainState
+) -> TrainState:
+    """The sharding of each leaf within its group: the moments of a parameter are split as it is."""
+    params = gpt.param_specs(config)
+    of_optimizer = optax.tree.map_params(
+        optimizer, lambda _, spec: spec, state.opt_state, params, transform_non_params=lambda _: P()
+    )
+    return TrainState(params, of_optimizer)
 
 
 def plain_jax_losses(train_step, state: TrainState, batch, steps: int) -> list[float]:
@@ -223,11 +242,13 @@ def parse_arguments(argv: list[str] | None):
     add("--steps", type=int, default=600)
     add("--learning-rate", type=float, default=3e-3)
     add("--seed", type=int, default=0)
+    common.add_group_arguments(parser)
     add("--address", help="the Ray cluster to join, e.g. 'auto'; by default a local one is started")
     add("--in-process", action="store_true", help="no Ray: one thread per group, on fake devices")
     add("--output", type=pathlib.Path, default=pathlib.Path("demo_output"))
     args = parser.parse_args(argv)
     args.groups = args.groups or args.stages
+    common.check_group_arguments(parser, args, not args.in_process)
     try:
         return args, *make_config_and_schedule(args)
     except ValueError as error:
@@ -241,6 +262,10 @@ def make_config_and_schedule(args: argparse.Namespace):
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
     if args.batch_size % args.microbatches:
         raise ValueError(f"{args.batch_size} sequences do not divide into {args.microbatches} microbatches")
+    if (size := args.batch_size // args.microbatches) % args.data:
+        raise ValueError(f"microbatches of {size} sequences do not divide over --data {args.data}")
+    if args.heads % args.model:
+        raise ValueError(f"{args.heads} heads do not divide over --model {args.model}")
     config = gpt.GPTConfig(args.layers, args.d_model, args.heads, args.seq_len, args.stages)
     if args.schedule == "Interleaved1F1B":
         return config, mpmd.Interleaved1F1B(num_stages=args.stages, mpmd_dim=args.groups)

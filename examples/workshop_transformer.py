@@ -3,13 +3,15 @@
     python examples/workshop_transformer.py              in one process, on eight fake devices
     python examples/workshop_transformer.py --ray        on two Ray actors of four devices each
 
-Layers are tensor parallel, then sequence parallel as well, then checkpointed in full and by a policy. Losses
-and parameters of each are compared with plain ``jax.jit`` of the tensor-parallel step on one device.
+Layers are tensor parallel, with what is between two linears split or gathered, then sequence parallel as
+well, then checkpointed in full and by a policy. Losses and parameters of each are compared with plain
+``jax.jit`` of the tensor-parallel step on one device.
 """
 
 import argparse
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import common
@@ -32,14 +34,22 @@ OPTIMIZER = optax.adamw(1e-2, eps=1e-4)
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """How a layer keeps its activations: split along the sequence between blocks, and rematerialized."""
+    """How a layer keeps its activations.
+
+    Attributes:
+      sequence_parallel: between blocks, split along the sequence.
+      gathered: between the two linears of a block, whole on each device.
+      remat: what rematerializes a layer.
+    """
 
     sequence_parallel: bool = False
+    gathered: bool = False
     remat: Callable = lambda layer: layer
 
 
 STRATEGIES = {
     "tensor parallel": Strategy(),
+    "gathered": Strategy(gathered=True),
     "sequence parallel": Strategy(sequence_parallel=True),
     "full checkpointing": Strategy(remat=nnx.remat),
     # Keeps what the linears make, and computes attention's scores and weights again.
@@ -51,14 +61,15 @@ STRATEGIES = {
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
+    axes = common.mesh_axes(args, NUM_STAGES)
     if not args.ray:
-        common.fake_devices(NUM_STAGES * args.data * args.model)
+        common.fake_devices(math.prod(axes.values()))
     batch = make_batch(args)
-    axes = {"stage": NUM_STAGES, "data": args.data, "model": args.model}
-    with common.open_mesh(axes, args.ray, args.address) as mesh:
+    with common.open_mesh(axes, args.ray, args.address, args.processes) as mesh:
         graphdef, state = init(args, Strategy())
         expected = train(plain_jax(graphdef), state, batch, args.steps)
-        for name, strategy in STRATEGIES.items():
+        for name in args.strategies or STRATEGIES:
+            strategy = STRATEGIES[name]
             graphdef, state = init(args, strategy)
             step = pipelined(graphdef, state, batch, strategy, mesh)
             actual = train(step, state, batch, args.steps)
@@ -66,20 +77,41 @@ def main(argv: list[str] | None = None) -> None:
             common.assert_close(f"{name}: parameters and moments", actual[0], expected[0], 1e-5)
 
 
-def column_parallel(in_features: int, out_features: int, rngs: nnx.Rngs) -> nnx.Linear:
-    """A linear layer that makes a share of its outputs on each device along ``"model"``."""
-    return nnx.Linear(
-        in_features,
-        out_features,
-        kernel_metadata={"out_sharding": (None, "model")},
-        bias_metadata={"out_sharding": ("model",)},
-        rngs=rngs,
-    )
+class ColumnParallelLinear(nnx.Linear):
+    """A linear layer that makes a share of its outputs on each device along ``"model"``.
+
+    With ``gather_output`` each device then gets the shares of the others as well.
+    """
+
+    def __init__(self, in_features: int, out_features: int, rngs: nnx.Rngs, gather_output: bool = True):
+        super().__init__(
+            in_features,
+            out_features,
+            kernel_metadata={"out_sharding": (None, "model")},
+            bias_metadata={"out_sharding": ("model",)},
+            rngs=rngs,
+        )
+        self.gather_output = gather_output
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        outputs = split(super().__call__(x))
+        return whole(outputs) if self.gather_output else outputs
 
 
-def row_parallel(in_features: int, out_features: int, rngs: nnx.Rngs) -> nnx.Linear:
-    """A linear layer that reads a share of its inputs on each device along ``"model"``, and sums."""
-    return nnx.Linear(in_features, out_features, kernel_metadata={"out_sharding": ("model", None)}, rngs=rngs)
+class RowParallelLinear(nnx.Linear):
+    """A linear layer that reads a share of its inputs on each device along ``"model"``, and sums.
+
+    Unless ``input_is_parallel``, each device has all inputs, and takes its share.
+    """
+
+    def __init__(self, in_features: int, out_features: int, rngs: nnx.Rngs, input_is_parallel: bool = True):
+        kernel_metadata = {"out_sharding": ("model", None)}
+        super().__init__(in_features, out_features, kernel_metadata=kernel_metadata, rngs=rngs)
+        self.input_is_parallel = input_is_parallel
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        inputs = x if self.input_is_parallel else whole(x)
+        return whole(super().__call__(split(inputs)))
 
 
 def whole(x: jax.Array) -> jax.Array:
@@ -87,27 +119,35 @@ def whole(x: jax.Array) -> jax.Array:
     return with_sharding_constraint(x, P("data"))
 
 
+def split(x: jax.Array) -> jax.Array:
+    """Splits the features of float32[batch, seq_len, features] along ``"model"``."""
+    return with_sharding_constraint(x, P("data", None, "model"))
+
+
 class TransformerLayer(nnx.Module):
     """A pre-norm layer over float32[batch, seq_len, hidden], with heads and hidden units along ``"model"``.
 
     Tensor parallel, a block ends with an all-reduce, and between blocks values are whole (Shoeybi et al.
     2019, section 3). Sequence parallel, they are split along the sequence there: a block gathers what it
-    reads, and scatters its sum (Korthikanti et al. 2022, section 4.2.2).
+    reads, and scatters its sum (Korthikanti et al. 2022, section 4.2.2). Gathered, each device computes all
+    heads and hidden units between the two linears of a block, and the linears alone are parallel.
     """
 
-    def __init__(self, hidden: int, num_heads: int, sequence_parallel: bool, rngs: nnx.Rngs):
+    def __init__(self, hidden: int, num_heads: int, strategy: Strategy, rngs: nnx.Rngs):
         self.num_heads = num_heads
-        self.sequence_parallel = sequence_parallel
+        self.sequence_parallel = strategy.sequence_parallel
+        column = functools.partial(ColumnParallelLinear, rngs=rngs, gather_output=strategy.gathered)
+        row = functools.partial(RowParallelLinear, rngs=rngs, input_is_parallel=not strategy.gathered)
         self.attention_norm = nnx.LayerNorm(hidden, rngs=rngs)
-        self.qkv = column_parallel(hidden, 3 * hidden, rngs)
-        self.attention_out = row_parallel(hidden, hidden, rngs)
+        self.qkv = column(hidden, 3 * hidden)
+        self.attention_out = row(hidden, hidden)
         self.mlp_norm = nnx.LayerNorm(hidden, rngs=rngs)
-        self.mlp_in = column_parallel(hidden, 4 * hidden, rngs)
-        self.mlp_out = row_parallel(4 * hidden, hidden, rngs)
+        self.mlp_in = column(hidden, 4 * hidden)
+        self.mlp_out = row(4 * hidden, hidden)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for norm, block in ((self.attention_norm, self.attention), (self.mlp_norm, self.mlp)):
-            x = x + self.between(whole(block(whole(self.between(norm(x))))))
+            x = x + self.between(block(whole(self.between(norm(x)))))
         return x
 
     def between(self, x: jax.Array) -> jax.Array:
@@ -130,8 +170,7 @@ class Transformer(nnx.Module):
     def __init__(self, args: argparse.Namespace, strategy: Strategy, rngs: nnx.Rngs):
         self.remat = strategy.remat
         self.layers = nnx.List(
-            TransformerLayer(args.hidden, args.heads, strategy.sequence_parallel, rngs)
-            for _ in range(args.layers)
+            TransformerLayer(args.hidden, args.heads, strategy, rngs) for _ in range(args.layers)
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -212,9 +251,9 @@ def train(step, state: nnx.State, batch, num_steps: int):
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     common.add_mesh_arguments(parser)
+    common.add_group_arguments(parser, data=2, model=2)
     add = parser.add_argument
-    add("--data", type=int, default=2, help="devices of a group along the batch")
-    add("--model", type=int, default=2, help="devices of a group along heads, hidden units and sequence")
+    add("--strategies", nargs="+", choices=STRATEGIES, help="those to run; by default all")
     add("--layers", type=int, default=4)
     add("--hidden", type=int, default=64)
     add("--heads", type=int, default=4)
@@ -223,6 +262,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--microbatches", type=int, default=4)
     add("--steps", type=int, default=3)
     args = parser.parse_args(argv)
+    common.check_group_arguments(parser, args, args.ray)
     if args.layers % NUM_STAGES:
         parser.error(f"--layers {args.layers} is not a multiple of {NUM_STAGES} stages")
     if args.batch_size % (args.microbatches * args.data):

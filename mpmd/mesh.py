@@ -64,10 +64,11 @@ class MpmdMesh:
         size 1 of each mesh.
 
     Raises: ``ValueError`` when the mesh has no such axis, or has devices of other processes, or when the
-      meshes of a sequence do not have the same axes or share a device.
+      meshes of a sequence do not have the same axes or share a device; ``TypeError`` for what is no mesh.
     """
 
     def __init__(self, jax_mesh: Mesh | Sequence[Mesh], mpmd_axis_name: str | None = None):
+        _check_types(jax_mesh, mpmd_axis_name)
         meshes = [jax_mesh] if isinstance(jax_mesh, Mesh) else list(jax_mesh)
         faults = [*_faults_of_all(meshes)]
         if isinstance(jax_mesh, Mesh):
@@ -130,6 +131,23 @@ class MpmdMesh:
 
     def __repr__(self) -> str:
         return f"MpmdMesh(jax_mesh={self.jax_mesh!r}, mpmd_axis_name={self.mpmd_axis_name!r})"
+
+
+def _check_types(jax_mesh: object, mpmd_axis_name: object) -> None:
+    """Raises ``TypeError`` for what is no mesh, no sequence of meshes, or no name of an axis."""
+    faults = []
+    if isinstance(jax_mesh, Sequence):
+        for group, mesh in enumerate(jax_mesh):
+            if not isinstance(mesh, Mesh):
+                faults.append(f"the mesh of group {group} must be a jax.sharding.Mesh, not {mesh!r}")
+    elif not isinstance(jax_mesh, Mesh):
+        faults.append(
+            f"jax_mesh must be a jax.sharding.Mesh, or a list with one for each group, not {jax_mesh!r}"
+        )
+    if mpmd_axis_name is not None and not isinstance(mpmd_axis_name, str):
+        faults.append(f"mpmd_axis_name must be a str, not {mpmd_axis_name!r}")
+    if faults:
+        raise TypeError("\n".join(faults))
 
 
 def _faults_of_all(meshes: Sequence[Mesh]) -> Iterator[str]:

@@ -64,14 +64,15 @@ MAY_IMPORT = {
     "cluster.packing": "",
     "cluster.resources": "",
     "cluster.sockets": "",
+    "cluster.versions": "",
     "cluster.rpc": "cluster.sockets",
     "cluster.world": "cluster.sockets mpmd.compat",
     "cluster.agreement": "cluster.sockets cluster.world mpmd.errors",
     "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
     "cluster.sockets mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "cluster.actor": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info cluster.rpc "
-    "cluster.sockets cluster.transports cluster.world mpmd.errors mpmd.ir mpmd.program mpmd.reshard "
-    "mpmd.routes mpmd.runtime",
+    "cluster.sockets cluster.transports cluster.versions cluster.world mpmd.errors mpmd.ir mpmd.program "
+    "mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.health": "cluster.endpoint mpmd.errors",
     "cluster.pending_calls": "cluster.endpoint mpmd.errors",
     "cluster.ray_errors": "cluster.endpoint mpmd.errors",
@@ -83,12 +84,12 @@ MAY_IMPORT = {
     "cluster.driver": "cluster.actor cluster.actor_calls cluster.arguments cluster.joined cluster.packing "
     "mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.process_info mpmd.routes",
-    "cluster.shapes": "",
+    "cluster.shapes": "mpmd.reshard",
     "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "
-    "cluster.transports mpmd.ir",
+    "cluster.transports cluster.versions mpmd.ir",
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.connect cluster.driver cluster.endpoint "
-    "cluster.environment cluster.mesh cluster.resources cluster.shapes cluster.transports mpmd.reshard "
-    "mpmd.routes mpmd.stopwatch",
+    "cluster.environment cluster.mesh cluster.resources cluster.shapes cluster.transports cluster.versions "
+    "mpmd.reshard mpmd.routes mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh",
     # The user's face.
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",

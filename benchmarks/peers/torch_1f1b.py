@@ -111,8 +111,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, seq_len, d_model = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(batch, seq_len, 3, self.heads, -1)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(self.attention_norm(x)).view(batch, seq_len, self.heads, 3, -1)
+        query, key, value = qkv.permute(3, 0, 2, 1, 4)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, seq_len, d_model))
         return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))

@@ -115,5 +115,7 @@ def _spec_faults(
                 )
             elif axis not in axis_names:
                 names = ", ".join(name for name in axis_names if name != mpmd_axis_name) or "none"
-                faults.append(f"which names the axis {axis!r}; the axes of a group are: {names}")
+                faults.append(
+                    f"which names the axis {axis!r}, but no group has it; the axes of a group are: {names}"
+                )
     return faults

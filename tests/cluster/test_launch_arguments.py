@@ -5,8 +5,12 @@ import pytest
 import ray
 
 import cluster
+from cluster.actor import Place
+from cluster.connect import open_groups
+from cluster.endpoint import endpoints
 from cluster.mesh import abstract_submesh
-from cluster.shapes import submeshes_of
+from cluster.shapes import Request, fewest_processes, shapes_of, submeshes_of
+from cluster.versions import Versions
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,11 @@ def test_impossible_amounts_of_resources(name, value):
         ),
         ({"groups": [{"data": 4}, {"data": 3}], "processes_per_group": 2}, "the 3 devices of group 1 do not"),
         ({"groups": [{"data": 4}], "processes_per_group": [2, 2]}, "has 2 numbers, but there are 1 groups"),
+        (
+            {"groups": [{"data": 4}], "processes_per_group": 3, "cpus_per_group": 0, "gpus_per_group": 1.5},
+            "cpus_per_group must be positive, not 0\ngpus_per_group must be whole .* 1.5\nthe 4 devices",
+        ),
+        ({"groups": [{"data": 4}], "platform": "cuda,cpu"}, "platform must be one platform .* 'cuda,cpu'"),
     ],
     ids=str,
 )
@@ -52,12 +61,83 @@ def test_groups_that_cannot_be(arguments, message):
         cluster.launch(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"processes_per_group": True}, "processes_per_group must be an int, or a sequence .* not True"),
+        ({"processes_per_group": 2.0}, "processes_per_group must be .* not 2.0"),
+        ({"processes_per_group": "2"}, "processes_per_group must be .* not '2'"),
+        ({"processes_per_group": [2, 2.0]}, r"processes_per_group\[1\] must be an int, not 2.0"),
+        ({"mesh_shape": ["stage", 2]}, "mesh_shape must map axis names to sizes"),
+        ({"groups": {"data": 2}}, "groups must be a sequence with the axes of each group"),
+        ({"groups": [{"data": 2}, 2]}, r"groups\[1\] must map axis names to sizes.* not 2"),
+        (
+            {"cpus_per_group": "1", "gpus_per_group": True},
+            "cpus_per_group .* '1'\ngpus_per_group .* not True",
+        ),
+    ],
+    ids=str,
+)
+def test_values_of_wrong_types(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        cluster.launch(**({"mesh_shape": {"stage": 2}, "mpmd_axis": "stage"} | arguments))
+
+
 def test_submeshes_have_all_axes():
-    assert submeshes_of(None, None, [{"data": 4}, {"model": 2, "data": 2}]) == [
+    assert submeshes_of(Request(None, None, [{"data": 4}, {"model": 2, "data": 2}])) == [
         {"data": 4, "model": 1},
         {"data": 2, "model": 2},
     ]
-    assert submeshes_of({"data": 2, "stage": 2}, "stage", None) == [{"data": 2, "stage": 1}] * 2
+    assert submeshes_of(Request({"data": 2, "stage": 2}, "stage", None)) == [{"data": 2, "stage": 1}] * 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "expected"),
+    [
+        ([8, 8], [8, 8], [1, 1]),
+        ([8, 8], [8, 4, 4], [1, 2]),
+        ([8, 8], [4, 4, 4, 4], [2, 2]),
+        ([6], [4, 4], [2]),
+        ([4, 8], [8, 2, 2, 1], [2, 1]),
+        ([8, 8], [8, 4, 2, 1, 1], [1, 8]),
+        ([8, 8], [8, 4], [1, 1]),  # too few: what they would need on more nodes of eight
+        ([4], [0, 0], [1]),
+        ([0, 0.5], [8], [1, 1]),
+    ],
+)
+def test_groups_get_as_few_processes_as_the_gpus_of_nodes_allow(gpus, nodes, expected):
+    assert fewest_processes([max(1, round(n)) for n in gpus], gpus, nodes) == expected
+
+
+def test_gpus_that_are_asked_for_divide_over_the_processes():
+    request = Request(None, None, [{"data": 6}], gpus_per_group=8)
+    (shape,) = shapes_of(request, "cuda", [4, 4])
+    assert shape.num_processes == 2
+    with pytest.raises(ValueError, match="gives each of the 1 processes of group 0 4 GPUs for 6 devices"):
+        shapes_of(request._replace(gpus_per_group=4), "cuda", [4, 4])
+
+
+def test_processes_with_other_versions_than_the_driver_are_named():
+    driver = Versions("0.10.2", "0.10.2", "3.12")
+    older = driver._replace(jax="0.10.1")
+    places = [
+        Place("10.0.0.1", "a", None, found) for found in (driver, older, driver._replace(python="3.13"))
+    ]
+
+    class Starting:
+        processes = endpoints([2, 1])
+
+        def call(self, method, arguments):
+            assert method == "place", "the processes must not go on"
+            return places
+
+    with pytest.raises(RuntimeError) as caught:
+        open_groups(Starting(), [()] * 3, driver)
+    assert str(caught.value).splitlines()[1:-1] == [
+        "  the driver: JAX 0.10.2, jaxlib 0.10.2, Python 3.12",
+        "  group 0, process 1: JAX 0.10.1, jaxlib 0.10.2, Python 3.12",
+        "  group 1: JAX 0.10.2, jaxlib 0.10.2, Python 3.13",
+    ]
 
 
 def test_unknown_transports(monkeypatch):

@@ -32,6 +32,12 @@ def test_a_shortage_by_fragmentation_alone_shows_the_nodes():
     ]
 
 
+def test_a_shortage_says_that_no_node_is_large_enough():
+    nodes = [{"Resources": {"CPU": 8.0, "GPU": 4.0}}, {"Resources": {"CPU": 8.0}}]
+    lines = describe_shortage([{"CPU": 1, "GPU": 8}], {"CPU": 16, "GPU": 4}, nodes).splitlines()
+    assert "  no node has 8 GPU: ask for less, or have more processes_per_group" in lines
+
+
 def test_a_shortage_names_each_kind_of_process():
     bundles = [{"CPU": 1, "GPU": 4}, {"CPU": 1, "GPU": 2}, {"CPU": 1, "GPU": 2}]
     lines = describe_shortage(

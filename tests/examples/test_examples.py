@@ -51,7 +51,10 @@ SMALL_GPT = [
 UNEVEN = ["--layers", 5, "--stages", 4, "--groups", 2, "--schedule", "Interleaved1F1B"]
 
 
-@pytest.mark.parametrize("arguments", [["--stages", 2], UNEVEN], ids=["Std1F1B", "Interleaved1F1B"])
+FOUR_DEVICES = ["--stages", 2, "--data", 2, "--model", 2, "--batch-size", 16]
+
+
+@pytest.mark.parametrize("arguments", [FOUR_DEVICES, UNEVEN], ids=["Std1F1B", "Interleaved1F1B"])
 def test_train_gpt(arguments, tmp_path):
     printed = run_example("train_gpt", *SMALL_GPT, *arguments, "--output", tmp_path)
 
@@ -75,6 +78,11 @@ def test_train_gpt(arguments, tmp_path):
         (["--heads", 3], "d_model 16 is not a multiple of 3 heads"),
         (["--stages", 4, "--groups", 2], "Std1F1B puts one stage on a group: --groups must be 4"),
         (["--steps", 0], "--steps must be at least 1"),
+        (["--data", 2], "microbatches of 1 sequences do not divide over --data 2"),
+        (["--model", 4], "2 heads do not divide over --model 4"),
+        (["--model", 0], "--model must be at least 1"),
+        (["--data", 2, "--processes", 3], "the 2 devices of a group do not divide over --processes 3"),
+        (["--model", 2, "--processes", 2], "--processes is for groups on Ray"),
     ],
 )
 def test_train_gpt_refuses_in_one_line(arguments, message, monkeypatch, capsys):
@@ -87,7 +95,7 @@ def test_train_gpt_refuses_in_one_line(arguments, message, monkeypatch, capsys):
 
 
 def test_jaxpp_tutorial():
-    sizes = "--seq-len 8 --heads 2 --d-model 16 --fsdp 2 --steps 2".split()
+    sizes = "--seq-len 8 --heads 2 --d-model 16 --data 2 --steps 2".split()
     printed = run_example("jaxpp_tutorial", *sizes)
     for line in ("4 stages on 4 groups", "8 stages on 4 groups", "the task lists are the tutorial's"):
         assert line in printed.splitlines()
@@ -97,9 +105,27 @@ def test_jaxpp_tutorial():
 def test_workshop_transformer():
     sizes = "--layers 2 --hidden 16 --heads 2 --seq-len 8 --microbatches 2 --steps 2".split()
     printed = run_example("workshop_transformer", *sizes)
-    for strategy in ("tensor parallel", "sequence parallel", "full checkpointing", "selective checkpointing"):
+    for strategy in (
+        "tensor parallel",
+        "gathered",
+        "sequence parallel",
+        "full checkpointing",
+        "selective checkpointing",
+    ):
         for result in ("losses", "parameters and moments"):
             assert f"{strategy}: {result}: max |difference|" in printed
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "workshop_transformer --strategies gathered --layers 2 --hidden 8 --heads 2 --seq-len 4 "
+        "--batch-size 2 --microbatches 2 --data 1 --steps 1",
+        pytest.param("nabla_2d --processes 2", marks=pytest.mark.slow),
+    ],
+)
+def test_on_ray(command):
+    assert "max |difference|" in run_example(*command.split(), "--ray")
 
 
 @pytest.mark.parametrize(

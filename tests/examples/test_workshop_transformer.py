@@ -17,7 +17,10 @@ from tests.support.parity import mesh_of
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SIZES = "--layers 4 --hidden 16 --heads 4 --seq-len 8 --batch-size 8 --microbatches 2"
 LAYERS_PER_STAGE = 2
-ACTIVATION = (2, 8, 16)  # of a microbatch of four sequences, on one of two devices along "data"
+# Of a microbatch of four sequences, on one of two devices along "data".
+ACTIVATION = (2, 8, 16)
+QKV, HIDDEN = (2, 8, 48), (2, 8, 64)
+GATHERED = {"fwd": {ACTIVATION, QKV, HIDDEN}, "bwd": {ACTIVATION, HIDDEN}}
 
 # The blocks of a layer are attention and the MLP. A tensor-parallel one sums its result in the forward and
 # the gradient of its input in the backward. A sequence-parallel one gathers its input as well, and in the
@@ -27,6 +30,9 @@ SUMS = {"all-reduce": 2}
 SUMS_AND_GATHERS = {"all-reduce": 2, "all-gather": 2}
 PER_LAYER = {
     "tensor parallel": (SUMS, SUMS),
+    # Gathers what a column-parallel linear makes and, in the backward, the gradient of what a row-parallel
+    # one reads.
+    "gathered": (SUMS_AND_GATHERS, SUMS_AND_GATHERS),
     "sequence parallel": (SUMS_AND_GATHERS, SUMS_AND_GATHERS),
     # Attention's sum once more; the MLP's is the layer's result, which the backward does not need.
     "full checkpointing": (SUMS, {"all-reduce": 3}),
@@ -64,7 +70,8 @@ def test_microbatches_exchange_activations_and_steps_reduce_gradients(workshop, 
         for stage in range(workshop.NUM_STAGES):
             found = in_loop.pop(f"{direction}_{stage}")
             assert count(found) == {op: LAYERS_PER_STAGE * number for op, number in expected.items()}
-            assert {shape for collective in found for shape in collective.shapes} == {ACTIVATION}
+            shapes = {shape for collective in found for shape in collective.shapes}
+            assert shapes == ({ACTIVATION} if name != "gathered" else GATHERED[direction])
     assert not in_loop
     # Each parameter's gradient once, and the loss.
     assert sum(map(count, outside.values()), collections.Counter()) == {"all-reduce": len(params) + 1}

@@ -1,5 +1,6 @@
 """Groups of several processes: values, faults, and what keeps their collectives together."""
 
+import concurrent.futures
 import os
 import pathlib
 import signal
@@ -203,6 +204,22 @@ def test_a_process_that_dies_between_steps_is_named(disposable_mesh):
     with pytest.raises(GroupDiedError, match="group 0, process 1"):
         while True:
             float(step(*arguments()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("specs", [(P(), P(), P()), SPECS], ids=["load", "compile"])
+def test_a_process_that_dies_while_its_group_compiles_is_named(disposable_mesh, specs):
+    """With sharded arguments executables are compiled one by one, to learn what shardings XLA chooses."""
+    victim = disposable_mesh.processes[1]
+    os.kill(victim.pid, signal.SIGSTOP)
+    step = mpmd.mpmd_jit_with_loop(evaluation(3), disposable_mesh, in_specs=specs)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        compiling = pool.submit(step.compile, *arguments())
+        with pytest.raises(TimeoutError):
+            compiling.result(timeout=5)
+        os.kill(victim.pid, signal.SIGKILL)
+        with pytest.raises(GroupDiedError, match=r"group 0, process 1 (died|is gone)"):
+            compiling.result(timeout=SOON)
 
 
 def test_a_stopped_process_is_found_by_the_time_out_of_a_collective(local_ray):

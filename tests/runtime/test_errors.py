@@ -121,7 +121,10 @@ def test_loop_inputs_of_different_length_and_without_microbatches():
 @pytest.mark.parametrize(
     ("in_specs", "said"),
     [
-        ((P(), P("nowhere")), "which names the axis 'nowhere'; the axes of a group are: data"),
+        (
+            (P(), P("nowhere")),
+            "which names the axis 'nowhere', but no group has it; the axes of a group are: data",
+        ),
         ((P(), P("stage")), "along which the groups are"),
         (
             (P(None, None, "data"), P()),
@@ -178,6 +181,20 @@ def test_mesh_without_the_axis():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
     with pytest.raises(ValueError, match="no axis 'stage'; its axes are x"):
         mpmd.MpmdMesh(mesh, "stage")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((None, "stage"), "jax_mesh must be a jax.sharding.Mesh, or a list .* not None"),
+        ((["cpu", "cpu"],), "group 0 must be .* not 'cpu'\nthe mesh of group 1 must be"),
+        (([], 0), "mpmd_axis_name must be a str, not 0"),
+    ],
+    ids=str,
+)
+def test_what_is_no_mesh(given, message):
+    with pytest.raises(TypeError, match=message):
+        mpmd.MpmdMesh(*given)
 
 
 def test_a_failing_task_is_named_and_later_steps_run():
