@@ -18,6 +18,7 @@ from jax import export
 
 from cluster import sockets, world
 from cluster.agreement import Agreement
+from cluster.devices import keep_compiled, submesh_of
 from cluster.endpoint import Endpoint
 from cluster.packing import PackedArray, PackedValue, pack, unpack
 from cluster.process_info import ProcessInfo
@@ -122,7 +123,7 @@ class GroupActor:
         self._member = member
         self._mpmd_idx = member.mpmd_idx
         if compilation_cache is not None:
-            _keep_compiled(compilation_cache)
+            keep_compiled(compilation_cache)
         # Each task is waited for where the host's cores run it: another thread for it would only cost time.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         # Programs arrive with the dtype of every value. Whatever the driver's setting was when each of them
@@ -165,7 +166,7 @@ class GroupActor:
         if coordinator is not None:
             with self._reserved or contextlib.nullcontext():
                 world.join(coordinator, shape.num_processes, self._member.rank, host, timeout)
-        submesh = _submesh(self._member)
+        submesh = submesh_of(self._mpmd_idx, self._member.shape)
         self._devices = tuple(str(device) for device in submesh.local_devices)
         self._transports = supported(submesh.devices.flat[0].platform)
         self._router = Router(self._member.endpoint, submesh)
@@ -359,39 +360,6 @@ class GroupActor:
             devices=self._devices,
             transports=self._transports,
         )
-
-
-def _keep_compiled(directory: str) -> None:
-    """Has JAX write all that it compiles to a directory, and look there before it compiles.
-
-    A directory that the user has named in JAX's own variable stays.
-    """
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
-        # By default JAX keeps only what took long to compile; a pipeline has many small executables.
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def _submesh(member: Member) -> jax.sharding.Mesh:
-    """The group's submesh; each of several processes gives it as many of its devices.
-
-    Raises: ``RuntimeError`` when a process has too few, or none of its platform.
-    """
-    needed = member.shape.devices_per_process
-    try:
-        devices = jax.local_devices()
-    except (RuntimeError, AssertionError) as error:  # what JAX raises depends on which plugins it found
-        platform = os.environ["JAX_PLATFORMS"]
-        raise RuntimeError(f"JAX finds no devices of the platform {platform!r} here: {error!r}") from error
-    if len(devices) < needed:
-        raise RuntimeError(
-            f"group {member.mpmd_idx} needs {needed} devices in each process for its submesh "
-            f"{dict(member.shape.axes)}, but this one has {len(devices)}: {', '.join(map(str, devices))}"
-        )
-    taken = [d for process in range(jax.process_count()) for d in jax.local_devices(process)[:needed]]
-    return jax.sharding.Mesh(
-        np.array(taken).reshape(tuple(member.shape.axes.values())), tuple(member.shape.axes)
-    )
 
 
 def _function(name: str, exported: bytes) -> Callable[..., tuple[jax.Array, ...]]:

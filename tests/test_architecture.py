@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.reduce mpmd.schedules",
-    "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir",
+    "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group",
     "mpmd.compiler.place": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.specs",
     "mpmd.compiler.lower": "mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.names mpmd.per_group mpmd.program mpmd.schedules mpmd.sharding mpmd.specs",
@@ -70,9 +70,10 @@ MAY_IMPORT = {
     "cluster.agreement": "cluster.sockets cluster.world mpmd.errors",
     "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
     "cluster.sockets mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
-    "cluster.actor": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info cluster.rpc "
-    "cluster.sockets cluster.transports cluster.versions cluster.world mpmd.errors mpmd.ir mpmd.program "
-    "mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.devices": "mpmd.reshard",
+    "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing cluster.process_info "
+    "cluster.rpc cluster.sockets cluster.transports cluster.versions cluster.world mpmd.errors mpmd.ir "
+    "mpmd.program mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.health": "cluster.endpoint mpmd.errors",
     "cluster.pending_calls": "cluster.endpoint mpmd.errors",
     "cluster.ray_errors": "cluster.endpoint mpmd.errors",
