@@ -217,7 +217,6 @@ class LoadedStep:
             seconds=self._seconds,
             xla_seconds=self._loaded.xla_seconds,
             holdings=self._loaded.holdings,
-            devices_per_process=self._loaded.devices_per_process,
             measured_peaks=runtime.measured_peaks() if runtime else (None,) * len(self.plan.programs),
         )
 

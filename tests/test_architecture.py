@@ -71,9 +71,9 @@ MAY_IMPORT = {
     "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
     "cluster.sockets mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "cluster.devices": "mpmd.reshard",
-    "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing cluster.process_info "
-    "cluster.rpc cluster.sockets cluster.transports cluster.versions cluster.world mpmd.errors mpmd.ir "
-    "mpmd.program mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
+    "cluster.process_info cluster.rpc cluster.sockets cluster.transports cluster.versions cluster.world "
+    "mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.health": "cluster.endpoint mpmd.errors",
     "cluster.pending_calls": "cluster.endpoint mpmd.errors",
     "cluster.ray_errors": "cluster.endpoint mpmd.errors",

@@ -139,7 +139,6 @@ def report(
     seconds: Mapping[str, float],
     xla_seconds: Sequence[float],
     holdings: Mapping[Edge, Holding],
-    devices_per_process: Sequence[int],
     measured_peaks: Sequence[int | None],
 ) -> Report:
     """Reports on a plan that was loaded.
@@ -152,7 +151,6 @@ def report(
       seconds: how long each pass took.
       xla_seconds: for each group, how long XLA took.
       holdings: where the messages of each edge are until they are used.
-      devices_per_process: for each group.
       measured_peaks: for each group, the most bytes that were allocated on one of its devices.
     """
     sent: collections.Counter[tuple[int, int]] = collections.Counter()
@@ -177,7 +175,7 @@ def report(
                 if i in updated
             ),
             memory=memories[group],
-            devices_per_process=devices_per_process[group],
+            devices_per_process=topology.groups[group].devices_per_process,
             measured_peak_bytes=measured_peaks[group],
             sent_bytes=sum(sent_by[group]),
             process_sent_bytes=sent_by[group],

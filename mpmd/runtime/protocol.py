@@ -32,7 +32,6 @@ class LoadedProgram:
         where functions travel to other processes; ``load``, until the last group had compiled.
       xla_seconds: for each group, how long XLA compiled; groups compile at the same time.
       memory: what XLA needs to run each executable, where the groups' backend says.
-      devices_per_process: for each group, the devices that one of its processes has.
       holdings: where the messages of an edge are until they are used; in the receiver's memory where it does
         not say.
     """
@@ -42,7 +41,6 @@ class LoadedProgram:
     seconds: Mapping[str, float]
     xla_seconds: tuple[float, ...]
     memory: Mapping[str, ExecutableMemory]
-    devices_per_process: tuple[int, ...]
     holdings: Mapping[Edge, Holding]
 
     @property
@@ -71,7 +69,6 @@ class LoadedProgram:
             seconds=seconds,
             xla_seconds=tuple(reply.xla_seconds for reply in replies),
             memory=memory,
-            devices_per_process=tuple(reply.num_devices for reply in replies),
             holdings=holdings,
         )
 

@@ -36,17 +36,15 @@ class LoadReply:
     Attributes:
       xla_seconds: how long XLA took.
       memory: what XLA needs to run each executable, where the backend says.
-      num_devices: the devices that the process has of the group.
     """
 
     xla_seconds: float
     memory: Mapping[str, ExecutableMemory]
-    num_devices: int
 
     def __or__(self, other: LoadReply) -> LoadReply:
         """What holds of two processes of a group."""
         both = {name: self.memory[name] | other.memory[name] for name in self.memory.keys() & other.memory}
-        return LoadReply(max(self.xla_seconds, other.xla_seconds), both, self.num_devices)
+        return LoadReply(max(self.xla_seconds, other.xla_seconds), both)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -179,7 +179,6 @@ class GroupWorker:
         return LoadReply(
             xla_seconds=ahead.watch.seconds.get("xla", 0.0),
             memory={name: needed for name, needed in memory.items() if needed},
-            num_devices=len(self.submesh.local_devices),
         )
 
     def run_step(self, request: StepRequest, host_arrays: dict[Handle, np.ndarray | HostParts]) -> StepReply:
