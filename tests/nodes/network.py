@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -81,7 +82,7 @@ def why_impossible() -> str | None:
     """Why this process cannot make namespaces; ``None``: it can."""
     if missing := [tool for tool in ("ip", "bridge") if shutil.which(tool) is None]:
         return f"needs {', '.join(missing)}, of iproute2"
-    probe = Network("mpmd-probe", 1)
+    probe = Network(f"mpmd-probe-{os.getpid()}", 1)
     try:
         probe.open()
     except subprocess.CalledProcessError as error:
