@@ -3,7 +3,8 @@
 import pytest
 
 from cluster.process_info import ProcessInfo
-from cluster.transports.choice import check_name, choose, supported
+from cluster.transports.choice import check_name, choose, holdings, supported
+from mpmd.memory import Holding
 
 ALL = ("shared_memory", "device", "object_store")
 
@@ -51,3 +52,22 @@ def test_accelerators_prefer_a_transport_that_avoids_host_memory():
     assert supported("cpu") == ("shared_memory", "device", "object_store")
     assert supported("cuda") == ("device", "shared_memory", "object_store")
     assert supported("unreceived of") == ("shared_memory", "object_store")
+
+
+def test_messages_are_held_as_the_transport_of_the_edge_holds_them():
+    groups = [group(0, "a"), group(1, "a"), group(2, "b", ("object_store",))]
+    chosen = choose("auto", groups)
+    assert holdings(chosen, groups, "cpu") == {
+        (0, 1): Holding.SLOTS,
+        (1, 0): Holding.SLOTS,
+        (0, 2): Holding.ELSEWHERE,
+        (2, 0): Holding.ELSEWHERE,
+        (1, 2): Holding.ELSEWHERE,
+        (2, 1): Holding.ELSEWHERE,
+    }
+    assert holdings(chosen, groups, "cuda")[0, 1] == Holding.ELSEWHERE  # slots are not in the device's memory
+
+
+def test_of_several_transports_between_groups_the_one_counts_that_takes_most_memory():
+    processes = [group(0, "a"), group(0, "b", rank=1), group(1, "b")]
+    assert holdings(choose("auto", processes), processes, "cpu")[0, 1] == Holding.SLOTS
