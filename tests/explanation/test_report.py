@@ -72,7 +72,7 @@ def test_the_report_has_what_xla_needs(loaded):
     """And the peaks beside what the allocators have measured, where they measure."""
     report = loaded.report()
     for group in report.groups:
-        assert all(executable.memory.inputs > 0 for executable in group.executables)
+        assert all(executable.memory.outputs > 0 for executable in group.executables)
         assert group.memory.peak.temporaries is not None
         assert group.parameter_bytes == group.memory.peak.parameters
         assert group.process_bytes == group.peak_bytes

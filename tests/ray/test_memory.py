@@ -65,10 +65,9 @@ def test_processes_hold_what_the_plan_says_and_nothing_else(four_groups, name):
     assert not any(unexpected)
 
 
-@pytest.mark.parametrize("name", ["GPipe", "Std1F1B"])
-def test_processes_take_the_memory_of_the_report(four_groups, name):
+def test_processes_take_the_memory_of_the_report(four_groups):
     """Whether messages wait depends on the timing; the report has the most that may wait."""
-    schedule, xs = build(name, 4), large_model.inputs()
+    schedule, xs = mpmd.GPipe(4), large_model.inputs()
     state = large_model.initial_state(schedule.num_stages)
     jitted = mpmd.mpmd_jit_with_loop(large_model.make_step(schedule), mpmd_mesh=four_groups, donate_argnums=0)
     compiled = jitted.compile(state, xs)

@@ -54,6 +54,12 @@ def inputs():
     return np.ones((MICROBATCHES, ROWS, INPUTS), np.float32)
 
 
+def arguments(schedule):
+    """What a step takes, by shape and dtype."""
+    arrays = (initial_state(schedule.num_stages), inputs())
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), arrays)
+
+
 def status(field):
     """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most since ``forget_peak``."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -66,13 +72,13 @@ def forget_peak():
 
 def compare(schedule, devices, in_specs=None):
     """What the report says that this process needs for a step, and what it takes."""
-    state = initial_state(schedule.num_stages)
     with mesh_of(schedule.mpmd_dim, data=devices) as mesh:
         step = mpmd.mpmd_jit_with_loop(
             make_step(schedule), mpmd_mesh=mesh, in_specs=in_specs, donate_argnums=0
-        ).compile(state, inputs())
+        ).compile(*arguments(schedule))
         gc.collect()
         before = status("VmRSS")
+        state = initial_state(schedule.num_stages)
         for _ in range(3):
             forget_peak()
             state, value = step(state, inputs())
