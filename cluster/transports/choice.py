@@ -80,10 +80,12 @@ def holdings(
       chosen: what ``choose`` has returned.
       platform: that of the groups' devices.
     """
+    in_host_memory = Holding.SLOTS if platform == "cpu" else Holding.ELSEWHERE
     rules = {
         OBJECT_STORE: Holding.ELSEWHERE,
         DEVICE: Holding.COPIED,
-        SHARED_MEMORY: Holding.SLOTS if platform == "cpu" else Holding.ELSEWHERE,
+        SHARED_MEMORY: in_host_memory,
+        NETWORK: in_host_memory,
     }
     by_memory = [Holding.ELSEWHERE, Holding.COPIED, Holding.SLOTS]
     found: dict[Edge, Holding] = {}

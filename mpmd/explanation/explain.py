@@ -22,6 +22,7 @@ from mpmd.explanation.uses import TaskUse
 from mpmd.ir import AnyTask, Edge, FusedTask, InputLeaf, Name, OutputLeaf, OutsideTask, Plan, Run, Send, Task
 from mpmd.memory import device_bytes
 from mpmd.routes import Routes, Topology
+from mpmd.specs import fitting
 
 
 def explain_plan(
@@ -87,6 +88,7 @@ class _Analysis:
             aval=leaf.aval,
             mpmd_idxs=leaf.mpmd_idxs,
             spec=leaf.spec,
+            device_bytes=self._device_bytes(leaf),
             donated=leaf.donated,
             read_by=tuple(itertools.chain.from_iterable(read_by)),
             updated=self._updated.get(leaf.path),
@@ -99,6 +101,7 @@ class _Analysis:
             aval=leaf.aval,
             mpmd_idxs=leaf.mpmd_idxs,
             spec=leaf.spec,
+            device_bytes=self._device_bytes(leaf),
             made_by=tuple(
                 self._making(leaf.name, group) for group in sorted(self._makers.get(leaf.name, ()))
             ),
@@ -106,6 +109,12 @@ class _Analysis:
             tasks=tasks,
             updates=self._updates.get(path),
         )
+
+    def _device_bytes(self, leaf: InputLeaf | OutputLeaf) -> int:
+        """The bytes of a leaf on each device that holds a part of it; the most of any group."""
+        submeshes = map(self._plan.submesh, leaf.mpmd_idxs or (0,))
+        specs = ((axes, fitting(leaf.spec or (), leaf.aval.shape, axes)) for axes in submeshes)
+        return max(device_bytes(leaf.aval, spec, axes) for axes, spec in specs)
 
     def _reading(self, group: int, name: Name) -> list[TaskUse]:
         """The tasks on a group that read a value or a copy of it, without their microbatches."""

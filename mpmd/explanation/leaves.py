@@ -16,6 +16,7 @@ class InputSummary:
     """A leaf of the arguments. It is on the groups whose tasks read it, and where a result takes its place.
 
     Attributes:
+      device_bytes: its bytes on each device that holds a part of it; the most of any group.
       read_by: the tasks that read the leaf.
       updated: the path of the result that takes its place in the next step, if any.
     """
@@ -24,6 +25,7 @@ class InputSummary:
     aval: Aval
     mpmd_idxs: tuple[int, ...]
     spec: Spec
+    device_bytes: int
     donated: bool
     read_by: tuple[TaskUse, ...]
     updated: str | None
@@ -34,6 +36,7 @@ class OutputSummary:
     """A leaf of the result. It is on the groups that make it, or on those of the argument that it replaces.
 
     Attributes:
+      device_bytes: its bytes on each device that holds a part of it; the most of any group.
       made_by: the task that makes it, on each group that computes it; none for a returned argument.
       arguments: the arguments of its size from which it is made.
       tasks: the tasks that make the other values of its size from which it is made. A task in the loop
@@ -45,6 +48,7 @@ class OutputSummary:
     aval: Aval
     mpmd_idxs: tuple[int, ...]
     spec: Spec | None
+    device_bytes: int
     made_by: tuple[TaskUse, ...]
     arguments: tuple[str, ...]
     tasks: tuple[TaskUse, ...]
@@ -105,7 +109,9 @@ def _origin_lines(result: OutputSummary) -> list[str]:
 
 def _place(leaf: InputSummary | OutputSummary) -> str:
     sharded = f", sharded {leaf.spec}" if leaf.spec and any(leaf.spec) else ""
-    size = human_bytes(leaf.aval.nbytes)
+    size = human_bytes(leaf.device_bytes)
+    if leaf.device_bytes < leaf.aval.nbytes:
+        size = f"{human_bytes(leaf.aval.nbytes)}, {size} on each device"
     return f"{leaf.path}: {leaf.aval}, {size}, on {groups_text(leaf.mpmd_idxs)}{sharded}"
 
 
@@ -126,13 +132,16 @@ def _leaf_table(
     leaves: Sequence[InputSummary] | Sequence[OutputSummary],
     uses: Mapping[str, tuple[Sequence[TaskUse], ...]],
 ) -> str:
-    """A table of the leaves in ``uses``; leaves on the same groups that the same groups use share a line."""
+    """A table of the leaves in ``uses``; leaves on the same groups that the same groups use share a line.
+
+    Bytes are those on each device.
+    """
     by_path = {leaf.path: leaf for leaf in leaves}
     reasons = {path: (by_path[path].mpmd_idxs, *map(_groups_using, uses[path])) for path in uses}
     rows = []
     for name, paths in group_leaves({path: reasons.get(path) for path in by_path}):
         if paths[0] in uses:
-            nbytes = sum(by_path[path].aval.nbytes for path in paths)
+            nbytes = sum(by_path[path].device_bytes for path in paths)
             columns = zip(*(uses[path] for path in paths), strict=True)
             tasks = [tasks_text(itertools.chain.from_iterable(column)) for column in columns]
             place = numbers_text(by_path[paths[0]].mpmd_idxs)

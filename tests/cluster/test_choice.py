@@ -3,7 +3,8 @@
 import pytest
 
 from cluster.process_info import ProcessInfo
-from cluster.transports.choice import check_name, choose, supported
+from cluster.transports.choice import check_name, choose, holdings, supported
+from mpmd.memory import Holding
 
 ALL = ("shared_memory", "network", "device", "object_store")
 
@@ -60,3 +61,23 @@ def test_between_a_cpu_and_an_accelerator_messages_go_by_host_memory(platforms):
     here, there = (supported(platform) for platform in platforms)
     assert choose("auto", [group(0, "a", here), group(1, "a", there)]) == {(0, 1): "shared_memory"}
     assert choose("auto", [group(0, "a", here), group(1, "b", there)]) == {(0, 1): "network"}
+
+
+def test_messages_are_held_as_the_transport_of_the_edge_holds_them():
+    groups = [group(0, "a"), group(1, "a"), group(2, "b", ("object_store",))]
+    assert holdings(choose("auto", [groups[0], group(1, "b")]), groups, "cpu")[0, 1] == Holding.SLOTS
+    chosen = choose("auto", groups)
+    assert holdings(chosen, groups, "cpu") == {
+        (0, 1): Holding.SLOTS,
+        (1, 0): Holding.SLOTS,
+        (0, 2): Holding.ELSEWHERE,
+        (2, 0): Holding.ELSEWHERE,
+        (1, 2): Holding.ELSEWHERE,
+        (2, 1): Holding.ELSEWHERE,
+    }
+    assert holdings(chosen, groups, "cuda")[0, 1] == Holding.ELSEWHERE  # slots are not in the device's memory
+
+
+def test_of_several_transports_between_groups_the_one_counts_that_takes_most_memory():
+    processes = [group(0, "a"), group(0, "b", rank=1), group(1, "b")]
+    assert holdings(choose("auto", processes), processes, "cpu")[0, 1] == Holding.SLOTS

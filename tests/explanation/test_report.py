@@ -1,5 +1,7 @@
 """The report of a compiled step: what each group does and needs, and how long compiling took."""
 
+import dataclasses
+
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -35,13 +37,18 @@ def test_every_group_has_compiled(loaded):
     assert all(0 < group.xla_seconds < report.seconds["load"] for group in report.groups)
 
 
-def test_the_report_is_two_tables(loaded):
+def test_the_report_is_three_tables(loaded):
     report = loaded.report()
     lines = str(report).splitlines()
     assert lines[0].split("  ")[-1] == "XLA compile"
     assert len({len(line) for line in lines[:4]}) == 1
     assert lines[3].split()[0] == "2"
     assert lines[3].endswith(f"{report.groups[2].xla_seconds:.2f} s")
+    assert lines[5].startswith("memory of each device")
+    assert lines[6].split()[:3] == ["group", "peak", "parameters"]
+    assert lines[6].split()[-2:] == ["temporaries", "during"]
+    assert lines[9].split()[0] == "2"
+    assert lines[9].endswith(str(report.groups[2].memory.task))
     assert lines[-2].split() == [*PASSES, "total"]
     assert len(lines[-1]) == len(lines[-2])
     assert lines[-1].split()[-1] == f"{sum(report.seconds.values()):.2f}"
@@ -106,3 +113,30 @@ def test_specs_take_one_trace_and_a_compile():
         report = step.compile(init(weights(2)), *batch()).report()
     assert len(calls) == 1
     assert report.seconds["resolve"] > 0.001
+
+
+def test_the_report_has_what_xla_needs(loaded):
+    """And the peaks beside what the allocators have measured, where they measure."""
+    report = loaded.report()
+    for group in report.groups:
+        assert all(executable.memory.outputs > 0 for executable in group.executables)
+        assert group.memory.peak.temporaries is not None
+        assert group.parameter_bytes == group.memory.peak.parameters
+        assert group.process_bytes == group.peak_bytes
+        assert group.measured_peak_bytes is None
+    measured = [dataclasses.replace(group, measured_peak_bytes=3 * 2**20) for group in report.groups]
+    assert "3.0 MiB" not in str(report)
+    assert "3.0 MiB" in str(dataclasses.replace(report, groups=tuple(measured)))
+
+
+def test_bytes_are_those_of_each_device():
+    """The batch is on two devices, half of it each, and the weights are on both."""
+    with mesh_of(2, data=2) as mesh:
+        step = mpmd.mpmd_jit_with_loop(
+            make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=(P(), P(None, "data"), P(None, "data"))
+        )
+        group = step.compile(init(weights(2)), *batch()).report().groups[0]
+    (whole,) = (leaf.nbytes for leaf in batch()[:1])
+    assert group.memory.peak.arguments < whole
+    assert group.parameter_bytes == sum(leaf.nbytes for leaf in weights(1)[0].values())
+    assert group.process_bytes == 2 * group.peak_bytes

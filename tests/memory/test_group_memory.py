@@ -1,0 +1,145 @@
+"""What each device of a group needs: values under their specs, temporaries, and messages."""
+
+import dataclasses
+
+import pytest
+
+from mpmd.executable_memory import ExecutableMemory
+from mpmd.ir import (
+    Aval,
+    Executable,
+    Free,
+    GroupProgram,
+    InputLeaf,
+    OutputLeaf,
+    OutsideTask,
+    Plan,
+    Recv,
+    Send,
+    parse_task,
+)
+from mpmd.memory import Arrival, Holding, MemoryParts, group_memories
+from mpmd.schedules import GPipe
+from mpmd.verify import verify
+from tests.support.plans import ACTIVATION, pipeline_plan, run_of
+
+VECTOR = Aval((4,), "float32", 4)
+SIZE = VECTOR.nbytes
+MICROBATCHES = 3
+
+
+def unary(name, spec=()):
+    return Executable(name, (VECTOR,), (VECTOR,), (), (spec,), (spec,))
+
+
+def forwards():
+    """One group sends what it makes of three microbatches; another one makes the results of that."""
+    first, second = [], []
+    for i in range(MICROBATCHES):
+        first += [run_of(f"fwd_0__{i}", "f", ("x",), (f"h{i}",)), Send((f"h{i}",), 1, i), Free((f"h{i}",))]
+        second += [
+            Recv((f"h{i}",), 0, i),
+            run_of(f"fwd_1__{i}", "f", (f"h{i}",), (f"y{i}",)),
+            Free((f"h{i}",)),
+        ]
+    return Plan(
+        (GroupProgram(0, tuple(first)), GroupProgram(1, tuple(second))),
+        (unary("f"),),
+        (InputLeaf("x", "x", VECTOR, (0,), (), False),),
+        (),
+        tuple(OutputLeaf(f"[{i}]", f"y{i}", VECTOR, (1,), ()) for i in range(MICROBATCHES)),
+    )
+
+
+def compiled(plan, temporaries):
+    memory = ExecutableMemory(inputs=SIZE, outputs=SIZE, aliased=0, temporaries=temporaries, code=0)
+    executables = tuple(dataclasses.replace(e, memory=memory) for e in plan.executables)
+    return dataclasses.replace(plan, executables=executables)
+
+
+def test_devices_hold_their_parts_of_sharded_values():
+    sharded = Executable("f", (VECTOR,), (VECTOR,), (), (("data",),), ((),))
+    plan = Plan(
+        (GroupProgram(0, (run_of("fwd_0__0", "f", ("x",), ("y",)),)),),
+        (sharded,),
+        (InputLeaf("x", "x", VECTOR, (0,), ("data",), False),),
+        (),
+        (OutputLeaf("", "y", VECTOR, (0,), ()),),
+        ((("data", 4), ("model", 2)),),
+    )
+    assert verify(plan).live_bytes == (SIZE // 4 + SIZE,)
+
+
+def test_temporaries_are_unknown_before_the_groups_have_compiled():
+    plan = forwards()
+    for group in verify(plan).memory:
+        assert group.peak.temporaries is None
+    without = [group.peak_bytes for group in verify(plan).memory]
+    after = verify(compiled(plan, 100)).memory
+    assert [group.peak.temporaries for group in after] == [100, 100]
+    assert [group.peak_bytes for group in after] == [nbytes + 100 for nbytes in without]
+    assert after[0].task == parse_task("fwd_0__0")
+
+
+def test_messages_count_from_when_they_can_be_there():
+    """Nothing keeps the first group from being three messages and a step ahead."""
+    verified = verify(forwards())
+    assert verified.arrivals[(0, 1), 2] == Arrival(0, 0)
+    first, second = verified.memory
+    assert first.peak == MemoryParts(arguments=SIZE, activations=SIZE)
+    # While the first task runs, two messages of its step and three of the next one wait.
+    assert second.peak_bytes == (1 + 1 + 2 + 3) * SIZE
+    assert second.live_bytes == (MICROBATCHES + 1) * SIZE
+
+
+def test_messages_that_wait_for_their_reader_are_never_ahead():
+    """A gradient that comes back keeps the first group from sending the next microbatch."""
+    plan = pipeline_plan(GPipe(2), 1)
+    arrival = verify(plan).arrivals[(1, 0), 0]
+    assert arrival.before is None
+    sent = plan.programs[0].instructions[: arrival.position]
+    assert any(isinstance(instruction, Send) for instruction in sent)
+
+
+@pytest.mark.parametrize(
+    ("holding", "sender", "receiver"),
+    [
+        (Holding.RECEIVER, 0, 5),
+        (Holding.COPIED, 1, 5),
+        (Holding.SLOTS, 6, 5),
+        (Holding.ELSEWHERE, 0, 0),
+    ],
+)
+def test_every_transport_holds_messages_in_its_own_way(holding, sender, receiver):
+    """In messages, beside the one that the receiver uses; slots are kept by both processes."""
+    plan = forwards()
+    memories = group_memories(plan, verify(plan).arrivals, {(0, 1): holding})
+    assert [group.peak.messages for group in memories] == [sender * SIZE, receiver * SIZE]
+
+
+def test_values_are_told_apart_by_what_they_are_for():
+    plan = pipeline_plan(GPipe(2), MICROBATCHES)
+    weights = [leaf for leaf in plan.inputs_of(1).values() if leaf.donated]
+    memory = group_memories(plan, verify(plan).arrivals, updated=[leaf.name for leaf in weights])[1]
+    weight, activation = weights[0].aval.nbytes, ACTIVATION.nbytes
+    peak = MemoryParts(
+        parameters=weight,
+        accumulators=weight,
+        activations=MICROBATCHES * activation,
+        received=MICROBATCHES * activation,
+    )
+    assert memory.peak == peak
+    assert memory.peak_bytes == sum(value or 0 for value in dataclasses.astuple(memory.peak))
+
+
+def test_work_outside_the_loop_has_its_own_part():
+    plan = Plan(
+        (GroupProgram(0, (run_of("after_0", "f", ("x",), ("y",)),)),),
+        (unary("f"),),
+        (InputLeaf("x", "x", VECTOR, (0,), (), False),),
+        (),
+        (OutputLeaf("", "y", VECTOR, (0,), ()),),
+    )
+    (memory,) = verify(plan).memory
+    assert memory.task == OutsideTask("after", 0)
+    assert memory.peak == MemoryParts(arguments=SIZE, outside=SIZE)
