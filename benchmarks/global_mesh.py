@@ -114,8 +114,8 @@ def _jitted(
         Host("benchmarks.global_mesh:Jitted", (rank, processes, port), environment)
         for rank in range(processes)
     ]
-    for host in hosts:
-        stack.callback(host.close)
+    # Together, because the processes of a world wait for one another at their end.
+    stack.callback(lambda: [*pool.map(Host.close, hosts)])
     for host in hosts:
         host.ready()
 
