@@ -3,6 +3,7 @@
     python benchmarks/compile_time.py           24 layers on 8 groups, then how the time grows
     python benchmarks/compile_time.py --xla     24 layers on 8 groups, to the end: XLA on each group too
     python benchmarks/compile_time.py --stages 4 --devices 4    to the end, on groups of 1 and of 4 devices
+    python benchmarks/compile_time.py --stages 2 --devices 4 --processes 2 --ray    the same on Ray, in actors
 
 Times are medians, without what JAX remembers of an earlier trace. They are compared with how long
 ``jax.make_jaxpr`` takes for the very same function, because any compiler has to trace it.
@@ -36,6 +37,7 @@ LAYERS = (6, 12, 24, 48)
 MICROBATCHES = (8, 32, 128)
 PLANS = ((16, 64), (32, 128), (64, 512))
 D_MODEL, HEADS, SEQ_LEN, BATCH = 128, 4, 64, 4
+LAUNCH_SECONDS = 240.0
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
 
 
@@ -47,7 +49,15 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--xla", action="store_true", help="let the groups compile, and print the report")
     parser.add_argument("--devices", type=int, help="compare groups of so many with groups of one device")
+    parser.add_argument("--ray", action="store_true", help="with --devices, an actor for each process")
+    parser.add_argument("--processes", type=int, default=1, help="of each group of --devices on Ray")
     args = parser.parse_args()
+    if args.ray and not args.devices:
+        parser.error("--ray is for groups of --devices")
+    if args.processes > 1 and not args.ray:
+        parser.error("--processes is for groups on --ray")
+    if args.devices and args.devices % args.processes:
+        parser.error(f"{args.devices} devices do not divide over {args.processes} processes")
     common.fake_devices(max(args.stages * (args.devices or 1), *(groups for groups, _ in PLANS)))
     step = gpt_step(args.layers, args.stages, args.microbatches)
     if args.devices:
@@ -173,23 +183,47 @@ def compile_and_export(step: Step, mesh: GroupMesh) -> tuple[CompiledStep, dict[
 
 
 def print_devices(args: argparse.Namespace, step: Step) -> None:
-    """How long it takes to load a step on groups of one and of several devices, data parallel."""
-    rows = PartitionSpec(None, "data")
-    print(f"{'devices':>7}{'seconds':>9}{'of processors':>15}{'resolve':>9}{'load':>7}")
+    """How long it takes to load a step on groups of one and of several devices, data parallel.
+
+    Processor time is that of this process; on Ray the groups, each with a share of the cores, have theirs.
+    """
+    print(
+        f"{'devices':>7}{'seconds':>9}{'of processors':>15}{'export':>8}{'resolve':>9}{'load':>7}{'XLA':>7}"
+    )
     for devices in (1, args.devices):
-        runs = []
-        for _ in range(args.repetitions):
-            forget()
-            start, start_of_processors = time.perf_counter(), time.process_time()
-            with mesh_of(args.stages, devices) as mesh:
-                function = mpmd.mpmd_jit_with_loop(
-                    step.fun, mpmd_mesh=mesh, in_specs=(PartitionSpec(), rows, rows)
-                )
-                seconds = function.compile(*step.args).report().seconds
-            total = time.perf_counter() - start, time.process_time() - start_of_processors
-            runs.append((*total, seconds["resolve"], seconds["load"]))
-        wall, processors, resolve, load = (statistics.median(column) for column in zip(*runs, strict=True))
-        print(f"{devices:7}{wall:9.1f}{processors:15.1f}{resolve:9.1f}{load:7.1f}")
+        with groups_of(args, devices) as mesh:
+            runs = [seconds_to_load(step, mesh) for _ in range(args.repetitions)]
+        medians = [statistics.median(column) for column in zip(*runs, strict=True)]
+        wall, processors, export, resolve, load, xla = medians
+        print(
+            f"{devices:7}{wall:9.1f}{processors:15.1f}{export:8.1f}{resolve:9.1f}{load:7.1f}{xla:7.1f}",
+            flush=True,
+        )
+
+
+def groups_of(args: argparse.Namespace, devices: int):
+    """A mesh of groups of so many devices. On Ray, nothing that is compiled is kept for a later time."""
+    if not args.ray:
+        return mesh_of(args.stages, devices)
+    import cluster  # here, because all else needs no Ray
+
+    shape = {"stage": args.stages, "data": devices}
+    processes = args.processes if devices > 1 else 1
+    return cluster.launch(
+        shape, "stage", processes_per_group=processes, compilation_cache=None, timeout=LAUNCH_SECONDS
+    )
+
+
+def seconds_to_load(step: Step, mesh: GroupMesh) -> tuple[float, ...]:
+    """Seconds in all, of this process's processors, of phases, and of XLA on the group that took longest."""
+    forget()
+    start, start_of_processors = time.perf_counter(), time.process_time()
+    rows = PartitionSpec(None, "data")
+    function = mpmd.mpmd_jit_with_loop(step.fun, mpmd_mesh=mesh, in_specs=(PartitionSpec(), rows, rows))
+    report = function.compile(*step.args).report()
+    total = time.perf_counter() - start, time.process_time() - start_of_processors
+    phases = (report.seconds.get(name, 0.0) for name in ("export", "resolve", "load"))
+    return *total, *phases, max(group.xla_seconds for group in report.groups)
 
 
 def forget() -> None:

@@ -36,25 +36,24 @@ from cluster import world
 DEVICES = (2, 4)
 QUICK = DEVICES[:1]
 CASES = {
-    "many weights, few tokens": Workload(1, 8, layers=8, d_model=256, heads=8, seq_len=16, batch=16),
-    "few weights, many tokens": Workload(1, 8, layers=8, d_model=64, heads=4, seq_len=128, batch=32),
+    "many weights, few tokens": Workload(1, 8, layers=4, d_model=256, heads=8, seq_len=16, batch=16),
+    "few weights, many tokens": Workload(1, 8, layers=4, d_model=64, heads=4, seq_len=128, batch=16),
 }
 DATA_PARALLEL, FSDP = "jit, data parallel", "jit, FSDP"
 _LOSS_TOLERANCE = 1e-3
 
-Run = Callable[[int], float]
-"""Runs so many steps and returns the last loss."""
+Runs = Mapping[str, Callable[[int], float]]
+"""By the names of those compared: runs so many steps and returns the last loss."""
 
 
 def run(conditions: Conditions) -> Result:
     tables, data = [], []
     for devices in QUICK if conditions.quick else DEVICES:
         rows = []
-        for name, workload in CASES.items():
-            for where in ("one process", "processes"):
-                times = _compare(workload, devices, where == "processes", conditions)
-                rows.append((f"{name}, {where}", times))
-                data.append({"devices": devices, "case": name, "where": where, "seconds": times})
+        for where in ("one process", "processes"):
+            for case, times in _compare(devices, where == "processes", conditions).items():
+                rows.append((f"{case}, {where}", times))
+                data.append({"devices": devices, "case": case, "where": where, "seconds": times})
         tables.append(_table(devices, rows))
     return Result(tables, [], data)
 
@@ -76,98 +75,103 @@ def _table(devices: int, rows: list[tuple[str, Mapping[str, Times]]]) -> Table:
     return Table(f"Pipelines and one global mesh, {devices} devices", header, tuple(lines))
 
 
-def _compare(workload: Workload, devices: int, separate: bool, conditions: Conditions) -> dict[str, Times]:
-    """Seconds of a step, of all that use so many devices, in as many processes if ``separate``."""
+def _compare(devices: int, separate: bool, conditions: Conditions) -> dict[str, dict[str, Times]]:
+    """Seconds of a step in each case, of all that use so many devices; ``separate`` processes or one."""
     with contextlib.ExitStack() as stack:
-        runs = _jitted(workload, devices, separate, conditions, stack)
+        runs_of = _jitted(devices, separate, conditions, stack)
         for of_group in (1, 2) if devices > 2 else (1,):
-            groups = dataclasses.replace(workload, groups=devices // of_group)
             start = _groups_on_ray if separate else _groups_in_process
-            name = f"{groups.groups} groups of {of_group}"
-            runs[name] = start(groups, of_group, conditions, stack)
-        losses = {name: [run(1), run(1)] for name, run in runs.items()}  # the first one may compile
-        expected = losses[DATA_PARALLEL]
-        if any(not np.allclose(found, expected, atol=_LOSS_TOLERANCE) for found in losses.values()):
-            raise RuntimeError(f"the losses of the first two steps differ: {losses}")
-        steps = {
-            name: conditions.effort.steps(seconds_of(functools.partial(run, 1))) for name, run in runs.items()
-        }
-        timed = {name: functools.partial(_seconds_per_step, run, steps[name]) for name, run in runs.items()}
-        return interleaved(timed, conditions.effort.repetitions)
+            name = f"{devices // of_group} groups of {of_group}"
+            for case, run in start(devices // of_group, of_group, conditions, stack).items():
+                runs_of[case][name] = run
+        return {case: _times(runs, conditions) for case, runs in runs_of.items()}
 
 
-def _seconds_per_step(run: Run, steps: int) -> float:
+def _times(runs: Runs, conditions: Conditions) -> dict[str, Times]:
+    losses = {name: [run(1), run(1)] for name, run in runs.items()}  # the first one may compile
+    if any(not np.allclose(found, losses[FSDP], atol=_LOSS_TOLERANCE) for found in losses.values()):
+        raise RuntimeError(f"the losses of the first two steps differ: {losses}")
+    things = {}
+    for name, run in runs.items():
+        steps = conditions.effort.steps(seconds_of(functools.partial(run, 1)))
+        things[name] = functools.partial(_seconds_per_step, run, steps)
+    return interleaved(things, conditions.effort.repetitions)
+
+
+def _seconds_per_step(run: Callable[[int], float], steps: int) -> float:
     run(1)  # meanwhile others had the caches
     return seconds_of(lambda: run(steps)) / steps
 
 
 def _jitted(
-    workload: Workload, devices: int, separate: bool, conditions: Conditions, stack: contextlib.ExitStack
-) -> dict[str, Run]:
+    devices: int, separate: bool, conditions: Conditions, stack: contextlib.ExitStack
+) -> dict[str, dict[str, Callable[[int], float]]]:
     processes = devices if separate else 1
-    threads = max(1, conditions.cores // processes)
-    environment = cpu_environment(devices // processes, threads)
+    environment = cpu_environment(devices // processes, max(1, conditions.cores // processes))
     port = stack.enter_context(world.reserve_port()).getsockname()[1]
     pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(processes))
     hosts = [
-        Host("benchmarks.global_mesh:Jitted", (workload, rank, processes, port), environment)
+        Host("benchmarks.global_mesh:Jitted", (rank, processes, port), environment)
         for rank in range(processes)
     ]
-    for host in hosts:
-        stack.callback(host.close)
+    # Together, because the processes of a world wait for one another at their end.
+    stack.callback(lambda: [*pool.map(Host.close, hosts)])
     for host in hosts:
         host.ready()
 
-    def run(name: str, steps: int) -> float:
-        losses = [*pool.map(lambda host: host.call("run", name, steps), hosts)]
+    def run(case: str, name: str, steps: int) -> float:
+        losses = [*pool.map(lambda host: host.call("run", case, name, steps), hosts)]
         return losses[0]
 
-    return {name: functools.partial(run, name) for name in (DATA_PARALLEL, FSDP)}
+    return {
+        case: {name: functools.partial(run, case, name) for name in (DATA_PARALLEL, FSDP)} for case in CASES
+    }
 
 
 def _groups_in_process(
-    workload: Workload, of_group: int, conditions: Conditions, stack: contextlib.ExitStack
-) -> Run:
-    environment = cpu_environment(workload.groups * of_group, conditions.cores)
-    host = Host("benchmarks.global_mesh:in_process", (workload, of_group), environment)
+    groups: int, of_group: int, conditions: Conditions, stack: contextlib.ExitStack
+) -> Runs:
+    environment = cpu_environment(groups * of_group, conditions.cores)
+    host = Host("benchmarks.global_mesh:in_process", (groups, of_group), environment)
     stack.callback(host.close)
     host.ready()
-    return functools.partial(host.call, "run")
+    return {case: functools.partial(host.call, "run", case) for case in CASES}
 
 
-def _groups_on_ray(
-    workload: Workload, of_group: int, conditions: Conditions, stack: contextlib.ExitStack
-) -> Run:
-    shape = {"stage": workload.groups, "data": of_group}
-    share = conditions.cores / workload.groups
-    mesh = cluster.launch(shape, "stage", cpus_per_group=min(share / 2, 1), timeout=START_SECONDS)
-    groups = Groups(workload, mesh)
-    stack.callback(groups.close)
-    return groups.run
+def _groups_on_ray(groups: int, of_group: int, conditions: Conditions, stack: contextlib.ExitStack) -> Runs:
+    cpus = min(conditions.cores / groups / 2, 1)  # half of what there is: two meshes are compared
+    shape = {"stage": groups, "data": of_group}
+    pipelines = Pipelines(cluster.launch(shape, "stage", cpus_per_group=cpus, timeout=START_SECONDS))
+    stack.callback(pipelines.close)
+    return {case: functools.partial(pipelines.run, case) for case in CASES}
 
 
-def in_process(workload: Workload, of_group: int) -> Groups:
-    """Groups of fake devices of this process."""
-    devices = np.array(jax.devices()).reshape(workload.groups, of_group)
-    return Groups(workload, mpmd.MpmdMesh(Mesh(devices, ("stage", "data")), "stage"))
+def in_process(groups: int, of_group: int) -> Pipelines:
+    """Over groups of fake devices of this process."""
+    devices = np.array(jax.devices()).reshape(groups, of_group)
+    return Pipelines(mpmd.MpmdMesh(Mesh(devices, ("stage", "data")), "stage"))
 
 
-class Groups:
-    """The step as a pipeline over the groups of a mesh, which it closes in the end."""
+class Pipelines:
+    """The step of each case as a pipeline over the groups of a mesh, which is closed in the end."""
 
-    def __init__(self, workload: Workload, mesh: Any):
+    def __init__(self, mesh: Any):
         self._mesh = mesh
-        self._state, self._batch = model.init_state(workload), model.batch(workload)
-        rows = P(None, "data")
-        step = mpmd.mpmd_jit_with_loop(
-            model.train_step(workload), mesh, in_specs=(P(), rows, rows), donate_argnums=0
-        )
-        self._step = step.compile(self._state, *self._batch)
+        self._steps, self._states, self._batches = {}, {}, {}
+        for case, workload in CASES.items():
+            workload = dataclasses.replace(workload, groups=mesh.mpmd_dim)
+            state, batch = model.init_state(workload), model.batch(workload)
+            rows = P(None, "data")
+            step = mpmd.mpmd_jit_with_loop(
+                model.train_step(workload), mesh, in_specs=(P(), rows, rows), donate_argnums=0
+            )
+            self._steps[case] = step.compile(state, *batch)
+            self._states[case], self._batches[case] = state, batch
 
-    def run(self, steps: int) -> float:
+    def run(self, case: str, steps: int) -> float:
         for _ in range(steps):
-            self._state, loss = self._step(self._state, *self._batch)
-        for leaf in jax.tree.leaves(self._state):
+            self._states[case], loss = self._steps[case](self._states[case], *self._batches[case])
+        for leaf in jax.tree.leaves(self._states[case]):
             leaf.block_until_ready()
         return float(loss)
 
@@ -178,14 +182,17 @@ class Groups:
 class Jitted:
     """The steps under ``jax.jit``, in one process of those over whose devices the mesh is."""
 
-    def __init__(self, workload: Workload, rank: int, num_processes: int, port: int):
+    def __init__(self, rank: int, num_processes: int, port: int):
         if num_processes > 1:
             world.join(("127.0.0.1", port), num_processes, rank, "127.0.0.1", START_SECONDS)
-        whole = dataclasses.replace(workload, microbatches=1)
-        self._steps = {DATA_PARALLEL: _JittedStep(whole, fsdp=False), FSDP: _JittedStep(whole, fsdp=True)}
+        self._steps = {}
+        for case, workload in CASES.items():
+            whole = dataclasses.replace(workload, microbatches=1)
+            self._steps[case, DATA_PARALLEL] = _JittedStep(whole, fsdp=False)
+            self._steps[case, FSDP] = _JittedStep(whole, fsdp=True)
 
-    def run(self, name: str, steps: int) -> float:
-        return self._steps[name].run(steps)
+    def run(self, case: str, name: str, steps: int) -> float:
+        return self._steps[case, name].run(steps)
 
     def close(self) -> None:
         pass

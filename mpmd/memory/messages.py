@@ -17,8 +17,8 @@ class Holding(enum.Enum):
     """Where a message is between its ``send`` and the first use of its values.
 
     ``RECEIVER``: in the receiver's memory. ``COPIED``: in the receiver's memory; the sender has a copy of the
-    message that is on its way. ``SLOTS``: in memory that both processes map or fill, and that is kept for later
-    messages: as much as the messages of an edge can occupy at once. ``ELSEWHERE``: in no group's memory.
+    message that is on its way. ``SLOTS``: in memory that both processes map or fill, and that is kept for
+    later messages: as much as those of an edge can occupy at once. ``ELSEWHERE``: in no group's memory.
     """
 
     RECEIVER = "receiver"
