@@ -98,6 +98,10 @@ def join(coordinator: Address, num_processes: int, rank: int, host: str, timeout
 
 
 def is_lost(error: BaseException | None) -> bool:
-    """Whether a task's error says that the processes of its group do not reach one another any more."""
+    """Whether a task's error says that the processes of its group do not reach one another any more.
+
+    JAX raises ``ValueError`` for some of the failures of collectives, as when an all-gather loses a process.
+    """
     signs = ("Gloo", "coordination service")
-    return isinstance(error, jax.errors.JaxRuntimeError) and any(sign in str(error) for sign in signs)
+    of_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
+    return of_jax and any(sign in str(error) for sign in signs)

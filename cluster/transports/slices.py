@@ -127,12 +127,12 @@ def _landing(submesh: jax.sharding.Mesh, process: int, route: Route) -> _Landing
 
 
 def _run(gather: jax.stages.Compiled, arrays: Sequence[jax.Array], message: MessageId) -> Sequence[jax.Array]:
-    """Raises ``TaskError`` when the group's processes have lost one another."""
+    """Raises ``TaskError`` when that fails, as when the group's processes have lost one another."""
     try:
         found = gather(*arrays)
         if is_on_host(found[0]):
-            jax.block_until_ready(found)  # so that a failure is known to be this one
-    except jax.errors.JaxRuntimeError as error:
+            found[-1].block_until_ready()  # so that a failure is known to be this one
+    except Exception as error:
         what = f"message {message.tag} of group {message.src}"
         raise TaskError(f"gathering {what} failed: {error}", message.dst, what) from error
     return found

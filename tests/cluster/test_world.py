@@ -1,10 +1,11 @@
-"""Where the processes of a group meet: at a port that no other program has."""
+"""The world of a group's processes: the port where they meet, and the errors of those who lose one another."""
 
 import socket
 
+import jax
 import pytest
 
-from cluster.world import check_free, reserve_port
+from cluster.world import check_free, is_lost, reserve_port
 
 
 def test_a_reserved_port_is_free_for_the_coordinator_alone():
@@ -24,3 +25,11 @@ def test_a_port_that_another_program_has_is_refused(shares, reason):
         port = other.getsockname()[1]
         with pytest.raises(RuntimeError, match=rf"cannot meet at 127.0.0.1:{port}, .*: .*{reason}"):
             check_free(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
+def test_errors_of_collectives_are_told_from_others(kind):
+    assert is_lost(kind("UNKNOWN: Gloo AllGather failed: Connection reset by peer"))
+    assert not is_lost(kind("RESOURCE_EXHAUSTED: Out of memory"))
+    assert not is_lost(OSError("Gloo"))
+    assert not is_lost(None)
