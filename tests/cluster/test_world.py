@@ -1,4 +1,4 @@
-"""The world of a group's processes: the port where they meet, and the errors of those who lose one another."""
+"""The world of a group's processes: the port where they meet, and the errors when they lose one another."""
 
 import socket
 
