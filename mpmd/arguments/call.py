@@ -10,6 +10,8 @@ from typing import Any
 import jax
 
 from mpmd.array import MpmdArray
+from mpmd.placement import ANYWHERE, Placement
+from mpmd.runtime.protocol import Runtime
 from mpmd.tree import argument_paths
 
 
@@ -121,6 +123,26 @@ class Call:
             return f"{self.treedef}, not {other.treedef}"
         both = (("lacks", missing), ("has", added))
         return "the call " + " and ".join(f"{verb} {_some(found)}" for verb, found in both if found)
+
+    def placements(self, runtime: Runtime) -> tuple[Placement, ...]:
+        """Where the groups of a runtime hold each leaf."""
+        return tuple(
+            leaf.placement if isinstance(leaf, MpmdArray) and leaf.runtime is runtime else ANYWHERE
+            for leaf in self.leaves
+        )
+
+    def check_held(self, runtime: Runtime) -> None:
+        """Raises ``ValueError`` naming the leaves that groups of another runtime hold."""
+        elsewhere = [
+            path
+            for path, leaf in zip(self.paths, self.leaves, strict=True)
+            if isinstance(leaf, MpmdArray) and leaf.runtime is not runtime
+        ]
+        if elsewhere:
+            raise ValueError(
+                f"{_some(elsewhere)}: held by the groups of another mesh, or of this one before it was "
+                "closed. A function without a loop runs where its arguments are; mpmd.to_host fetches them"
+            )
 
     def check_donations(self) -> None:
         """Raises ``ValueError`` when a leaf was given up before, or is given up and passed a second time."""

@@ -19,7 +19,8 @@ from mpmd.tables import first_few
 
 _RULE = """\
 An argument is on the groups whose tasks read it. A result is on the groups that make it, or on those of the
-argument whose place it takes in a next step."""
+argument whose place it takes in a next step. Without a loop, arguments stay where they are, and a result is
+where what it is made of is."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,12 +34,13 @@ def shard(
       partial_sums: which accumulators may hold parts.
     """
     specs = infer_specs(graph, in_specs, out_specs)
-    if partial_sums == "none" or not any(map(any, (in_specs or ()))):
+    loop = graph.traced.loop
+    if loop is None or partial_sums == "none" or not any(map(any, (in_specs or ()))):
         return ShardedGraph(graph, specs)
     submesh = submeshes[0]
     inlined = [without_calls(member.eqns) for member in graph.stage_work]
     dimensions = _dimensions(graph, inlined, specs, submesh)
-    batch_axes = _batch_axes(graph.traced.loop.index, inlined, dimensions, submeshes)
+    batch_axes = _batch_axes(loop.index, inlined, dimensions, submeshes)
     if not batch_axes:
         return ShardedGraph(graph, specs)
     taken = {
