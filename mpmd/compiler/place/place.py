@@ -126,9 +126,14 @@ class _Placer:
     def _required_results(self, wanted: Sequence[GroupSet]) -> dict[int, GroupSet]:
         """Without a loop, the groups of results: those wanted, or those that hold what the result is made of.
 
-        A large result that is made of scalars alone is needed once.
+        A scalar that a next call takes as an argument is on all groups that hold the argument. A large result
+        that is made of scalars alone is needed once.
         """
         required: dict[int, GroupSet] = {i: groups for i, groups in enumerate(wanted) if groups}
+        for argument, i in self._traced.carried_state:
+            var = self._arguments[argument]
+            if size(var) == 1 and var in self._held:
+                required.setdefault(i, self._held[var])
         for i, var in enumerate(self._results):
             made_of_scalars = size(var) > 1 and not self._anchors.get(var)
             if held := self._preferred.get(var):
