@@ -26,7 +26,7 @@ from .schedules import (
     ZeroBubbleH2,
     ZeroBubbleV,
 )
-from .step import explain, mpmd_jit_with_loop
+from .step import explain, jit, mpmd_jit_with_loop
 
 __all__ = [
     "Add",
@@ -61,6 +61,7 @@ __all__ = [
     "ZeroBubbleH2",
     "ZeroBubbleV",
     "explain",
+    "jit",
     "mark_pipeline_boundary",
     "mark_stage_end",
     "mpmd_jit_with_loop",

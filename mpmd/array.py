@@ -14,6 +14,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from mpmd.errors import StepAborted
 from mpmd.ir import Spec
 from mpmd.keys import decode, is_key
+from mpmd.placement import Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import INLINE_BYTES, Handle, StepReply
 from mpmd.sharding import to_sharding
@@ -120,6 +121,11 @@ class MpmdArray(NDArrayOperatorsMixin):
     @property
     def spec(self) -> jax.sharding.PartitionSpec:
         return self.sharding.spec
+
+    @property
+    def placement(self) -> Placement:
+        """Its groups and its spec, as data."""
+        return Placement(self.mpmd_idxs, self._spec)
 
     @property
     def handle(self) -> Handle:

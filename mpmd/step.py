@@ -10,7 +10,7 @@ from typing import Any, get_args
 import jax
 
 from mpmd.arguments.call import Call
-from mpmd.arguments.leaves import as_described, host_value
+from mpmd.arguments.leaves import ArgumentLeaf, as_described, host_value
 from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import input_specs, output_specs
 from mpmd.array import MpmdArray, StepFuture
@@ -18,8 +18,10 @@ from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.events import Event
 from mpmd.explanation import Explanation, Report, explain_plan, report
+from mpmd.initialize import compile_init
 from mpmd.ir import Plan
 from mpmd.mesh import GroupMesh
+from mpmd.placement import Placement
 from mpmd.routes import Topology
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.protocol import Runtime
@@ -39,17 +41,20 @@ def mpmd_jit_with_loop(
     partial_sums: PartialSums = "replicated",
     gather: Gather = "task",
 ) -> MpmdFunction:
-    """Compiles a train step with a ``treduce`` loop for groups of devices.
+    """Compiles a train step with a ``treduce`` loop, or another function, for groups of devices.
 
     The result is called like ``fun``. What it returns are ``MpmdArray``s, which stay on the groups and can be
     passed to the next call; it returns at once. It computes what ``jax.jit(fun)`` computes. The first call,
     and each call with other shapes, dtypes or static arguments, compiles.
 
     Args:
-      fun: an ordinary function of pytrees of arrays, with one ``treduce`` whose function marks its stages.
+      fun: an ordinary function of pytrees of arrays, with one ``treduce`` whose function marks its stages. A
+        function without ``treduce`` runs where the ``MpmdArray``s are that it is called with: averages, casts
+        and norms of a train step's state leave it where it is. It is compiled anew for arrays elsewhere.
       mpmd_mesh: the groups: an ``MpmdMesh``, or what ``cluster.launch`` returns.
       in_specs: a pytree prefix of the tuple of (not static) arguments with a ``PartitionSpec`` over the axes
-        of a group for each; ``None`` anywhere: replicated within the groups that hold it.
+        of a group for each; ``None`` anywhere: replicated within the groups that hold it; without a loop,
+        sharded as the ``MpmdArray`` that is passed.
       out_specs: the same for the result; ``None`` anywhere: as the argument that it updates, or left to
         the compiler.
       static_argnums, static_argnames: hashable arguments that are not arrays.
@@ -66,7 +71,8 @@ def mpmd_jit_with_loop(
 
     Raises: ``TypeError`` when ``mpmd_mesh`` is no mesh of groups, ``ValueError`` for positions that ``fun``
       does not have, and for another ``partial_sums`` or ``gather``. When called: ``CompileError`` (a
-      ``ValueError``) for what cannot be compiled, ``TypeError`` for arguments that are not arrays.
+      ``ValueError``) for what cannot be compiled, ``TypeError`` for arguments that are not arrays, and,
+      without a loop, ``ValueError`` for ``MpmdArray``s of another mesh.
     """
     if not hasattr(mpmd_mesh, "abstract_submeshes"):
         raise TypeError(
@@ -89,6 +95,9 @@ def mpmd_jit_with_loop(
         partial_sums=partial_sums,
         gather=gather,
     )
+
+
+jit = mpmd_jit_with_loop
 
 
 class MpmdFunction:
@@ -126,17 +135,23 @@ class MpmdFunction:
     def _load(self, call: Call) -> LoadedStep:
         loaded = self._loaded.setdefault(self._mesh.runtime, {})
         enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        if (enable_x64, call.key) not in loaded:
-            compiled = self._compile(call)
-            # The state's weak types may change with the first step: the step was traced as for later ones.
-            traced = compiled.traced.arguments
-            stable = call.described_by(tuple(as_described(argument.var.aval) for argument in traced))
-            if (enable_x64, stable.key) not in loaded:
-                loaded[enable_x64, stable.key] = LoadedStep(compiled, stable, self._mesh, self._signature)
-            loaded[enable_x64, call.key] = loaded[enable_x64, stable.key]
-        return loaded[enable_x64, call.key]
+        if step := loaded.get((enable_x64, call.key)):
+            return step
+        # Without a loop, what runs where follows from where the arguments are.
+        placements = call.placements(self._mesh.runtime)
+        if step := loaded.get((enable_x64, call.key, placements)):
+            return step
+        compiled = self._compile(call, placements)
+        where = () if compiled.traced.loop else (placements,)
+        # The state's weak types may change with the first step: the step was traced as for later ones.
+        traced = compiled.traced.arguments
+        stable = call.described_by(tuple(as_described(argument.var.aval) for argument in traced))
+        if (enable_x64, stable.key, *where) not in loaded:
+            loaded[enable_x64, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
+        step = loaded[enable_x64, call.key, *where] = loaded[enable_x64, stable.key, *where]
+        return step
 
-    def _compile(self, call: Call) -> CompiledStep:
+    def _compile(self, call: Call, held: Sequence[Placement]) -> CompiledStep:
         submeshes, axis = self._mesh.abstract_submeshes, self._mesh.mpmd_axis_name
         axis_names = submeshes[0].axis_names
         args, kwargs = jax.tree.unflatten(call.treedef, call.avals)
@@ -157,6 +172,7 @@ class MpmdFunction:
             donated=call.donated,
             partial_sums=self._partial_sums,
             gather=self._gather,
+            held=held,
         )
 
 
@@ -220,6 +236,46 @@ class LoadedStep:
             measured_peaks=runtime.measured_peaks() if runtime else (None,) * len(self.plan.programs),
         )
 
+    def argument_leaves(self, argnum: int | str = 0) -> Any:
+        """Where the step reads an argument: its pytree, with an ``ArgumentLeaf`` for each leaf.
+
+        Args:
+          argnum: the argument's position, or its name.
+
+        Raises: ``ValueError`` when the step was compiled for no such argument, or for a static one.
+        """
+        leaves = [
+            ArgumentLeaf(
+                path=read.path,
+                aval=aval,
+                mpmd_idxs=read.mpmd_idxs or (0,),
+                spec=read.spec if read.mpmd_idxs else (),
+            )
+            for aval, read in zip(self._expected.avals, self.plan.inputs, strict=True)
+        ]
+        return self._expected.argument(argnum, self._signature.names, leaves)
+
+    def init(self, fun: Callable, *args: Any, argnum: int | str = 0) -> Any:
+        """Makes an argument of the step, such as its state, where the step reads it: ``fun(*args)``.
+
+        Each group computes the leaves that it reads, sharded as it reads them. The whole is nowhere, and the
+        driver holds none of it. The values are those of ``jax.jit(fun)(*args)``; random numbers are, too, if
+        they do not depend on how they are sharded, as JAX's default keys do not.
+
+        Args:
+          fun: makes a pytree like the argument.
+          args: pytrees of arrays, such as a key.
+          argnum: the argument's position in the step's call, or its name.
+
+        Returns: the argument, of ``MpmdArray``s. Nothing waits until it is made.
+        Raises: ``CompileError`` naming the leaves that have another shape or dtype than the step reads, or
+          that only one of them has; ``ValueError`` as ``argument_leaves``.
+        """
+        signature = CallSignature.of(fun, (), (), ())
+        call = signature.bind(args, {})
+        compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
+        return LoadedStep(compiled, call, self._mesh, signature).submit(call)[0]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.submit(self._signature.bind(args, kwargs))[0]
 
@@ -239,6 +295,8 @@ class LoadedStep:
         runtime = self._runtime()
         if runtime is None:
             raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
+        if self._compiled.traced.loop is None:
+            call.check_held(runtime)
         results = [runtime.next_handle() for _ in self.plan.outputs]
         with runtime.arguments.delivery(len(self.plan.programs)) as delivery:
             arguments = self._collect(call, runtime, delivery)

@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "mpmd.tables": "",
     "mpmd.tree": "",
     "mpmd.names": "mpmd.ir",
+    "mpmd.placement": "mpmd.ir",
     "mpmd.specs": "mpmd.ir",
     "mpmd.events": "mpmd.ir",
     "mpmd.keys": "mpmd.compat mpmd.ir",
@@ -46,15 +47,16 @@ MAY_IMPORT = {
     "mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.reduce mpmd.schedules",
-    "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group",
+    "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group mpmd.placement "
+    "mpmd.specs",
     "mpmd.compiler.place": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.specs",
     "mpmd.compiler.lower": "mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.names mpmd.per_group mpmd.program mpmd.schedules mpmd.sharding mpmd.specs",
     "mpmd.compiler": "",
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
-    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.program "
-    "mpmd.stopwatch mpmd.verify",
+    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir "
+    "mpmd.placement mpmd.program mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names "
     "mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
@@ -95,10 +97,13 @@ MAY_IMPORT = {
     "cluster": "cluster.launch cluster.mesh",
     # The user's face.
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
-    "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",
-    "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.sharding mpmd.tree",
+    "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding",
+    "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
+    "mpmd.tree",
+    "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.ir mpmd.mesh mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.verify",
+    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.routes mpmd.runtime "
+    "mpmd.stopwatch mpmd.verify",
     "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
 }

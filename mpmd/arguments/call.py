@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from mpmd.array import MpmdArray
+from mpmd.placement import ANYWHERE, Placement
+from mpmd.runtime.protocol import Runtime
 from mpmd.tree import argument_paths
 
 
@@ -52,6 +54,31 @@ class Call:
     def described_by(self, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Call:
         """A call of the same structure with these shapes and dtypes, which holds no array."""
         return dataclasses.replace(self, leaves=avals, avals=avals)
+
+    def argument(self, argnum: int | str, names: Sequence[str], leaves: Sequence[Any]) -> Any:
+        """One argument of the call, with other leaves in place of its own.
+
+        Args:
+          argnum: its position, or its name.
+          names: those of the positional parameters, which may also be passed by name.
+          leaves: for each leaf of the call, what takes its place; no pytree.
+
+        Raises: ``ValueError`` when the call has no such argument, or has a static one there.
+        """
+        args, kwargs = jax.tree.unflatten(self.treedef, leaves)
+        static = dict(self.static)
+        traced = [i for i in range(self.num_args) if i not in static]
+        given = {**dict(zip(traced, args, strict=True)), **kwargs}
+        # A parameter may be meant by its position and passed by its name, or the other way round.
+        other = dict(enumerate(names)) | {name: i for i, name in enumerate(names)}
+        for where in (argnum, other.get(argnum)):
+            if where in given:
+                return given[where]
+            if where in static:
+                raise ValueError(f"argument {argnum!r} is static")
+        raise ValueError(
+            f"there is no argument {argnum!r}; the step was compiled for {_some([*map(repr, given)])}"
+        )
 
     def function(self, fun: Callable) -> Callable:
         """``fun`` as a function of the arguments that are not static."""
@@ -96,6 +123,26 @@ class Call:
             return f"{self.treedef}, not {other.treedef}"
         both = (("lacks", missing), ("has", added))
         return "the call " + " and ".join(f"{verb} {_some(found)}" for verb, found in both if found)
+
+    def placements(self, runtime: Runtime) -> tuple[Placement, ...]:
+        """Where the groups of a runtime hold each leaf."""
+        return tuple(
+            leaf.placement if isinstance(leaf, MpmdArray) and leaf.runtime is runtime else ANYWHERE
+            for leaf in self.leaves
+        )
+
+    def check_held(self, runtime: Runtime) -> None:
+        """Raises ``ValueError`` naming the leaves that groups of another runtime hold."""
+        elsewhere = [
+            path
+            for path, leaf in zip(self.paths, self.leaves, strict=True)
+            if isinstance(leaf, MpmdArray) and leaf.runtime is not runtime
+        ]
+        if elsewhere:
+            raise ValueError(
+                f"{_some(elsewhere)}: held by the groups of another mesh, or of this one before it was "
+                "closed. A function without a loop runs where its arguments are; mpmd.to_host fetches them"
+            )
 
     def check_donations(self) -> None:
         """Raises ``ValueError`` when a leaf was given up before, or is given up and passed a second time."""

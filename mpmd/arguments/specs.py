@@ -17,8 +17,8 @@ from mpmd.tree import broadcast_prefix, paths
 
 def input_specs(
     in_specs: Any, call: Call, axis_names: Sequence[str], mpmd_axis_name: str | None
-) -> list[Spec]:
-    """The spec of each argument leaf of a call; that of arguments passed by name is replicated.
+) -> list[Spec | None]:
+    """The spec of each argument leaf of a call; ``None`` where none is given, as for one passed by name.
 
     Args:
       in_specs: a pytree prefix of the positional arguments that are not static.
@@ -31,7 +31,7 @@ def input_specs(
     prefix = tuple(in_specs) if isinstance(in_specs, list) else in_specs
     specs = _flatten_specs(prefix, args, "in_specs")
     specs += [None] * (len(call.avals) - len(specs))
-    checked = _check_specs(
+    return _check_specs(
         what="in_specs",
         leaf_paths=call.paths,
         avals=call.avals,
@@ -39,7 +39,6 @@ def input_specs(
         axis_names=axis_names,
         mpmd_axis_name=mpmd_axis_name,
     )
-    return [spec or () for spec in checked]
 
 
 def output_specs(

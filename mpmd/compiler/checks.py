@@ -12,6 +12,7 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.annotate import mark_of
 from mpmd.compiler.graph import (
+    Loop,
     PlacedEqn,
     PlacedGraph,
     ShardedGraph,
@@ -94,18 +95,22 @@ class _Scope:
             self.read(eqn.invars, eqn.primitive)
             self.define(eqn.outvars, eqn.primitive)
 
+    def run_loop(self, loop: Loop) -> None:
+        self.read((result.initial for result in loop.results), "the start of a loop's result")
+        outside = set(self.defined)
+        self.define([loop.index, *loop.states], "the loop")
+        self.run(loop.eqns)
+        self.read((result.value for result in loop.results), "a loop's result")
+        self.defined = outside
+        self.define((result.result for result in loop.results), "a loop's result")
+
 
 def _undefined_in_step(step: TracedStep) -> list[str]:
-    loop, scope = step.loop, _Scope([])
+    scope = _Scope([])
     scope.define(_outer(step), "an argument or constant")
     scope.run(step.before)
-    scope.read((result.initial for result in loop.results), "the start of a loop's result")
-    outside = set(scope.defined)
-    scope.define([loop.index, *loop.states], "the loop")
-    scope.run(loop.eqns)
-    scope.read((result.value for result in loop.results), "a loop's result")
-    scope.defined = outside
-    scope.define((result.result for result in loop.results), "a loop's result")
+    if step.loop is not None:
+        scope.run_loop(step.loop)
     scope.run(step.after)
     scope.read((result.var for result in step.results), "a result")
     return scope.faults
@@ -115,6 +120,8 @@ def _misplaced_marks(step: TracedStep) -> Iterator[str]:
     for eqn in (*step.before, *step.after):
         if mark_of(eqn):
             yield f"{eqn} is outside the loop"
+    if step.loop is None:
+        return
     last = step.loop.schedule.num_stages - 1  # a mark may follow the last stage
     for eqn in step.loop.eqns:
         if mark := mark_of(eqn):
@@ -146,9 +153,13 @@ def _undefined_outside(graph: TaskGraph) -> list[str]:
     return scope.faults + [f"the loop needs {var}, which needs the loop" for var in needed & after]
 
 
+def _index(graph: TaskGraph) -> set[Var]:
+    return {graph.traced.loop.index} if graph.traced.loop else set()
+
+
 def _wrong_work(graph: TaskGraph) -> Iterator[str]:
     known = {*_outer(graph.traced), *(var for eqn in graph.outer for var in eqn.outvars)}
-    known.add(graph.traced.loop.index)
+    known |= _index(graph)
     states = {a.state: a.work for a in graph.accumulators}
     readers: collections.Counter[Var] = collections.Counter()
     for member in graph.stage_work:
@@ -213,7 +224,7 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
             yield f"{member.eqn.primitive} runs on the groups {sorted(member.levels)}"
     read = {var for member in placed.eqns for var in operands(member.eqn)}
     inside = {var for work in graph.stage_work for eqn in work.eqns for var in eqn.outvars}
-    inside |= {graph.traced.loop.index, *(a.state for a in graph.accumulators)}
+    inside |= {*_index(graph), *(a.state for a in graph.accumulators)}
     read |= {var for work in graph.stage_work for var in work.reads} - inside
     yield from (f"{var} is read, but on no group" for var in read if not placed.homes.get(var))
     for result, held in zip(graph.traced.results, placed.output_groups, strict=True):

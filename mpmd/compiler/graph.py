@@ -2,7 +2,7 @@
 
 Grammar, from the traced step to the one that is ready to be lowered::
 
-    TracedStep   ::= argument* constant* equation* Loop equation* result*
+    TracedStep   ::= argument* constant* (equation* Loop)? equation* result*
     Loop         ::= index equation* LoopResult*         the equations have marks among them
     TaskGraph    ::= TracedStep outer-equation* StageWork* Accumulator* task-list*   StageWork has no marks
     ShardedGraph ::= TaskGraph Spec-of-each-outer-value gathered-copy*
@@ -108,6 +108,7 @@ class TracedStep:
 
     Attributes:
       before, after: the equations that are written before and after the loop. The compiler may move them.
+      loop: ``None`` for a function without one; its equations are those of ``after``.
       out_shape: the result as a pytree of ``ShapeDtypeStruct``.
       carried_state: pairs of an argument's and a result's position that a training loop will connect.
     """
@@ -115,7 +116,7 @@ class TracedStep:
     arguments: tuple[Argument, ...]
     constants: tuple[Constant, ...]
     before: tuple[JaxprEqn, ...]
-    loop: Loop
+    loop: Loop | None
     after: tuple[JaxprEqn, ...]
     results: tuple[Result, ...]
     out_shape: Any
@@ -123,9 +124,17 @@ class TracedStep:
 
     def __str__(self) -> str:
         names = self.names()
-        loop = self.loop
-        lines = [*self.argument_lines(names), "before the loop", *indented(map(names.equation, self.before))]
-        lines.append(f"loop over {loop.num_microbatches} microbatches, {loop.schedule}")
+        lines = self.argument_lines(names)
+        if self.loop is None:
+            lines.append("without a loop")
+        else:
+            lines += ["before the loop", *indented(map(names.equation, self.before))]
+            lines += [*self._loop_lines(self.loop, names), "after the loop"]
+        lines += [*indented(map(names.equation, self.after)), "results"]
+        return "\n".join([*lines, *indented(self.result_lines(names))])
+
+    def _loop_lines(self, loop: Loop, names: Names) -> list[str]:
+        lines = [f"loop over {loop.num_microbatches} microbatches, {loop.schedule}"]
         for eqn in loop.eqns:
             mark = mark_of(eqn)
             lines.append(f"  {names.equation(eqn)}" + (f"    # {mark.boundary}" if mark else ""))
@@ -133,14 +142,13 @@ class TracedStep:
             update = "+=" if result.state is None else f"from {names.of(result.state)} to"
             start = f"{names.typed(result.result)} starts as {names.of(result.initial)}"
             lines.append(f"  {start}, {update} {names.of(result.value)}")
-        lines += ["after the loop", *indented(map(names.equation, self.after)), "results"]
-        return "\n".join([*lines, *indented(self.result_lines(names))])
+        return lines
 
     def names(self) -> Names:
         """The names of the variables that are the same at every level."""
         given = {argument.var: argument.path for argument in self.arguments}
         given |= {constant.var: f"constant_{i}" for i, constant in enumerate(self.constants)}
-        return Names({**given, self.loop.index: "index"})
+        return Names({**given, self.loop.index: "index"} if self.loop else given)
 
     def argument_lines(self, names: Names) -> list[str]:
         """What the step reads, as text."""
@@ -216,7 +224,8 @@ class TaskGraph:
         the loop, the others may come before it.
       stage_work: the work of the loop, in the order in which one microbatch passes through it. Its
         equations read outer variables directly.
-      tasks: what each group runs in the loop, first to last; it has been checked.
+      tasks: what each group runs in the loop, first to last; it has been checked. Like the work and the
+        accumulators, none if there is no loop.
     """
 
     traced: TracedStep
@@ -304,7 +313,7 @@ class PlacedGraph:
       stage_groups: the group of each stage.
       eqns: the outer equations in order.
       homes: for each outer variable (argument, constant, equation or accumulator result) the groups that
-        have it without receiving it in this step.
+        have it without receiving it from another one in this step.
       output_groups: for each result, the groups that hold it after the step.
       specs: how outer variables and accumulators are sharded within a group, as far as that is known.
     """

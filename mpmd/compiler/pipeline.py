@@ -16,13 +16,14 @@ from mpmd.compiler.checks import (
     check_task_graph,
     check_traced_step,
 )
-from mpmd.compiler.graph import Gather, PartialSums, TracedStep
+from mpmd.compiler.graph import Gather, GroupSet, PartialSums, TracedStep
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import check_specs, place
-from mpmd.compiler.shard import shard
+from mpmd.compiler.shard import argument_specs, shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.ir import Spec
+from mpmd.placement import Placement
 from mpmd.program import Program
 from mpmd.stopwatch import Stopwatch
 from mpmd.verify import Verified, verify
@@ -61,10 +62,12 @@ def compile_step(
     *,
     submeshes: Sequence[AbstractMesh],
     donated: Sequence[bool],
-    in_specs: Sequence[Spec] | None = None,
+    in_specs: Sequence[Spec | None] | None = None,
     out_specs: Callable[[Any], Sequence[Spec | None]] | None = None,
     partial_sums: PartialSums = "replicated",
     gather: Gather = "task",
+    held: Sequence[Placement] | None = None,
+    wanted: Sequence[GroupSet] | None = None,
 ) -> CompiledStep:
     """Compiles a step for groups of devices.
 
@@ -73,11 +76,16 @@ def compile_step(
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
       submeshes: the shape of each group's submesh; all have the same axes.
       donated: for each argument leaf, whether the caller gives it up.
-      in_specs: for each argument leaf how it is sharded within a group; ``None``: everything is replicated.
+      in_specs: for each argument leaf how it is sharded within a group; ``None`` for one, or for all:
+        replicated.
       out_specs: the same for result leaves, given the shape of the result; those that are ``None`` are left
         to the compiler.
       partial_sums: which accumulators may hold partial sums over the devices of a group.
       gather: when weights that are sharded over the batch's axes are gathered.
+      held: for a function without a loop, where each argument leaf is already; ``ANYWHERE`` for one that
+        the caller sends. One without a spec in ``in_specs`` has the spec that it is held with.
+      wanted: for a function without a loop, the groups that are to have each result leaf; none: where it is
+        made.
 
     Raises: ``CompileError``.
     """
@@ -86,18 +94,25 @@ def compile_step(
         traced = trace(watch.timed("jax", fun), args, dict(kwargs), submeshes)
         check_traced_step(traced)
         given = out_specs(traced.out_shape) if out_specs else None
+        if traced.loop is None:
+            in_specs = argument_specs(traced, submeshes, in_specs, given, held)
+        specs = None if in_specs is None else [spec or () for spec in in_specs]
     with watch("split"):
         graph = split(traced)
         check_task_graph(graph)
     with watch("shard"):
-        sharded = shard(graph, submeshes, in_specs, given, partial_sums, gather)
+        sharded = shard(graph, submeshes, specs, given, partial_sums, gather)
         check_sharded_graph(sharded)
     with watch("place"):
-        placed = place(sharded, len(submeshes))
+        if traced.loop is None:
+            there = [frozenset(placement.mpmd_idxs) for placement in held or ()]
+            placed = place(sharded, len(submeshes), there, wanted)
+        else:
+            placed = place(sharded, len(submeshes))
         check_placed_graph(placed)
-        check_specs(placed, submeshes, in_specs, given)
+        check_specs(placed, submeshes, specs, given)
     with watch("lower"):
-        open_specs = in_specs is not None or given is not None
+        open_specs = specs is not None or given is not None
         program = lower(placed, submeshes, donated, open_specs)
     with watch("verify"):
         verified = verify(program.plan)

@@ -82,7 +82,8 @@ class _Analysis:
         )
 
     def _input(self, leaf: InputLeaf) -> InputSummary:
-        read_by = [self._reading(group, leaf.name) for group in leaf.mpmd_idxs if leaf.name]
+        groups = range(len(self._plan.programs))
+        read_by = [self._reading(group, leaf.name) for group in groups if leaf.name]
         return InputSummary(
             path=leaf.path,
             aval=leaf.aval,
@@ -179,10 +180,15 @@ class _Analysis:
                 if isinstance(instruction, Send):
                     values = sent.setdefault((program.mpmd_idx, instruction.dst), {})
                     for name in instruction.values:
-                        run, position = self._makers[name][program.mpmd_idx]
-                        equations = self._equations[program.mpmd_idx, run.task]
-                        values.setdefault((equations, position), []).append(name)
+                        values.setdefault(self._origin(name, program.mpmd_idx), []).append(name)
         return {edge: list(values.values()) for edge, values in sent.items()}
+
+    def _origin(self, name: Name, group: int) -> Any:
+        """What makes a value on a group, the same for all microbatches; an argument is its own origin."""
+        if group not in self._makers[name]:
+            return name
+        run, position = self._makers[name][group]
+        return self._equations[group, run.task], position
 
     def _sent(self, src: int, dst: int, names: Sequence[Name]) -> SentValue:
         name = names[0]
@@ -190,7 +196,7 @@ class _Analysis:
             aval=self._avals[name],
             count=len(names),
             nbytes=sum(self._routes.of_value((src, dst), name).nbytes for name in names),
-            made_by=self._making(name, src),
+            made_by=self._making(name, src) if src in self._makers[name] else None,
             read_by=tuple(self._reading(dst, name)),
             kept_as=tuple(self._kept_as[dst, name]),
         )

@@ -19,8 +19,9 @@ from mpmd.tables import first_few
 
 _RULE = """\
 An argument is on the groups whose tasks read it. A result is on the groups that make it, or on those of the
-argument whose place it takes in a next step. Bytes of arguments, results and tasks are those on each device;
-values that are sent count whole."""
+argument whose place it takes in a next step. Without a loop, arguments stay where they are, and a result is
+where what it is made of is. Bytes of arguments, results and tasks are those on each device; values that are
+sent count with the bytes that travel."""
 
 
 @dataclasses.dataclass(frozen=True)

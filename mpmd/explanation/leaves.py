@@ -15,6 +15,8 @@ from mpmd.tables import group_leaves, human_bytes, table
 class InputSummary:
     """A leaf of the arguments. It is on the groups whose tasks read it, and where a result takes its place.
 
+    Without a loop, a leaf that groups hold is sent from there to others that read it.
+
     Attributes:
       device_bytes: its bytes on each device that holds a part of it; the most of any group.
       read_by: the tasks that read the leaf.
@@ -81,7 +83,11 @@ class LeafSummary:
         if argument := self.input:
             lines.append(_place(argument) + (", donated" if argument.donated else ""))
             if argument.read_by:
-                lines += ["  is where it is read, by", *use_lines(argument.read_by)]
+                is_here = {use.mpmd_idx for use in argument.read_by} <= set(argument.mpmd_idxs)
+                place = (
+                    "is where it is read, by" if is_here else "stays where it is, and is sent; it is read by"
+                )
+                lines += [f"  {place}", *use_lines(argument.read_by)]
             else:
                 lines.append("  is read by no task")
         if result := self.output:
@@ -101,7 +107,8 @@ def _origin_lines(result: OutputSummary) -> list[str]:
     if others := [use for use in result.tasks if not use.in_loop]:
         lines += ["  of what is made by", *use_lines(others)]
     if result.sent_to:
-        lines.append(f"  is sent to {groups_text(result.sent_to)}, where {result.updates} is")
+        where = f", where {result.updates} is" if result.updates else ""
+        lines.append(f"  is sent to {groups_text(result.sent_to)}{where}")
     elif result.updates:
         lines.append(f"  takes the place of {result.updates}")
     return lines

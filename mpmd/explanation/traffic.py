@@ -21,14 +21,15 @@ class SentValue:
       count: how often it is sent in one step: once for each microbatch, or once.
       nbytes: the bytes that travel for it in one step. They are those of ``count`` whole values where both
         groups are one process.
-      made_by, read_by: the task that makes the value, and those of the receiver that read it.
+      made_by, read_by: the task that makes the value, none for an argument, and those of the receiver that
+        read it.
       kept_as: the paths of the results that the value is.
     """
 
     aval: Aval
     count: int
     nbytes: int
-    made_by: TaskUse
+    made_by: TaskUse | None
     read_by: tuple[TaskUse, ...]
     kept_as: tuple[str, ...]
 
@@ -74,5 +75,5 @@ def edge_table(edges: Sequence[EdgeTraffic]) -> str:
 
 def _sent_cells(value: SentValue) -> tuple[str, ...]:
     readers = dict.fromkeys((*(use.task for use in value.read_by), *value.kept_as))
-    lines = first_few(map(str, value.made_by.lines))
-    return f"x {value.count}", str(value.aval), value.made_by.task, first_few(readers), lines
+    maker, lines = (value.made_by.task, value.made_by.lines) if value.made_by else ("an argument", ())
+    return f"x {value.count}", str(value.aval), maker, first_few(readers), first_few(map(str, lines))

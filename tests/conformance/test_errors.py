@@ -98,14 +98,6 @@ def two_loops(state, xs, ys):
     return train(state, xs, ys)
 
 
-def no_loop(state, xs, ys):
-    return descend(state, state), layer(state[0], xs).sum() + ys.sum()
-
-
-def marks_without_a_loop(state, xs, ys):
-    return descend(state, jax.grad(mse)(state, xs[0], ys[0])), xs.sum()
-
-
 def a_loop_whose_result_is_not_used(state, xs, ys):
     train(state, xs, ys)
     return state, xs.sum()
@@ -162,11 +154,6 @@ REFUSED = {
     "gradient of a loop": (gradient_of_a_loop, ["treduce", "inside the function"]),
     "vmap of a loop": (vmap_of_a_loop, ["treduce", "vmap"]),
     "two loops": (two_loops, ["has 2 treduce loops, at", "a step takes one: merge them, or write two steps"]),
-    "no loop": (no_loop, ["the step has no treduce: wrap the loop over microbatches"]),
-    "marks without a loop": (
-        marks_without_a_loop,
-        [r"mark_stage_end at \S*models\.py:\d+", "outside of any treduce"],
-    ),
     "unused loop": (a_loop_whose_result_is_not_used, ["no result of the step depends on its treduce"]),
     "an operation's class": (of_operation(mpmd.Concat), ["is not an operation"]),
     "an operation's name": (

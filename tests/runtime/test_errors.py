@@ -98,8 +98,7 @@ def test_marks_where_no_stage_can_end(model, said):
     assert said in message and "test_errors.py:" in message
 
 
-def test_no_loop_and_two_loops():
-    assert "the step has no treduce" in compile_error(lambda params, xs: (params, xs.sum()))
+def test_two_loops():
     one = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
     message = compile_error(lambda params, xs: one(one(params, xs)[0], xs))
     assert "has 2 treduce loops" in message

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import called, size, subjaxprs
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, called, size, subjaxprs
 
 _ELEMENTWISE = frozenset(
     """
@@ -69,6 +70,23 @@ def is_elementwise(eqn: JaxprEqn) -> bool:
 def is_cheaper_than_memory(eqn: JaxprEqn) -> bool:
     """Whether running the equation, merged with its reader, costs less than to write and read its result."""
     return _all_in(eqn, _CHEAPER_THAN_MEMORY)
+
+
+def is_exact(eqn: JaxprEqn) -> bool:
+    """Whether the results are the same bits wherever, and with whatever else, the equation is compiled.
+
+    So it is for what rounds nothing: integers, keys, and values that are only moved. Random numbers, which
+    are expensive, do not count.
+    """
+    if draws_random_bits(eqn):
+        return False
+    if _all_in(eqn, _VIEW | {"concatenate", "copy", "copy_p", "gather", "pad", "select_n"}):
+        return True
+    return is_cheap(eqn) and not all(any(map(_is_rounded, atoms)) for atoms in (eqn.invars, eqn.outvars))
+
+
+def _is_rounded(atom: Atom) -> bool:
+    return jnp.issubdtype(aval_of(atom).dtype, jnp.inexact)
 
 
 def has_reduction(eqn: JaxprEqn) -> bool:

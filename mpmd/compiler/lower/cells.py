@@ -58,13 +58,14 @@ class CellLowering:
 
     Args:
       graph: the step.
+      index: the variable of the microbatch index.
       stage_groups: the group of each stage.
       table: where the executables go.
     """
 
-    def __init__(self, graph: TaskGraph, stage_groups: Sequence[int], table: ExecutableTable):
+    def __init__(self, graph: TaskGraph, index: Var, stage_groups: Sequence[int], table: ExecutableTable):
         self._graph = graph
-        self._index = graph.traced.loop.index
+        self._index = index
         self._stage_groups = stage_groups
         self._table = table
         self._stage_work = {member.work: member for member in graph.stage_work}

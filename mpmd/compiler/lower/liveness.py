@@ -29,8 +29,8 @@ def add_frees_and_donations(plan: Plan) -> Plan:
 
 
 def _kept(plan: Plan, mpmd_idx: int) -> set[Name]:
-    arguments = (leaf.name for leaf in plan.inputs if leaf.name and not leaf.donated)
-    constants = (leaf.name for leaf in plan.constants)
+    arguments = (leaf.name for leaf in plan.inputs_of(mpmd_idx).values() if leaf.name and not leaf.donated)
+    constants = (leaf.name for leaf in plan.constants_of(mpmd_idx))
     results = (leaf.name for leaf in plan.outputs_of(mpmd_idx).values())
     return {*arguments, *constants, *results}
 

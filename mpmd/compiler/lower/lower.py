@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.graph import PlacedEqn, PlacedGraph
+from mpmd.compiler.graph import Loop, PlacedEqn, PlacedGraph
 from mpmd.compiler.jaxprs.equations import free_variables, make_jaxpr, operands
 from mpmd.compiler.lower.cells import CellLowering, LoweredCell
 from mpmd.compiler.lower.executables import ExecutableTable
@@ -83,8 +83,10 @@ class _Lowering:
 
     def run(self, donated: Sequence[bool]) -> Program:
         """The program, without frees and donations."""
+        self._send_arguments()
         self._outside(after=False)
-        self._loop()
+        if self._traced.loop is not None:
+            self._loop(self._traced.loop)
         self._outside(after=True)
         plan = Plan(
             programs=tuple(GroupProgram(i, tuple(program)) for i, program in enumerate(self._programs)),
@@ -163,6 +165,16 @@ class _Lowering:
             self._programs[src].append(Send(tuple(names), dst, tag))
             self._programs[dst].append(Recv(tuple(names), src, tag))
 
+    def _send_arguments(self) -> None:
+        """Sends arguments from where they stay to the other groups that read them."""
+        wanted: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
+        for argument in self._traced.arguments:
+            homes = self._placed.homes[argument.var]
+            if elsewhere := self._uses[argument.var].keys() - homes:
+                wanted[min(homes)][argument.path] = sorted(elsewhere)
+        for group, names in sorted(wanted.items()):
+            self._send(group, names)
+
     def _outside(self, after: bool) -> None:
         members: dict[tuple[int, int], list[PlacedEqn]] = collections.defaultdict(list)
         for placed in self._placed.eqns:
@@ -215,8 +227,8 @@ class _Lowering:
             return []
         return sorted(self._uses[var].keys() - self._placed.homes[var])
 
-    def _loop(self) -> None:
-        cells = CellLowering(self._graph, self._placed.stage_groups, self._table)
+    def _loop(self, loop: Loop) -> None:
+        cells = CellLowering(self._graph, loop.index, self._placed.stage_groups, self._table)
         states = {a.state: self._names[a.initial] for a in self._graph.accumulators}
         for group, cell in total_order(self._graph.tasks):
             if (lowered := cells.lower(cell)) is not None:

@@ -10,18 +10,24 @@ A value lives on a set of groups. Three rules, applied until nothing changes:
    argument.
 
 A gathered copy of a value is made by each group whose tasks read it: the value is sent, and not the copy.
+
+In a function without a loop, arguments that groups hold already play the part of what the loop reads and
+makes: they stay, large ones draw what reads them (rule 1), and instead of rule 3 a result is on all groups
+that hold what it is made of, unless the caller wants it elsewhere. A result that several groups are to have
+is computed on one of them and sent, so that all have the same bits; so is any other array. Only what rounds
+nothing, such as zeros, integers and keys, is computed by each.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph, TaskGraph
 from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
-from mpmd.compiler.jaxprs.cost import is_cheap
+from mpmd.compiler.jaxprs.cost import is_cheap, is_exact
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.place.exchanges import number_exchanges
 from mpmd.errors import CompileError
@@ -30,17 +36,31 @@ from mpmd.ir import Spec
 NOWHERE: GroupSet = frozenset()
 
 
-def place(sharded: ShardedGraph, mpmd_dim: int) -> PlacedGraph:
+def place(
+    sharded: ShardedGraph,
+    mpmd_dim: int,
+    held: Sequence[GroupSet] | None = None,
+    wanted: Sequence[GroupSet] | None = None,
+) -> PlacedGraph:
     """Places a sharded graph on ``mpmd_dim`` groups.
+
+    Args:
+      held: for each argument of a function without a loop, the groups that have it; none for one that the
+        caller sends to whoever reads it. ``None``: the caller sends all.
+      wanted: for each result of such a function, the groups that are to have it; none, or ``None`` for all:
+        where it is made.
 
     Raises: ``CompileError`` when the schedule needs more groups.
     """
     graph = sharded.graph
-    placer = _Placer(graph, _stage_groups(graph, mpmd_dim), sharded.gathered)
-    return placer.run(mpmd_dim, sharded.specs)
+    placer = _Placer(graph, _stage_groups(graph, mpmd_dim), sharded.gathered, held or ())
+    return placer.run(mpmd_dim, sharded.specs, wanted or ())
 
 
 def _stage_groups(graph: TaskGraph, mpmd_dim: int) -> tuple[int, ...]:
+    """The group of each stage; none without a loop."""
+    if graph.traced.loop is None:
+        return ()
     schedule = graph.traced.loop.schedule
     if schedule.mpmd_dim > mpmd_dim:
         raise CompileError(
@@ -58,13 +78,22 @@ def _stage_groups(graph: TaskGraph, mpmd_dim: int) -> tuple[int, ...]:
 
 
 class _Placer:
-    def __init__(self, graph: TaskGraph, stage_groups: tuple[int, ...], gathered: Mapping[Var, Var]):
+    def __init__(
+        self,
+        graph: TaskGraph,
+        stage_groups: tuple[int, ...],
+        gathered: Mapping[Var, Var],
+        held: Sequence[GroupSet],
+    ):
         self._graph = graph
         self._gathered = gathered
+        self._has_loop = graph.traced.loop is not None
         self._traced = graph.traced
         self._arguments = [argument.var for argument in graph.traced.arguments]
         self._constants = [constant.var for constant in graph.traced.constants]
         self._results = [result.var for result in graph.traced.results]
+        self._returned = set(self._results)
+        self._held = {var: groups for var, groups in zip(self._arguments, held, strict=False) if groups}
         self._stage_groups = stage_groups
         self._loop_reads = self._groups_reading_in_loop()
         self._accumulated = {a.result: frozenset({stage_groups[a.work.stage]}) for a in graph.accumulators}
@@ -73,20 +102,9 @@ class _Placer:
         self._anchor_all()
         self._before = self._equations_before_loop()
 
-    def run(self, mpmd_dim: int, specs: Mapping[Var, Spec]) -> PlacedGraph:
-        required: dict[int, GroupSet] = {}
-        while True:
-            runs, demanded = self._demand(required)
-            carried = {
-                out: demanded[self._arguments[argument]]
-                for argument, out in self._traced.carried_state
-                if demanded[self._arguments[argument]]
-            }
-            # Grows with every round, so it ends: a group once asked for a result stays.
-            grown = {out: groups | required.get(out, NOWHERE) for out, groups in carried.items()}
-            if grown == required:
-                break
-            required = grown
+    def run(self, mpmd_dim: int, specs: Mapping[Var, Spec], wanted: Sequence[GroupSet]) -> PlacedGraph:
+        required = self._required_state() if self._has_loop else self._required_results(wanted)
+        runs, demanded = self._demand(required)
         homes = self._homes(runs, demanded)
         return PlacedGraph(
             graph=self._graph,
@@ -97,6 +115,39 @@ class _Placer:
             output_groups=tuple(required.get(i) or homes[var] for i, var in enumerate(self._results)),
             specs=specs,
         )
+
+    def _required_state(self) -> dict[int, GroupSet]:
+        """The groups of the results that a next step takes as arguments: those that read the argument."""
+        required: dict[int, GroupSet] = {}
+        while True:
+            _, demanded = self._demand(required)
+            carried = {
+                out: demanded[self._arguments[argument]]
+                for argument, out in self._traced.carried_state
+                if demanded[self._arguments[argument]]
+            }
+            # Grows with every round, so it ends: a group once asked for a result stays.
+            grown = {out: groups | required.get(out, NOWHERE) for out, groups in carried.items()}
+            if grown == required:
+                return required
+            required = grown
+
+    def _required_results(self, wanted: Sequence[GroupSet]) -> dict[int, GroupSet]:
+        """Without a loop, the groups of results: those wanted, or those that hold what the result is made of.
+
+        A scalar that a next call takes as an argument is on all groups that hold the argument. A large result
+        that is made of scalars alone is needed once.
+        """
+        required: dict[int, GroupSet] = {i: groups for i, groups in enumerate(wanted) if groups}
+        for argument, i in self._traced.carried_state:
+            var = self._arguments[argument]
+            if size(var) == 1 and var in self._held:
+                required.setdefault(i, self._held[var])
+        for i, var in enumerate(self._results):
+            made_of_scalars = size(var) > 1 and not self._anchors.get(var)
+            if held := self._preferred.get(var):
+                required.setdefault(i, frozenset({min(held)}) if made_of_scalars else held)
+        return required
 
     def _groups_reading_in_loop(self) -> dict[Var, GroupSet]:
         reading: dict[Var, GroupSet] = collections.defaultdict(frozenset)
@@ -131,6 +182,7 @@ class _Placer:
             for var in (*self._arguments, *self._constants)
             if size(var) > 1 and self._loop_reads.get(var)
         }
+        read_in_loop |= {var: groups for var, groups in self._held.items() if size(var) > 1}
         self._anchor_from(read_in_loop)
         updated = {
             self._arguments[argument]: self._anchors[result]
@@ -144,7 +196,7 @@ class _Placer:
     def _anchor_from(self, arguments: Mapping[Var, GroupSet]) -> None:
         self._eqns, self._anchor_of = [], []
         self._anchors: dict[Var, GroupSet] = {**self._accumulated, **arguments}
-        self._preferred: dict[Var, GroupSet] = dict(self._accumulated)
+        self._preferred: dict[Var, GroupSet] = {**self._accumulated, **self._held}
         for whole in self._graph.outer:
             for eqn in self._parts(whole):
                 anchor = self._anchor(eqn)
@@ -183,7 +235,11 @@ class _Placer:
 
     def _preference(self, eqn: JaxprEqn) -> GroupSet:
         preferred = [self._preferred[var] for var in operands(eqn) if self._preferred.get(var)]
-        return frozenset({max(max(groups) for groups in preferred)}) if preferred else NOWHERE
+        if not preferred:
+            return NOWHERE
+        if not self._has_loop and (common := frozenset.intersection(*preferred)):
+            return common
+        return frozenset({max(map(max, preferred))})
 
     def _demand(self, required: Mapping[int, GroupSet]) -> tuple[list[GroupSet], dict[Var, GroupSet]]:
         """The groups that run each equation, and for each variable the groups that read it."""
@@ -200,13 +256,21 @@ class _Placer:
 
     def _groups_to_run(self, eqn: JaxprEqn, anchor: GroupSet, wanted: GroupSet) -> GroupSet:
         if anchor:
-            return (anchor & wanted) or frozenset({min(anchor)})
+            able = (anchor & wanted) or frozenset({min(anchor)})
+            return able if self._has_loop else frozenset({min(able)})
         if not wanted:
             return self._preference(eqn) or self._unread(eqn)
-        return wanted if is_cheap(eqn) else frozenset({min(wanted)})
+        return wanted if self._may_repeat(eqn) else frozenset({min(wanted)})
+
+    def _may_repeat(self, eqn: JaxprEqn) -> bool:
+        """Whether each group that wants what an equation makes computes it for itself."""
+        scalars = all(size(var) == 1 and var not in self._returned for var in eqn.outvars)
+        return is_cheap(eqn) and (self._has_loop or scalars or is_exact(eqn))
 
     def _unread(self, eqn: JaxprEqn) -> GroupSet:
         """Where to run what only feeds a next step: scalars, such as a step counter, are for everyone."""
+        if not self._has_loop:
+            return frozenset({0})
         scalars = all(size(atom) == 1 for atom in (*eqn.invars, *eqn.outvars))
         return frozenset(self._stage_groups if scalars else self._stage_groups[:1])
 
@@ -214,8 +278,10 @@ class _Placer:
         homes: dict[Var, GroupSet] = dict(self._accumulated)
         for eqn, groups in zip(self._eqns, runs, strict=True):
             homes.update(dict.fromkeys(eqn.outvars, groups))
-        returned = set(self._results)
         for var in (*self._arguments, *self._constants):
             # An argument that is only returned has to be somewhere.
-            homes[var] = demanded[var] or (frozenset({0}) if var in returned else NOWHERE)
+            homes[var] = demanded[var] or (frozenset({0}) if var in self._returned else NOWHERE)
+        for var, held in self._held.items():
+            if demanded[var]:
+                homes[var] = (demanded[var] & held) or frozenset({min(held)})
         return homes

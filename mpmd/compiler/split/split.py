@@ -23,6 +23,8 @@ def split(traced: TracedStep) -> TaskGraph:
     Raises: ``CompileError`` when the schedule gives lists of tasks that cannot run or do not fit the loop.
     """
     loop = traced.loop
+    if loop is None:
+        return TaskGraph(traced, outer=traced.after, stage_work=(), accumulators=(), tasks=())
     tasks = checked_tasks(loop.schedule, loop.num_microbatches)
     order = MicrobatchOrder(loop.schedule.num_stages)
     # 1. The marks go; what they said about the equations around them stays.

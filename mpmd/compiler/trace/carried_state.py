@@ -37,7 +37,8 @@ def find_carried_state(args: Sequence[Any], traced: TracedStep) -> tuple[tuple[i
     for i, argument in enumerate(args):
         free[_structure_of(argument)][i] = None
     single = [arguments[start].var for start, end in itertools.pairwise(starts) if end == start + 1]
-    reached = _reached(single, [*_flows(traced.before), _flow_of(traced.loop), *_flows(traced.after)])
+    in_loop = [_flow_of(traced.loop)] if traced.loop else []
+    reached = _reached(single, [*_flows(traced.before), *in_loop, *_flows(traced.after)])
 
     def connected(argument: Var, result: Var) -> bool:
         there, here = aval_of(argument), aval_of(result)

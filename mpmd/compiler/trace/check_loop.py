@@ -21,7 +21,9 @@ _WHERE_A_MARK_CANNOT_BE = {
 
 
 def check_loop(jaxpr: Jaxpr) -> None:
-    """Checks that a step has one loop that can be pipelined, and marks only where a stage can end.
+    """Checks that a step has no loop or one that can be pipelined, and marks only where a stage can end.
+
+    Where there is no loop, no stage ends, and marks may be anywhere.
 
     Args:
       jaxpr: the step, with calls inlined.
@@ -31,7 +33,7 @@ def check_loop(jaxpr: Jaxpr) -> None:
     faults: list[str] = []
     loops = [eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p]
     for eqn in jaxpr.eqns:
-        if eqn.primitive is mark_p:
+        if eqn.primitive is mark_p and loops:
             faults.append(
                 f"mark_stage_end at {where(eqn)} is outside of any treduce; "
                 "only the function that treduce applies to each microbatch has stages"
@@ -42,10 +44,8 @@ def check_loop(jaxpr: Jaxpr) -> None:
                     f"the treduce at {where(eqn)} is inside {eqn.primitive}; "
                     "call it directly in the step, or in functions under jax.jit"
                 )
-            if any_inside(eqn, mark_p):
+            if any_inside(eqn, mark_p) and (loops or is_in_scope(eqn, SCOPE)):
                 faults.append(_mark_outside(eqn))
-    if not loops and not faults:
-        faults.append("the step has no treduce: wrap the loop over microbatches in mpmd.treduce")
     if len(loops) > 1:
         faults.append(
             f"the step has {len(loops)} treduce loops, at {', '.join(map(where, loops))}; "

@@ -20,11 +20,11 @@ def without_dead_code(
 
     Raises: ``CompileError`` when the results need nothing of the loop.
     """
-    live_after = _live(after, results)
+    live_after = live_eqns(after, results)
     read_after = {*free_variables(live_after), *results}
     kept = tuple(result for result in loop.results if result.result in read_after)
     while True:  # until all states that callbacks read are kept
-        body = _live(loop.eqns, [result.value for result in kept])
+        body = live_eqns(loop.eqns, [result.value for result in kept])
         read_in_loop = {*free_variables(body), *_variables(result.value for result in kept)}
         needed = tuple(r for r in loop.results if r in kept or r.state in read_in_loop)
         if needed == kept:
@@ -33,11 +33,11 @@ def without_dead_code(
     if not kept and not any(eqn.effects for eqn in body):
         raise CompileError("no result of the step depends on its treduce")
     initial = _variables(result.initial for result in kept)
-    live_before = _live(before, [*read_after, *read_in_loop, *initial])
+    live_before = live_eqns(before, [*read_after, *read_in_loop, *initial])
     return live_before, dataclasses.replace(loop, eqns=body, results=kept), live_after
 
 
-def _live(eqns: Sequence[JaxprEqn], wanted: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
+def live_eqns(eqns: Sequence[JaxprEqn], wanted: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
     """The equations, and the parts of them, that make what is wanted; and those that have effects."""
     made = {var for eqn in eqns for var in eqn.outvars}
     outvars = [var for var in dict.fromkeys(_variables(wanted)) if var in made]

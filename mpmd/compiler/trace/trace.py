@@ -1,4 +1,4 @@
-"""Traces a train step once, and finds its microbatch loop."""
+"""Traces a train step once, and finds its microbatch loop, if it has one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from mpmd.compiler.jaxprs.equations import (
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.carried_state import find_carried_state
 from mpmd.compiler.trace.check_loop import check_loop
-from mpmd.compiler.trace.dead_code import without_dead_code
+from mpmd.compiler.trace.dead_code import live_eqns, without_dead_code
+from mpmd.compiler.trace.ignore_marks import without_marks
 from mpmd.compiler.trace.number_marks import number_live_marks, number_marks
 from mpmd.reduce import treduce_p
 from mpmd.sharding import within
@@ -48,8 +49,9 @@ def trace(
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
       submeshes: those of the groups.
 
-    Raises: ``CompileError`` for a step without exactly one loop, and for marks that do not make the stages of
-      the loop's schedule.
+    Raises: ``CompileError`` for a step with several loops, and for marks that do not make the stages of the
+      loop's schedule.
+    Warns: ``PerformanceWarning`` for marks without a loop.
     """
     traced = _trace_once(fun, args, kwargs, submeshes)
     leaves, treedef = jax.tree.flatten((args, kwargs))
@@ -70,8 +72,9 @@ def _loses_weak_type(traced: TracedStep, argument: int, result: int) -> bool:
 
 def _dtypes(traced: TracedStep) -> list[Any]:
     """The dtypes of all that a step computes, other than by conversions that change weak types alone."""
-    eqns = (*traced.before, *traced.loop.eqns, *traced.after)
-    return [aval_of(result.result).dtype for result in traced.loop.results] + [
+    loop = traced.loop
+    eqns = (*traced.before, *(loop.eqns if loop else ()), *traced.after)
+    return [aval_of(result.result).dtype for result in (loop.results if loop else ())] + [
         aval.dtype
         for eqn in eqns
         for aval in avals_of(eqn.outvars)
@@ -85,21 +88,16 @@ def _trace_once(
     closed, out_shape = _make_jaxpr(fun, args, kwargs, submeshes[0])
     jaxpr, values = _inlined(closed, submeshes)
     check_loop(jaxpr)
-    at = next(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is treduce_p)
-    loop = _loop(jaxpr.eqns[at])
-    numbered = number_marks(loop)
+    if not any(eqn.primitive is treduce_p for eqn in jaxpr.eqns):
+        jaxpr = without_marks(jaxpr)
     copies, results = _results(jaxpr, values, paths(out_shape))
-    before, loop, after = without_dead_code(
-        jaxpr.eqns[:at],
-        numbered or loop,
-        [*jaxpr.eqns[at + 1 :], *copies],
-        [result.var for result in results],
-    )
-    loop = number_live_marks(loop, numbered is not None)
+    before, loop, after = _around_loop(jaxpr, copies, results)
     arguments = tuple(map(Argument, argument_paths(args, kwargs), jaxpr.invars))
-    read = {atom for eqn in (*before, *loop.eqns, *after) for atom in eqn.invars if isinstance(atom, Var)}
-    of_results = (atom for result in loop.results for atom in (result.initial, result.value))
-    read |= {atom for atom in of_results if isinstance(atom, Var)}
+    read = {atom for eqn in (*before, *after) for atom in eqn.invars if isinstance(atom, Var)}
+    if loop is not None:
+        read |= {atom for eqn in loop.eqns for atom in eqn.invars if isinstance(atom, Var)}
+        of_results = (atom for result in loop.results for atom in (result.initial, result.value))
+        read |= {atom for atom in of_results if isinstance(atom, Var)}
     constants = tuple(Constant(var, value) for var, value in values.items() if var in read)
     traced = TracedStep(
         arguments=arguments,
@@ -113,6 +111,22 @@ def _trace_once(
     )
     carried = find_carried_state((*args, *kwargs.values()), traced)
     return dataclasses.replace(traced, carried_state=carried)
+
+
+def _around_loop(
+    jaxpr: Jaxpr, copies: Sequence[JaxprEqn], results: Sequence[Result]
+) -> tuple[tuple[JaxprEqn, ...], Loop | None, tuple[JaxprEqn, ...]]:
+    """The live equations before the loop, the loop, and the live equations after it."""
+    wanted = [result.var for result in results]
+    at = next((i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is treduce_p), None)
+    if at is None:
+        return (), None, live_eqns([*jaxpr.eqns, *copies], wanted)
+    loop = _loop(jaxpr.eqns[at])
+    numbered = number_marks(loop)
+    before, loop, after = without_dead_code(
+        jaxpr.eqns[:at], numbered or loop, [*jaxpr.eqns[at + 1 :], *copies], wanted
+    )
+    return before, number_live_marks(loop, numbered is not None), after
 
 
 def _make_jaxpr(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractMesh) -> tuple[Any, Any]:

@@ -1,0 +1,46 @@
+"""Finds out how the arguments of a function without a loop are sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jax.sharding import AbstractMesh
+
+from mpmd.compiler.graph import TracedStep
+from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.ir import Spec
+from mpmd.placement import ANYWHERE, Placement
+from mpmd.specs import indivisible
+
+
+def argument_specs(
+    traced: TracedStep,
+    submeshes: Sequence[AbstractMesh],
+    in_specs: Sequence[Spec | None] | None,
+    out_specs: Sequence[Spec | None] | None,
+    held: Sequence[Placement] | None,
+) -> list[Spec | None] | None:
+    """The spec of each argument: the one given, or else as it is held, or else as it is returned.
+
+    Args:
+      in_specs, out_specs: what the caller gave for arguments and results.
+      held: where each argument is.
+
+    Returns: ``None`` when nothing is given and all are replicated.
+    """
+    returned = dict(zip((result.var for result in traced.results), out_specs or (), strict=False))
+    specs: list[Spec | None] = []
+    for i, argument in enumerate(traced.arguments):
+        spec = in_specs[i] if in_specs else None
+        if spec is None:
+            spec = _as_held(aval_of(argument.var).shape, held[i] if held else ANYWHERE, submeshes)
+        specs.append(returned.get(argument.var) if spec is None else spec)
+    return specs if any(specs) or in_specs is not None else None
+
+
+def _as_held(shape: Sequence[int], there: Placement, submeshes: Sequence[AbstractMesh]) -> Spec | None:
+    """The spec with which groups hold an array; replicated if one of them does so because it does not fit."""
+    if there.spec is None:
+        return None
+    sizes = (submeshes[group].shape for group in there.mpmd_idxs)
+    return () if any(any(indivisible(there.spec, shape, of_group)) for of_group in sizes) else there.spec

@@ -1,0 +1,39 @@
+"""Takes the marks out of a function without a loop, which has no stages."""
+
+from __future__ import annotations
+
+import warnings
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from mpmd.annotate import mark_of
+from mpmd.compiler.jaxprs.equations import Atom, lookup, substitute, with_eqns
+from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.trace.dead_code import live_eqns
+from mpmd.errors import PerformanceWarning
+
+
+def without_marks(jaxpr: Jaxpr) -> Jaxpr:
+    """The function without its marks: outside of a loop they are the identity.
+
+    Warns: ``PerformanceWarning`` when a result depends on one. The marks of a model that is called to find
+      the shapes of its weights are dead code.
+    """
+    marked = next(filter(mark_of, live_eqns(jaxpr.eqns, jaxpr.outvars)), None)
+    if marked is not None:
+        warnings.warn(
+            f"mark_stage_end at {where(marked)} is outside of any treduce, so no stage ends there: the "
+            "function runs where its arguments are, and is no pipeline. Wrap the loop over microbatches in "
+            "mpmd.treduce",
+            PerformanceWarning,
+            stacklevel=2,
+        )
+    renamed: dict[Var, Atom] = {}
+    eqns: list[JaxprEqn] = []
+    for eqn in jaxpr.eqns:
+        if mark_of(eqn):
+            values = (lookup(atom, renamed) for atom in eqn.invars)
+            renamed.update(zip(eqn.outvars, values, strict=True))
+        else:
+            eqns.append(substitute(eqn, renamed))
+    return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])
