@@ -27,3 +27,18 @@ def test_every_mutation_is_found_or_harmless(loss_fn, schedule, optimizer):
         plan = compiled.compile(state, *batch(2)).plan
     found = assert_found_or_harmless(plan)
     assert found[True] > 2000 and found[False] < found[True] / 50
+
+
+def test_every_mutation_of_a_plan_without_a_loop_is_found_or_harmless():
+    """Its arguments are sent, and taken over by what is made of them."""
+
+    def product_and_norms(params):
+        product = params[0]["w"] @ params[1]["w"] @ params[2]["w"]
+        return product, [(layer["w"] * layer["b"]).sum() for layer in params]
+
+    with mesh_of(3) as mesh:
+        step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(3)), mesh)
+        (params, _), _ = step(init(weights(3)), *batch(2))
+        plan = mpmd.jit(product_and_norms, mesh, donate_argnums=0).compile(params).plan
+    found = assert_found_or_harmless(plan)
+    assert found[True] > 20 and found[False] < found[True] / 5
