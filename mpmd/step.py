@@ -10,7 +10,7 @@ from typing import Any, get_args
 import jax
 
 from mpmd.arguments.call import Call
-from mpmd.arguments.leaves import as_described, host_value
+from mpmd.arguments.leaves import ArgumentLeaf, as_described, host_value
 from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import input_specs, output_specs
 from mpmd.array import MpmdArray, StepFuture
@@ -189,6 +189,25 @@ class LoadedStep:
         """What each group does and needs, and how long it took to compile; printable."""
         fed_back = {argument for argument, _ in self._compiled.traced.carried_state}
         return report(self.plan, self._verified, fed_back, self._seconds, self._loaded.xla_seconds)
+
+    def argument_leaves(self, argnum: int | str = 0) -> Any:
+        """Where the step reads an argument: its pytree, with an ``ArgumentLeaf`` for each leaf.
+
+        Args:
+          argnum: the argument's position, or its name.
+
+        Raises: ``ValueError`` when the step was compiled for no such argument, or for a static one.
+        """
+        leaves = [
+            ArgumentLeaf(
+                path=read.path,
+                aval=aval,
+                mpmd_idxs=read.mpmd_idxs or (0,),
+                spec=read.spec if read.mpmd_idxs else (),
+            )
+            for aval, read in zip(self._expected.avals, self.plan.inputs, strict=True)
+        ]
+        return self._expected.argument(argnum, self._signature.names, leaves)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.submit(self._signature.bind(args, kwargs))[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -52,6 +52,31 @@ class Call:
     def described_by(self, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Call:
         """A call of the same structure with these shapes and dtypes, which holds no array."""
         return dataclasses.replace(self, leaves=avals, avals=avals)
+
+    def argument(self, argnum: int | str, names: Sequence[str], leaves: Sequence[Any]) -> Any:
+        """One argument of the call, with other leaves in place of its own.
+
+        Args:
+          argnum: its position, or its name.
+          names: those of the positional parameters, which may also be passed by name.
+          leaves: for each leaf of the call, what takes its place; no pytree.
+
+        Raises: ``ValueError`` when the call has no such argument, or has a static one there.
+        """
+        args, kwargs = jax.tree.unflatten(self.treedef, leaves)
+        static = dict(self.static)
+        traced = [i for i in range(self.num_args) if i not in static]
+        given = {**dict(zip(traced, args, strict=True)), **kwargs}
+        # A parameter may be meant by its position and passed by its name, or the other way round.
+        other = dict(enumerate(names)) | {name: i for i, name in enumerate(names)}
+        for where in (argnum, other.get(argnum)):
+            if where in given:
+                return given[where]
+            if where in static:
+                raise ValueError(f"argument {argnum!r} is static")
+        raise ValueError(
+            f"there is no argument {argnum!r}; the step was compiled for {_some([*map(repr, given)])}"
+        )
 
     def function(self, fun: Callable) -> Callable:
         """``fun`` as a function of the arguments that are not static."""

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import numpy as np
 
 from mpmd.array import MpmdArray
+from mpmd.ir import Spec
 from mpmd.keys import encode
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentLeaf:
+    """A leaf of an argument, as a compiled step reads it.
+
+    Attributes:
+      path: what users call the leaf, e.g. ``args[0]['w']``.
+      aval: its shape, dtype and weak type.
+      mpmd_idxs: the groups that read it; group 0 for a leaf that the step does not read.
+      spec: how it is sharded within each of them.
+    """
+
+    path: str
+    aval: jax.ShapeDtypeStruct
+    mpmd_idxs: tuple[int, ...]
+    spec: Spec
 
 
 def describe(leaf: Any) -> jax.ShapeDtypeStruct:
