@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,6 +24,7 @@ from mpmd.program import Function, Program, export_function
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
+from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.stopwatch import Stopwatch
 
 
@@ -40,11 +41,11 @@ class RayRuntime(RuntimeBase):
     """
 
     def __init__(self, calls: ActorCalls, submeshes: Sequence[jax.sharding.AbstractMesh], platform: str):
-        super().__init__(len(submeshes))
         self._calls = calls
         self._numbers = collections.defaultdict(list)  # of each group's processes
         for process in calls.processes:
             self._numbers[process.mpmd_idx].append(process.number)
+        super().__init__([len(self._numbers[mpmd_idx]) for mpmd_idx in range(len(submeshes))])
         self._submeshes = tuple(submeshes)
         self._platform = platform
         weakref.finalize(self, calls.close_soon).atexit = False  # at exit, the groups close themselves
@@ -124,11 +125,21 @@ class RayRuntime(RuntimeBase):
         return dataclasses.replace(request, host_arrays={}, released=released), packed
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
-        try:
-            parts = self._call_group(mpmd_idx, "fetch", handle)
-            return joined(parts, _copied if self._calls.by_ray else join)
-        except RuntimeError as error:
-            return _failed(error)
+        return _joined(
+            lambda: self._call_group(mpmd_idx, "fetch", handle), _copied if self._calls.by_ray else join
+        )
+
+    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
+        return _joined(lambda: self._call_group(mpmd_idx, "copy_out", copy, handles), lambda _: None)
+
+    def write(
+        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
+    ) -> Future[list[int]]:
+        processes = list(zip(self._numbers[mpmd_idx], specs, strict=True))
+        return _joined(lambda: [self._calls.call_ray(n, "write", copy, mine) for n, mine in processes], list)
+
+    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
+        return _joined(lambda: self._call_group(mpmd_idx, "read", stored), lambda replies: replies[0])
 
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again."""
@@ -166,6 +177,14 @@ class _Exports:
 def _first(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:
     """The reply of a group's first process, once all have replied."""
     return replies[0] if len(replies) == 1 else joined(replies, lambda each: each[0])
+
+
+def _joined(call: Callable[[], list[Future]], combine: Callable[[list[Any]], Any]) -> Future:
+    """One future of calls on the processes of a group; it fails where they cannot be made."""
+    try:
+        return joined(call(), combine)
+    except RuntimeError as error:  # the group has died, or the mesh was closed
+        return _failed(error)
 
 
 def _copied(values: list[PackedValue]) -> np.ndarray:

@@ -1,7 +1,16 @@
-from . import render, simulate
+from . import checkpoint, render, simulate
 from .annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
 from .array import MpmdArray, to_host
-from .errors import CompileError, GroupDiedError, PerformanceWarning, PlanError, StepAborted, TaskError
+from .checkpoint import restore, save, save_async
+from .errors import (
+    CheckpointError,
+    CompileError,
+    GroupDiedError,
+    PerformanceWarning,
+    PlanError,
+    StepAborted,
+    TaskError,
+)
 from .mesh import MpmdMesh
 from .per_group import per_group
 from .reduce import Add, Concat, Max, Op, treduce, treduce_i
@@ -30,6 +39,7 @@ from .step import explain, mpmd_jit_with_loop
 
 __all__ = [
     "Add",
+    "CheckpointError",
     "CompileError",
     "Concat",
     "CustomSchedule",
@@ -60,6 +70,7 @@ __all__ = [
     "ZeroBubble",
     "ZeroBubbleH2",
     "ZeroBubbleV",
+    "checkpoint",
     "explain",
     "mark_pipeline_boundary",
     "mark_stage_end",
@@ -67,6 +78,9 @@ __all__ = [
     "per_group",
     "pipeline_enter_stage",
     "render",
+    "restore",
+    "save",
+    "save_async",
     "simulate",
     "to_host",
     "treduce",

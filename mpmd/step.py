@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
@@ -208,6 +209,22 @@ class LoadedStep:
             for aval, read in zip(self._expected.avals, self.plan.inputs, strict=True)
         ]
         return self._expected.argument(argnum, self._signature.names, leaves)
+
+    def restore(self, path: str | os.PathLike, argnum: int | str = 0) -> Any:
+        """Restores an argument, such as the state, from a checkpoint, to where the step reads it.
+
+        The checkpoint may be of any groups, stages and shardings, or of plain JAX. Waits until all groups
+        have read. ``mpmd.restore`` restores other pytrees, of which ``argument_leaves`` is a part.
+
+        Args:
+          path: what ``mpmd.save`` has saved, or Orbax.
+          argnum: the argument's position, or its name.
+
+        Raises: as ``mpmd.restore`` and ``argument_leaves``.
+        """
+        from mpmd.checkpoint import restore  # which imports Orbax, an optional package
+
+        return restore(path, self.argument_leaves(argnum), self._mesh)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.submit(self._signature.bind(args, kwargs))[0]

@@ -91,8 +91,10 @@ MAY_IMPORT = {
     "mpmd.mesh": "mpmd.runtime",
     "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.sharding mpmd.tree",
-    "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.ir mpmd.mesh mpmd.runtime mpmd.stopwatch mpmd.verify",
+    "mpmd.checkpoint": "mpmd.arguments mpmd.array mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.mesh "
+    "mpmd.runtime mpmd.sharding",
+    "mpmd.step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.graph mpmd.compiler.pipeline "
+    "mpmd.events mpmd.explanation mpmd.ir mpmd.mesh mpmd.runtime mpmd.stopwatch mpmd.verify",
     "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
 }
@@ -192,6 +194,18 @@ def test_importing_it_loads_neither_jax_nor_scipy(module):
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_private_jax_only_in_compat(path):
     assert path.name == "compat.py" or not any(name.startswith("jax._src") for name in imports(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_private_orbax_only_in_orbax_internals(path):
+    assert path.name == "orbax_internals.py" or not any("checkpoint._src" in name for name in imports(path))
+
+
+def test_only_checkpoints_load_orbax():
+    program = "import sys, mpmd.step, cluster; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert loaded.returncode == 0, loaded.stderr
+    assert not {"orbax", "tensorstore"} & set(loaded.stdout.split())
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

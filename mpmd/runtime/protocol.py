@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -16,6 +16,7 @@ import numpy as np
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
+from mpmd.runtime.storage import JsonSpec, StoredArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +42,11 @@ class Runtime(Protocol):
 
     Attributes:
       arguments: knows which arguments the groups keep for later calls.
+      processes_per_group: the number of processes of each group.
     """
 
     arguments: ArgumentCache
+    processes_per_group: tuple[int, ...]
 
     def load(self, program: Program) -> LoadedProgram:
         """Has every group compile its part, and waits until all have. When one fails, none keeps it."""
@@ -72,8 +75,36 @@ class Runtime(Protocol):
         """
         ...
 
+    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
+        """Has a group copy values to host memory, where ``copy`` stands for them until ``write`` or ``free``.
+
+        Returns at once. Steps submitted afterwards may take the values over. The future raises when a value
+        was lost.
+        """
+        ...
+
+    def write(
+        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
+    ) -> Future[list[int]]:
+        """Has each process of a group write what it has of copied values, while steps run.
+
+        Args:
+          copy: what ``copy_out`` has made; it is gone afterwards.
+          specs: for each process of the group, where TensorStore is to write the values.
+
+        Returns: at once a future of the number of bytes that each process has written.
+        """
+        ...
+
+    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
+        """Has each process of a group read what its devices are to hold of values. Returns at once."""
+        ...
+
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
-        """Drops a value: groups are told with their next request. Callable as ``unload`` is."""
+        """Drops a value, or a copy of values: groups are told with their next request.
+
+        Callable as ``unload`` is.
+        """
         ...
 
     def next_handle(self) -> Handle:
@@ -88,10 +119,11 @@ class Runtime(Protocol):
 class RuntimeBase(Runtime):
     """What runtimes have in common: they number values and programs, and remember which are released."""
 
-    def __init__(self, num_groups: int):
+    def __init__(self, processes_per_group: Sequence[int]):
+        self.processes_per_group = tuple(processes_per_group)
         self._handles = itertools.count()
         self._programs = itertools.count()
-        self._released = ReleaseQueue(num_groups)
+        self._released = ReleaseQueue(len(self.processes_per_group))
         # It gets no method of this object, which would then live until the garbage collector finds it.
         self.arguments = ArgumentCache(self._handles.__next__, self._released.add_handle)
         self._submitting = threading.Lock()  # so that all groups see the steps in the same order
