@@ -41,11 +41,12 @@ class RayRuntime(RuntimeBase):
     """
 
     def __init__(self, calls: ActorCalls, submeshes: Sequence[jax.sharding.AbstractMesh], platform: str):
+        super().__init__(len(submeshes))
         self._calls = calls
         self._numbers = collections.defaultdict(list)  # of each group's processes
         for process in calls.processes:
             self._numbers[process.mpmd_idx].append(process.number)
-        super().__init__([len(self._numbers[mpmd_idx]) for mpmd_idx in range(len(submeshes))])
+        self.processes_per_group = tuple(len(self._numbers[i]) for i in range(len(submeshes)))
         self._submeshes = tuple(submeshes)
         self._platform = platform
         weakref.finalize(self, calls.close_soon).atexit = False  # at exit, the groups close themselves

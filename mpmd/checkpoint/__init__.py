@@ -1,6 +1,7 @@
 """Checkpoints that Orbax reads, written and read by the groups themselves.
 
-``files.py`` has what users call, and is where to start; ``array_handler.py`` is what Orbax calls.
+``files.py`` has what users call, and is where to start; ``array_handler.py`` is what Orbax calls, and calls
+``saving.py`` and ``restoring.py``.
 ``orbax_internals.py`` has what Orbax has no public name for. The groups' part is ``mpmd/runtime/storage.py``.
 """
 

@@ -11,7 +11,8 @@ from orbax import checkpoint as orbax
 
 from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.array import MpmdArray
-from mpmd.checkpoint.array_handler import GroupRestoreArgs, registry
+from mpmd.checkpoint.array_handler import registry
+from mpmd.checkpoint.restoring import GroupRestoreArgs
 from mpmd.errors import CheckpointError, GroupDiedError
 from mpmd.mesh import GroupMesh
 

@@ -142,7 +142,8 @@ class InProcessRuntime(RuntimeBase):
     """Implements ``mpmd.runtime.protocol.Runtime`` with threads."""
 
     def __init__(self, submeshes: Sequence[jax.sharding.Mesh]):
-        super().__init__([1] * len(submeshes))
+        super().__init__(len(submeshes))
+        self.processes_per_group = (1,) * len(submeshes)
         self._mailboxes = [Mailbox() for _ in submeshes]
         self._groups = [
             _GroupThread(_worker(i, submesh, InProcessTransport(self._mailboxes, submeshes, i)))

@@ -119,11 +119,10 @@ class Runtime(Protocol):
 class RuntimeBase(Runtime):
     """What runtimes have in common: they number values and programs, and remember which are released."""
 
-    def __init__(self, processes_per_group: Sequence[int]):
-        self.processes_per_group = tuple(processes_per_group)
+    def __init__(self, num_groups: int):
         self._handles = itertools.count()
         self._programs = itertools.count()
-        self._released = ReleaseQueue(len(self.processes_per_group))
+        self._released = ReleaseQueue(num_groups)
         # It gets no method of this object, which would then live until the garbage collector finds it.
         self.arguments = ArgumentCache(self._handles.__next__, self._released.add_handle)
         self._submitting = threading.Lock()  # so that all groups see the steps in the same order

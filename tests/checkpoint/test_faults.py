@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import mpmd
-from mpmd.checkpoint import array_handler
+from mpmd.checkpoint import saving
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import mesh_of
 
@@ -202,6 +202,6 @@ def test_a_failed_save_can_be_repeated(state, tmp_path):
 def test_storage_that_the_driver_does_not_see(large, tmp_path, monkeypatch):
     """Groups on other nodes may write to disks of their own."""
     names = iter("abcdefgh")
-    monkeypatch.setattr(array_handler, "_writer", lambda mpmd_idx, rank: next(names))
+    monkeypatch.setattr(saving, "_writer", lambda mpmd_idx, rank: next(names))
     with pytest.raises(mpmd.CheckpointError, match=r"group 0 .*save to storage that the nodes of all groups"):
         mpmd.save(tmp_path / "saved", large)

@@ -7,8 +7,8 @@ import pytest
 
 import mpmd
 from mpmd.runtime import storage
-from tests.checkpoint.digests import digests
-from tests.checkpoint.states import compiled, initial_state, step_of, tokens
+from tests.support.checkpoint_state import compiled, initial_state, step_of, tokens
+from tests.support.digests import digests
 from tests.support.parity import mesh_of, uneven_mesh_of
 
 

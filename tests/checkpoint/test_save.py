@@ -15,8 +15,8 @@ import pytest
 import tensorstore as ts
 
 import mpmd
-from tests.checkpoint.digests import digests
-from tests.checkpoint.states import compiled, initial_state, tokens
+from tests.support.checkpoint_state import compiled, initial_state, tokens
+from tests.support.digests import digests
 from tests.support.parity import mesh_of
 
 
@@ -44,7 +44,7 @@ def test_orbax_restores_it_without_this_project(state, tmp_path):
     assert state["params"]["embedding"].mpmd_idxs == (0, 1)  # tied
     assert state["params"]["embedding"].spec == jax.sharding.PartitionSpec("fsdp")
     mpmd.save(tmp_path / "saved", {"state": state, "epoch": 3, "none": None})
-    script = Path(__file__).with_name("plain_orbax.py")
+    script = Path(__file__).parents[1] / "support" / "plain_orbax.py"
     target = {"state": abstract(state), "epoch": 0, "none": None}
     ran = subprocess.run(
         [sys.executable, script, tmp_path / "saved"],

@@ -14,8 +14,8 @@ import pytest
 
 import cluster
 import mpmd
-from tests.checkpoint.digests import digests
-from tests.checkpoint.states import compiled, initial_state, tokens
+from tests.support.checkpoint_state import compiled, initial_state, tokens
+from tests.support.digests import digests
 
 SECONDS = 60
 
