@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -89,11 +90,18 @@ def test_a_value_on_several_groups_is_written_once(state, tmp_path):
     }
 
 
-def test_later_steps_may_take_over_what_is_being_saved(step, state, tmp_path):
+def test_later_steps_may_take_over_what_is_being_saved(step, state, tmp_path, monkeypatch):
+    """Nothing is written before they have ended."""
     expected = digests(mpmd.to_host(state))
+    stepped = threading.Event()
+    runtime = state["count"].runtime
+    write = runtime.write
+    monkeypatch.setattr(runtime, "write", lambda *args: stepped.wait(60) and write(*args))
     saving = mpmd.save_async(tmp_path / "saved", state)
     for _ in range(3):
         state, _ = step(state, tokens())
+    jax.block_until_ready(state)
+    stepped.set()
     saving.result()
     assert digests(mpmd.to_host(step.restore(tmp_path / "saved"))) == expected
 
