@@ -64,17 +64,18 @@ def write(copies: Mapping[Handle, Sequence[HostShard]], specs: Sequence[tuple[Ha
     """
     import tensorstore as ts
 
-    context = ts.Context(_CONTEXT)
-    transaction = ts.Transaction(atomic=True)
+    context, transaction = ts.Context(_CONTEXT), ts.Transaction(atomic=True)
     writable = [(spec, copies[handle]) for handle, spec in specs if copies[handle]]
-    opening = [ts.open(ts.Spec(spec), create=True, open=True, context=context) for spec, _ in writable]
+    opening = [
+        ts.open(ts.Spec(spec), create=True, open=True, context=context, transaction=transaction)
+        for spec, _ in writable
+    ]
     writing = []
     for opened, (_, shards) in zip(opening, writable, strict=True):
         array = opened.result()
         for region, data in shards:
             _check_chunks(array, region)
-            part = array.with_transaction(transaction)[region]
-            writing.append(part.write(data, can_reference_source_data_indefinitely=True))
+            writing.append(array[region].write(data, can_reference_source_data_indefinitely=True))
     for written in writing:
         written.copy.result()
     transaction.commit_async().result()
@@ -82,7 +83,7 @@ def write(copies: Mapping[Handle, Sequence[HostShard]], specs: Sequence[tuple[Ha
 
 
 def _check_chunks(array: Any, region: Region) -> None:
-    """Of a chunk of which two processes write parts, one part would be lost."""
+    """Asserts that chunks are written whole: of one that two processes write, one part would be lost."""
     chunk = array.chunk_layout.write_chunk.shape or ()  # None of a scalar
     whole = all((part.start or 0) % size == 0 for part, size in zip(region, chunk, strict=True))
     assert whole, f"{region} is not made of whole chunks of {chunk}"
