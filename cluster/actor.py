@@ -41,10 +41,11 @@ from mpmd.runtime.requests import (
     StepReply,
     StepRequest,
 )
+from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 
-CONCURRENCY_GROUPS = {"control": 2, "watch": 1}
+CONCURRENCY_GROUPS = {"control": 2, "watch": 1, "storage": 1}
 """The threads beside the one for calls in order: for calls that must not wait for those, or never end."""
 
 
@@ -315,6 +316,19 @@ class GroupActor:
             return PackedValue(array.shape, ((None, pack(np.asarray(array))),))
         shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
         return PackedValue(array.shape, tuple((s.index, pack(np.asarray(s.data))) for s in shards))
+
+    def copy_out(self, copy: Handle, handles: Sequence[Handle]) -> None:
+        """Copies values to host memory for ``write``, after the steps requested before."""
+        self._worker.copy_out(copy, handles)
+
+    @ray.method(concurrency_group="storage")
+    def write(self, copy: Handle, specs: Sequence[tuple[Handle, JsonSpec]]) -> int:
+        """Writes a copy, whatever the group is doing, and returns the number of bytes."""
+        return self._worker.write(copy, specs)
+
+    def read(self, stored: Mapping[Handle, StoredArray]) -> StepReply:
+        """Reads what this process's devices are to hold of values."""
+        return self._worker.read(stored)
 
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,6 +29,7 @@ from mpmd.routes import Topology
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, LoadReply, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
+from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.stopwatch import Stopwatch
 
 
@@ -59,6 +60,7 @@ class RayRuntime(RuntimeBase):
         self._numbers = collections.defaultdict(list)  # of each group's processes
         for process in calls.processes:
             self._numbers[process.mpmd_idx].append(process.number)
+        self.processes_per_group = tuple(len(self._numbers[i]) for i in range(len(submeshes)))
         self._submeshes = tuple(submeshes)
         self._topology = topology
         self._arguments: dict[int, HostArguments] = {}  # by program
@@ -148,11 +150,21 @@ class RayRuntime(RuntimeBase):
         return {n: (request, arrays) for n, arrays in zip(self._numbers[mpmd_idx], packed, strict=True)}
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
-        try:
-            parts = self._call_group(mpmd_idx, "fetch", handle)
-            return joined(parts, _copied if self._calls.by_ray else join)
-        except RuntimeError as error:
-            return _failed(error)
+        return _joined(
+            lambda: self._call_group(mpmd_idx, "fetch", handle), _copied if self._calls.by_ray else join
+        )
+
+    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
+        return _joined(lambda: self._call_group(mpmd_idx, "copy_out", copy, handles), lambda _: None)
+
+    def write(
+        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
+    ) -> Future[list[int]]:
+        processes = list(zip(self._numbers[mpmd_idx], specs, strict=True))
+        return _joined(lambda: [self._calls.call_ray(n, "write", copy, mine) for n, mine in processes], list)
+
+    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
+        return _joined(lambda: self._call_group(mpmd_idx, "read", stored), lambda replies: replies[0])
 
     def measured_peaks(self) -> tuple[int | None, ...]:
         return tuple(map(self._measured_peak, range(len(self._submeshes))))
@@ -205,6 +217,14 @@ def _first(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:
 
 def _of_all(replies: Sequence[LoadReply]) -> LoadReply:
     return functools.reduce(operator.or_, replies)
+
+
+def _joined(call: Callable[[], list[Future]], combine: Callable[[list[Any]], Any]) -> Future:
+    """One future of calls on the processes of a group; it fails where they cannot be made."""
+    try:
+        return joined(call(), combine)
+    except RuntimeError as error:  # the group has died, or the mesh was closed
+        return _failed(error)
 
 
 def _copied(values: list[PackedValue]) -> np.ndarray:

@@ -1,7 +1,17 @@
-from . import render, simulate
+from . import checkpoint, render, simulate
 from .annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
 from .array import MpmdArray, to_host
-from .errors import CompileError, GroupDiedError, PerformanceWarning, PlanError, StepAborted, TaskError
+from .checkpoint import restore, save, save_async
+from .errors import (
+    CheckpointError,
+    CompileError,
+    GroupDiedError,
+    PerformanceWarning,
+    PlanError,
+    StepAborted,
+    TaskError,
+)
+from .loaded_step import explain
 from .mesh import MpmdMesh
 from .per_group import per_group
 from .reduce import Add, Concat, Max, Op, treduce, treduce_i
@@ -26,10 +36,11 @@ from .schedules import (
     ZeroBubbleH2,
     ZeroBubbleV,
 )
-from .step import explain, jit, mpmd_jit_with_loop
+from .step import jit, mpmd_jit_with_loop
 
 __all__ = [
     "Add",
+    "CheckpointError",
     "CompileError",
     "Concat",
     "CustomSchedule",
@@ -60,6 +71,7 @@ __all__ = [
     "ZeroBubble",
     "ZeroBubbleH2",
     "ZeroBubbleV",
+    "checkpoint",
     "explain",
     "jit",
     "mark_pipeline_boundary",
@@ -68,6 +80,9 @@ __all__ = [
     "per_group",
     "pipeline_enter_stage",
     "render",
+    "restore",
+    "save",
+    "save_async",
     "simulate",
     "to_host",
     "treduce",

@@ -46,3 +46,14 @@ class GroupDiedError(RuntimeError):
 
 class StepAborted(RuntimeError):
     """A group stopped waiting because another group failed; ``__cause__`` or the message says why."""
+
+
+class CheckpointError(RuntimeError):
+    """A group could not write or read its part of a checkpoint. Names the group and the path."""
+
+    def __init__(self, message: str, mpmd_idx: int):
+        super().__init__(message, mpmd_idx)
+        self.mpmd_idx = mpmd_idx
+
+    def __str__(self) -> str:
+        return self.args[0]

@@ -100,10 +100,13 @@ MAY_IMPORT = {
     "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
     "mpmd.tree",
+    "mpmd.checkpoint": "mpmd.arguments mpmd.array mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.mesh "
+    "mpmd.runtime mpmd.sharding",
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
-    "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.routes mpmd.runtime "
-    "mpmd.stopwatch mpmd.verify",
+    "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
+    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.verify",
+    "mpmd.step": "mpmd.arguments mpmd.compiler.graph mpmd.compiler.pipeline mpmd.loaded_step mpmd.mesh "
+    "mpmd.placement mpmd.runtime",
     "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
 }
@@ -203,6 +206,18 @@ def test_importing_it_loads_neither_jax_nor_scipy(module):
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_private_jax_only_in_compat(path):
     assert path.name == "compat.py" or not any(name.startswith("jax._src") for name in imports(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_private_orbax_only_in_orbax_internals(path):
+    assert path.name == "orbax_internals.py" or not any("checkpoint._src" in name for name in imports(path))
+
+
+def test_only_checkpoints_load_orbax():
+    program = "import sys, mpmd.step, cluster; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert loaded.returncode == 0, loaded.stderr
+    assert not {"orbax", "tensorstore"} & set(loaded.stdout.split())
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

@@ -7,8 +7,8 @@ import dataclasses
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, HostParts, Released, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
+from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 from mpmd.sharding import spec_of, to_sharding
@@ -142,11 +143,13 @@ class InProcessRuntime(RuntimeBase):
 
     def __init__(self, submeshes: Sequence[jax.sharding.Mesh]):
         super().__init__(len(submeshes))
+        self.processes_per_group = (1,) * len(submeshes)
         self._mailboxes = [Mailbox() for _ in submeshes]
         self._groups = [
             _GroupThread(_worker(i, submesh, InProcessTransport(self._mailboxes, submeshes, i)))
             for i, submesh in enumerate(submeshes)
         ]
+        self._writers = ThreadPoolExecutor(len(submeshes), "mpmd writer")  # which starts threads when needed
         # Also at exit: if a thread is still inside XLA when the interpreter exits, the process crashes.
         self._close = weakref.finalize(self, _close_all, tuple(self._groups))
 
@@ -213,11 +216,26 @@ class InProcessRuntime(RuntimeBase):
     def measured_peaks(self) -> tuple[int | None, ...]:
         return tuple(group.worker.measured_peak() for group in self._groups)
 
+    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
+        group = self._groups[mpmd_idx]
+        return group.submit(partial(group.worker.copy_out, copy, handles))
+
+    def write(
+        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
+    ) -> Future[list[int]]:
+        worker, (mine,) = self._groups[mpmd_idx].worker, specs
+        return self._writers.submit(lambda: [worker.write(copy, mine)])
+
+    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
+        group = self._groups[mpmd_idx]
+        return group.submit(partial(group.worker.read, stored))
+
     def close(self) -> None:
-        """Ends the threads after the steps already submitted, and waits for them."""
+        """Ends the threads after the steps already submitted, and waits for them and for what is written."""
         with self._submitting:  # a step is submitted to all groups or to none
             for group in self._groups:
                 group.end()
+        self._writers.shutdown()
         self._close()
 
 

@@ -19,6 +19,7 @@ from mpmd.memory import Holding
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.requests import Handle, LoadReply, Released, StepReply, StepRequest
+from mpmd.runtime.storage import JsonSpec, StoredArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +79,11 @@ class Runtime(Protocol):
 
     Attributes:
       arguments: knows which arguments the groups keep for later calls.
+      processes_per_group: the number of processes of each group.
     """
 
     arguments: ArgumentCache
+    processes_per_group: tuple[int, ...]
 
     def load(self, program: Program) -> LoadedProgram:
         """Has every group compile its part, and waits until all have. When one fails, none keeps it."""
@@ -109,8 +112,36 @@ class Runtime(Protocol):
         """
         ...
 
+    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
+        """Has a group copy values to host memory, where ``copy`` stands for them until ``write`` or ``free``.
+
+        Returns at once. Steps submitted afterwards may take the values over. The future raises when a value
+        was lost.
+        """
+        ...
+
+    def write(
+        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
+    ) -> Future[list[int]]:
+        """Has each process of a group write what it has of copied values, while steps run.
+
+        Args:
+          copy: what ``copy_out`` has made; it is gone afterwards.
+          specs: for each process of the group, where TensorStore is to write the values.
+
+        Returns: at once a future of the number of bytes that each process has written.
+        """
+        ...
+
+    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
+        """Has each process of a group read what its devices are to hold of values. Returns at once."""
+        ...
+
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
-        """Drops a value: groups are told with their next request. Callable as ``unload`` is."""
+        """Drops a value, or a copy of values: groups are told with their next request.
+
+        Callable as ``unload`` is.
+        """
         ...
 
     def next_handle(self) -> Handle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from mpmd.executable_memory import ExecutableMemory
 from mpmd.ir import Executable, Name, Plan, Spec
 from mpmd.program import Function, Variant, arguments, jitted
 from mpmd.routes import held_specs
+from mpmd.runtime import storage
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.requests import INLINE_BYTES, Handle, HostParts, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.transport import Transport
@@ -91,6 +92,7 @@ class GroupWorker:
         self._transport_of = transport_of
         self._agree = agree
         self._values: dict[Handle, jax.Array | _LostValue] = {}
+        self._copies: dict[Handle, dict[Handle, tuple[storage.HostShard, ...]]] = {}
         self._programs: dict[int, _CompiledProgram] = {}
         self._ahead: dict[int, _CompiledAhead] = {}
         self._synchronous = submesh.devices.flat[0].platform == "cpu"
@@ -257,10 +259,32 @@ class GroupWorker:
         """The array under a handle. Raises ``LostValueError`` when the step that makes it has failed."""
         return self._value(handle)
 
+    def copy_out(self, copy: Handle, handles: Sequence[Handle]) -> None:
+        """Copies values to host memory, for ``write``. Raises ``LostValueError`` as ``fetch``."""
+        self._copies[copy] = {handle: storage.copied_out(self._value(handle)) for handle in handles}
+
+    def write(self, copy: Handle, specs: Sequence[tuple[Handle, storage.JsonSpec]]) -> int:
+        """Writes what this process has of copied values, and returns the number of bytes; the copy is gone.
+
+        Unlike all else it may be called in another thread, while steps run.
+
+        Raises: what ``storage.write`` raises, ``RuntimeError`` when the copy was dropped.
+        """
+        copies = self._copies.pop(copy, None)
+        if copies is None:
+            raise RuntimeError("the copy was dropped before it was written: was the mesh closed?")
+        return storage.write(copies, specs)
+
+    def read(self, stored: Mapping[Handle, storage.StoredArray]) -> StepReply:
+        """Reads values, which have these handles then. Raises what ``storage.read`` raises."""
+        self._values.update(storage.read(stored, self.submesh))
+        return StepReply({})
+
     def release(self, released: Released) -> None:
         """Drops values and programs; those that a donation has taken, or that were not loaded, are gone."""
         for handle in released.handles:
             self._values.pop(handle, None)
+            self._copies.pop(handle, None)
         for number in released.programs:
             self._programs.pop(number, None)
             self._ahead.pop(number, None)
@@ -281,6 +305,7 @@ class GroupWorker:
     def close(self) -> None:
         """Drops all values and programs."""
         self._values.clear()
+        self._copies.clear()
         self._programs.clear()
         self._ahead.clear()
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import mpmd
-from mpmd.step import LoadedStep
+from mpmd.loaded_step import LoadedStep
 from tests.support.models import SGD, batch, init, make_step
 
 

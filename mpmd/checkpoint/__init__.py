@@ -1,0 +1,18 @@
+"""Checkpoints that Orbax reads, written and read by the groups themselves.
+
+``files.py`` has what users call, and is where to start; ``array_handler.py`` is what Orbax calls, and calls
+``saving.py`` and ``restoring.py``.
+``orbax_internals.py`` has what Orbax has no public name for. The groups' part is ``mpmd/runtime/storage.py``.
+"""
+
+try:
+    import orbax.checkpoint
+except ModuleNotFoundError as error:
+    raise ImportError("checkpoints need Orbax: pip install 'mpmd[checkpoint]'") from error
+else:
+    del orbax
+
+from mpmd.checkpoint.array_handler import registry
+from mpmd.checkpoint.files import handler, restore, restore_args, save, save_async
+
+__all__ = ["handler", "registry", "restore", "restore_args", "save", "save_async"]

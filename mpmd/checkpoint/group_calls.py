@@ -1,0 +1,33 @@
+"""Calls of the driver on groups, and what to make of their errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from mpmd.errors import CheckpointError, GroupDiedError
+
+
+def call(method: Any, *arguments: Any) -> Future:
+    """The future of a call on a group; a failed one where the call cannot be made."""
+    try:
+        return method(*arguments)
+    except RuntimeError as error:  # the mesh was closed
+        future: Future = Future()
+        future.set_exception(error)
+        return future
+
+
+async def results(futures: Mapping[int, Future], what: str) -> dict[int, Any]:
+    """Waits for all groups. Raises the error of one of them, with its number and what it could not do."""
+    errors = {i: await asyncio.to_thread(future.exception) for i, future in futures.items()}
+    for mpmd_idx, error in errors.items():
+        if isinstance(error, GroupDiedError):
+            error.add_note(f"Group {mpmd_idx} was to {what}.")
+            raise error
+        if error is not None:
+            message = f"group {mpmd_idx} could not {what}: {type(error).__name__}: {error}"
+            raise CheckpointError(message, mpmd_idx) from error
+    return {mpmd_idx: future.result() for mpmd_idx, future in futures.items()}

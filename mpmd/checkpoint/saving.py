@@ -1,0 +1,143 @@
+"""Saving arrays: groups copy them out, write them, and the driver looks whether all has arrived."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from orbax.checkpoint import type_handlers
+
+from mpmd.array import MpmdArray
+from mpmd.checkpoint import orbax_internals
+from mpmd.checkpoint.group_calls import call, results
+from mpmd.compat import key_impl_name
+from mpmd.errors import CheckpointError
+from mpmd.keys import is_key, raw
+from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.requests import Handle
+from mpmd.runtime.storage import JsonSpec
+
+
+class Leaf(NamedTuple):
+    """An array to save. ``handle`` is taken when it is asked for: later steps may take the array over."""
+
+    array: MpmdArray
+    handle: Handle
+    info: type_handlers.ParamInfo
+    args: type_handlers.SaveArgs
+
+
+class Part(NamedTuple):
+    """What one group saves."""
+
+    mpmd_idx: int
+    copy: Handle
+    copied: Future[None]
+    leaves: list[Leaf]
+
+
+def leaves_to_save(rows: Sequence[tuple]) -> list[Leaf]:
+    """The leaves to save, of arrays and what Orbax says of each.
+
+    Raises: ``ValueError`` that lists all arrays that cannot be saved.
+    """
+    leaves, faults = [], []
+    for array, info, args in rows:
+        if array.is_deleted():
+            faults.append(f"{info.name} was deleted, or donated to a step; save that step's result")
+        elif not array.size:
+            faults.append(f"{info.name} has the shape {array.shape}; Orbax does not save empty arrays")
+        elif not info.is_ocdbt_checkpoint:
+            faults.append(f"{info.name} is on groups, which write Orbax's format OCDBT: leave use_ocdbt on")
+        elif array.runtime is not rows[0][0].runtime:
+            faults.append(
+                f"{info.name} is on another mesh than {rows[0][1].name}; a mesh saves a checkpoint of its own"
+            )
+        else:
+            leaves.append(Leaf(array, array.handle, info, args))
+    if faults:
+        raise ValueError("this cannot be saved:\n" + "\n".join(faults))
+    return leaves
+
+
+def copy_out(leaves: Sequence[Leaf]) -> list[Part]:
+    """Asks groups to copy what they are to save; of an array on several groups, the first of them."""
+    by_group: dict[int, list[Leaf]] = collections.defaultdict(list)
+    for leaf in leaves:
+        by_group[leaf.array.mpmd_idxs[0]].append(leaf)
+    parts = []
+    for mpmd_idx, mine in sorted(by_group.items()):
+        runtime = mine[0].array.runtime
+        copy, handles = runtime.next_handle(), list(dict.fromkeys(leaf.handle for leaf in mine))
+        parts.append(Part(mpmd_idx, copy, call(runtime.copy_out, mpmd_idx, copy, handles), mine))
+    return parts
+
+
+async def write(parts: Sequence[Part]) -> list[Any]:
+    """Has groups write what they have copied, and waits until they have.
+
+    Returns: what Orbax notes of each array.
+    Raises: ``CheckpointError``, ``GroupDiedError``.
+    """
+    runtime = parts[0].leaves[0].array.runtime
+    infos = [leaf.info for part in parts for leaf in part.leaves]
+    try:
+        for info in infos:
+            await info.await_path_creation()
+        directory = infos[0].parent_dir
+        what = f"write its part of the checkpoint {directory}"
+        await results({part.mpmd_idx: part.copied for part in parts}, what)
+        specs = {part.mpmd_idx: _write_specs(part, runtime) for part in parts}
+        writing = {
+            part.mpmd_idx: call(runtime.write, part.mpmd_idx, part.copy, _opened_by(specs[part.mpmd_idx]))
+            for part in parts
+        }
+        written = await results(writing, what)
+    finally:
+        for part in parts:
+            runtime.free((part.mpmd_idx,), part.copy)
+    for mpmd_idx, sizes in written.items():
+        _check_arrived(directory, mpmd_idx, sizes)
+    return [spec.metadata for by_process in specs.values() for _, spec in by_process[0]]
+
+
+_ProcessSpecs = list[list[tuple[Handle, orbax_internals.WriteSpec]]]
+
+
+def _write_specs(part: Part, runtime: Runtime) -> _ProcessSpecs:
+    """How each process of a group is to write its leaves."""
+    return [
+        [(leaf.handle, _write_spec(leaf, _writer(part.mpmd_idx, rank))) for leaf in part.leaves]
+        for rank in range(runtime.processes_per_group[part.mpmd_idx])
+    ]
+
+
+def _write_spec(leaf: Leaf, writer: str) -> orbax_internals.WriteSpec:
+    array = leaf.array
+    described = raw(array.aval)
+    shard_shape = array.sharding.shard_shape(array.shape) + described.shape[array.ndim :]
+    key_impl = key_impl_name(array.dtype) if is_key(array) else None
+    return orbax_internals.write_spec(leaf.info, leaf.args, described, shard_shape, writer, key_impl)
+
+
+def _opened_by(specs: _ProcessSpecs) -> list[list[tuple[Handle, JsonSpec]]]:
+    return [[(handle, spec.opened_by) for handle, spec in by_process] for by_process in specs]
+
+
+def _writer(mpmd_idx: int, rank: int) -> str:
+    """A name of a process, of letters and digits."""
+    return f"g{mpmd_idx}p{rank}"
+
+
+def _check_arrived(directory: Any, mpmd_idx: int, sizes: Sequence[int]) -> None:
+    """Raises ``CheckpointError`` when this process does not find what a group has written."""
+    for rank, size in enumerate(sizes):
+        found = directory / orbax_internals.process_directory(_writer(mpmd_idx, rank))
+        if size and not found.exists():
+            raise CheckpointError(
+                f"group {mpmd_idx} has written its part of the checkpoint, but here there is no {found}: "
+                "save to storage that the nodes of all groups and the driver share",
+                mpmd_idx,
+            )

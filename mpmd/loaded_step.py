@@ -1,0 +1,258 @@
+"""A step that the groups have compiled: what it is, how it runs, and where its arguments are made."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from mpmd.arguments.call import Call
+from mpmd.arguments.leaves import ArgumentLeaf, as_described, host_value
+from mpmd.arguments.signature import CallSignature
+from mpmd.array import MpmdArray, StepFuture
+from mpmd.compiler.pipeline import CompiledStep
+from mpmd.events import Event
+from mpmd.explanation import Explanation, Report, explain_plan, report
+from mpmd.initialize import compile_init
+from mpmd.ir import Plan
+from mpmd.mesh import GroupMesh
+from mpmd.routes import Topology
+from mpmd.runtime.argument_cache import Delivery
+from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.requests import Handle, StepRequest
+from mpmd.stopwatch import Stopwatch
+from mpmd.verify import verify
+
+
+class LoadedStep:
+    """A step compiled for arguments of certain shapes and dtypes, and loaded by the groups.
+
+    Called like the function it was made from, with arguments of just these shapes and dtypes. When it is
+    dropped, the groups drop the step's executables.
+    """
+
+    def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature):
+        self._compiled = compiled
+        self._mesh = mesh  # whose groups run as long as it is held and not closed
+        self._signature = signature
+        self._expected = call
+        self._out_avals = [as_described(result.var.aval) for result in compiled.traced.results]
+        self._out_tree = jax.tree.structure(compiled.traced.out_shape)
+        runtime = mesh.runtime
+        self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
+        self._loaded = loaded = runtime.load(compiled.program)
+        weakref.finalize(self, _unload, self._runtime, loaded.number).atexit = False
+        resolved = loaded.program.plan
+        watch = Stopwatch({**compiled.seconds, **loaded.seconds})
+        with watch("verify"):
+            self._verified = compiled.verified if resolved is compiled.program.plan else verify(resolved)
+        self._seconds = watch.seconds
+        self._plan = plan = loaded.plan
+        groups = range(len(plan.programs))
+        self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
+        self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
+
+    @property
+    def compiled(self) -> CompiledStep:
+        """What the compiler made; its specs may still be open."""
+        return self._compiled
+
+    @property
+    def plan(self) -> Plan:
+        """The verified programs of all groups, with what XLA needs to run them; printable."""
+        return self._plan
+
+    @property
+    def topology(self) -> Topology:
+        """The processes of the groups that have loaded the step."""
+        return self._mesh.topology
+
+    def report(self) -> Report:
+        """What each group does and needs, and how long it took to compile; printable.
+
+        It asks the allocators of the groups' devices for their peaks so far; those of CPUs do not count them.
+        """
+        runtime = self._runtime()
+        return report(
+            plan=self.plan,
+            topology=self.topology,
+            verified=self._verified,
+            updated={argument for argument, _ in self._compiled.traced.carried_state},
+            seconds=self._seconds,
+            xla_seconds=self._loaded.xla_seconds,
+            holdings=self._loaded.holdings,
+            measured_peaks=runtime.measured_peaks() if runtime else (None,) * len(self.plan.programs),
+        )
+
+    def argument_leaves(self, argnum: int | str = 0) -> Any:
+        """Where the step reads an argument: its pytree, with an ``ArgumentLeaf`` for each leaf.
+
+        Args:
+          argnum: the argument's position, or its name.
+
+        Raises: ``ValueError`` when the step was compiled for no such argument, or for a static one.
+        """
+        leaves = [
+            ArgumentLeaf(
+                path=read.path,
+                aval=aval,
+                mpmd_idxs=read.mpmd_idxs or (0,),
+                spec=read.spec if read.mpmd_idxs else (),
+            )
+            for aval, read in zip(self._expected.avals, self.plan.inputs, strict=True)
+        ]
+        return self._expected.argument(argnum, self._signature.names, leaves)
+
+    def init(self, fun: Callable, *args: Any, argnum: int | str = 0) -> Any:
+        """Makes an argument of the step, such as its state, where the step reads it: ``fun(*args)``.
+
+        Each group computes the leaves that it reads, sharded as it reads them. The whole is nowhere, and the
+        driver holds none of it. The values are those of ``jax.jit(fun)(*args)``; random numbers are, too, if
+        they do not depend on how they are sharded, as JAX's default keys do not.
+
+        Args:
+          fun: makes a pytree like the argument.
+          args: pytrees of arrays, such as a key.
+          argnum: the argument's position in the step's call, or its name.
+
+        Returns: the argument, of ``MpmdArray``s. Nothing waits until it is made.
+        Raises: ``CompileError`` naming the leaves that have another shape or dtype than the step reads, or
+          that only one of them has; ``ValueError`` as ``argument_leaves``.
+        """
+        signature = CallSignature.of(fun, (), (), ())
+        call = signature.bind(args, {})
+        compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
+        return LoadedStep(compiled, call, self._mesh, signature).submit(call)[0]
+
+    def restore(self, path: str | os.PathLike, argnum: int | str = 0) -> Any:
+        """Restores an argument, such as the state, from a checkpoint, to where the step reads it.
+
+        The checkpoint may be of any groups, stages and shardings, or of plain JAX. Waits until all groups
+        have read. ``mpmd.restore`` restores other pytrees, of which ``argument_leaves`` is a part.
+
+        Args:
+          path: what ``mpmd.save`` has saved, or Orbax.
+          argnum: the argument's position, or its name.
+
+        Raises: as ``mpmd.restore`` and ``argument_leaves``.
+        """
+        from mpmd.checkpoint import restore  # which imports Orbax, an optional package
+
+        return restore(path, self.argument_leaves(argnum), self._mesh)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.submit(self._signature.bind(args, kwargs))[0]
+
+    def profile(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Event, ...]]:
+        """Runs a step, waits for it, and returns its result and when each group did what."""
+        result, future = self.submit(self._signature.bind(args, kwargs), profile=True)
+        return result, tuple(event for reply in future.replies() for event in reply.events)
+
+    def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
+        """Submits a step. Returns its result, and what the groups reply.
+
+        Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` when the
+          mesh was closed since; while a result of a step on a cluster is alive, the replies raise it instead.
+        """
+        self._expected.check_serves(call)
+        call.check_donations()
+        runtime = self._runtime()
+        if runtime is None:
+            raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
+        if self._compiled.traced.loop is None:
+            call.check_held(runtime)
+        results = [runtime.next_handle() for _ in self.plan.outputs]
+        with runtime.arguments.delivery(len(self.plan.programs)) as delivery:
+            arguments = self._collect(call, runtime, delivery)
+            step = runtime.next_handle()  # steps are submitted in ascending order
+            requests = self._requests(step, arguments, results, delivery, profile)
+            try:
+                replies = runtime.submit_step(requests)
+            except BaseException:  # also an interrupt: some of the groups may have got their request
+                delivery.cancel()
+                for leaf, handle in zip(self.plan.outputs, results, strict=True):
+                    runtime.free(leaf.mpmd_idxs, handle)
+                call.delete_donated()
+                raise
+            delivery.commit(replies.values())
+        call.delete_donated()
+        future = StepFuture(replies)
+        return self._result(runtime, results, future), future
+
+    def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
+        submeshes = self._mesh.abstract_submeshes
+        arrays = [
+            MpmdArray(
+                aval=aval,
+                mpmd_idxs=leaf.mpmd_idxs,
+                spec=leaf.spec or (),
+                submesh=submeshes[leaf.mpmd_idxs[0]],
+                runtime=runtime,
+                handle=handle,
+                future=future,
+            )
+            for aval, leaf, handle in zip(self._out_avals, self.plan.outputs, handles, strict=True)
+        ]
+        return jax.tree.unflatten(self._out_tree, arrays)
+
+    def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
+        """A handle for each argument leaf that is read; those that groups lack are added to the delivery."""
+        handles: dict[int, Handle] = {}
+        for i, (leaf, wanted) in enumerate(zip(call.leaves, self.plan.inputs, strict=True)):
+            if wanted.name is None:
+                continue
+            if isinstance(leaf, MpmdArray) and leaf.is_on(runtime, wanted.mpmd_idxs):
+                handles[i] = leaf.handle
+                continue
+            # Only an array that cannot change or be deleted is the same at the next call.
+            array = leaf if isinstance(leaf, jax.Array) and not call.donated[i] else None
+            handle = None if array is None else delivery.find(array, wanted.mpmd_idxs)
+            if handle is None:
+                value = host_value(leaf, call.avals[i], call.donated[i])
+                handle = delivery.send(value, wanted.mpmd_idxs, array)
+            handles[i] = handle
+        return handles
+
+    def _requests(
+        self,
+        step: int,
+        arguments: dict[int, Handle],
+        results: Sequence[Handle],
+        delivery: Delivery,
+        profile: bool,
+    ) -> dict[int, StepRequest]:
+        """What each group is asked."""
+        return {
+            group: StepRequest(
+                program=self._loaded.number,
+                step=step,
+                inputs=tuple(arguments[i] for i in inputs),
+                outputs=tuple(results[i] for i in outputs),
+                host_arrays=delivery.host_arrays[group],
+                transient=delivery.transient(group),
+                profile=profile,
+            )
+            for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
+        }
+
+
+def _unload(runtime: weakref.ref[Runtime], program: int) -> None:
+    if (running := runtime()) is not None:
+        running.unload(program)
+
+
+def explain(step: LoadedStep) -> Explanation:
+    """Explains a step that ``mpmd_jit_with_loop(...).compile(...)`` returned.
+
+    ``print(mpmd.explain(step))`` is an overview: where arguments and results are, what is sent, and what the
+    tasks do. ``print(mpmd.explain(step).leaf("params['w']"))`` tells all about one of them.
+
+    Raises: ``TypeError`` for anything but a compiled step.
+    """
+    if not isinstance(step, LoadedStep):
+        raise TypeError(f"explain takes a compiled step, mpmd_jit_with_loop(...).compile(...), not {step!r}")
+    compiled = step.compiled
+    return explain_plan(step.plan, step.topology, compiled.program.jaxprs, compiled.traced.carried_state)

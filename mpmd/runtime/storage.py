@@ -1,0 +1,127 @@
+"""A group's values and TensorStore: what a process has of them is copied out, written, and read.
+
+TensorStore is imported when it is used, because programs without checkpoints need not have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mpmd.ir import Spec
+from mpmd.runtime.requests import Handle
+from mpmd.sharding import to_sharding
+from mpmd.specs import fitting
+
+JsonSpec = Mapping[str, Any]
+"""What TensorStore opens an array by."""
+
+Region = tuple[Any, ...]
+"""A slice for each dimension."""
+
+_CONTEXT = {
+    "file_io_concurrency": {"limit": 32},
+    "cache_pool#ocdbt": {"total_bytes_limit": 100_000_000},  # which the specs name, for the nodes of a tree
+}
+
+
+class HostShard(NamedTuple):
+    """A part of a value, in host memory."""
+
+    region: Region
+    data: np.ndarray
+
+
+class StoredArray(NamedTuple):
+    """An array to read: what TensorStore opens it by, and the dtype and the sharding that it is to have."""
+
+    opened_by: JsonSpec
+    dtype: np.dtype
+    spec: Spec
+
+
+def copied_out(array: jax.Array) -> tuple[HostShard, ...]:
+    """What this process has of an array, in host memory; of what several devices of the group have, one copy.
+
+    The array may be donated afterwards: JAX copies an array on a CPU of which numpy has a view.
+    """
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    for shard in shards:
+        shard.data.copy_to_host_async()
+    return tuple(HostShard(shard.index, np.asarray(shard.data)) for shard in shards)
+
+
+def write(copies: Mapping[Handle, Sequence[HostShard]], specs: Sequence[tuple[Handle, JsonSpec]]) -> int:
+    """Writes shards of arrays, and returns the number of bytes. All of it is committed at once, at the end.
+
+    Args:
+      specs: where each array goes; an array may go to several places, or to none.
+
+    Raises: what TensorStore raises, ``ValueError`` for most faults of the storage.
+    """
+    import tensorstore as ts
+
+    context, transaction = ts.Context(_CONTEXT), ts.Transaction(atomic=True)
+    writable = [(spec, copies[handle]) for handle, spec in specs if copies[handle]]
+    opening = [
+        ts.open(ts.Spec(spec), create=True, open=True, context=context, transaction=transaction)
+        for spec, _ in writable
+    ]
+    writing = []
+    for opened, (_, shards) in zip(opening, writable, strict=True):
+        array = opened.result()
+        for region, data in shards:
+            _check_chunks(array, region)
+            writing.append(array[region].write(data, can_reference_source_data_indefinitely=True))
+    for written in writing:
+        written.copy.result()
+    transaction.commit_async().result()
+    return sum(data.nbytes for _, shards in writable for _, data in shards)
+
+
+def _check_chunks(array: Any, region: Region) -> None:
+    """Asserts that chunks are written whole: of one that two processes write, one part would be lost."""
+    chunk = array.chunk_layout.write_chunk.shape or ()  # None of a scalar
+    whole = all((part.start or 0) % size == 0 for part, size in zip(region, chunk, strict=True))
+    assert whole, f"{region} is not made of whole chunks of {chunk}"
+
+
+def read(stored: Mapping[Handle, StoredArray], submesh: jax.sharding.Mesh) -> dict[Handle, jax.Array]:
+    """Reads arrays onto a submesh. Each process reads what its devices hold, and that once.
+
+    Raises: what TensorStore raises, ``ValueError`` for most faults of the storage.
+    """
+    import tensorstore as ts
+
+    context = ts.Context(_CONTEXT)
+    opening = [ts.open(ts.Spec(array.opened_by), open=True, context=context) for array in stored.values()]
+    reading = [
+        _Reading(opened.result(), array, submesh)
+        for opened, array in zip(opening, stored.values(), strict=True)
+    ]
+    return {handle: array.result() for handle, array in zip(stored, reading, strict=True)}
+
+
+class _Reading:
+    """Reads the parts of one array that this process's devices are to hold, each once."""
+
+    def __init__(self, opened: Any, wanted: StoredArray, submesh: jax.sharding.Mesh):
+        self._shape = tuple(opened.shape)
+        self._dtype = wanted.dtype
+        self._sharding = to_sharding(fitting(wanted.spec, self._shape, submesh.shape), submesh)
+        regions = self._sharding.addressable_devices_indices_map(self._shape).values()
+        self._parts: dict[str, Any] = {}
+        for region in regions:
+            if str(region) not in self._parts:  # slices are no keys before Python 3.12
+                self._parts[str(region)] = opened[region].read()
+
+    def _part(self, region: Region | None) -> np.ndarray:
+        return np.asarray(self._parts[str(region)].result()).astype(self._dtype, copy=False)
+
+    def result(self) -> jax.Array:
+        """Waits for the parts."""
+        with jax.enable_x64(True):  # so that no value is narrowed
+            return jax.make_array_from_callback(self._shape, self._sharding, self._part)
