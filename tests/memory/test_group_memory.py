@@ -106,6 +106,7 @@ def test_messages_that_wait_for_their_reader_are_never_ahead():
     [
         (Holding.RECEIVER, 0, 5),
         (Holding.COPIED, 1, 5),
+        (Holding.KEPT, 0, 5),
         (Holding.SLOTS, 6, 5),
         (Holding.ELSEWHERE, 0, 0),
     ],
