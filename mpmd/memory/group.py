@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mpmd.ir import AnyTask, Edge, Free, GroupProgram, Name, Plan, Recv, Run
 from mpmd.memory.kinds import kinds_of, sums_of
-from mpmd.memory.messages import Arrival, Holding, MessageKey, Stay, kept_bytes, largest_sent, stays
+from mpmd.memory.messages import EarliestArrival, Holding, MessageKey, Stay, kept_bytes, largest_sent, stays
 from mpmd.memory.sizes import sizes_on_devices
 
 
@@ -81,7 +81,7 @@ class _Moment(NamedTuple):
 
 def group_memories(
     plan: Plan,
-    arrivals: Mapping[MessageKey, Arrival],
+    arrivals: Mapping[MessageKey, EarliestArrival],
     holdings: Mapping[Edge, Holding] | None = None,
     updated: Collection[Name] = (),
 ) -> tuple[GroupMemory, ...]:
@@ -105,7 +105,7 @@ class _Group:
         self,
         plan: Plan,
         program: GroupProgram,
-        arrivals: Mapping[MessageKey, Arrival],
+        arrivals: Mapping[MessageKey, EarliestArrival],
         holdings: Mapping[Edge, Holding],
     ):
         self._plan = plan

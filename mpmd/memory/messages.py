@@ -29,7 +29,7 @@ class Holding(enum.Enum):
     ELSEWHERE = "elsewhere"
 
 
-class Arrival(NamedTuple):
+class EarliestArrival(NamedTuple):
     """When a message can be there at the earliest, whatever the timing.
 
     Attributes:
@@ -51,7 +51,7 @@ class Stay(NamedTuple):
     """
 
     key: MessageKey
-    arrival: Arrival
+    arrival: EarliestArrival
     used: int
     dropped: int
     nbytes: int
@@ -70,7 +70,10 @@ class Stay(NamedTuple):
 
 
 def stays(
-    plan: Plan, program: GroupProgram, sizes: Mapping[Name, int], arrivals: Mapping[MessageKey, Arrival]
+    plan: Plan,
+    program: GroupProgram,
+    sizes: Mapping[Name, int],
+    arrivals: Mapping[MessageKey, EarliestArrival],
 ) -> list[Stay]:
     """The messages that a group receives. Each is used at the latest at the end of the program."""
     end = len(program.instructions)
