@@ -33,7 +33,7 @@ SHAPE = {"stage": 2, "data": 2}
 GROUPS = ({"rows": 2, "columns": 2}, {"rows": 1, "columns": 2})
 """Of two processes each: of the first group, each has half of the rows, and of the second, of the columns."""
 READERS = {"columns": P(None, "rows", "columns"), "all": P(None, "rows")}
-TRANSPORTS = ("shared_memory", "device")
+TRANSPORTS = ("shared_memory", "network")
 ONE, TWO, JIT = "one process", "two processes", "jax.jit, one device"
 
 

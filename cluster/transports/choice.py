@@ -80,14 +80,12 @@ def holdings(
       chosen: what ``choose`` has returned.
       platform: that of the groups' devices.
     """
-    in_host_memory = Holding.SLOTS if platform == "cpu" else Holding.ELSEWHERE
-    rules = {
-        OBJECT_STORE: Holding.ELSEWHERE,
-        DEVICE: Holding.COPIED,
-        SHARED_MEMORY: in_host_memory,
-        NETWORK: in_host_memory,
-    }
-    by_memory = [Holding.ELSEWHERE, Holding.COPIED, Holding.SLOTS]
+    rules = {OBJECT_STORE: Holding.ELSEWHERE, DEVICE: Holding.COPIED}
+    if platform == "cpu":
+        rules |= {SHARED_MEMORY: Holding.SLOTS, NETWORK: Holding.KEPT}
+    else:
+        rules |= {SHARED_MEMORY: Holding.ELSEWHERE, NETWORK: Holding.ELSEWHERE}
+    by_memory = [Holding.ELSEWHERE, Holding.COPIED, Holding.KEPT, Holding.SLOTS]
     found: dict[Edge, Holding] = {}
     for (i, j), name in chosen.items():
         a, b = processes[i].mpmd_idx, processes[j].mpmd_idx

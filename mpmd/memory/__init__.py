@@ -7,11 +7,11 @@ a value is for.
 """
 
 from mpmd.memory.group import GroupMemory, MemoryParts, group_memories
-from mpmd.memory.messages import Arrival, Holding
+from mpmd.memory.messages import EarliestArrival, Holding
 from mpmd.memory.sizes import device_bytes, sizes_on_devices
 
 __all__ = [
-    "Arrival",
+    "EarliestArrival",
     "GroupMemory",
     "Holding",
     "MemoryParts",

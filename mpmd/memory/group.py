@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mpmd.ir import AnyTask, Edge, Free, GroupProgram, Name, Plan, Recv, Run
 from mpmd.memory.kinds import kinds_of, sums_of
-from mpmd.memory.messages import Arrival, Holding, MessageKey, Stay, largest_sent, slot_bytes, stays
+from mpmd.memory.messages import EarliestArrival, Holding, MessageKey, Stay, kept_bytes, largest_sent, stays
 from mpmd.memory.sizes import sizes_on_devices
 
 
@@ -81,7 +81,7 @@ class _Moment(NamedTuple):
 
 def group_memories(
     plan: Plan,
-    arrivals: Mapping[MessageKey, Arrival],
+    arrivals: Mapping[MessageKey, EarliestArrival],
     holdings: Mapping[Edge, Holding] | None = None,
     updated: Collection[Name] = (),
 ) -> tuple[GroupMemory, ...]:
@@ -94,8 +94,8 @@ def group_memories(
     """
     holdings = holdings or {}
     groups = [_Group(plan, program, arrivals, holdings) for program in plan.programs]
-    slots = {edge: nbytes for group in groups for edge, nbytes in group.slots.items()}
-    return tuple(group.memory(slots, updated) for group in groups)
+    kept = {edge: nbytes for group in groups for edge, nbytes in group.kept.items()}
+    return tuple(group.memory(kept, updated) for group in groups)
 
 
 class _Group:
@@ -105,7 +105,7 @@ class _Group:
         self,
         plan: Plan,
         program: GroupProgram,
-        arrivals: Mapping[MessageKey, Arrival],
+        arrivals: Mapping[MessageKey, EarliestArrival],
         holdings: Mapping[Edge, Holding],
     ):
         self._plan = plan
@@ -118,16 +118,16 @@ class _Group:
         self._temporaries = {name: memory.temporaries if memory else 0 for name, memory in memories.items()}
         of_edge: dict[Edge, list[Stay]] = collections.defaultdict(list)
         for stay in self._stays:
-            if self._holding(stay.key[0]) == Holding.SLOTS:
+            if self._holding(stay.key[0]) in (Holding.KEPT, Holding.SLOTS):
                 of_edge[stay.key[0]].append(stay)
         end = len(program.instructions)
-        self.slots = {edge: slot_bytes(found, end) for edge, found in of_edge.items()}
+        self.kept = {edge: kept_bytes(found, end) for edge, found in of_edge.items()}
 
     def _holding(self, edge: Edge) -> Holding:
         return self._holdings.get(edge, Holding.RECEIVER)
 
-    def memory(self, slots: Mapping[Edge, int], updated: Collection[Name]) -> GroupMemory:
-        """What the devices need, given the slots of all edges."""
+    def memory(self, kept: Mapping[Edge, int], updated: Collection[Name]) -> GroupMemory:
+        """What the devices need, given what is kept for the messages of all edges."""
         held: dict[Name, int] = {}
         live, worst, worst_position = 0, _Moment(None, 0, 0, 0), 0
         for position, moment in enumerate(self._moments(held)):
@@ -139,15 +139,15 @@ class _Group:
             if position == worst_position:
                 break
         sums = sums_of(held, kinds_of(self._plan, self._program, updated))
-        kept = self._sent_and_kept(slots)
+        sent = self._of_sent(kept)
         temporaries = worst.temporaries if self._compiled else None
-        parts = MemoryParts(**sums, messages=worst.in_flight + kept, temporaries=temporaries)
+        parts = MemoryParts(**sums, messages=worst.in_flight + sent, temporaries=temporaries)
         return GroupMemory(live, parts, worst.task)
 
-    def _sent_and_kept(self, slots: Mapping[Edge, int]) -> int:
-        """What transports keep of the messages that the group sends."""
+    def _of_sent(self, kept: Mapping[Edge, int]) -> int:
+        """What transports hold here of the messages that the group sends."""
         return sum(
-            slots[edge] if self._holding(edge) == Holding.SLOTS else nbytes
+            kept[edge] if self._holding(edge) == Holding.SLOTS else nbytes
             for edge, nbytes in largest_sent(self._program, self._sizes).items()
             if self._holding(edge) in (Holding.SLOTS, Holding.COPIED)
         )
@@ -201,11 +201,11 @@ class _Group:
     def _in_flight(self) -> list[int]:
         """For each position and the end, the bytes of messages that may be there and unused.
 
-        Those in slots count as all slots of their edge, less what is in use.
+        Where memory is kept, all that is kept for the edge counts, less what is in use.
         """
         end = len(self._program.instructions)
         changes = [0] * (end + 2)
-        changes[0] = sum(self.slots.values())
+        changes[0] = sum(self.kept.values())
         for stay in self._stays:
             holding = self._holding(stay.key[0])
             if holding in (Holding.RECEIVER, Holding.COPIED):
@@ -213,7 +213,7 @@ class _Group:
                     if span:
                         changes[span.start] += stay.nbytes
                         changes[span.stop] -= stay.nbytes
-            elif holding == Holding.SLOTS:
+            elif holding in (Holding.KEPT, Holding.SLOTS):
                 changes[stay.used] -= stay.nbytes
                 changes[min(stay.dropped, end) + 1] += stay.nbytes
         amounts, now = [], 0

@@ -17,17 +17,19 @@ class Holding(enum.Enum):
     """Where a message is between its ``send`` and the first use of its values.
 
     ``RECEIVER``: in the receiver's memory. ``COPIED``: in the receiver's memory; the sender has a copy of the
-    message that is on its way. ``SLOTS``: in memory that both processes map or fill, and that is kept for
-    later messages: as much as those of an edge can occupy at once. ``ELSEWHERE``: in no group's memory.
+    message that is on its way. ``KEPT``: in memory of the receiver that is kept for later messages: as much
+    as those of an edge can occupy at once. ``SLOTS``: the same, in memory that both processes map.
+    ``ELSEWHERE``: in no group's memory.
     """
 
     RECEIVER = "receiver"
     COPIED = "copied"
+    KEPT = "kept"
     SLOTS = "slots"
     ELSEWHERE = "elsewhere"
 
 
-class Arrival(NamedTuple):
+class EarliestArrival(NamedTuple):
     """When a message can be there at the earliest, whatever the timing.
 
     Attributes:
@@ -49,7 +51,7 @@ class Stay(NamedTuple):
     """
 
     key: MessageKey
-    arrival: Arrival
+    arrival: EarliestArrival
     used: int
     dropped: int
     nbytes: int
@@ -68,7 +70,10 @@ class Stay(NamedTuple):
 
 
 def stays(
-    plan: Plan, program: GroupProgram, sizes: Mapping[Name, int], arrivals: Mapping[MessageKey, Arrival]
+    plan: Plan,
+    program: GroupProgram,
+    sizes: Mapping[Name, int],
+    arrivals: Mapping[MessageKey, EarliestArrival],
 ) -> list[Stay]:
     """The messages that a group receives. Each is used at the latest at the end of the program."""
     end = len(program.instructions)
@@ -110,8 +115,8 @@ def most_at_once(spans: Iterable[tuple[range, int]]) -> int:
     return most
 
 
-def slot_bytes(of_edge: Iterable[Stay], end: int) -> int:
-    """The bytes of the slots of an edge: for each size, as many as messages of that size are in at once."""
+def kept_bytes(of_edge: Iterable[Stay], end: int) -> int:
+    """What is kept for the messages of an edge: of each size, as many as are in memory at once."""
     of_size: dict[int, list[tuple[range, int]]] = collections.defaultdict(list)
     for stay in of_edge:
         of_size[stay.nbytes] += [(span, stay.nbytes) for span in stay.in_memory(end)]

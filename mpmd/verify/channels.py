@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from mpmd.ir import Edge, Instruction, Name, Plan, Recv, Run, Send
-from mpmd.memory import Arrival
+from mpmd.memory import EarliestArrival
 from mpmd.verify.structure import describe
 
 
@@ -110,7 +110,7 @@ class Channels:
 
     capacities: Mapping[Edge, int]
     unread: tuple[tuple[Edge, int], ...]
-    arrivals: Mapping[tuple[Edge, int], Arrival]
+    arrivals: Mapping[tuple[Edge, int], EarliestArrival]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -183,12 +183,12 @@ def channels_of(plan: Plan, order: Sequence[int]) -> Channels:
     )
 
 
-def _arrival(message: _SentMessage, clocks: Sequence[np.ndarray]) -> Arrival:
+def _arrival(message: _SentMessage, clocks: Sequence[np.ndarray]) -> EarliestArrival:
     """The earliest arrival of a message, given the vector clocks of the ends of the groups' programs."""
     receiver = message.edge[1]
     position = int(message.clock[receiver])
     if position:
-        return Arrival(position, None)
+        return EarliestArrival(position, None)
     # What precedes the send begins after the step before has ended on the groups that take part in it.
     before = (clocks[group][receiver] for group in np.flatnonzero(message.clock).tolist())
-    return Arrival(0, int(max(before)))
+    return EarliestArrival(0, int(max(before)))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from mpmd.errors import PlanError
 from mpmd.ir import Edge, Plan
-from mpmd.memory import Arrival, GroupMemory, group_memories
+from mpmd.memory import EarliestArrival, GroupMemory, group_memories
 from mpmd.verify.channels import (
     channels_of,
     check_deadlock,
@@ -42,7 +42,7 @@ class Verified:
     memory: tuple[GroupMemory, ...]
     peak_values: tuple[int, ...]
     capacities: Mapping[Edge, int]
-    arrivals: Mapping[tuple[Edge, int], Arrival]
+    arrivals: Mapping[tuple[Edge, int], EarliestArrival]
 
     @property
     def live_bytes(self) -> tuple[int, ...]:

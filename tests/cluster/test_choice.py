@@ -65,7 +65,7 @@ def test_between_a_cpu_and_an_accelerator_messages_go_by_host_memory(platforms):
 
 def test_messages_are_held_as_the_transport_of_the_edge_holds_them():
     groups = [group(0, "a"), group(1, "a"), group(2, "b", ("object_store",))]
-    assert holdings(choose("auto", [groups[0], group(1, "b")]), groups, "cpu")[0, 1] == Holding.SLOTS
+    assert holdings(choose("auto", [groups[0], group(1, "b")]), groups, "cpu")[0, 1] == Holding.KEPT
     chosen = choose("auto", groups)
     assert holdings(chosen, groups, "cpu") == {
         (0, 1): Holding.SLOTS,

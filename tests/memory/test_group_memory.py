@@ -18,7 +18,7 @@ from mpmd.ir import (
     Send,
     parse_task,
 )
-from mpmd.memory import Arrival, Holding, MemoryParts, group_memories
+from mpmd.memory import EarliestArrival, Holding, MemoryParts, group_memories
 from mpmd.schedules import GPipe
 from mpmd.verify import verify
 from tests.support.plans import ACTIVATION, pipeline_plan, run_of
@@ -84,7 +84,7 @@ def test_temporaries_are_unknown_before_the_groups_have_compiled():
 def test_messages_count_from_when_they_can_be_there():
     """Nothing keeps the first group from being three messages and a step ahead."""
     verified = verify(forwards())
-    assert verified.arrivals[(0, 1), 2] == Arrival(0, 0)
+    assert verified.arrivals[(0, 1), 2] == EarliestArrival(0, 0)
     first, second = verified.memory
     assert first.peak == MemoryParts(arguments=SIZE, activations=SIZE)
     # While the first task runs, two messages of its step and three of the next one wait.
@@ -106,6 +106,7 @@ def test_messages_that_wait_for_their_reader_are_never_ahead():
     [
         (Holding.RECEIVER, 0, 5),
         (Holding.COPIED, 1, 5),
+        (Holding.KEPT, 0, 5),
         (Holding.SLOTS, 6, 5),
         (Holding.ELSEWHERE, 0, 0),
     ],
