@@ -332,7 +332,7 @@ class ActorCalls:
         """What every process is doing. Waits ``STATUS_SECONDS`` at most for their answers."""
         living = [p.number for p in self.processes if self._pending.death_of(p.mpmd_idx) is None]
         answers: dict[int, ray.ObjectRef] = {}
-        if self._session.is_connected and self._thread.is_alive():
+        if living and self._session.is_connected and self._thread.is_alive():
             answers = {number: self.actors[number].health.remote() for number in living}
             ready, _ = ray.wait([*answers.values()], num_returns=len(answers), timeout=STATUS_SECONDS)
             answers = {number: answer for number, answer in answers.items() if answer in ready}
