@@ -13,8 +13,8 @@ KILLED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: GroupActor\n\tpid: 12\n"
     "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit "
     "detail: Worker unexpectedly exits with a connection error code 2. End of file. Some common causes "
-    "include: (1) the process was killed by the OOM killer due to high memory usage, (2) ray stop --force was "
-    "called"
+    "include: (1) the process was killed by the OOM killer due to high memory usage, (2) ray stop --force "
+    "was called"
 )
 MEMORY = (
     "Task was killed due to the node running low on memory.\nMemory on the node (IP: 10.0.0.1, ID: abc) "
