@@ -32,6 +32,7 @@ from mpmd.ir import Edge, Executable, Name, Plan, Spec
 from mpmd.program import Variant
 from mpmd.reshard import GroupShape, box_of
 from mpmd.routes import Routes, Topology
+from mpmd.runtime.activity import Doing
 from mpmd.runtime.requests import (
     NOTHING_RELEASED,
     Handle,
@@ -123,8 +124,7 @@ class GroupActor:
     def __init__(self, member: Member, compilation_cache: str | None):
         self._member = member
         self._mpmd_idx = member.mpmd_idx
-        if compilation_cache is not None:
-            keep_compiled(compilation_cache)
+        self._warnings = () if compilation_cache is None else keep_compiled(compilation_cache)
         # Each task is waited for where the host's cores run it: another thread for it would only cost time.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         # Programs arrive with the dtype of every value. Whatever the driver's setting was when each of them
@@ -229,7 +229,7 @@ class GroupActor:
         names = [executable.name for executable in shipment.plan.executables_of(self._mpmd_idx)]
         needed = [name for name in names if name not in shipment.compiled]
         here = [leaf.name for leaf in shipment.plan.constants_of(self._mpmd_idx)]
-        with self._naming_failures():
+        with self._naming_failures(), self._worker.activity.during("loading the program"):
             functions = {name: _function(name, shipment.exported[name]) for name in needed}
             self._router.trim()  # what is sent from now on may be of other sizes
             # The shipment is in Ray's memory, which device_put may alias: copy.
@@ -341,9 +341,9 @@ class GroupActor:
         self._router.abort(step, reason)
 
     @ray.method(concurrency_group="control")
-    def health(self) -> ProcessInfo:
-        """Answers at once, whatever the group is doing."""
-        return self._info()
+    def health(self) -> Doing:
+        """Says at once what the process is doing, whatever it is."""
+        return self._worker.activity.read()
 
     @ray.method(concurrency_group="control")
     def measured_peak(self) -> int | None:
@@ -373,7 +373,18 @@ class GroupActor:
             pid=os.getpid(),
             devices=self._devices,
             transports=self._transports,
+            log=_log_file(),
+            warnings=self._warnings,
         )
+
+
+def _log_file() -> str:
+    """The file that Ray has made stderr; empty where the system does not tell."""
+    try:
+        path = os.readlink("/proc/self/fd/2")
+    except OSError:
+        return ""
+    return path if os.path.isfile(path) else ""
 
 
 def _function(name: str, exported: bytes) -> Callable[..., tuple[jax.Array, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import functools
 import os
 import queue
@@ -25,18 +26,26 @@ from ray.util.placement_group import PlacementGroup
 from cluster.endpoint import Endpoint
 from cluster.health import GroupHealth
 from cluster.pending_calls import AbortRequest, PendingCall, PendingCalls
+from cluster.post_mortem import obituary, place_of
+from cluster.process_info import ProcessInfo
 from cluster.ray_errors import translate
 from cluster.ray_session import RaySession
 from cluster.rpc import Client, Frame, FrameConnection, encode
+from cluster.status import ProcessStatus, Status
 from cluster.transports.inbox import PeerLostError
+from cluster.watchdog import Limits, Watchdog
 from cluster.world import WorldLostError
 from mpmd.errors import GroupDiedError, StepAborted
+from mpmd.runtime.activity import Doing
 
 _POLL_SECONDS = 1.0
 """How often the thread checks, while there are no events, that Ray is connected and the groups are alive."""
 
 DIVIDED_SECONDS = 60.0
 """How long after a step's failure all processes of a group have to have left it, once one of them has."""
+
+STATUS_SECONDS = 2.0
+"""How long ``status`` waits for processes to say what they are doing."""
 
 _WITHOUT_RAY = "Ray was shut down, and with it the cluster mesh"
 
@@ -49,6 +58,8 @@ class ActorCalls:
       processes: which process of which group each of them is.
       placement_group: the actors' resources; removed when the actors end.
       connections: the driver's connection with each actor; empty to make all calls by Ray.
+      infos: where the processes run.
+      limits: how long steps and tasks may take.
     """
 
     def __init__(
@@ -57,6 +68,8 @@ class ActorCalls:
         processes: Sequence[Endpoint],
         placement_group: PlacementGroup,
         connections: Sequence[socket.socket],
+        infos: Sequence[ProcessInfo],
+        limits: Limits,
     ):
         self.actors = tuple(actors)
         self.processes = tuple(processes)
@@ -64,7 +77,10 @@ class ActorCalls:
         self._process = os.getpid()
         self._session = RaySession()
         self._pending = PendingCalls()
-        self._health = GroupHealth(self.processes)
+        self._infos = tuple(infos)
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._health = GroupHealth(self.processes, [place_of(info) for info in infos])
+        self._watchdog = Watchdog(self.processes, limits)
         self._failed: dict[int, tuple[float, str]] = {}  # for steps: when it was noticed, and why
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._clients = [
@@ -80,9 +96,9 @@ class ActorCalls:
     def _watch(self, number: int) -> None:
         """Makes the call that ends, or fails, when the process does."""
         if self.by_ray:
-            self.call_ray(number, "watch")
+            self._call_ray(number, "watch", endless=True)
         else:
-            serving = self.call_ray(number, "serve")
+            serving = self._call_ray(number, "serve", endless=True)
             serving.add_done_callback(lambda end: self._on_disconnect(number, end.exception()))
 
     @property
@@ -101,7 +117,10 @@ class ActorCalls:
 
     def call_ray(self, number: int, method: str, *arguments: Any) -> Future:
         """Calls a method by Ray in any case, in no order relative to the other calls. Raises as ``call``."""
-        (pending,) = self._pending.add([self.processes[number]])
+        return self._call_ray(number, method, *arguments)
+
+    def _call_ray(self, number: int, method: str, *arguments: Any, endless: bool = False) -> Future:
+        (pending,) = self._pending.add([self.processes[number]], endless=endless)
         self._send_by_ray(pending, method, arguments)
         return pending.future
 
@@ -197,6 +216,7 @@ class ActorCalls:
                 self._fail_disconnected()
                 self._fail_divided()
                 self._fail_unresponsive()
+                self._end_late()
         except Exception as error:
             # When Ray is shut down under the mesh, any call of Ray may raise: the futures say why.
             if self._session.is_connected:
@@ -223,13 +243,19 @@ class ActorCalls:
             elif not isinstance(error, GroupDiedError):
                 self._fail(pending, error)
             elif self._health.disconnected_first(pending.process.number):
-                self._mark_dead(error)
+                self._mark_dead(self._with_obituary(error, pending.process.number))
             # Otherwise the process ended because the first one did, whose report is still to come.
         else:
             self._pending.succeed(pending, value)
 
     def _fail(self, pending: PendingCall, error: BaseException) -> None:
         self._broadcast_aborts(self._pending.fail(pending, error))
+
+    def _with_obituary(self, error: GroupDiedError, number: int) -> GroupDiedError:
+        message = f"{error} {obituary(self._infos[number], self._node_id)}"
+        died = GroupDiedError(message, error.mpmd_idx)
+        died.__cause__ = error.__cause__
+        return died
 
     def _mark_dead(self, error: GroupDiedError) -> None:
         aborts = self._pending.mark_dead(error.mpmd_idx, error)
@@ -264,15 +290,36 @@ class ActorCalls:
                 )
 
     def _fail_unresponsive(self) -> None:
-        """Pings all processes while a step is pending; an actor answers at once, whatever it computes."""
+        """Pings all processes while a reply is awaited; an actor answers at once, whatever it computes."""
         now = time.monotonic()
-        if not self._health.ping_is_due(now) or not self._pending.has_steps:
+        if not self._health.ping_is_due(now) or not self._pending.are_awaited:
             return
         for error in self._health.unresponsive(now):
             self._mark_dead(error)
+        self._ping(now)
+
+    def _ping(self, now: float) -> None:
         for number in self._health.start_pings(now):
-            answer: Future = self.actors[number].health.remote().future()
-            answer.add_done_callback(lambda _, number=number: self._health.mark_answered(number))
+            answer: Future[Doing] = self.actors[number].health.remote().future()
+            answer.add_done_callback(functools.partial(self._on_ping, number))
+
+    def _on_ping(self, number: int, answer: Future[Doing]) -> None:
+        """Called in a thread of Ray's."""
+        self._health.mark_answered(number)
+        if answer.exception() is None:  # otherwise the process has died, which other calls report
+            self._watchdog.report(number, answer.result(), time.monotonic())
+
+    def _end_late(self) -> None:
+        """Ends a step that takes too long, and the groups that do not leave it."""
+        now, watchdog = time.monotonic(), self._watchdog
+        step = self._pending.oldest_step
+        watchdog.observe(step, now)
+        if watchdog.asks(now):
+            self._ping(now)
+        if step is not None and (late := watchdog.late_step(now)) is not None:
+            self._broadcast_aborts(self._pending.time_out(step, late))
+        for error in (*watchdog.remaining(self._pending.running(step), now), *watchdog.stuck(now)):
+            self._mark_dead(error)
 
     def _broadcast_aborts(self, aborts: Sequence[AbortRequest]) -> None:
         self._failed |= {abort.step: (time.monotonic(), abort.reason) for abort in aborts}
@@ -280,6 +327,32 @@ class ActorCalls:
             for abort in aborts:
                 for actor in self.actors:
                     actor.abort.remote(abort.step, abort.reason)
+
+    def status(self) -> Status:
+        """What every process is doing. Waits ``STATUS_SECONDS`` at most for their answers."""
+        living = [p.number for p in self.processes if self._pending.death_of(p.mpmd_idx) is None]
+        answers: dict[int, ray.ObjectRef] = {}
+        if living and self._session.is_connected and self._thread.is_alive():
+            answers = {number: self.actors[number].health.remote() for number in living}
+            ready, _ = ray.wait([*answers.values()], num_returns=len(answers), timeout=STATUS_SECONDS)
+            answers = {number: answer for number, answer in answers.items() if answer in ready}
+        return Status(
+            tuple(self._status_of(number, answers.get(number)) for number in range(len(self.actors)))
+        )
+
+    def _status_of(self, number: int, answer: ray.ObjectRef | None) -> ProcessStatus:
+        process = self.processes[number]
+        death = self._pending.death_of(process.mpmd_idx)
+        if death is not None:
+            state = f"dead: {death}"
+        elif not self._thread.is_alive():
+            state = "closed"
+        else:
+            state = f"does not answer; {self._watchdog.doing(number, time.monotonic())}"
+            if answer is not None:
+                with contextlib.suppress(ray.exceptions.RayError):  # it has just died
+                    state = str(ray.get(answer))
+        return ProcessStatus(self._infos[number], state, self._pending.count_of(process))
 
     def close(self) -> None:
         """Fails all calls, kills the actors and gives their resources back. May be called again."""

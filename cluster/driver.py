@@ -22,10 +22,12 @@ from cluster.actor_calls import ActorCalls
 from cluster.arguments import HostArguments
 from cluster.joined import joined
 from cluster.packing import PackedValue, join
+from cluster.status import Status
 from mpmd.ir import Edge, Executable, Spec
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, export_function
 from mpmd.routes import Topology
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, LoadReply, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
@@ -45,6 +47,7 @@ class RayRuntime(RuntimeBase):
       topology: the processes of the groups.
       platform: the groups' devices, as ``jax.export`` names them.
       holdings: where the messages of each edge are until they are used.
+      max_in_flight: how many steps may be under way.
     """
 
     def __init__(
@@ -54,8 +57,9 @@ class RayRuntime(RuntimeBase):
         topology: Topology,
         platform: str,
         holdings: Mapping[Edge, Holding],
+        max_in_flight: int = MAX_IN_FLIGHT,
     ):
-        super().__init__(len(submeshes))
+        super().__init__(len(submeshes), max_in_flight)
         self._calls = calls
         self._numbers = collections.defaultdict(list)  # of each group's processes
         for process in calls.processes:
@@ -79,6 +83,7 @@ class RayRuntime(RuntimeBase):
         Raises: ``TaskError`` with the label ``load`` when a group cannot, ``GroupDiedError`` when one died,
           ``ValueError`` when a function cannot travel.
         """
+        self.check_process()
         number = next(self._programs)
         watch = Stopwatch()
         exports = _Exports(self._submeshes, self._platform, watch)
@@ -129,6 +134,7 @@ class RayRuntime(RuntimeBase):
                 self._call_group(mpmd_idx, "release", self._released.take(mpmd_idx))
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
+        self.check_process()
         (step,) = {request.step for request in requests.values()}
         with self._submitting:
             try:
@@ -150,23 +156,28 @@ class RayRuntime(RuntimeBase):
         return {n: (request, arrays) for n, arrays in zip(self._numbers[mpmd_idx], packed, strict=True)}
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
+        self.check_process()
         return _joined(
             lambda: self._call_group(mpmd_idx, "fetch", handle), _copied if self._calls.by_ray else join
         )
 
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
+        self.check_process()
         return _joined(lambda: self._call_group(mpmd_idx, "copy_out", copy, handles), lambda _: None)
 
     def write(
         self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
     ) -> Future[list[int]]:
+        self.check_process()
         processes = list(zip(self._numbers[mpmd_idx], specs, strict=True))
         return _joined(lambda: [self._calls.call_ray(n, "write", copy, mine) for n, mine in processes], list)
 
     def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
+        self.check_process()
         return _joined(lambda: self._call_group(mpmd_idx, "read", stored), lambda replies: replies[0])
 
     def measured_peaks(self) -> tuple[int | None, ...]:
+        self.check_process()
         return tuple(map(self._measured_peak, range(len(self._submeshes))))
 
     def _measured_peak(self, mpmd_idx: int) -> int | None:
@@ -176,6 +187,11 @@ class RayRuntime(RuntimeBase):
         except RuntimeError:  # the group has died, or the mesh was closed
             return None
         return None if None in peaks else max(peaks)
+
+    def status(self) -> Status:
+        """What every process is doing; does not wait for steps under way."""
+        self.check_process()
+        return self._calls.status()
 
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again."""

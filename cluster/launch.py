@@ -32,8 +32,10 @@ from cluster.resources import (
 from cluster.shapes import GPU_PLATFORMS, Request, check, shapes_of, submeshes_of
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_name, choose, holdings
 from cluster.versions import versions_here
+from cluster.watchdog import Limits, check_limits
 from mpmd.reshard import GroupShape
 from mpmd.routes import Topology
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT, check_max_in_flight
 from mpmd.stopwatch import Stopwatch
 
 COMPILATION_CACHE = "~/.cache/mpmd"
@@ -53,6 +55,9 @@ def launch(
     transport: str = AUTO,
     compilation_cache: str | os.PathLike[str] | None = COMPILATION_CACHE,
     timeout: float = 60.0,
+    max_in_flight: int = MAX_IN_FLIGHT,
+    step_timeout: float | None = None,
+    stuck_after: float | None = None,
 ) -> ClusterMesh:
     """Starts the actors of MPMD groups on a Ray cluster and returns the mesh of the groups.
 
@@ -87,6 +92,12 @@ def launch(
         what one run has compiled, no later run compiles. ``None`` keeps nothing. In ``runtime_env``, a
         ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
       timeout: seconds to wait for the resources, and again for the actors to start.
+      max_in_flight: how many steps may be under way; the call of a further one waits until one is answered by
+        all groups. Each holds its arguments, here and on the groups.
+      step_timeout: seconds that a step may take, from the end of the one before. Then it is ended, and raises
+        ``mpmd.errors.StepTimeoutError``; a group that does not leave it is killed. ``None`` is no limit.
+      stuck_after: seconds that a process may be in one task of a step. Then its group is killed, and the step
+        raises ``mpmd.errors.GroupStuckError``.
 
     Raises:
       ValueError: shapes, processes or resources are not valid, or ``transport`` cannot connect the groups.
@@ -100,6 +111,9 @@ def launch(
     )
     check(request)
     check_name(transport)
+    check_max_in_flight(max_in_flight)
+    limits = Limits(step_timeout, stuck_after)
+    check_limits(limits)
     submeshes = submeshes_of(request)
     watch = Stopwatch()
     with contextlib.ExitStack() as undo:
@@ -135,15 +149,18 @@ def launch(
             topology = Topology(shapes, gathering_edges(infos, transports))
             connect_groups(starting, infos, transports, topology.gathering)
             connections = [] if transport == OBJECT_STORE else connect_driver(starting, infos, undo)
-        calls = ActorCalls(actors, processes, placement_group, connections)
+        calls = ActorCalls(actors, processes, placement_group, connections, infos, limits)
         runtime = RayRuntime(
             calls=calls,
             submeshes=[abstract_submesh(axes) for axes in submeshes],
             topology=topology,
             platform=platform,
             holdings=holdings(transports, infos, platform),
+            max_in_flight=max_in_flight,
         )
         undo.pop_all()
+    for text in dict.fromkeys(text for info in infos for text in info.warnings):
+        warnings.warn(text, stacklevel=2)
     return ClusterMesh(
         topology=topology,
         mpmd_axis_name=mpmd_axis,

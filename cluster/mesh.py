@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
 from cluster.driver import RayRuntime
 from cluster.process_info import ProcessInfo
+from cluster.status import ProcessStatus, Status
 from mpmd.routes import Topology
 
 
@@ -49,6 +51,7 @@ class ClusterMesh:
         self.transports = dict(transports)
         self.seconds = dict(seconds)
         self._on_close: Callable[[], None] | None = on_close
+        self._process = os.getpid()
 
     @property
     def submeshes(self) -> tuple[dict[str, int], ...]:
@@ -75,8 +78,23 @@ class ClusterMesh:
             raise RuntimeError("the cluster mesh is closed; launch another one")
         return self._runtime
 
+    def status(self) -> Status:
+        """What every process is doing, and for how long; printable as a table.
+
+        May be called at any time, by any thread: it does not wait for steps, and takes two seconds at most.
+        Raises ``RuntimeError`` in a fork.
+        """
+        if self._runtime is None:
+            return Status(tuple(ProcessStatus(process, "closed", 0) for process in self.processes))
+        return self._runtime.status()
+
     def close(self) -> None:
-        """Ends the actors; pending steps fail. Disconnects from Ray if ``launch`` has connected."""
+        """Ends the actors; pending steps fail. Disconnects from Ray if ``launch`` has connected.
+
+        Does nothing in a fork, in which the mesh is another process's.
+        """
+        if os.getpid() != self._process:
+            return
         runtime, self._runtime = self._runtime, None  # so that nothing of its programs stays in memory
         if runtime:
             runtime.close()

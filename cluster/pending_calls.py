@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from cluster.endpoint import Endpoint
-from mpmd.errors import GroupDiedError, StepAborted
+from mpmd.errors import GroupDiedError, StepAborted, StepTimeoutError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +28,15 @@ class AbortRequest:
 
 @dataclasses.dataclass(frozen=True)
 class PendingCall:
-    """One call on one process. The caller holds ``future``, whose result is the reply."""
+    """One call on one process. The caller holds ``future``, whose result is the reply.
+
+    ``endless``: it ends with the process, so nobody waits for its reply.
+    """
 
     number: int
     process: Endpoint
     step: int | None
+    endless: bool
     future: Future
 
 
@@ -59,6 +63,7 @@ class PendingCalls:
         self,
         processes: Iterable[Endpoint],
         step: int | None = None,
+        endless: bool = False,
     ) -> list[PendingCall]:
         """Adds a call on each of the processes; with ``step``, these calls are that step. Steps ascend.
 
@@ -81,6 +86,7 @@ class PendingCalls:
                     number=next(self._numbers),
                     process=process,
                     step=step,
+                    endless=endless,
                     future=_running_future(),
                 )
                 for process in processes
@@ -89,10 +95,30 @@ class PendingCalls:
         return calls
 
     @property
-    def has_steps(self) -> bool:
-        """Whether a step is still running on a group."""
+    def are_awaited(self) -> bool:
+        """Whether somebody waits for a reply."""
         with self._lock:
-            return bool(self._steps)
+            return not all(call.endless for call in self._calls.values())
+
+    @property
+    def oldest_step(self) -> int | None:
+        """The first step that not all groups have answered."""
+        with self._lock:
+            return next(iter(self._steps), None)
+
+    def count_of(self, process: Endpoint) -> int:
+        """How many replies of a process are awaited."""
+        with self._lock:
+            return sum(call.process == process and not call.endless for call in self._calls.values())
+
+    def death_of(self, mpmd_idx: int) -> GroupDiedError | None:
+        """Why a group is dead; ``None`` when it is not."""
+        return self._dead.get(mpmd_idx)
+
+    def running(self, step: int | None) -> list[Endpoint]:
+        """The processes that have not answered a step."""
+        with self._lock:
+            return [call.process for call in self._calls.values() if step is not None and call.step == step]
 
     def half_answered(self, step: int) -> list[int]:
         """The groups of which one process has ended a step, and another one has not."""
@@ -121,11 +147,21 @@ class PendingCalls:
                 step = self._steps[call.step]
                 aborts = self._mark_failed([call.step], error)
                 if isinstance(error, StepAborted) and step.failure is not error:
-                    error.__cause__ = step.failure
+                    if isinstance(
+                        step.failure, StepTimeoutError
+                    ):  # which no group has for an error of its own
+                        error = _copy_of(step.failure)
+                    else:
+                        error.__cause__ = step.failure
             pending = self._remove(call)
         if pending:
             call.future.set_exception(error)
         return aborts
+
+    def time_out(self, step: int, error: StepTimeoutError) -> list[AbortRequest]:
+        """Records that a step has taken too long. Its calls stay pending until the groups have left it."""
+        with self._lock:
+            return self._mark_failed([step], error) if step in self._steps else []
 
     def mark_dead(self, mpmd_idx: int, error: GroupDiedError) -> list[AbortRequest]:
         """Records that a group is dead: its calls fail, now and later, and all steps that it takes part in.

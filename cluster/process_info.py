@@ -17,6 +17,8 @@ class ProcessInfo:
       pid: the number of the process on that node.
       devices: its own devices, as JAX prints them.
       transports: the transports that it can use, the best first.
+      log: the file of its node that has what it writes to stderr; empty if it is not known.
+      warnings: what the user should know of it.
     """
 
     mpmd_idx: int
@@ -26,3 +28,5 @@ class ProcessInfo:
     pid: int
     devices: tuple[str, ...]
     transports: tuple[str, ...]
+    log: str = ""
+    warnings: tuple[str, ...] = ()

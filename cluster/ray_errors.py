@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ray import exceptions
 
 from cluster.endpoint import Endpoint
@@ -12,6 +14,15 @@ _DEATHS = (
     exceptions.OutOfMemoryError,  # Ray's memory monitor has killed the process
     exceptions.NodeDiedError,
     exceptions.WorkerCrashedError,
+)
+
+_MEMORY = re.compile(r"([\d.]+ ?GB(?: used)? / [\d.]+ ?GB(?: limit)? \([\d.]+\))")
+
+_SUPPOSITIONS = ("Some common causes include", "There are some potential root causes")
+
+_WITHOUT_REASON = (
+    "Ray knows no reason: so ends a process that crashes, or that gets SIGKILL, as of the kernel when the "
+    "memory of the node has run out."
 )
 
 
@@ -34,6 +45,15 @@ def translate(error: BaseException, process: Endpoint) -> BaseException:
 
 
 def _reason(error: BaseException) -> str:
-    """The sentences of Ray's message, without the indented lines that list the actor's identifiers."""
+    """What Ray says, in short: without identifiers, and without the causes that it only supposes."""
     lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
-    return " ".join(lines) or type(error).__name__
+    text = " ".join(lines).removeprefix("The actor died unexpectedly before finishing this task. ")
+    if isinstance(error, exceptions.OutOfMemoryError) or "low on memory" in text:
+        found = _MEMORY.search(text)
+        figures = f" ({found[1]})" if found else ""
+        return f"Ray has killed its process, because the memory of the node ran out{figures}."
+    for supposition in _SUPPOSITIONS:
+        if supposition in text:
+            text = text.split(supposition)[0].strip()
+            return f"{text} {_WITHOUT_REASON}"
+    return text or type(error).__name__

@@ -154,6 +154,7 @@ class MpmdArray(NDArrayOperatorsMixin):
 
     def block_until_ready(self) -> MpmdArray:
         """Waits until the value is there, on all its groups."""
+        self.runtime.check_process()
         for mpmd_idx in self.mpmd_idxs:
             self._future.reply(mpmd_idx)
         return self
@@ -171,6 +172,7 @@ class MpmdArray(NDArrayOperatorsMixin):
         return local[0] if len(local) == 1 else local
 
     def _fetch(self, mpmd_idx: int) -> jax.Array | np.ndarray:
+        self.runtime.check_process()
         self._future.reply(mpmd_idx)
         return self.runtime.fetch(mpmd_idx, self.handle).result()
 
@@ -182,6 +184,7 @@ class MpmdArray(NDArrayOperatorsMixin):
     def raw_value(self) -> np.ndarray:
         """The value on the host; of a key array, the integers inside."""
         handle, mpmd_idx = self.handle, self.mpmd_idxs[0]
+        self.runtime.check_process()
         inline = self._future.reply(mpmd_idx).inline
         if handle in inline:
             return inline[handle]

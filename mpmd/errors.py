@@ -44,6 +44,14 @@ class GroupDiedError(RuntimeError):
         return self.args[0]
 
 
+class StepTimeoutError(TimeoutError):
+    """A step took longer than the user allows, and was ended; the message says what each process did."""
+
+
+class GroupStuckError(GroupDiedError, TimeoutError):
+    """A process was in a step for longer than the user allows, and did not leave it: its group was ended."""
+
+
 class StepAborted(RuntimeError):
     """A group stopped waiting because another group failed; ``__cause__`` or the message says why."""
 

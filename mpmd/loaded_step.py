@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -162,8 +163,17 @@ class LoadedStep:
         runtime = self._runtime()
         if runtime is None:
             raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
-        if self._compiled.traced.loop is None:
-            call.check_held(runtime)
+        runtime.check_process()
+        runtime.in_flight.enter()
+        try:
+            result, future, replies = self._submit(call, runtime, profile)
+        except BaseException:
+            runtime.in_flight.leave()
+            raise
+        runtime.in_flight.leave_after(replies)
+        return result, future
+
+    def _submit(self, call: Call, runtime: Runtime, profile: bool) -> tuple[Any, StepFuture, list[Future]]:
         results = [runtime.next_handle() for _ in self.plan.outputs]
         with runtime.arguments.delivery(len(self.plan.programs)) as delivery:
             arguments = self._collect(call, runtime, delivery)
@@ -180,7 +190,7 @@ class LoadedStep:
             delivery.commit(replies.values())
         call.delete_donated()
         future = StepFuture(replies)
-        return self._result(runtime, results, future), future
+        return self._result(runtime, results, future), future, list(replies.values())
 
     def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
         submeshes = self._mesh.abstract_submeshes

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from mpmd.reshard import GroupShape
 from mpmd.routes import Topology
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT, check_max_in_flight
 from mpmd.runtime.in_process import InProcessRuntime
 from mpmd.runtime.protocol import Runtime
 
@@ -62,13 +63,21 @@ class MpmdMesh:
         same axes and no device in common.
       mpmd_axis_name: the axis of it along which the groups are. Of a sequence it is left out, or an axis of
         size 1 of each mesh.
+      max_in_flight: how many steps, each with its arguments, may be under way; a further call waits.
 
     Raises: ``ValueError`` when the mesh has no such axis, or has devices of other processes, or when the
       meshes of a sequence do not have the same axes or share a device; ``TypeError`` for what is no mesh.
     """
 
-    def __init__(self, jax_mesh: Mesh | Sequence[Mesh], mpmd_axis_name: str | None = None):
+    def __init__(
+        self,
+        jax_mesh: Mesh | Sequence[Mesh],
+        mpmd_axis_name: str | None = None,
+        *,
+        max_in_flight: int = MAX_IN_FLIGHT,
+    ):
         _check_types(jax_mesh, mpmd_axis_name)
+        check_max_in_flight(max_in_flight)
         meshes = [jax_mesh] if isinstance(jax_mesh, Mesh) else list(jax_mesh)
         faults = [*_faults_of_all(meshes)]
         if isinstance(jax_mesh, Mesh):
@@ -81,6 +90,7 @@ class MpmdMesh:
             raise ValueError("\n".join(faults))
         self.jax_mesh = jax_mesh
         self.mpmd_axis_name = mpmd_axis_name
+        self._max_in_flight = max_in_flight
 
     @property
     def mpmd_dim(self) -> int:
@@ -113,7 +123,7 @@ class MpmdMesh:
 
     @functools.cached_property
     def runtime(self) -> InProcessRuntime:
-        return InProcessRuntime(self.unstack)
+        return InProcessRuntime(self.unstack, self._max_in_flight)
 
     def close(self) -> None:
         """Ends the groups' threads after the steps already submitted, and frees what the groups hold.

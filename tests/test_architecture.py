@@ -77,23 +77,27 @@ MAY_IMPORT = {
     "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.rpc cluster.sockets cluster.transports cluster.versions cluster.world "
     "mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.post_mortem": "cluster.process_info",
+    "cluster.status": "cluster.process_info mpmd.tables",
+    "cluster.watchdog": "cluster.endpoint mpmd.errors mpmd.runtime",
     "cluster.health": "cluster.endpoint mpmd.errors",
     "cluster.pending_calls": "cluster.endpoint mpmd.errors",
     "cluster.ray_errors": "cluster.endpoint mpmd.errors",
     "cluster.ray_session": "",
-    "cluster.actor_calls": "cluster.endpoint cluster.health cluster.pending_calls cluster.ray_errors "
-    "cluster.ray_session cluster.rpc cluster.transports cluster.world mpmd.errors",
+    "cluster.actor_calls": "cluster.endpoint cluster.health cluster.pending_calls cluster.post_mortem "
+    "cluster.process_info cluster.ray_errors cluster.ray_session cluster.rpc cluster.status "
+    "cluster.transports cluster.watchdog cluster.world mpmd.errors mpmd.runtime",
     "cluster.joined": "mpmd.errors",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.driver": "cluster.actor cluster.actor_calls cluster.arguments cluster.joined cluster.packing "
-    "mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
-    "cluster.mesh": "cluster.driver cluster.process_info mpmd.routes",
+    "cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.mesh": "cluster.driver cluster.process_info cluster.status mpmd.routes",
     "cluster.shapes": "mpmd.reshard",
     "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "
     "cluster.transports cluster.versions mpmd.ir",
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.connect cluster.driver cluster.endpoint "
     "cluster.environment cluster.mesh cluster.resources cluster.shapes cluster.transports cluster.versions "
-    "mpmd.reshard mpmd.routes mpmd.stopwatch",
+    "cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh",
     # The user's face.
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",

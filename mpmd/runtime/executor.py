@@ -14,6 +14,7 @@ import numpy as np
 
 from mpmd.events import Event
 from mpmd.ir import GroupProgram, Name, Plan
+from mpmd.runtime.activity import Activity
 from mpmd.runtime.operations import Compiled, StepState, operations_of
 from mpmd.runtime.transport import Transport
 
@@ -31,6 +32,7 @@ class Executor:
       synchronous: wait for each task to end before going on, so that a failure is that of the task that
         was running. This is for tasks that run on the host's own cores; the queue of an accelerator is to
         be kept full.
+      activity: is told what is being done.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class Executor:
         shardings: Mapping[Name, jax.sharding.Sharding],
         transport: Transport,
         synchronous: bool,
+        activity: Activity,
     ):
         here = program.mpmd_idx
         self.input_names = tuple(leaf.name for leaf in plan.inputs_of(here).values() if leaf.name)
         self.output_names = tuple(leaf.name for leaf in plan.outputs_of(here).values())
         slots = {name: slot for slot, name in enumerate([*self.input_names, *constants])}
         self._constants = tuple(constants.values())
+        self._activity = activity
         self._operations = tuple(
             operations_of(
                 program=program,
@@ -79,7 +83,7 @@ class Executor:
         assert len(inputs) == len(self.input_names), f"{len(inputs)} inputs for {self.input_names}"
         table: list[Any] = [*inputs, *self._constants, *[None] * self._made]
         inputs.clear()
-        state = StepState(number, table, events)
+        state = StepState(number, table, events, self._activity)
         for operation in self._operations:
             operation.perform(state)
         # A result that was received may still be in the host's memory.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import queue
 import threading
 import weakref
@@ -18,6 +19,7 @@ import numpy as np
 from mpmd.errors import StepAborted
 from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, HostParts, Released, StepReply, StepRequest
@@ -141,8 +143,8 @@ def _close_all(groups: Sequence[_GroupThread]) -> None:
 class InProcessRuntime(RuntimeBase):
     """Implements ``mpmd.runtime.protocol.Runtime`` with threads."""
 
-    def __init__(self, submeshes: Sequence[jax.sharding.Mesh]):
-        super().__init__(len(submeshes))
+    def __init__(self, submeshes: Sequence[jax.sharding.Mesh], max_in_flight: int = MAX_IN_FLIGHT):
+        super().__init__(len(submeshes), max_in_flight)
         self.processes_per_group = (1,) * len(submeshes)
         self._mailboxes = [Mailbox() for _ in submeshes]
         self._groups = [
@@ -154,6 +156,7 @@ class InProcessRuntime(RuntimeBase):
         self._close = weakref.finalize(self, _close_all, tuple(self._groups))
 
     def load(self, program: Program) -> LoadedProgram:
+        self.check_process()
         number = next(self._programs)
         watch = Stopwatch()
 
@@ -180,6 +183,7 @@ class InProcessRuntime(RuntimeBase):
                 group.submit(partial(group.worker.release, released))
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
+        self.check_process()
         futures = {}
         with self._submitting:
             (step,) = {request.step for request in requests.values()}
@@ -210,6 +214,7 @@ class InProcessRuntime(RuntimeBase):
             mailbox.abort(step, reason)
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
+        self.check_process()
         group = self._groups[mpmd_idx]
         return group.submit(partial(group.worker.fetch, handle))
 
@@ -231,7 +236,12 @@ class InProcessRuntime(RuntimeBase):
         return group.submit(partial(group.worker.read, stored))
 
     def close(self) -> None:
-        """Ends the threads after the steps already submitted, and waits for them and for what is written."""
+        """Ends the threads after the steps already submitted, and waits for them and for what is written.
+
+        Does nothing in a fork.
+        """
+        if os.getpid() != self._process:
+            return
         with self._submitting:  # a step is submitted to all groups or to none
             for group in self._groups:
                 group.end()

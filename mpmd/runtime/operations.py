@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
 from mpmd.errors import TaskError
 from mpmd.events import Event, Wait
 from mpmd.ir import AnyTask, Free, GroupProgram, Name, Plan, Recv, Run, Send
+from mpmd.runtime.activity import Activity
 from mpmd.runtime.transport import MessageId, Transport
 
 Compiled = Callable[..., Sequence[jax.Array]]
@@ -19,11 +20,13 @@ Compiled = Callable[..., Sequence[jax.Array]]
 
 @dataclasses.dataclass(slots=True)
 class StepState:
-    """A step under way: its values by slot, and the list that its events are added to, if any."""
+    """A step under way: its values by slot, the list that its events are added to, if any, and what is said
+    of the group while it runs."""
 
     number: int
     table: list[Any]
     events: list[Event] | None
+    activity: Activity
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,11 +40,16 @@ class RunTask:
     outputs: tuple[int, ...]
     donated: tuple[int, ...]
     synchronous: bool
+    is_task: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return f"running {self.task}"
 
     def perform(self, state: StepState) -> None:
         """Raises ``TaskError`` when the executable fails."""
         table, events = state.table, state.events
         start = time.perf_counter()
+        state.activity.now = (self, state.number, start)
         try:
             results = self.call(*[table[slot] for slot in self.inputs])
             if results and (self.synchronous or events is not None):
@@ -67,7 +75,11 @@ class SendMessage:
     dst: int
     tag: int
 
+    def __str__(self) -> str:
+        return f"sending message {self.tag} to group {self.dst}"
+
     def perform(self, state: StepState) -> None:
+        state.activity.now = (self, state.number, time.perf_counter())
         arrays = [state.table[slot] for slot in self.values]
         self.transport.send(MessageId(state.number, self.src, self.dst, self.tag), arrays)
 
@@ -83,9 +95,13 @@ class ReceiveMessage:
     dst: int
     tag: int
 
+    def __str__(self) -> str:
+        return f"waiting for message {self.tag} of group {self.src}"
+
     def perform(self, state: StepState) -> None:
         """Raises ``StepAborted`` when the step fails elsewhere."""
         start = time.perf_counter()
+        state.activity.now = (self, state.number, start)
         message = MessageId(state.number, self.src, self.dst, self.tag)
         received = self.transport.recv(message, self.shardings)
         for slot, array in zip(self.values, received, strict=True):

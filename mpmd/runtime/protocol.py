@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from mpmd.ir import Edge, Plan
 from mpmd.memory import Holding
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT, StepsInFlight
 from mpmd.runtime.requests import Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.storage import JsonSpec, StoredArray
 
@@ -80,10 +82,16 @@ class Runtime(Protocol):
     Attributes:
       arguments: knows which arguments the groups keep for later calls.
       processes_per_group: the number of processes of each group.
+      in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
     """
 
     arguments: ArgumentCache
     processes_per_group: tuple[int, ...]
+    in_flight: StepsInFlight
+
+    def check_process(self) -> None:
+        """Raises ``RuntimeError`` in a fork of the process that has made the runtime."""
+        ...
 
     def load(self, program: Program) -> LoadedProgram:
         """Has every group compile its part, and waits until all have. When one fails, none keeps it."""
@@ -164,13 +172,23 @@ class Runtime(Protocol):
 class RuntimeBase(Runtime):
     """What runtimes have in common: they number values and programs, and remember which are released."""
 
-    def __init__(self, num_groups: int):
+    def __init__(self, num_groups: int, max_in_flight: int = MAX_IN_FLIGHT):
+        self._process = os.getpid()
+        self.in_flight = StepsInFlight(max_in_flight)
         self._handles = itertools.count()
         self._programs = itertools.count()
         self._released = ReleaseQueue(num_groups)
         # It gets no method of this object, which would then live until the garbage collector finds it.
         self.arguments = ArgumentCache(self._handles.__next__, self._released.add_handle)
         self._submitting = threading.Lock()  # so that all groups see the steps in the same order
+
+    def check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"process {os.getpid()} is a fork of process {self._process}, which has the mesh: from "
+                "here no group can be reached. Run steps and read results there, and start processes that "
+                "need a mesh of their own by multiprocessing's method 'spawn'"
+            )
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         self._released.add_handle(mpmd_idxs, handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -16,6 +17,7 @@ from mpmd.ir import Executable, Name, Plan, Spec
 from mpmd.program import Function, Variant, arguments, jitted
 from mpmd.routes import held_specs
 from mpmd.runtime import storage
+from mpmd.runtime.activity import Activity
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.requests import INLINE_BYTES, Handle, HostParts, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.transport import Transport
@@ -32,6 +34,18 @@ class LostValueError(RuntimeError):
 
     def __str__(self) -> str:
         return f"this value was lost when an earlier step failed: {self.reason}"
+
+
+class _Finishing:
+    """The end of a step, at which what the devices have been given is waited for."""
+
+    is_task = True
+
+    def __str__(self) -> str:
+        return "waiting for the devices at the end"
+
+
+_FINISHING = _Finishing()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +92,9 @@ class GroupWorker:
       transport_of: gives a plan's end of the edges to the other groups.
       agree: is called with a step and why this process cannot run it, if so. Waits until all processes of the
         group have come to the step; raises ``StepAborted`` in all of them when one cannot run it.
+
+    Attributes:
+      activity: what it is doing.
     """
 
     def __init__(
@@ -95,6 +112,7 @@ class GroupWorker:
         self._copies: dict[Handle, dict[Handle, tuple[storage.HostShard, ...]]] = {}
         self._programs: dict[int, _CompiledProgram] = {}
         self._ahead: dict[int, _CompiledAhead] = {}
+        self.activity = Activity()
         self._synchronous = submesh.devices.flat[0].platform == "cpu"
 
     def compile(self, number: int, executable: Executable, function: Function) -> tuple[Spec, ...]:
@@ -126,7 +144,7 @@ class GroupWorker:
 
     def _compiled(self, executable: Executable, function: Function, watch: Stopwatch) -> jax.stages.Compiled:
         lowered = jitted(function, executable, self.submesh).lower(*arguments(executable))
-        with watch("xla"):
+        with watch("xla"), self.activity.during(f"compiling {executable.name}"):
             return lowered.compile()
 
     def load(
@@ -163,6 +181,7 @@ class GroupWorker:
             shardings=shardings,
             transport=self._transport_of(plan),
             synchronous=self._synchronous,
+            activity=self.activity,
         )
         leaves = plan.inputs_of(self.mpmd_idx).values()
         results = plan.outputs_of(self.mpmd_idx).values()
@@ -192,11 +211,12 @@ class GroupWorker:
         """
         self.release(request.released)
         program = self._programs[request.program]
-        with jax.enable_x64(program.enable_x64):
+        with jax.enable_x64(program.enable_x64), self.activity.during("preparing", request.step):
             try:
                 inputs = self._take_inputs(program, request, host_arrays)
                 events: list[Event] | None = [] if request.profile else None
                 outputs = program.executor.execute(request.step, inputs, events)
+                self.activity.now = (_FINISHING, request.step, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
             except Exception as error:
                 lost = _LostValue(error.reason if isinstance(error, LostValueError) else str(error))
@@ -239,7 +259,8 @@ class GroupWorker:
         except RuntimeError as error:
             missing = error
         try:
-            self._agree(request.step, None if missing is None else str(missing))
+            with self.activity.during("agreeing with the other processes of the group", request.step):
+                self._agree(request.step, None if missing is None else str(missing))
         except StepAborted:
             if missing is None:
                 raise

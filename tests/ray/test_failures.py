@@ -197,6 +197,7 @@ def test_an_actor_killed_in_a_step_is_named_at_once(disposable_mesh, victim):
         assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, victim)
         assert f"group {victim} died" in str(error)
         assert "ray.kill" in str(error)
+        assert f"pid {disposable_mesh.groups[victim].pid}" in str(error) and ".err" in str(error)
     later, _ = driver.step()
     for future in [*later.values(), disposable_mesh.runtime.fetch(victim, driver.handles["x"])]:
         error = outcome(future)
@@ -223,13 +224,65 @@ def test_an_unresponsive_actor_is_named(disposable_mesh, monkeypatch):
     driver = ProgramDriver(disposable_mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
     os.kill(disposable_mesh.groups[0].pid, signal.SIGSTOP)
     try:
-        futures, _ = driver.step()
-        for future in futures.values():
-            error = outcome(future, 2 * SOON)
-            assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)
-            assert "group 0 is stuck: its process has not answered for" in str(error)
+        # No step is needed for it: whatever is waited for.
+        error = outcome(disposable_mesh.runtime.fetch(0, driver.handles["x"]), 2 * SOON)
+        assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)
+        assert "group 0 is stuck: its process has not answered for" in str(error)
+        with pytest.raises(mpmd.errors.GroupDiedError, match="group 0 is stuck"):
+            disposable_mesh.runtime.load(relay_program(add_one))
     finally:
         os.kill(disposable_mesh.groups[0].pid, signal.SIGKILL)
+
+
+def test_a_task_that_never_ends_is_named_and_its_group_ended(local_ray, monkeypatch):
+    monkeypatch.setattr(cluster.watchdog, "LEAVE_SECONDS", 1)
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, step_timeout=2) as mesh:
+        driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
+        futures, _ = driver.step()
+        time.sleep(0.5)
+        zero, one = mesh.status().processes
+        assert zero.state.startswith("running fwd_0__0 in step") and zero.pending == 1
+        assert one.state.startswith("waiting for message 0 of group 0 in step")
+        errors = [outcome(futures[i], 2 * SOON) for i in range(2)]
+        assert [type(error) for error in errors] == [
+            mpmd.errors.GroupStuckError,  # nothing can interrupt its task
+            mpmd.errors.StepTimeoutError,  # it has left the step
+        ]
+        for error in errors:
+            assert "group 0: running fwd_0__0 in step" in str(error)
+            assert "group 1: waiting for message 0 of group 0 in step" in str(error)
+        zero, one = mesh.status().processes
+        assert zero.state.startswith("dead: group 0 is stuck") and one.state.startswith("idle")
+    assert [process.state for process in mesh.status().processes] == ["closed", "closed"]
+    assert str(mesh.groups[1].pid) in str(mesh.status())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+def test_a_fork_of_the_driver_is_told_that_it_has_no_groups(two_groups):
+    driver = ProgramDriver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
+    futures, outputs = driver.step()
+    uses = [
+        driver.step,
+        lambda: two_groups.runtime.fetch(0, outputs["end"]),
+        lambda: two_groups.runtime.load(relay_program(add_one)),
+        two_groups.status,
+    ]
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        for use in uses:
+            try:
+                use()
+            except RuntimeError as error:
+                os.write(write, str(error).encode() + b"\n")
+        two_groups.close()
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as lines:
+        said = lines.read().splitlines()
+    os.waitpid(child, 0)
+    assert len(said) == len(uses) and all(f"is a fork of process {os.getpid()}" in line for line in said)
+    futures[0].result(SOON)
+    assert two_groups.runtime.fetch(0, outputs["end"]).result(SOON) == 4
 
 
 def test_a_group_whose_connection_to_the_driver_breaks_is_named(disposable_mesh, monkeypatch):

@@ -57,7 +57,7 @@ def test_every_group_has_a_process_with_its_devices(two_groups):
     assert [len(group.devices) for group in two_groups.groups] == [2, 2]
     assert len({os.getpid(), *(group.pid for group in two_groups.groups)}) == 3
     answers = ray.get([actor.health.remote() for actor in two_groups.runtime.actors], timeout=20)
-    assert tuple(answers) == two_groups.groups
+    assert {doing.what for doing in answers} == {"idle"}
 
 
 def test_a_lack_of_resources_shows_what_is_requested_and_available(local_ray, capsys):

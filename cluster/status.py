@@ -1,0 +1,39 @@
+"""What the processes of a mesh are doing, as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cluster.process_info import ProcessInfo
+from mpmd.tables import table
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessStatus:
+    """A process at one moment.
+
+    Attributes:
+      process: which it is, and where it runs.
+      state: what it is doing, with the step and for how long, or that it is dead, and why.
+      pending: how many requests of the driver it has not answered.
+    """
+
+    process: ProcessInfo
+    state: str
+    pending: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """All processes of a mesh at one moment; prints as a table."""
+
+    processes: tuple[ProcessStatus, ...]
+
+    def __str__(self) -> str:
+        header = ("group", "process", "node", "pid", "pending", "state")
+        rows = []
+        for status in self.processes:
+            process = status.process
+            numbers = (process.mpmd_idx, process.rank, process.node, process.pid, status.pending)
+            rows.append((*map(str, numbers), status.state.splitlines()[0]))
+        return table(header, rows)

@@ -1,0 +1,155 @@
+"""When a step takes too long, and what each process does meanwhile. Knows neither Ray nor the clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from cluster.endpoint import Endpoint
+from mpmd.errors import GroupStuckError, StepTimeoutError
+from mpmd.runtime.activity import Doing
+
+ANSWER_SECONDS = 1.0
+"""How long a step that has taken too long goes on, for its processes to say what they are doing."""
+
+LEAVE_SECONDS = 10.0
+"""How long after a step was ended its groups have to leave it."""
+
+_LEAST_INTERVAL = 0.5
+"""Seconds between two questions to the same process, at least."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the user allows; ``None`` is without limit.
+
+    Attributes:
+      step_timeout: seconds from the end of the steps before it to the answer of all groups.
+      stuck_after: seconds that a process may be in one task of a step.
+    """
+
+    step_timeout: float | None = None
+    stuck_after: float | None = None
+
+
+def check_limits(limits: Limits) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for limits that are no positive number of seconds."""
+    for field in dataclasses.fields(limits):
+        value = getattr(limits, field.name)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise TypeError(f"{field.name} must be a number of seconds, or None, not {value!r}")
+        if not value > 0:
+            raise ValueError(f"{field.name} must be positive, or None for no limit, not {value!r}")
+
+
+class Watchdog:
+    """Finds steps and tasks that take longer than the limits.
+
+    All times are seconds of one monotonic clock. Used by one thread, except for ``report`` and ``doing``,
+    which may be called from any thread.
+
+    Args:
+      processes: all processes, in the order of their numbers, by which the methods name them.
+      limits: of the user.
+    """
+
+    def __init__(self, processes: Sequence[Endpoint], limits: Limits):
+        self._processes = processes
+        self._limits = limits
+        self._reports: dict[int, tuple[Doing, float]] = {}  # and when it came
+        self._stuck: set[int] = set()  # the processes that were found so
+        self._asked = 0.0
+        self._step: int | None = None  # the oldest one
+        self._since = 0.0
+        self._ended: float | None = None  # when this step was ended
+
+    def report(self, number: int, doing: Doing, now: float) -> None:
+        """A process has said what it is doing."""
+        self._reports[number] = doing, now
+
+    def doing(self, number: int, now: float) -> str:
+        """What a process does, as far as is known."""
+        if number not in self._reports:
+            return "has not said yet what it is doing"
+        doing, when = self._reports[number]
+        return f"{doing}" + (f", {now - when:.0f} s ago" if now - when >= 2 * ANSWER_SECONDS else "")
+
+    def observe(self, oldest_step: int | None, now: float) -> None:
+        """The step that has been submitted first, of those that are not answered; its time begins then."""
+        if oldest_step != self._step:
+            self._step, self._since, self._ended = oldest_step, now, None
+
+    def asks(self, now: float) -> bool:
+        """Whether all processes are to be asked now what they are doing."""
+        if self._step is None or now - self._asked < _LEAST_INTERVAL:
+            return False
+        stuck_after = self._limits.stuck_after
+        due = stuck_after is not None and now - self._asked >= max(stuck_after / 4, _LEAST_INTERVAL)
+        if due or (self._is_late(now) and self._asked < self._late_at):
+            self._asked = now
+            return True
+        return False
+
+    def _is_late(self, now: float) -> bool:
+        return self._limits.step_timeout is not None and now >= self._late_at
+
+    @property
+    def _late_at(self) -> float:
+        return self._since + (self._limits.step_timeout or 0.0)
+
+    def late_step(self, now: float) -> StepTimeoutError | None:
+        """Why the oldest step is to be ended now; said once."""
+        if self._step is None or self._ended is not None or not self._is_late(now):
+            return None
+        if now < self._late_at + ANSWER_SECONDS:
+            return None
+        self._ended = now
+        return StepTimeoutError(
+            f"step {self._step} has taken longer than step_timeout={self._limits.step_timeout:g} s, and was "
+            f"ended. What its processes were doing:\n{self.describe(now)}"
+        )
+
+    def remaining(self, running: Iterable[Endpoint], now: float) -> list[GroupStuckError]:
+        """The groups that have not left a step that was ended.
+
+        Args:
+          running: the processes that have not answered it.
+        """
+        if self._ended is None or now - self._ended < LEAVE_SECONDS:
+            return []
+        return [
+            GroupStuckError(
+                f"{process.name} is stuck: step {self._step} has taken longer than "
+                f"step_timeout={self._limits.step_timeout:g} s, was ended, and has not been left for "
+                f"{now - self._ended:.0f} s. What the processes were doing:\n{self.describe(now)}",
+                process.mpmd_idx,
+            )
+            for process in running
+        ]
+
+    def stuck(self, now: float) -> list[GroupStuckError]:
+        """The groups of which a process is in one task for too long; each process is returned once."""
+        limit = self._limits.stuck_after
+        if limit is None:
+            return []
+        errors = []
+        for number, (doing, _) in list(self._reports.items()):
+            if doing.is_task and doing.seconds >= limit and number not in self._stuck:
+                self._stuck.add(number)
+                process = self._processes[number]
+                errors.append(
+                    GroupStuckError(
+                        f"{process.name} is stuck: it is in one task for longer than "
+                        f"stuck_after={limit:g} s. What the processes were doing:\n{self.describe(now)}",
+                        process.mpmd_idx,
+                    )
+                )
+        return errors
+
+    def describe(self, now: float) -> str:
+        """A line for each process."""
+        return "\n".join(
+            f"  {process.name}: {self.doing(number, now)}" for number, process in enumerate(self._processes)
+        )

@@ -1,0 +1,59 @@
+"""What a group is doing, and for how long."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+IDLE = "idle"
+
+
+class Doing(NamedTuple):
+    """What a process of a group did at one moment.
+
+    Attributes:
+      what: such as ``running bwd_1__3``, ``waiting for message 2 of group 0`` or ``compiling fwd_1``.
+      step: the number of the step that it belongs to; ``None`` outside of steps.
+      is_task: whether it is a task, which nothing can interrupt, rather than a wait.
+      seconds: for how long.
+    """
+
+    what: str
+    step: int | None
+    is_task: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        of_step = "" if self.step is None else f" in step {self.step}"
+        return f"{self.what}{of_step} for {self.seconds:.1f} s"
+
+
+class Activity:
+    """Says what a group is doing. Its thread writes, any thread reads.
+
+    Attributes:
+      now: what is being done, as an object whose text says it; the step; and since when, a time of
+        ``time.perf_counter``. Operations of a step assign it, which costs next to nothing.
+    """
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now: tuple[object, int | None, float] = (IDLE, None, time.perf_counter())
+
+    @contextlib.contextmanager
+    def during(self, what: str, step: int | None = None) -> Iterator[None]:
+        """Says that ``what`` is being done; afterwards, what was done before, from then on."""
+        before = self.now
+        self.now = (what, step, time.perf_counter())
+        try:
+            yield
+        finally:
+            self.now = (*before[:2], time.perf_counter())
+
+    def read(self) -> Doing:
+        """What is being done now. May be called from any thread."""
+        what, step, since = self.now
+        return Doing(str(what), step, getattr(what, "is_task", False), time.perf_counter() - since)

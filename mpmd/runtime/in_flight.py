@@ -1,0 +1,54 @@
+"""How many steps the driver may be ahead of the groups."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+
+MAX_IN_FLIGHT = 16
+"""Steps that are submitted and not answered, by default: enough for a driver that is sometimes late."""
+
+
+class StepsInFlight:
+    """Lets a limited number of steps be under way, whose arguments both ends hold. Thread-safe.
+
+    Raises: ``TypeError`` or ``ValueError`` for a limit that is no positive int.
+    """
+
+    def __init__(self, limit: int = MAX_IN_FLIGHT):
+        check_max_in_flight(limit)
+        self._places = threading.Semaphore(limit)
+
+    def enter(self) -> None:
+        """Waits until the next step may be submitted; then ``leave`` or ``leave_after``."""
+        self._places.acquire()
+
+    def leave(self) -> None:
+        """The step was not submitted."""
+        self._places.release()
+
+    def leave_after(self, replies: Collection[Future]) -> None:
+        """The step ends when all groups have replied, or have failed to."""
+        on_reply = _countdown(len(replies), self._places.release)
+        for reply in replies:
+            reply.add_done_callback(on_reply)
+
+
+def _countdown(count: int, done: Callable[[], None]) -> Callable[[Future], None]:
+    replies = itertools.count(1)
+
+    def on_reply(_: Future) -> None:  # is called in several threads, each of which gets another number
+        if next(replies) == count:
+            done()
+
+    return on_reply
+
+
+def check_max_in_flight(limit: object) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for what is no positive int."""
+    if not isinstance(limit, int) or isinstance(limit, bool):
+        raise TypeError(f"max_in_flight must be an int, the most steps under way, not {limit!r}")
+    if limit < 1:
+        raise ValueError(f"max_in_flight must be at least 1, not {limit}")

@@ -1,0 +1,140 @@
+"""When a step or a task takes too long, what is said of it, and what follows."""
+
+import pytest
+
+import cluster
+from cluster.endpoint import endpoints
+from cluster.pending_calls import AbortRequest, PendingCalls
+from cluster.process_info import ProcessInfo
+from cluster.status import ProcessStatus, Status
+from cluster.watchdog import ANSWER_SECONDS, LEAVE_SECONDS, Limits, Watchdog
+from mpmd.errors import GroupDiedError, GroupStuckError, StepAborted, StepTimeoutError
+from mpmd.runtime.activity import Doing
+
+TWO = endpoints([1, 1])
+WAITS = Doing("waiting for message 2 of group 1", 7, False, 33.0)
+RUNS = Doing("running bwd_1__3", 7, True, 34.0)
+
+
+def watchdog_of(**limits):
+    return Watchdog(TWO, Limits(**limits))
+
+
+def test_without_limits_nothing_is_asked_or_ended():
+    watchdog = watchdog_of()
+    watchdog.observe(7, 100.0)
+    watchdog.report(1, RUNS, 100.0)
+    assert not watchdog.asks(1e6)
+    assert watchdog.late_step(1e6) is None and watchdog.stuck(1e6) == []
+
+
+def test_a_late_step_is_ended_once_and_its_processes_are_asked_before():
+    watchdog = watchdog_of(step_timeout=30)
+    watchdog.observe(7, 100.0)
+    assert not watchdog.asks(129.9)
+    assert watchdog.asks(130.0)
+    assert not watchdog.asks(130.6)
+    watchdog.report(0, WAITS, 130.1)
+    watchdog.report(1, RUNS, 130.1)
+    assert watchdog.late_step(130.0 + ANSWER_SECONDS - 0.1) is None
+    error = watchdog.late_step(130.0 + ANSWER_SECONDS)
+    assert isinstance(error, TimeoutError)
+    assert str(error).splitlines() == [
+        "step 7 has taken longer than step_timeout=30 s, and was ended. What its processes were doing:",
+        "  group 0: waiting for message 2 of group 1 in step 7 for 33.0 s",
+        "  group 1: running bwd_1__3 in step 7 for 34.0 s",
+    ]
+    assert watchdog.late_step(200.0) is None
+
+
+def test_a_step_has_its_time_from_the_end_of_the_one_before():
+    watchdog = watchdog_of(step_timeout=30)
+    watchdog.observe(7, 100.0)
+    watchdog.observe(8, 125.0)
+    assert watchdog.late_step(131.0 + ANSWER_SECONDS) is None
+    assert watchdog.late_step(155.0 + ANSWER_SECONDS) is not None
+    watchdog.observe(None, 157.0)
+    assert watchdog.late_step(1e6) is None
+
+
+def test_a_group_that_does_not_leave_an_ended_step_is_stuck():
+    watchdog = watchdog_of(step_timeout=30)
+    watchdog.observe(7, 100.0)
+    assert watchdog.remaining([TWO[1]], 1e6) == []  # it was not ended
+    watchdog.report(1, RUNS, 140.0)
+    assert watchdog.late_step(140.0)
+    assert watchdog.remaining([TWO[1]], 140.0 + LEAVE_SECONDS - 0.1) == []
+    (error,) = watchdog.remaining([TWO[1]], 140.0 + LEAVE_SECONDS)
+    assert isinstance(error, GroupDiedError) and isinstance(error, TimeoutError)
+    assert error.mpmd_idx == 1
+    assert str(error).startswith("group 1 is stuck: step 7 has taken longer than step_timeout=30 s")
+    assert "group 0: has not said yet what it is doing" in str(error)
+    assert "group 1: running bwd_1__3 in step 7 for 34.0 s, 10 s ago" in str(error)
+
+
+def test_a_process_in_one_task_for_too_long_is_stuck_and_one_that_waits_is_not():
+    watchdog = watchdog_of(stuck_after=32)
+    watchdog.observe(7, 100.0)
+    assert watchdog.asks(100.0 + 8) and not watchdog.asks(100.0 + 15) and watchdog.asks(100.0 + 16)
+    watchdog.report(0, WAITS, 120.0)
+    watchdog.report(1, RUNS._replace(seconds=31.0), 120.0)
+    assert watchdog.stuck(120.0) == []
+    watchdog.report(1, RUNS, 123.0)
+    (error,) = watchdog.stuck(123.0)
+    assert (type(error), error.mpmd_idx) == (GroupStuckError, 1)
+    assert "group 1 is stuck: it is in one task for longer than stuck_after=32 s" in str(error)
+    assert watchdog.stuck(124.0) == []
+
+
+def test_groups_that_leave_a_late_step_live_on():
+    pending = PendingCalls()
+    zero, one = pending.add(TWO, step=7)
+    (later,) = pending.add([TWO[0]], step=8)
+    late = StepTimeoutError("step 7 has taken longer")
+    assert pending.time_out(7, late) == [AbortRequest(7, "step 7 has taken longer")]
+    assert pending.time_out(7, late) == []
+    assert not zero.future.done() and pending.oldest_step == 7
+    pending.succeed(zero, "it had ended its part")
+    assert pending.running(7) == [TWO[1]]
+    pending.fail(one, StepAborted("step 7 has taken longer"))
+    assert type(one.future.exception()) is StepTimeoutError
+    assert pending.oldest_step == 8
+    pending.succeed(later, None)
+    assert pending.oldest_step is None
+
+
+def test_every_call_is_watched_but_those_that_end_with_their_process():
+    pending = PendingCalls()
+    pending.add(TWO, endless=True)
+    assert not pending.are_awaited
+    (loading,) = pending.add([TWO[1]])
+    assert pending.are_awaited
+    assert [pending.count_of(process) for process in TWO] == [0, 1]
+    pending.succeed(loading, None)
+    assert not pending.are_awaited
+
+
+@pytest.mark.parametrize(
+    ("limits", "error", "message"),
+    [
+        ({"step_timeout": 0}, ValueError, "step_timeout must be positive, or None for no limit, not 0"),
+        ({"stuck_after": float("nan")}, ValueError, "stuck_after must be positive"),
+        ({"stuck_after": "1 min"}, TypeError, "stuck_after must be a number of seconds, or None"),
+        ({"max_in_flight": 0}, ValueError, "max_in_flight must be at least 1, not 0"),
+    ],
+)
+def test_limits_that_are_none(limits, error, message):
+    with pytest.raises(error, match=message):
+        cluster.launch({"stage": 2}, "stage", **limits)
+
+
+def test_a_status_is_a_table_of_the_processes():
+    infos = [ProcessInfo(i, 0, f"10.0.0.{i}", "node", 10 + i, (), ()) for i in range(2)]
+    status = Status(
+        (ProcessStatus(infos[0], str(WAITS), 3), ProcessStatus(infos[1], "dead: it crashed\nlog", 0))
+    )
+    assert str(status).splitlines() == [
+        "group  process  node      pid  pending  state",
+        "0      0        10.0.0.0  10   3        waiting for message 2 of group 1 in step 7 for 33.0 s",
+        "1      0        10.0.0.1  11   0        dead: it crashed",
+    ]

@@ -1,0 +1,132 @@
+"""What waits, and for how long: steps under way, forks, and what a group says it is doing."""
+
+import os
+import threading
+import time
+from concurrent.futures import Future
+
+import jax
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.runtime.activity import Activity
+from mpmd.runtime.in_flight import StepsInFlight
+from tests.support.models import batch, init, make_step, mse, weights
+
+SECONDS = 60
+
+
+def mesh_of_two(**options):
+    return mpmd.MpmdMesh(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("stage",)), "stage", **options)
+
+
+def test_a_step_waits_for_the_oldest_when_the_limit_is_reached():
+    in_flight = StepsInFlight(2)
+    steps = [[Future(), Future()] for _ in range(3)]
+    for replies in steps[:2]:
+        in_flight.enter()
+        in_flight.leave_after(replies)
+    entered = threading.Event()
+    third = threading.Thread(target=lambda: (in_flight.enter(), entered.set()))
+    third.start()
+    steps[0][1].set_result(None)
+    assert not entered.wait(0.2)  # one group has not answered yet
+    steps[0][0].set_exception(RuntimeError("the group has died"))
+    assert entered.wait(SECONDS)
+    third.join()
+    in_flight.leave()
+    in_flight.enter()
+
+
+@pytest.mark.parametrize(("limit", "error"), [(0, ValueError), (True, TypeError), (2.0, TypeError)])
+def test_limits_that_are_none(limit, error):
+    with pytest.raises(error, match="max_in_flight must be"):
+        mesh_of_two(max_in_flight=limit)
+
+
+def test_a_driver_that_reads_nothing_is_at_most_so_many_steps_ahead():
+    """The groups are kept from running; then the call of a third step does not return."""
+    with mesh_of_two(max_in_flight=2) as mesh:
+        step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
+        step = step.compile(init(weights(2)), *batch())
+        go, returned = threading.Event(), []
+        for group in mesh.runtime._groups:
+            group.submit(lambda: go.wait(SECONDS))
+
+        def drive():
+            for _ in range(4):
+                returned.append(step(init(weights(2)), *batch()))
+
+        driver = threading.Thread(target=drive)
+        driver.start()
+        driver.join(1)
+        assert len(returned) == 2
+        go.set()
+        driver.join(SECONDS)
+        assert len(returned) == 4
+
+
+def test_a_group_says_what_it_does_and_for_how_long():
+    activity = Activity()
+    with activity.during("loading the program"):
+        with activity.during("compiling fwd_1"):
+            assert activity.read().what == "compiling fwd_1"
+        activity.now = (*activity.now[:2], time.perf_counter() - 7)
+        assert str(activity.read()).startswith("loading the program for 7.")
+    assert activity.read().what == "idle" and activity.read().step is None
+
+
+def test_a_group_in_a_task_names_it(monkeypatch):
+    """As seen from another thread, while the task runs."""
+    seen = {}
+    with mesh_of_two() as mesh:
+        (zero, one) = (group.worker.activity for group in mesh.runtime._groups)
+
+        def look(x):
+            while not (doing := one.read()).what.startswith("waiting for message"):
+                time.sleep(0.01)
+            seen["task"], seen["wait"] = zero.read(), doing
+            return x
+
+        def loss(params, x, y):
+            x = jax.pure_callback(look, x, x)
+            x = mpmd.mark_stage_end(x @ params[0])
+            return ((x @ params[1] - y) ** 2).mean()
+
+        def train_step(params, xs, ys):
+            return mpmd.treduce(
+                lambda mb: loss(params, *mb), (xs, ys), schedule=mpmd.ForwardOnly(2, 2), operation=mpmd.Add
+            )
+
+        step = mpmd.mpmd_jit_with_loop(train_step, mpmd_mesh=mesh)
+        x = np.ones((1, 2, 2), "float32")
+        step([x[0], x[0]], x, x).block_until_ready()
+        assert (seen["task"].what, seen["task"].is_task) == ("running fwd_0__0", True)
+        assert (seen["wait"].what, seen["wait"].is_task) == ("waiting for message 0 of group 0", False)
+        assert seen["task"].step == seen["wait"].step is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+def test_a_fork_is_told_that_it_has_no_groups():
+    with mesh_of_two() as mesh:
+        step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
+        step = step.compile(init(weights(2)), *batch())
+        result, _ = step(init(weights(2)), *batch())
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            for use in (lambda: step(init(weights(2)), *batch()), lambda: jax.tree.map(np.asarray, result)):
+                try:
+                    use()
+                except RuntimeError as error:
+                    os.write(write, str(error).encode() + b"\n")
+            mesh.close()
+            os.write(write, b"closed\n")
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as lines:
+            said = lines.read().splitlines()
+        os.waitpid(child, 0)
+        assert [f"is a fork of process {os.getpid()}" in line for line in said] == [True, True, False]
+        assert said[2] == "closed"
+        jax.tree.map(np.asarray, result)
