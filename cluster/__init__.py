@@ -10,5 +10,6 @@ process of a group), ``transports`` (messages between groups).
 
 from cluster.launch import launch
 from cluster.mesh import ClusterMesh
+from cluster.recovery import Recovery
 
-__all__ = ["ClusterMesh", "launch"]
+__all__ = ["ClusterMesh", "Recovery", "launch"]

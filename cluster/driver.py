@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -27,6 +27,19 @@ from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.stopwatch import Stopwatch
 
 
+@dataclasses.dataclass(frozen=True)
+class LoadRequests:
+    """What the processes of each group were asked, so that they loaded a program.
+
+    Attributes:
+      shipment: what they got by ``ship``, before ``load``.
+      compiled: for each group, what it was asked to ``compile`` before that, in order.
+    """
+
+    shipment: ray.ObjectRef
+    compiled: Mapping[int, Sequence[tuple[Executable, bytes]]]
+
+
 class RayRuntime(RuntimeBase):
     """Implements ``mpmd.runtime.protocol.Runtime`` with an actor for each process of a group.
 
@@ -41,13 +54,23 @@ class RayRuntime(RuntimeBase):
 
     def __init__(self, calls: ActorCalls, submeshes: Sequence[jax.sharding.AbstractMesh], platform: str):
         super().__init__(len(submeshes))
-        self._calls = calls
         self._numbers = collections.defaultdict(list)  # of each group's processes
         for process in calls.processes:
             self._numbers[process.mpmd_idx].append(process.number)
         self._submeshes = tuple(submeshes)
         self._platform = platform
-        weakref.finalize(self, calls.close_soon).atexit = False  # at exit, the groups close themselves
+        self.attach(calls)
+
+    def attach(self, calls: ActorCalls) -> None:
+        """From now on, makes calls on these actors; those of before were detached."""
+        self._calls = calls
+        self._finalizer = weakref.finalize(self, calls.close_soon)
+        self._finalizer.atexit = False  # at exit, the groups close themselves
+
+    def detach(self) -> None:
+        """Fails all calls, now and until ``attach``; the actors live on."""
+        self._finalizer.detach()
+        self._calls.detach()
 
     @property
     def actors(self) -> tuple[ray.actor.ActorHandle, ...]:
@@ -60,14 +83,20 @@ class RayRuntime(RuntimeBase):
         Raises: ``TaskError`` with the label ``load`` when a group cannot, ``GroupDiedError`` when one died,
           ``ValueError`` when a function cannot travel.
         """
+        return self.load_with_requests(program)[0]
+
+    def load_with_requests(self, program: Program) -> tuple[LoadedProgram, LoadRequests]:
+        """As ``load``. Returns also what to ask other processes that are to load the program."""
         number = next(self._programs)
         watch = Stopwatch()
         exports = _Exports(self._submeshes, self._platform, watch)
+        requested = collections.defaultdict(list)
 
         def compile(mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:
             exported = exports.of(mpmd_idx, executable, function)
+            requested[mpmd_idx].append((executable, exported))
             # By all processes: their compilers may have to talk to one another.
-            compiling = self._call_group(mpmd_idx, "compile", number, executable, exported)
+            compiling = self.call_group(mpmd_idx, "compile", number, executable, exported)
             return joined(compiling, lambda specs: specs[0])
 
         try:
@@ -76,24 +105,27 @@ class RayRuntime(RuntimeBase):
             exported = exports.of_plan(program)
             with watch("load"):
                 shipment = Shipment(program.plan, exported, program.constants, program.compiled)
-                xla_seconds = self._load(number, shipment)
+                stored = ray.put(shipment)
+                xla_seconds = self._load(number, stored)
         except BaseException:  # also an interrupt: some groups may have the shipment, or have loaded it
             self.unload(number)
             self._tell_released()
             raise
-        return LoadedProgram(number, program, watch.seconds, xla_seconds)
+        return LoadedProgram(number, program, watch.seconds, xla_seconds), LoadRequests(stored, requested)
 
-    def _load(self, number: int, shipment: Shipment) -> tuple[float, ...]:
+    def _load(self, number: int, stored: ray.ObjectRef) -> tuple[float, ...]:
         self._tell_released()
-        stored = ray.put(shipment)
         for shipped in [self._calls.call_ray(i, "ship", number, stored) for i in range(len(self.actors))]:
             shipped.result()
-        loading = [joined(self._call_group(i, "load", number), max) for i in range(len(self._submeshes))]
+        loading = [joined(self.call_group(i, "load", number), max) for i in range(len(self._submeshes))]
         concurrent.futures.wait(loading)
         return tuple(seconds.result() for seconds in loading)
 
-    def _call_group(self, mpmd_idx: int, method: str, *arguments: Any) -> list[Future]:
-        """Calls all processes of a group. They get all calls in the same order, as collectives need it."""
+    def call_group(self, mpmd_idx: int, method: str, *arguments: Any) -> list[Future]:
+        """Calls all processes of a group. They get all calls in the same order, as collectives need it.
+
+        Raises: as ``ActorCalls.call``.
+        """
         with self._submitting:
             return [self._calls.call(number, method, *arguments) for number in self._numbers[mpmd_idx]]
 
@@ -104,7 +136,7 @@ class RayRuntime(RuntimeBase):
         """Tells groups now what the next step would tell them."""
         for mpmd_idx in range(len(self._submeshes)):
             with contextlib.suppress(RuntimeError):  # the group has died, or the mesh was closed
-                self._call_group(mpmd_idx, "release", self._released.take(mpmd_idx))
+                self.call_group(mpmd_idx, "release", self._released.take(mpmd_idx))
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         (step,) = {request.step for request in requests.values()}
@@ -120,12 +152,12 @@ class RayRuntime(RuntimeBase):
 
     def _packed(self, mpmd_idx: int, request: StepRequest) -> tuple[StepRequest, dict[Handle, PackedArray]]:
         packed = {handle: pack(array) for handle, array in request.host_arrays.items()}
-        released = self._released.take(mpmd_idx)
+        released = request.released.and_also(self._released.take(mpmd_idx))
         return dataclasses.replace(request, host_arrays={}, released=released), packed
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         try:
-            parts = self._call_group(mpmd_idx, "fetch", handle)
+            parts = self.call_group(mpmd_idx, "fetch", handle)
             return joined(parts, _copied if self._calls.by_ray else join)
         except RuntimeError as error:
             return _failed(error)

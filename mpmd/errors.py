@@ -44,5 +44,9 @@ class GroupDiedError(RuntimeError):
         return self.args[0]
 
 
+class RecoveryError(GroupDiedError):
+    """A group has died, and the run cannot go on by itself; the message says why, and what to do."""
+
+
 class StepAborted(RuntimeError):
     """A group stopped waiting because another group failed; ``__cause__`` or the message says why."""

@@ -70,6 +70,10 @@ MAY_IMPORT = {
     "cluster.actor": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info cluster.rpc "
     "cluster.sockets cluster.transports cluster.world mpmd.errors mpmd.ir mpmd.program mpmd.reshard "
     "mpmd.routes mpmd.runtime",
+    "cluster.snapshots": "mpmd.ir mpmd.reshard mpmd.runtime mpmd.sharding",
+    "cluster.recoverable_actor": "cluster.actor cluster.agreement cluster.snapshots mpmd.runtime",
+    "cluster.actors": "cluster.actor cluster.recoverable_actor",
+    "cluster.recovery": "cluster.process_info mpmd.runtime",
     "cluster.health": "cluster.endpoint mpmd.errors",
     "cluster.pending_calls": "cluster.endpoint mpmd.errors",
     "cluster.ray_errors": "cluster.endpoint mpmd.errors",
@@ -79,14 +83,19 @@ MAY_IMPORT = {
     "cluster.joined": "mpmd.errors",
     "cluster.driver": "cluster.actor cluster.actor_calls cluster.joined cluster.packing mpmd.ir mpmd.program "
     "mpmd.runtime mpmd.stopwatch",
-    "cluster.mesh": "cluster.driver cluster.process_info",
     "cluster.shapes": "",
     "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "
     "cluster.transports",
-    "cluster.launch": "cluster.actor cluster.actor_calls cluster.connect cluster.driver cluster.endpoint "
-    "cluster.environment cluster.mesh cluster.resources cluster.shapes cluster.transports mpmd.reshard "
-    "mpmd.stopwatch",
-    "cluster": "cluster.launch cluster.mesh",
+    "cluster.fleet": "cluster.actors cluster.connect cluster.driver cluster.endpoint cluster.health "
+    "cluster.process_info cluster.ray_session cluster.recovery cluster.transports mpmd.runtime mpmd.stopwatch",
+    "cluster.recovering_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.recovery "
+    "mpmd.errors mpmd.program mpmd.runtime mpmd.stopwatch",
+    "cluster.mesh": "cluster.driver cluster.process_info cluster.recovering_runtime cluster.recovery",
+    "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.driver "
+    "cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.process_info "
+    "cluster.recovering_runtime cluster.recovery cluster.resources cluster.shapes cluster.transports "
+    "mpmd.reshard mpmd.stopwatch",
+    "cluster": "cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
     "mpmd.mesh": "mpmd.runtime",
     "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",

@@ -33,7 +33,7 @@ class LostValueError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class _LostValue:
+class LostValue:
     """Stands in place of a value whose step has failed."""
 
     reason: str
@@ -89,7 +89,7 @@ class GroupWorker:
         self.submesh = submesh
         self._transport_of = transport_of
         self._agree = agree
-        self._values: dict[Handle, jax.Array | _LostValue] = {}
+        self._values: dict[Handle, jax.Array | LostValue] = {}
         self._programs: dict[int, _CompiledProgram] = {}
         self._ahead: dict[int, _CompiledAhead] = {}
         self._synchronous = submesh.devices.flat[0].platform == "cpu"
@@ -187,7 +187,7 @@ class GroupWorker:
                 outputs = program.executor.execute(request.step, inputs, events)
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
             except Exception as error:
-                lost = _LostValue(error.reason if isinstance(error, LostValueError) else str(error))
+                lost = LostValue(error.reason if isinstance(error, LostValueError) else str(error))
                 missing = [handle for handle in request.host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
                 raise
@@ -230,13 +230,21 @@ class GroupWorker:
         value = self._values.get(handle)
         if value is None:
             raise RuntimeError("the group does not have this value: it was freed, or it never arrived")
-        if isinstance(value, _LostValue):
+        if isinstance(value, LostValue):
             raise LostValueError(value.reason)
         return value
 
     def fetch(self, handle: Handle) -> jax.Array:
         """The array under a handle. Raises ``LostValueError`` when the step that makes it has failed."""
         return self._value(handle)
+
+    def values(self) -> dict[Handle, jax.Array | LostValue]:
+        """All values that live here."""
+        return dict(self._values)
+
+    def replace_values(self, values: Mapping[Handle, jax.Array | LostValue]) -> None:
+        """Has these values live here in place of all others."""
+        self._values = dict(values)
 
     def release(self, released: Released) -> None:
         """Drops values and programs; those that a donation has taken, or that were not loaded, are gone."""

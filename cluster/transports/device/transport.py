@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import socket
@@ -54,6 +55,7 @@ class DeviceTransport(PeerTransport):
         self._submesh = submesh
         self._in_host_memory = submesh.devices.flat[0].platform == "cpu"
         self._numbers = itertools.count(secrets.randbits(62))
+        self._listener: socket.socket | None = None
         self._peers: dict[int, Peer] = {}
 
     def listen(self, host: str, secret: bytes) -> DeviceAddress:
@@ -72,6 +74,7 @@ class DeviceTransport(PeerTransport):
 
     def connect(self, addresses: Mapping[int, DeviceAddress]) -> None:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
+        assert self._listener is not None, "connect comes after listen"
         # Each connects to the later ones, the last first. That one accepts at once, so processes do not
         # wait for one another in a chain.
         later = sorted((peer for peer in addresses if peer > self._process), reverse=True)
@@ -120,6 +123,13 @@ class DeviceTransport(PeerTransport):
             return None  # a part of a value, whose reader may have more devices
         return spec_of(array.sharding, self._submesh, array.ndim)
 
+    def interrupt(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(OSError):  # it is closed
+                self._listener.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
         for peer in self._peers.values():
             peer.close()
