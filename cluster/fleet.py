@@ -104,10 +104,11 @@ class Fleet:
         with watch("loaded"):
             self._load(gone, loads)
         with watch("connected"):
-            connections = self._connect()
+            self._connect()
         with watch("restored"):
             self._restore(snapshot)
-        return connections
+        with watch("connected"):
+            return self._connect_driver()
 
     def _check_copies(self, gone: Sequence[int], snapshot: int) -> None:
         if snapshot == BEGINNING:
@@ -153,13 +154,16 @@ class Fleet:
                 loading[self.actors[i].load.remote(program)] = i
         self.wait_for(loading)
 
-    def _connect(self) -> list[socket.socket]:
+    def _connect(self) -> None:
         starting = StartingActors(self.actors, self.processes, self._timeout)
         transports = choose(self._transport, self._infos)
         connect_groups(starting, self._infos, transports)
         self._placement.processes, self._placement.transports = tuple(self._infos), transports
+
+    def _connect_driver(self) -> list[socket.socket]:
         if self._transport == OBJECT_STORE:
             return []
+        starting = StartingActors(self.actors, self.processes, self._timeout)
         with contextlib.ExitStack() as undo:
             connections = connect_driver(starting, self._infos, undo)
             undo.pop_all()

@@ -109,9 +109,10 @@ class RecoveryReport:
         groups = ", ".join(f"group {mpmd_idx}" for mpmd_idx in self.mpmd_idxs)
         phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
         at = "" if self.step is None else f" at step {self.step}"
+        reason = self.reason.partition(". ")[0]  # Ray has several sentences
         return (
             f"recovered {groups}{at} in {self.total:.2f} s ({phases}; "
-            f"{self.num_replayed} steps run again): {self.reason}"
+            f"{self.num_replayed} steps run again): {reason}"
         )
 
 

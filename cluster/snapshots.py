@@ -58,7 +58,8 @@ def restore(saved: SavedValue, submesh: jax.sharding.Mesh) -> jax.Array:
         for box, data in saved.parts
     }
     shards = [
-        jax.device_put(parts[_box(index or (), saved.shape)], device, may_alias=False)
+        # A copy for each device: device_put may alias it, whatever may_alias says of arrays of numpy's.
+        jax.device_put(parts[_box(index or (), saved.shape)].copy(), device)
         for device, index in sharding.addressable_devices_indices_map(saved.shape).items()
     ]
     return jax.make_array_from_single_device_arrays(saved.shape, sharding, shards)

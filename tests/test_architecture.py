@@ -87,7 +87,8 @@ MAY_IMPORT = {
     "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "
     "cluster.transports",
     "cluster.fleet": "cluster.actors cluster.connect cluster.driver cluster.endpoint cluster.health "
-    "cluster.process_info cluster.ray_session cluster.recovery cluster.transports mpmd.runtime mpmd.stopwatch",
+    "cluster.process_info cluster.ray_session cluster.recovery cluster.transports mpmd.runtime "
+    "mpmd.stopwatch",
     "cluster.recovering_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.recovery "
     "mpmd.errors mpmd.program mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovering_runtime cluster.recovery",
