@@ -3,8 +3,8 @@
 A small model trains on four groups, in rounds: first undisturbed, then again and again while a thread kills,
 or stops, the process of a group at random moments: while steps run, programs load, values are copied, and
 groups recover. The losses and the final state of every round have to be those of the undisturbed one, bit by
-bit. Two deaths of which one is that of the group that keeps the other's copies would end the run, as they have
-to; so while groups recover, only the one opposite of the dead one is killed.
+bit. Two deaths of which one is that of the group that keeps the other's copies would end the run, as they
+have to; so while groups recover, only the one opposite of the dead one is killed.
 """
 
 from __future__ import annotations
