@@ -153,25 +153,24 @@ class Killer(threading.Thread):
         """Until so many processes were killed."""
         while self.num_kills < self._kills:
             time.sleep(self._choice.uniform(0, self._seconds))
-            victim = self._choice.randrange(GROUPS)
-            if not self._kill(victim):
-                continue
-            recoveries = len(self._mesh.recoveries)
+            first = self._choice.randrange(GROUPS)
+            victims = self._kill(first)
             if self.num_kills < self._kills and self._choice.random() < 0.3:
-                time.sleep(self._choice.uniform(0, 3))
-                self._kill((victim + 2) % GROUPS)
-            while len(self._mesh.recoveries) == recoveries and self._mesh.runtime:
+                time.sleep(self._choice.uniform(0, 5))
+                victims |= self._kill((first + 2) % GROUPS)
+            while self._mesh.runtime.is_recovering or victims & {group.pid for group in self._mesh.groups}:
                 time.sleep(0.05)
 
-    def _kill(self, victim: int) -> bool:
-        """Whether the process was there."""
+    def _kill(self, victim: int) -> set[int]:
+        """Returns the number of the process, unless it is being replaced."""
         stopped = self._choice.random() < self._stop_share
+        pid = self._mesh.groups[victim].pid
         try:
-            os.kill(self._mesh.groups[victim].pid, signal.SIGSTOP if stopped else signal.SIGKILL)
+            os.kill(pid, signal.SIGSTOP if stopped else signal.SIGKILL)
         except ProcessLookupError:
-            return False
+            return set()
         self.num_kills += 1
-        return True
+        return {pid}
 
 
 if __name__ == "__main__":

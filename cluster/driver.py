@@ -17,7 +17,7 @@ import ray
 
 from cluster.actor import Shipment
 from cluster.actor_calls import ActorCalls
-from cluster.joined import joined
+from cluster.joined import failed, joined
 from cluster.packing import PackedArray, PackedValue, join, pack
 from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program, export_function
@@ -148,7 +148,7 @@ class RayRuntime(RuntimeBase):
                 )
                 return {i: _first([replies[number] for number in self._numbers[i]]) for i in requests}
             except RuntimeError as error:  # a group has died, or the mesh was closed
-                return {mpmd_idx: _failed(error) for mpmd_idx in requests}
+                return {mpmd_idx: failed(error) for mpmd_idx in requests}
 
     def _packed(self, mpmd_idx: int, request: StepRequest) -> tuple[StepRequest, dict[Handle, PackedArray]]:
         packed = {handle: pack(array) for handle, array in request.host_arrays.items()}
@@ -160,7 +160,7 @@ class RayRuntime(RuntimeBase):
             parts = self.call_group(mpmd_idx, "fetch", handle)
             return joined(parts, _copied if self._calls.by_ray else join)
         except RuntimeError as error:
-            return _failed(error)
+            return failed(error)
 
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again."""
@@ -205,9 +205,3 @@ def _copied(values: list[PackedValue]) -> np.ndarray:
     array = np.array(join(values))
     array.flags.writeable = False
     return array
-
-
-def _failed(error: BaseException) -> Future:
-    future: Future = Future()
-    future.set_exception(error)
-    return future

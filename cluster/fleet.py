@@ -77,6 +77,32 @@ class Fleet:
 
     # Replacing.
 
+    def replace_all(
+        self,
+        dead: Iterable[int],
+        loads: Mapping[int, LoadRequests],
+        snapshot: int,
+        watch: Stopwatch,
+        count_failure: Callable[[Exception], None],
+    ) -> tuple[set[int], list[socket.socket]]:
+        """As ``replace``, again and again while other groups die.
+
+        Args:
+          count_failure: is called when a replacement has failed, with the reason; raises to give up.
+
+        Returns: also the groups that were replaced.
+        Raises: ``CopiesLostError``, ``SupersededError``, and what ``count_failure`` raises.
+        """
+        replaced = set(dead)
+        while True:
+            try:
+                return replaced, self.replace(replaced, loads, snapshot, watch)
+            except (CopiesLostError, SupersededError):
+                raise
+            except Exception as error:  # a death; or there is no room, and there will be none next time
+                count_failure(error)
+                replaced |= self.find_dead()
+
     def replace(
         self, dead: Collection[int], loads: Mapping[int, LoadRequests], snapshot: int, watch: Stopwatch
     ) -> list[socket.socket]:
@@ -92,6 +118,8 @@ class Fleet:
         Raises: ``CopiesLostError`` when no process has the snapshot of a dead one; anything else when another
           process has died meanwhile, or a new one cannot start.
         """
+        if self.stop.is_set():
+            raise SupersededError("the mesh was closed")
         gone = [number for number, process in enumerate(self.processes) if process.mpmd_idx in dead]
         self._check_copies(gone, snapshot)
         with watch("started"):

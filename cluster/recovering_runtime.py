@@ -23,7 +23,9 @@ from ray.actor import ActorHandle
 
 from cluster.actor_calls import ActorCalls
 from cluster.driver import LoadRequests, RayRuntime
-from cluster.fleet import CopiesLostError, Fleet, SupersededError
+from cluster.fleet import Fleet, SupersededError
+from cluster.joined import failed
+from cluster.pending_calls import copy_of
 from cluster.recovery import FailureCounter, Recovery, RecoveryReport
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.program import Program
@@ -103,6 +105,11 @@ class RecoveringRuntime(RuntimeBase):
         """The actors: group by group, those of its processes."""
         return tuple(self._fleet.actors)
 
+    @property
+    def is_recovering(self) -> bool:
+        """Whether groups are being replaced."""
+        return bool(self._dead)
+
     # What callers ask.
 
     def load(self, program: Program) -> LoadedProgram:
@@ -111,7 +118,7 @@ class RecoveringRuntime(RuntimeBase):
             with self._changed:
                 self._wait_until_running()
                 if self._error is not None:
-                    raise _copy_of(self._error)
+                    raise copy_of(self._error)
                 attempt = self._journal.attempt
             try:
                 loaded, requests = self._groups.load_with_requests(program)
@@ -136,7 +143,7 @@ class RecoveringRuntime(RuntimeBase):
         with self._changed:
             self._wait_until_running(lambda: not self._recovery.must_wait(self._journal))
             if self._error is not None:
-                return {i: _failed(self._error) for i in requests}
+                return {i: failed(copy_of(self._error)) for i in requests}
             released = self._take_released(requests)
             number = self.next_handle()
             step = self._journal.add_step(
@@ -149,7 +156,7 @@ class RecoveringRuntime(RuntimeBase):
             try:
                 self._ask_step(step, step.requests)
             except BaseException as interrupt:  # some groups may have the step; nobody gets its replies
-                unsent = _failed(RuntimeError(f"the step was not sent to all groups: {interrupt!r}"))
+                unsent = failed(RuntimeError(f"the step was not sent to all groups: {interrupt!r}"))
                 for i in requests:
                     self._note_reply(self._journal.attempt, step, i, unsent)
                 raise
@@ -160,7 +167,7 @@ class RecoveringRuntime(RuntimeBase):
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         with self._changed:
             if self._error is not None:
-                return _failed(self._error)
+                return failed(copy_of(self._error))
             fetch = self._journal.add_fetch(mpmd_idx, handle)
             future = self._future_of(fetch, mpmd_idx)
             if not self._dead:
@@ -178,11 +185,13 @@ class RecoveringRuntime(RuntimeBase):
         """Waits until no group is being replaced, or nothing works any more."""
         self._changed.wait_for(lambda: self._error is not None or (not self._dead and is_free()))
 
-    def _wait_for_end_of(self, attempt: int, seconds: float | None = None) -> None:
+    def _wait_for_end_of(
+        self, attempt: int, seconds: float | None = None, unless: Callable[[], bool] = lambda: False
+    ) -> None:
         """Waits until a group has died, or nothing works any more."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._error is not None or attempt != self._journal.attempt, seconds
+                lambda: self._error is not None or attempt != self._journal.attempt or unless(), seconds
             )
 
     def _take_released(self, groups: Iterable[int]) -> dict[int, Released]:
@@ -308,69 +317,51 @@ class RecoveringRuntime(RuntimeBase):
                 threading.Thread(target=work, name="mpmd recovery", daemon=True).start()
 
     def _recover(self, death: GroupDiedError, step: LoggedStep | None) -> None:
-        """In a thread of its own: replaces dead groups until all are there, or it is no use."""
+        """In a thread of its own: has the fleet replace what is dead, and asks again what was asked."""
         watch = Stopwatch()
+
+        def count_failure(failure: Exception | None) -> None:
+            if reason := self._failures.count(death.mpmd_idx, None if failure else step):
+                raise _unrecoverable(death, reason) from (failure or death)
+
         try:
             self._groups.detach()
-            connections = self._replace(death, step, watch)
+            count_failure(None)
+            dead, connections = self._fleet.replace_all(
+                self._dead, self._loads, self._journal.committed, watch, count_failure
+            )
         except SupersededError:
             return  # the mesh was closed
         except BaseException as error:  # whatever it is, those who wait have to know
             with self._changed:
-                fatal = error if isinstance(error, RecoveryError) else _unrecoverable(death, repr(error))
-                self._give_up(fatal, error.__cause__ if isinstance(error, RecoveryError) else error)
+                fatal = error if isinstance(error, RecoveryError) else _unrecoverable(death, str(error))
+                self._give_up(fatal, error.__cause__ or error)
             return
         with self._changed:
             if self._error is not None:
                 for connection in connections:
                     connection.close()
                 return
-            dead = tuple(sorted(self._dead))
             self._groups.attach(self._calls(connections))
             self._dead.clear()
-            entries = self._journal.go_back()
-            attempt = self._journal.attempt
-            for entry in entries:
-                self._ask(entry)
-            self._changed.notify_all()
-            steps = [entry for entry in entries if isinstance(entry, LoggedStep)]
+            steps = self._ask_again()
             with watch("replayed"):
-                self._changed.wait_for(
-                    lambda: (
-                        self._error is not None
-                        or attempt != self._journal.attempt
-                        or all(map(self._journal.is_answered, steps))
-                    )
-                )
-        report = RecoveryReport(dead, str(death), step.ordinal if step else None, len(steps), watch.seconds)
+                attempt = self._journal.attempt
+                self._wait_for_end_of(attempt, unless=lambda: all(map(self._journal.is_answered, steps)))
+        report = RecoveryReport(
+            tuple(sorted(dead)), str(death), step.ordinal if step else None, len(steps), watch.seconds
+        )
         self._reports.append(report)
         print(f"cluster: {report}", file=sys.stderr, flush=True)
         self._fleet.starter.start_spares()
 
-    def _replace(
-        self, death: GroupDiedError, step: LoggedStep | None, watch: Stopwatch
-    ) -> list[socket.socket]:
-        """Raises: ``RecoveryError`` when it is no use to go on."""
-        failure: Exception | None = None
-        while True:
-            with self._changed:
-                dead = set(self._dead)
-                loads = dict(self._loads)
-                committed = self._journal.committed
-            if reason := self._failures.count(death.mpmd_idx, None if failure else step):
-                raise _unrecoverable(death, reason) from (failure or death)
-            try:
-                return self._fleet.replace(dead, loads, committed, watch)
-            except SupersededError:
-                raise
-            except CopiesLostError as error:
-                raise _unrecoverable(death, str(error)) from death
-            except Exception as error:
-                failure = error
-            for mpmd_idx in self._fleet.find_dead():
-                with self._changed:
-                    message = f"group {mpmd_idx} has died while the groups recovered: {failure}"
-                    self._dead.setdefault(mpmd_idx, GroupDiedError(message, mpmd_idx))
+    def _ask_again(self) -> list[LoggedStep]:
+        """Asks all that the journal has. Returns the steps."""
+        entries = self._journal.go_back()
+        for entry in entries:
+            self._ask(entry)
+        self._changed.notify_all()
+        return [entry for entry in entries if isinstance(entry, LoggedStep)]
 
     def _give_up(self, error: RuntimeError, cause: BaseException | None = None) -> None:
         error.__cause__ = cause
@@ -386,22 +377,9 @@ class RecoveringRuntime(RuntimeBase):
         self._fleet.stop.set()
         futures, self._futures = self._futures, {}
         for future in futures.values():
-            future.set_exception(_copy_of(error))
+            future.set_exception(copy_of(error))
         self._changed.notify_all()
 
 
 def _unrecoverable(death: GroupDiedError, reason: str) -> RecoveryError:
     return RecoveryError(f"{death}. The groups do not recover: {reason}. {_FROM_DISK}", death.mpmd_idx)
-
-
-def _failed(error: BaseException) -> Future:
-    future: Future = Future()
-    future.set_exception(_copy_of(error))
-    return future
-
-
-def _copy_of(error: BaseException) -> BaseException:
-    """An equal error. If several threads raised the same one, it would collect all their tracebacks."""
-    copy = type(error)(*error.args)
-    copy.__cause__ = error.__cause__
-    return copy

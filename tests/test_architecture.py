@@ -89,8 +89,8 @@ MAY_IMPORT = {
     "cluster.fleet": "cluster.actors cluster.connect cluster.driver cluster.endpoint cluster.health "
     "cluster.process_info cluster.ray_session cluster.recovery cluster.transports mpmd.runtime "
     "mpmd.stopwatch",
-    "cluster.recovering_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.recovery "
-    "mpmd.errors mpmd.program mpmd.runtime mpmd.stopwatch",
+    "cluster.recovering_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.joined "
+    "cluster.pending_calls cluster.recovery mpmd.errors mpmd.program mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovering_runtime cluster.recovery",
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.driver "
     "cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.process_info "

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import jax
 import numpy as np
@@ -41,6 +42,14 @@ def train(step, disturb=lambda number, state: None, steps=STEPS):
     return losses, [leaf.tobytes() for leaf in jax.tree.leaves(mpmd.to_host(state))]
 
 
+def recoveries(mesh, count):
+    """The last reports; the last one comes when all is as before, which the results do not wait for."""
+    deadline = time.monotonic() + 20
+    while len(mesh.recoveries) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return mesh.recoveries
+
+
 def kill(mesh, mpmd_idx, number=signal.SIGKILL):
     os.kill(mesh.groups[mpmd_idx].pid, number)
 
@@ -62,7 +71,7 @@ def test_each_group_may_die(recovering_mesh, capsys):
             others[-1].compile(init(weights(2)), *batch())
 
     assert train(step, disturb) == undisturbed
-    assert [report.mpmd_idxs for report in mesh.recoveries] == [(0,), (1,)]
+    assert [report.mpmd_idxs for report in recoveries(mesh, 2)] == [(0,), (1,)]
     assert set(pids).isdisjoint(group.pid for group in mesh.groups)
     first = mesh.recoveries[0]
     assert list(first.seconds) == ["started", "loaded", "connected", "restored", "replayed"]
@@ -89,7 +98,7 @@ def test_another_group_may_die_during_recovery(local_ray, monkeypatch):
         undisturbed = train(step, steps=3)
         monkeypatch.setattr(Fleet, "_connect", dying)
         assert train(step, lambda number, state: number == 1 and kill(mesh, 0), steps=3) == undisturbed
-        assert [report.mpmd_idxs for report in mesh.recoveries] == [(0, 1)]
+        assert [report.mpmd_idxs for report in recoveries(mesh, 1)] == [(0, 1)]
         assert mesh.recoveries[0].num_replayed == 5
 
 
@@ -126,7 +135,7 @@ def test_a_group_that_hangs_is_replaced(recovering_mesh, monkeypatch):
             kill(recovering_mesh, 0, signal.SIGSTOP)
 
     assert train(step, disturb) == undisturbed
-    (report,) = recovering_mesh.recoveries[before:]
+    (report,) = recoveries(recovering_mesh, before + 1)[before:]
     assert report.reason.startswith("group 0 is stuck")
 
 
