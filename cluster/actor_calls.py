@@ -83,9 +83,9 @@ class ActorCalls:
     def _watch(self, number: int) -> None:
         """Makes the call that ends, or fails, when the process does."""
         if self.by_ray:
-            self.call_ray(number, "watch")
+            self._call_ray(number, "watch", endless=True)
         else:
-            serving = self.call_ray(number, "serve")
+            serving = self._call_ray(number, "serve", endless=True)
             serving.add_done_callback(lambda end: self._on_disconnect(number, end.exception()))
 
     @property
@@ -104,7 +104,10 @@ class ActorCalls:
 
     def call_ray(self, number: int, method: str, *arguments: Any) -> Future:
         """Calls a method by Ray in any case, in no order relative to the other calls. Raises as ``call``."""
-        (pending,) = self._pending.add([self.processes[number]])
+        return self._call_ray(number, method, *arguments)
+
+    def _call_ray(self, number: int, method: str, *arguments: Any, endless: bool = False) -> Future:
+        (pending,) = self._pending.add([self.processes[number]], endless=endless)
         self._send_by_ray(pending, method, arguments)
         return pending.future
 
@@ -262,9 +265,9 @@ class ActorCalls:
                 )
 
     def _fail_unresponsive(self) -> None:
-        """Pings all processes while a step is pending; an actor answers at once, whatever it computes."""
+        """Pings all processes while a reply is awaited; an actor answers at once, whatever it computes."""
         now = time.monotonic()
-        if not self._health.ping_is_due(now) or not self._pending.has_steps:
+        if not self._health.ping_is_due(now) or not self._pending.are_awaited:
             return
         for error in self._health.unresponsive(now):
             self._mark_dead(error)

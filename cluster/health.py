@@ -9,7 +9,7 @@ from cluster.endpoint import Endpoint
 from mpmd.errors import GroupDiedError
 
 PING_SECONDS = 10.0
-"""How often processes are pinged while a step is pending."""
+"""How often processes are pinged while a reply is awaited."""
 
 UNRESPONSIVE_SECONDS = 60.0
 """A process that leaves a ping unanswered for this long is stopped, or hangs."""

@@ -28,12 +28,16 @@ class AbortRequest:
 
 @dataclasses.dataclass(frozen=True)
 class PendingCall:
-    """One call on one process. The caller holds ``future``, whose result is the reply."""
+    """One call on one process. The caller holds ``future``, whose result is the reply.
+
+    ``endless``: it ends with the process, so nobody waits for its reply.
+    """
 
     number: int
     process: Endpoint
     step: int | None
     future: Future
+    endless: bool
 
 
 @dataclasses.dataclass
@@ -59,6 +63,7 @@ class PendingCalls:
         self,
         processes: Iterable[Endpoint],
         step: int | None = None,
+        endless: bool = False,
     ) -> list[PendingCall]:
         """Adds a call on each of the processes; with ``step``, these calls are that step. Steps ascend.
 
@@ -82,6 +87,7 @@ class PendingCalls:
                     process=process,
                     step=step,
                     future=_running_future(),
+                    endless=endless,
                 )
                 for process in processes
             ]
@@ -89,10 +95,10 @@ class PendingCalls:
         return calls
 
     @property
-    def has_steps(self) -> bool:
-        """Whether a step is still running on a group."""
+    def are_awaited(self) -> bool:
+        """Whether somebody waits for a reply."""
         with self._lock:
-            return bool(self._steps)
+            return not all(call.endless for call in self._calls.values())
 
     def half_answered(self, step: int) -> list[int]:
         """The groups of which one process has ended a step, and another one has not."""
