@@ -7,6 +7,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import cluster
 import mpmd
@@ -150,8 +151,7 @@ def test_a_group_of_several_processes_is_replaced_as_a_whole(local_ray, transpor
         transport=transport,
         recovery=Recovery(every=4),
     ) as mesh:
-        rows = jax.sharding.PartitionSpec("fsdp")
-        step = compiled(mesh, in_specs=(rows, (None, "fsdp"), (None, "fsdp")))
+        step = compiled(mesh, in_specs=(P(), P(None, "fsdp"), P(None, "fsdp")))
         undisturbed = train(step)
         pids = [process.pid for process in mesh.processes]
         assert (

@@ -67,5 +67,5 @@ def test_the_groups_of_a_node_that_dies_move_to_another_one():
 @pytest.mark.slow
 def test_a_little_chaos():
     out = run(["-m", "benchmarks.chaos", "--kills", "4", "--seed", "1", "--stop", "0"])
-    assert out.startswith("4 processes killed or stopped")
+    assert "4 processes killed or stopped" in out
     assert "all losses and states equal, bit by bit" in out
