@@ -126,7 +126,7 @@ class Fleet:
             for number in gone:
                 self._session.kill(self.actors[number])
                 self.actors[number] = self.starter.replace(number)
-            resetting = self._reset([i for i in range(len(self.actors)) if i not in gone])
+            resetting = self._reset([i for i in range(len(self.actors)) if i not in gone], list(loads))
             self._open(gone)
             self.wait_for(resetting)
         with watch("loaded"):
@@ -149,11 +149,11 @@ class Fleet:
             )
             raise CopiesLostError(f"{names}, have died together")
 
-    def _reset(self, numbers: Iterable[int]) -> Calls:
+    def _reset(self, numbers: Iterable[int], programs: Sequence[int]) -> Calls:
         resetting: Calls = {}
         for number in numbers:
             self.actors[number].interrupt.remote()
-            resetting[self.actors[number].reset.remote()] = number
+            resetting[self.actors[number].reset.remote(programs)] = number
         return resetting
 
     def _open(self, numbers: Sequence[int]) -> None:

@@ -60,15 +60,20 @@ class RecoverableActor(GroupActor):
         """Ends the process's waiting for others, because one of them is gone."""
         self._router.interrupt()
 
-    def reset(self) -> None:
+    def reset(self, programs: Collection[int]) -> None:
         """Ends the connections with other groups and the driver, as soon as no step runs.
 
-        Values and programs stay. Then ``listen``, ``connect`` and ``await_driver`` connect anew.
+        Values and these programs stay; others have not been loaded by all. Then ``listen``, ``connect`` and
+        ``await_driver`` connect anew.
         """
         with self._serving:  # ``serve`` has ended
             self._forever.set()
             self._forever = threading.Event()
             self._router.reset()
+        with self._shipping:
+            self._shipments.clear()
+            self._cancelled.clear()
+        self._worker.keep_only(programs)
 
     @ray.method(concurrency_group="watch")
     def serve(self) -> None:

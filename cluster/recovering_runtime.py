@@ -161,7 +161,7 @@ class RecoveringRuntime(RuntimeBase):
                     self._note_reply(self._journal.attempt, step, i, unsent)
                 raise
             if self._recovery.snapshot_is_due(self._journal):
-                self._ask_snapshot(self._journal.begin_snapshot(self._take_released(range(self._num_groups))))
+                self._begin_snapshot()
             return futures
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
@@ -267,6 +267,17 @@ class RecoveringRuntime(RuntimeBase):
             self._changed.notify_all()
 
     # Snapshots.
+
+    def _begin_snapshot(self) -> None:
+        snapshot = self._journal.begin_snapshot(self._take_released(range(self._num_groups)))
+        try:
+            self._ask_snapshot(snapshot)
+        except BaseException:  # an interrupt: perhaps nobody waits for the copies
+            self._journal.abandon(snapshot)
+            for mpmd_idx, released in snapshot.released.items():
+                for handle in released.handles:
+                    self._released.add_handle((mpmd_idx,), handle)
+            raise
 
     def _ask_snapshot(self, snapshot: LoggedSnapshot) -> None:
         arguments = (snapshot.number, self._journal.committed)

@@ -142,6 +142,10 @@ class Journal:
         self._log.append(snapshot)
         return snapshot
 
+    def abandon(self, snapshot: LoggedSnapshot) -> None:
+        """Not all groups were asked for the snapshot. What they were to drop has to be released again."""
+        self._log.remove(snapshot)
+
     @property
     def snapshot(self) -> LoggedSnapshot | None:
         """The snapshot under way."""

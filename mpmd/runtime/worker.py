@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 import numpy as np
@@ -253,6 +253,10 @@ class GroupWorker:
         for number in released.programs:
             self._programs.pop(number, None)
             self._ahead.pop(number, None)
+
+    def keep_only(self, programs: Collection[int]) -> None:
+        """Drops all other programs, and what is compiled of others."""
+        self.release(Released(programs=tuple((self._programs.keys() | self._ahead.keys()) - set(programs))))
 
     def has_program(self, number: int) -> bool:
         """Whether a program is loaded, or compiled in part."""

@@ -203,6 +203,31 @@ def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
     assert len(driven.attempts[1].steps) == 8  # the first one is in the snapshot
 
 
+def test_an_interrupt_while_copies_are_asked_for_leaves_no_snapshot_waiting(monkeypatch):
+    driven = runtime(Recovery(every=2))
+    driven.step()
+    driven.attempts[0].reply(0)
+    driven._fleet.may_copy.set()
+    for _, _, _, copied in driven.attempts[0].made:
+        copied.set_result(None)
+    with driven._changed:
+        assert driven._changed.wait_for(lambda: driven._journal.committed == 1, SOON)
+    driven.step()
+    call, calls = driven.attempts[0].call, driven.attempts[0]
+
+    def interrupted(number, *arguments):
+        if number == 1:
+            raise KeyboardInterrupt
+        return call(number, *arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(calls, "call", interrupted)
+        driven.step()
+    assert driven._journal.snapshot is None
+    driven.step()
+    assert driven._journal.snapshot is not None  # another one
+
+
 def test_values_that_are_asked_for_while_groups_recover_are_answered_then():
     driven = runtime()
     driven.step()

@@ -7,6 +7,7 @@ import time
 import jax
 import numpy as np
 import pytest
+import ray
 from jax.sharding import PartitionSpec as P
 
 import cluster
@@ -79,6 +80,11 @@ def test_each_group_may_die(recovering_mesh, capsys):
     assert 0 < first.num_replayed <= 8
     assert first.reason.startswith("group 0 died")
     assert capsys.readouterr().err.count("cluster: recovered group") == 2
+    programs = [
+        actor.__ray_call__.remote(lambda self: set(self._worker._programs)) for actor in mesh.runtime.actors
+    ]
+    first_has, second_has = ray.get(programs)
+    assert first_has == second_has, "what was not loaded by all stays nowhere"
     expected = jax.jit(make_step(mse, mpmd.GPipe(2)))(init(weights(2)), *batch())[1][0]
     for other in others:  # which only one of the present processes was there to load
         np.testing.assert_allclose(float(other(init(weights(2)), *batch())[1][0]), expected, rtol=1e-5)

@@ -135,6 +135,14 @@ def test_a_snapshot_under_way_is_taken_again_where_it_was():
     assert journal.committed == BEGINNING
 
 
+def test_a_snapshot_that_not_all_were_asked_for_is_as_if_it_had_not_begun():
+    journal = Journal()
+    first = journal.add_step(requests())
+    journal.abandon(journal.begin_snapshot({}))
+    assert (journal.snapshot, journal.steps_since_snapshot) == (None, 1)
+    assert journal.go_back() == (first,)
+
+
 def test_a_value_that_was_given_is_not_asked_again():
     journal = Journal()
     step = journal.add_step(requests())
