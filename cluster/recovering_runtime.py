@@ -333,7 +333,8 @@ class RecoveringRuntime(RuntimeBase):
 
         def count_failure(failure: Exception | None) -> None:
             if reason := self._failures.count(death.mpmd_idx, None if failure else step):
-                raise _unrecoverable(death, reason) from (failure or death)
+                last = f"; the last time because {failure}" if failure else ""
+                raise _unrecoverable(death, f"{reason}{last}") from (failure or death)
 
         try:
             self._groups.detach()
