@@ -30,6 +30,9 @@ from mpmd.stopwatch import Stopwatch
 Calls = dict[ray.ObjectRef, int]
 """Calls of Ray that are under way, and the number of the process that each is made on."""
 
+Pings = dict[int, tuple[float, ray.ObjectRef]]
+"""The pings that are not answered, by the number of the process: when it was pinged, and the call."""
+
 _POLL_SECONDS = 1.0
 """How often a wait checks that it is still wanted, and that those whom it waits for are alive."""
 
@@ -182,8 +185,16 @@ class Fleet:
                 loading[self.actors[i].load.remote(program)] = i
         self.wait_for(loading)
 
+    def _connecting_actors(self) -> StartingActors:
+        """All actors; one that is stopped while the others wait for it is noticed."""
+        pings: Pings = {}
+        numbers = range(len(self.actors))
+        return StartingActors(
+            self.actors, self.processes, self._timeout, lambda: self._check_alive(numbers, pings)
+        )
+
     def _connect(self) -> None:
-        starting = StartingActors(self.actors, self.processes, self._timeout)
+        starting = self._connecting_actors()
         transports = choose(self._transport, self._infos)
         connect_groups(starting, self._infos, transports)
         self._placement.processes, self._placement.transports = tuple(self._infos), transports
@@ -191,7 +202,7 @@ class Fleet:
     def _connect_driver(self) -> list[socket.socket]:
         if self._transport == OBJECT_STORE:
             return []
-        starting = StartingActors(self.actors, self.processes, self._timeout)
+        starting = self._connecting_actors()
         with contextlib.ExitStack() as undo:
             connections = connect_driver(starting, self._infos, undo)
             undo.pop_all()
@@ -261,7 +272,7 @@ class Fleet:
           fetch: not, for results that are not for the driver; their errors are raised to who gets them.
         """
         waiting = list(calls)
-        pings: dict[int, tuple[float, ray.ObjectRef]] = {}
+        pings: Pings = {}
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_SECONDS, fetch_local=False)
             if self.stop.is_set() or not is_wanted():
@@ -271,7 +282,7 @@ class Fleet:
             if not ready:
                 self._check_alive({calls[call] for call in waiting}, pings)
 
-    def _check_alive(self, numbers: Iterable[int], pings: dict[int, tuple[float, ray.ObjectRef]]) -> None:
+    def _check_alive(self, numbers: Iterable[int], pings: Pings) -> None:
         now = time.monotonic()
         for number in numbers:
             if number not in pings:
