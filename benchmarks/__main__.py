@@ -34,6 +34,7 @@ SUITES = (
     "scale",
     "startup",
     "checkpoint",
+    "recovery",
 )
 EFFORT, QUICK_EFFORT = Effort(repetitions=5, seconds=0.4), Effort(repetitions=3, seconds=0.3)
 OBJECT_STORE_BYTES = 2**30

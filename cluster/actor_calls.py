@@ -60,6 +60,7 @@ class ActorCalls:
       connections: the driver's connection with each actor; empty to make all calls by Ray.
       infos: where the processes run.
       limits: how long steps and tasks may take.
+      on_death: is called in the thread when a group counts as dead, once or more, after its calls failed.
     """
 
     def __init__(
@@ -70,10 +71,13 @@ class ActorCalls:
         connections: Sequence[socket.socket],
         infos: Sequence[ProcessInfo],
         limits: Limits,
+        on_death: Callable[[GroupDiedError], object] = lambda error: None,
     ):
         self.actors = tuple(actors)
         self.processes = tuple(processes)
         self._placement_group = placement_group
+        self._on_death = on_death
+        self._is_detached = False
         self._process = os.getpid()
         self._session = RaySession()
         self._pending = PendingCalls()
@@ -267,6 +271,7 @@ class ActorCalls:
                 if not self.by_ray:
                     self._clients[process.number].end()
         self._broadcast_aborts(aborts)
+        self._on_death(error)
 
     def _fail_disconnected(self) -> None:
         """Of the groups that have lost a process, and those whose processes cannot reach one another."""
@@ -360,6 +365,11 @@ class ActorCalls:
         if threading.current_thread() is not self._thread:  # a future's callback may close the mesh
             self._thread.join()
 
+    def detach(self) -> None:
+        """As ``close``, but the actors live on, for others to call."""
+        self._is_detached = True
+        self.close()
+
     def close_soon(self) -> None:
         """``close`` without waiting for it; may be called by the garbage collector, at any point."""
         if os.getpid() != self._process:  # a fork of the driver shares the connections, and must not end them
@@ -372,6 +382,8 @@ class ActorCalls:
         for client in self._clients:
             client.close()
         atexit.unregister(self.close)
+        if self._is_detached:
+            return
         for actor in self.actors:
             self._session.kill(actor)
         self._session.remove(self._placement_group)

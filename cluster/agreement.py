@@ -41,14 +41,14 @@ class Agreement:
         self._connections: list[Connection] = []
 
     def listen(self, host: str) -> sockets.Address | None:
-        """Rank 0 lets the others connect. Returns the address for them."""
-        if self._rank or self._num_processes == 1:
+        """Rank 0 lets the others connect, if they are not connected. Returns the address for them."""
+        if self._rank or self._connections or self._num_processes == 1:
             return None
         self._listener = sockets.Listener(host)
         return self._listener.address
 
     def connect(self, address: sockets.Address | None, secret: bytes, timeout: float) -> None:
-        """Connects the processes, all of which call this.
+        """Connects the processes, all of which call this; later calls do nothing.
 
         Raises: ``ConnectionError`` when rank 0 cannot be reached.
         """
@@ -56,6 +56,7 @@ class Agreement:
             with self._listener:
                 for _ in range(1, self._num_processes):
                     self._add(self._listener.accept(secret))
+            self._listener = None
         elif address is not None:
             self._add(sockets.connect(address, secret, timeout))
 

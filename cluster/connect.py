@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ray
@@ -20,13 +20,20 @@ from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY
 from cluster.versions import Versions, check_versions
 from mpmd.ir import Edge
 
+_CHECK_SECONDS = 1.0
+"""How often a wait for actors is checked."""
+
 
 class StartingActors(NamedTuple):
-    """The actors that start, the processes they are, and the seconds that each call may take."""
+    """The actors that start, the processes they are, and the seconds that each call may take.
+
+    ``check`` is called now and then while others are waited for, and raises to wait no longer.
+    """
 
     actors: Sequence[ActorHandle]
     processes: Sequence[Endpoint]
     timeout: float
+    check: Callable[[], None] = lambda: None
 
     def call(self, method: str, arguments: Sequence[tuple]) -> list[Any]:
         """Calls all actors at the same time and returns their replies."""
@@ -36,8 +43,11 @@ class StartingActors(NamedTuple):
         process_of = dict(zip(calls, self.processes, strict=True))
         waiting, deadline = calls, time.monotonic() + self.timeout
         while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(deadline - time.monotonic(), 0))
+            left = max(deadline - time.monotonic(), 0)
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=min(left, _CHECK_SECONDS))
             if not ready:
+                self.check()
+            if not ready and left < _CHECK_SECONDS:
                 late = ", ".join(process_of[call].name for call in waiting)
                 raise RuntimeError(f"the actors of {late} did not start within {self.timeout:g} s")
             for call in ready:  # the first error is the reason: others may wait for that process in vain

@@ -20,7 +20,7 @@ import ray
 from cluster.actor import Shipment
 from cluster.actor_calls import ActorCalls
 from cluster.arguments import HostArguments
-from cluster.joined import joined
+from cluster.joined import failed, joined
 from cluster.packing import PackedValue, join
 from cluster.status import Status
 from mpmd.ir import Edge, Executable, Spec
@@ -33,6 +33,19 @@ from mpmd.runtime.requests import Handle, LoadReply, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.stopwatch import Stopwatch
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadRequests:
+    """What the processes of each group were asked, so that they loaded a program.
+
+    Attributes:
+      shipment: what they got by ``ship``, before ``load``.
+      compiled: for each group, what it was asked to ``compile`` before that, in order.
+    """
+
+    shipment: ray.ObjectRef
+    compiled: Mapping[int, Sequence[tuple[Executable, bytes]]]
 
 
 class RayRuntime(RuntimeBase):
@@ -60,7 +73,6 @@ class RayRuntime(RuntimeBase):
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
         super().__init__(len(submeshes), max_in_flight)
-        self._calls = calls
         self._numbers = collections.defaultdict(list)  # of each group's processes
         for process in calls.processes:
             self._numbers[process.mpmd_idx].append(process.number)
@@ -70,7 +82,18 @@ class RayRuntime(RuntimeBase):
         self._arguments: dict[int, HostArguments] = {}  # by program
         self._platform = platform
         self._holdings = dict(holdings)
-        weakref.finalize(self, calls.close_soon).atexit = False  # at exit, the groups close themselves
+        self.attach(calls)
+
+    def attach(self, calls: ActorCalls) -> None:
+        """From now on, makes calls on these actors; those of before were detached."""
+        self._calls = calls
+        self._finalizer = weakref.finalize(self, calls.close_soon)
+        self._finalizer.atexit = False  # at exit, the groups close themselves
+
+    def detach(self) -> None:
+        """Fails all calls, now and until ``attach``; the actors live on."""
+        self._finalizer.detach()
+        self._calls.detach()
 
     @property
     def actors(self) -> tuple[ray.actor.ActorHandle, ...]:
@@ -83,15 +106,21 @@ class RayRuntime(RuntimeBase):
         Raises: ``TaskError`` with the label ``load`` when a group cannot, ``GroupDiedError`` when one died,
           ``ValueError`` when a function cannot travel.
         """
+        return self.load_with_requests(program)[0]
+
+    def load_with_requests(self, program: Program) -> tuple[LoadedProgram, LoadRequests]:
+        """As ``load``. Returns also what to ask other processes that are to load the program."""
         self.check_process()
         number = next(self._programs)
         watch = Stopwatch()
         exports = _Exports(self._submeshes, self._platform, watch)
+        requested = collections.defaultdict(list)
 
         def compile(mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:
             exported = exports.of(mpmd_idx, executable, function)
+            requested[mpmd_idx].append((executable, exported))
             # By all processes: their compilers may have to talk to one another.
-            compiling = self._call_group(mpmd_idx, "compile", number, executable, exported)
+            compiling = self.call_group(mpmd_idx, "compile", number, executable, exported)
             return joined(compiling, lambda specs: specs[0])
 
         try:
@@ -100,26 +129,30 @@ class RayRuntime(RuntimeBase):
             exported = exports.of_plan(program)
             with watch("load"):
                 shipment = Shipment(program.plan, exported, program.constants, program.compiled)
-                replies = self._load(number, shipment)
+                stored = ray.put(shipment)
+                replies = self._load(number, stored)
         except BaseException:  # also an interrupt: some groups may have the shipment, or have loaded it
             self.unload(number)
             self._tell_released()
             raise
         self._arguments[number] = HostArguments(program.plan, self._topology)
-        return LoadedProgram.of(number, program, watch.seconds, replies, self._holdings)
+        loaded = LoadedProgram.of(number, program, watch.seconds, replies, self._holdings)
+        return loaded, LoadRequests(stored, requested)
 
-    def _load(self, number: int, shipment: Shipment) -> list[LoadReply]:
+    def _load(self, number: int, stored: ray.ObjectRef) -> list[LoadReply]:
         self._tell_released()
-        stored = ray.put(shipment)
         for shipped in [self._calls.call_ray(i, "ship", number, stored) for i in range(len(self.actors))]:
             shipped.result()
         groups = range(len(self._submeshes))
-        loading = [joined(self._call_group(i, "load", number), _of_all) for i in groups]
+        loading = [joined(self.call_group(i, "load", number), _of_all) for i in groups]
         concurrent.futures.wait(loading)
         return [reply.result() for reply in loading]
 
-    def _call_group(self, mpmd_idx: int, method: str, *arguments: Any) -> list[Future]:
-        """Calls all processes of a group. They get all calls in the same order, as collectives need it."""
+    def call_group(self, mpmd_idx: int, method: str, *arguments: Any) -> list[Future]:
+        """Calls all processes of a group. They get all calls in the same order, as collectives need it.
+
+        Raises: as ``ActorCalls.call``.
+        """
         with self._submitting:
             return [self._calls.call(number, method, *arguments) for number in self._numbers[mpmd_idx]]
 
@@ -131,7 +164,7 @@ class RayRuntime(RuntimeBase):
         """Tells groups now what the next step would tell them."""
         for mpmd_idx in range(len(self._submeshes)):
             with contextlib.suppress(RuntimeError):  # the group has died, or the mesh was closed
-                self._call_group(mpmd_idx, "release", self._released.take(mpmd_idx))
+                self.call_group(mpmd_idx, "release", self._released.take(mpmd_idx))
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         self.check_process()
@@ -144,7 +177,7 @@ class RayRuntime(RuntimeBase):
                 replies = self._calls.call_step(step, calls)
                 return {i: _first([replies[number] for number in self._numbers[i]]) for i in requests}
             except RuntimeError as error:  # a group has died, or the mesh was closed
-                return {mpmd_idx: _failed(error) for mpmd_idx in requests}
+                return {mpmd_idx: failed(error) for mpmd_idx in requests}
 
     def _packed(
         self, mpmd_idx: int, request: StepRequest
@@ -152,18 +185,19 @@ class RayRuntime(RuntimeBase):
         """The arguments of ``run_step`` for each process of a group."""
         arguments = self._arguments[request.program]
         packed = [arguments.packed(mpmd_idx, rank, request) for rank in range(len(self._numbers[mpmd_idx]))]
-        request = dataclasses.replace(request, host_arrays={}, released=self._released.take(mpmd_idx))
+        released = request.released.and_also(self._released.take(mpmd_idx))
+        request = dataclasses.replace(request, host_arrays={}, released=released)
         return {n: (request, arrays) for n, arrays in zip(self._numbers[mpmd_idx], packed, strict=True)}
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         self.check_process()
         return _joined(
-            lambda: self._call_group(mpmd_idx, "fetch", handle), _copied if self._calls.by_ray else join
+            lambda: self.call_group(mpmd_idx, "fetch", handle), _copied if self._calls.by_ray else join
         )
 
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
         self.check_process()
-        return _joined(lambda: self._call_group(mpmd_idx, "copy_out", copy, handles), lambda _: None)
+        return _joined(lambda: self.call_group(mpmd_idx, "copy_out", copy, handles), lambda _: None)
 
     def write(
         self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
@@ -174,7 +208,7 @@ class RayRuntime(RuntimeBase):
 
     def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
         self.check_process()
-        return _joined(lambda: self._call_group(mpmd_idx, "read", stored), lambda replies: replies[0])
+        return _joined(lambda: self.call_group(mpmd_idx, "read", stored), lambda replies: replies[0])
 
     def measured_peaks(self) -> tuple[int | None, ...]:
         self.check_process()
@@ -240,7 +274,7 @@ def _joined(call: Callable[[], list[Future]], combine: Callable[[list[Any]], Any
     try:
         return joined(call(), combine)
     except RuntimeError as error:  # the group has died, or the mesh was closed
-        return _failed(error)
+        return failed(error)
 
 
 def _copied(values: list[PackedValue]) -> np.ndarray:
@@ -248,9 +282,3 @@ def _copied(values: list[PackedValue]) -> np.ndarray:
     array = np.array(join(values))
     array.flags.writeable = False
     return array
-
-
-def _failed(error: BaseException) -> Future:
-    future: Future = Future()
-    future.set_exception(error)
-    return future

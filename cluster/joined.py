@@ -11,6 +11,13 @@ from typing import Any
 from mpmd.errors import StepAborted
 
 
+def failed(error: BaseException) -> Future:
+    """A future that raises the error."""
+    future: Future = Future()
+    future.set_exception(error)
+    return future
+
+
 def joined(futures: Sequence[Future], combine: Callable[[list[Any]], Any]) -> Future:
     """A future of what one makes of the results of all of them, once all are there.
 

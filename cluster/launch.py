@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import warnings
@@ -10,17 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
-from ray.util.placement_group import PlacementGroup, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.placement_group import remove_placement_group
 
-from cluster.actor import CONCURRENCY_GROUPS, GroupActor, Member
+from cluster.actor import Member
 from cluster.actor_calls import ActorCalls
+from cluster.actors import ActorStarter, Reserved
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
 from cluster.driver import RayRuntime
 from cluster.endpoint import endpoints
 from cluster.environment import actor_environment
+from cluster.fleet import Fleet
 from cluster.mesh import ClusterMesh, abstract_submesh
+from cluster.process_info import Placement
+from cluster.recovering_runtime import RecoveringRuntime
+from cluster.recovery import Recovery, RecoveryReport, check_recovery
 from cluster.resources import (
     assign_bundles,
     fitting_cpus,
@@ -54,6 +58,7 @@ def launch(
     runtime_env: Mapping[str, Any] | None = None,
     transport: str = AUTO,
     compilation_cache: str | os.PathLike[str] | None = COMPILATION_CACHE,
+    recovery: Recovery | None = None,
     timeout: float = 60.0,
     max_in_flight: int = MAX_IN_FLIGHT,
     step_timeout: float | None = None,
@@ -91,6 +96,7 @@ def launch(
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
         what one run has compiled, no later run compiles. ``None`` keeps nothing. In ``runtime_env``, a
         ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
+      recovery: has the run go on when a group dies: ``cluster.Recovery(every=10)``. By default that ends it.
       timeout: seconds to wait for the resources, and again for the actors to start.
       max_in_flight: how many steps may be under way; the call of a further one waits until one is answered by
         all groups. Each holds its arguments, here and on the groups.
@@ -115,6 +121,7 @@ def launch(
     limits = Limits(step_timeout, stuck_after)
     check_limits(limits)
     submeshes = submeshes_of(request)
+    check_recovery(recovery, submeshes)
     watch = Stopwatch()
     with contextlib.ExitStack() as undo:
         with watch("ray"):
@@ -123,41 +130,57 @@ def launch(
         platform = platform or _default_platform()
         shapes = shapes_of(request, platform, [node["Resources"].get("GPU", 0) for node in live_nodes()])
         processes = endpoints([shape.num_processes for shape in shapes])
-        bundles = _bundles(shapes, platform, cpus_per_group, gpus_per_group)
+        num_spares = recovery.spares if recovery else 0
+        bundles = _bundles(shapes, platform, cpus_per_group, gpus_per_group, num_spares)
         with watch("resources"):
             placement_group = reserve(bundles, timeout)
         undo.callback(remove_placement_group, placement_group)  # which ends the actors in it
         nodes = nodes_of_bundles(placement_group)
         counts = [shapes[process.mpmd_idx].num_processes for process in processes]
+        counts += [shapes[0].num_processes] * num_spares
         indices = assign_bundles(nodes, bundles, counts)
         if cpus_per_group:
             num_threads = [int(max(cpus_per_group / count, 1)) for count in counts]
         else:
             num_threads = threads_per_process([nodes[index] for index in indices])
-        environments = [
-            _runtime_env(runtime_env or {}, platform, shapes[process.mpmd_idx], threads)
-            for process, threads in zip(processes, num_threads, strict=True)
+        shape_of_each = [shapes[process.mpmd_idx] for process in processes] + [shapes[0]] * num_spares
+        reserved = [
+            Reserved(index, bundles[index], _runtime_env(runtime_env or {}, platform, shape, threads))
+            for index, shape, threads in zip(indices, shape_of_each, num_threads, strict=True)
         ]
         cache = None if compilation_cache is None else os.fspath(compilation_cache)
         members = [Member(process.mpmd_idx, process.rank, shapes) for process in processes]
         with watch("actors"):
-            actors = _start(placement_group, indices, bundles, environments, [(m, cache) for m in members])
+            starter = ActorStarter(placement_group, members, reserved, cache, recovery is not None)
+            actors = [starter.start(number) for number in range(len(members))]
+            starter.start_spares()
             starting = StartingActors(actors, processes, timeout)
             infos = open_groups(starting, members, versions_here())
+            starter.await_spares(timeout)
         with watch("transports"):
             transports = choose(transport, infos)
             topology = Topology(shapes, gathering_edges(infos, transports))
             connect_groups(starting, infos, transports, topology.gathering)
             connections = [] if transport == OBJECT_STORE else connect_driver(starting, infos, undo)
-        calls = ActorCalls(actors, processes, placement_group, connections, infos, limits)
-        runtime = RayRuntime(
-            calls=calls,
+        placement = Placement(tuple(infos), transports)
+        runtime_of = functools.partial(
+            RayRuntime,
             submeshes=[abstract_submesh(axes) for axes in submeshes],
             topology=topology,
             platform=platform,
             holdings=holdings(transports, infos, platform),
             max_in_flight=max_in_flight,
         )
+        recoveries: list[RecoveryReport] = []
+        runtime: RayRuntime | RecoveringRuntime
+        if recovery is None:
+            calls = ActorCalls(actors, processes, placement_group, connections, infos, limits)
+            runtime = runtime_of(calls)
+        else:
+            fleet = Fleet(starter, actors, processes, placement, transport, topology.gathering, timeout)
+            runtime = RecoveringRuntime(
+                fleet, connections, limits, runtime_of, recovery, recoveries, max_in_flight
+            )
         undo.pop_all()
     for text in dict.fromkeys(text for info in infos for text in info.warnings):
         warnings.warn(text, stacklevel=2)
@@ -166,9 +189,9 @@ def launch(
         mpmd_axis_name=mpmd_axis,
         platform=platform,
         runtime=runtime,
-        processes=infos,
-        transports=transports,
+        placement=placement,
         seconds=watch.seconds,
+        recoveries=recoveries,
         on_close=on_close,
     )
 
@@ -211,11 +234,16 @@ def _default_platform() -> str:
 
 
 def _bundles(
-    shapes: Sequence[GroupShape], platform: str, cpus_per_group: float | None, gpus_per_group: float | None
+    shapes: Sequence[GroupShape],
+    platform: str,
+    cpus_per_group: float | None,
+    gpus_per_group: float | None,
+    num_spares: int,
 ) -> list[dict[str, float]]:
-    """The resources to reserve for each process, by Ray's names."""
+    """The resources to reserve for each process, and then for each spare, by Ray's names."""
     cpus_of_nodes = [node["Resources"].get("CPU", 0) for node in live_nodes()]
-    fitting = fitting_cpus(cpus_of_nodes, sum(shape.num_processes for shape in shapes))
+    num_processes = sum(shape.num_processes for shape in shapes) + num_spares
+    fitting = fitting_cpus(cpus_of_nodes, num_processes)
     bundles = []
     for shape in shapes:
         bundle = {"CPU": cpus_per_group / shape.num_processes if cpus_per_group else fitting}
@@ -224,7 +252,7 @@ def _bundles(
         elif gpus_per_group is None and platform in GPU_PLATFORMS:
             bundle["GPU"] = shape.devices_per_process
         bundles += [bundle] * shape.num_processes
-    return bundles
+    return bundles + bundles[:1] * num_spares
 
 
 def _runtime_env(
@@ -243,24 +271,3 @@ def _runtime_env(
             num_processes=shape.num_processes,
         ),
     }
-
-
-def _start(
-    placement_group: PlacementGroup,
-    indices: Sequence[int],
-    bundles: Sequence[Mapping[str, float]],
-    environments: Sequence[dict[str, Any]],
-    arguments: Sequence[tuple],
-) -> list[ActorHandle]:
-    """Starts the actor of each process, in the bundle with its index."""
-    actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(GroupActor)  # type: ignore[call-overload]
-    return [
-        actor_class.options(
-            num_cpus=bundles[index]["CPU"],
-            num_gpus=bundles[index].get("GPU", 0),
-            max_restarts=0,  # a restarted process would not have the group's values
-            scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group, index),
-            runtime_env=environment,
-        ).remote(*given)
-        for index, environment, given in zip(indices, environments, arguments, strict=True)
-    ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import jax
 
 from cluster.driver import RayRuntime
-from cluster.process_info import ProcessInfo
+from cluster.process_info import Placement, ProcessInfo
+from cluster.recovering_runtime import RecoveringRuntime
+from cluster.recovery import RecoveryReport
 from cluster.status import ProcessStatus, Status
 from mpmd.routes import Topology
 
@@ -24,11 +26,11 @@ class ClusterMesh:
       mpmd_axis_name: the axis along which the groups are; ``None`` where each has a shape of its own.
       platform: of the groups' devices, such as ``cpu`` or ``cuda``.
       runtime: the running groups.
-      processes: where the processes of the groups run, group by group.
-      transports: the transport between each two processes of different groups, by their positions.
+      placement: where the processes of the groups run, and what connects them.
       seconds: how long each phase of the start took: ``ray``, connecting to Ray or starting it;
         ``resources``, reserving them; ``actors``, until their processes had JAX ready;
         ``transports``, connecting the groups with one another and with the driver.
+      recoveries: how groups that had died were replaced.
       on_close: is called once, after the groups have ended.
     """
 
@@ -37,19 +39,19 @@ class ClusterMesh:
         topology: Topology,
         mpmd_axis_name: str | None,
         platform: str,
-        runtime: RayRuntime,
-        processes: Sequence[ProcessInfo],
-        transports: Mapping[tuple[int, int], str],
+        runtime: RayRuntime | RecoveringRuntime,
+        placement: Placement,
         seconds: Mapping[str, float],
+        recoveries: list[RecoveryReport],
         on_close: Callable[[], None],
     ):
         self.topology = topology
         self.mpmd_axis_name = mpmd_axis_name
         self.platform = platform
-        self._runtime: RayRuntime | None = runtime
-        self.processes = tuple(processes)
-        self.transports = dict(transports)
+        self._runtime: RayRuntime | RecoveringRuntime | None = runtime
+        self._placement = placement
         self.seconds = dict(seconds)
+        self._recoveries = recoveries
         self._on_close: Callable[[], None] | None = on_close
         self._process = os.getpid()
 
@@ -67,12 +69,27 @@ class ClusterMesh:
         return tuple(abstract_submesh(axes) for axes in self.submeshes)
 
     @property
+    def processes(self) -> tuple[ProcessInfo, ...]:
+        """Where the processes of the groups run, group by group."""
+        return self._placement.processes
+
+    @property
+    def transports(self) -> dict[tuple[int, int], str]:
+        """The transport between each two processes of different groups, by their positions."""
+        return dict(self._placement.transports)
+
+    @property
+    def recoveries(self) -> tuple[RecoveryReport, ...]:
+        """Each time that groups died and were replaced, with ``launch(recovery=...)``."""
+        return tuple(self._recoveries)
+
+    @property
     def groups(self) -> tuple[ProcessInfo, ...]:
         """The process of each group; the first one of several."""
         return tuple(process for process in self.processes if process.rank == 0)
 
     @property
-    def runtime(self) -> RayRuntime:
+    def runtime(self) -> RayRuntime | RecoveringRuntime:
         """The running groups. Raises ``RuntimeError`` after ``close``."""
         if self._runtime is None:
             raise RuntimeError("the cluster mesh is closed; launch another one")

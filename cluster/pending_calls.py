@@ -75,7 +75,7 @@ class PendingCalls:
         with self._lock:
             for failure in (self._closed, *(self._dead.get(mpmd_idx) for mpmd_idx in sorted(mpmd_idxs))):
                 if failure is not None:
-                    raise _copy_of(failure)
+                    raise copy_of(failure)
             if step is not None:
                 # The groups forget what they know of a step when a later one begins.
                 assert step > self._last_step, f"step {step} comes after step {self._last_step}"
@@ -150,7 +150,7 @@ class PendingCalls:
                     if isinstance(
                         step.failure, StepTimeoutError
                     ):  # which no group has for an error of its own
-                        error = _copy_of(step.failure)
+                        error = copy_of(step.failure)
                     else:
                         error.__cause__ = step.failure
             pending = self._remove(call)
@@ -177,7 +177,7 @@ class PendingCalls:
             for call in lost:
                 self._remove(call)
         for call in lost:
-            call.future.set_exception(_copy_of(error))
+            call.future.set_exception(copy_of(error))
         return aborts
 
     def close(self, error: BaseException) -> None:
@@ -188,7 +188,7 @@ class PendingCalls:
             self._calls.clear()
             self._steps.clear()
         for call in calls:
-            call.future.set_exception(_copy_of(error))
+            call.future.set_exception(copy_of(error))
 
     def _mark_failed(self, steps: Iterable[int], error: BaseException) -> list[AbortRequest]:
         failed_now = [number for number in steps if self._steps[number].failure is None]
@@ -215,7 +215,7 @@ def _running_future() -> Future:
     return future
 
 
-def _copy_of(error: BaseException) -> BaseException:
+def copy_of(error: BaseException) -> BaseException:
     """An equal error. If several threads raised the same one, it would collect all their tracebacks."""
     copy = type(error)(*error.args)
     copy.__cause__ = error.__cause__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,3 +31,15 @@ class ProcessInfo:
     transports: tuple[str, ...]
     log: str = ""
     warnings: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class Placement:
+    """Where the processes of a mesh run, group by group, and what connects them. Recovery changes it.
+
+    Attributes:
+      transports: the transport between each two processes of different groups, by their positions.
+    """
+
+    processes: tuple[ProcessInfo, ...]
+    transports: Mapping[tuple[int, int], str]

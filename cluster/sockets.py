@@ -81,10 +81,16 @@ class Listener:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._greetings: list[_Greeting] = []  # the oldest first
+        self._is_interrupted = False
 
     def accept(self, secret: bytes) -> socket.socket:
-        """Waits for a peer that knows the secret. One thread at a time may call this."""
+        """Waits for a peer that knows the secret. One thread at a time may call this.
+
+        Raises: ``ConnectionError`` after ``interrupt``.
+        """
         while True:
+            if self._is_interrupted:
+                raise ConnectionError("nobody is waited for any more")
             for key, _ in self._selector.select(self._seconds_left()):
                 if key.data is None:
                     self._greet()
@@ -129,8 +135,14 @@ class Listener:
         self._forget(greeting)
         greeting.tcp.close()
 
+    def interrupt(self) -> None:
+        """Ends ``accept``, now and later. May be called from any thread, also after ``close``."""
+        self._is_interrupted = True
+        with contextlib.suppress(OSError):  # it is closed
+            self._socket.shutdown(socket.SHUT_RDWR)  # which wakes who waits
+
     def close(self) -> None:
-        """Closes the port, and the connections of all that were not accepted."""
+        """Closes the port, and the connections of all that were not accepted. May be called again."""
         for greeting in list(self._greetings):
             self._refuse(greeting)
         self._selector.close()

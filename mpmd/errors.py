@@ -52,6 +52,10 @@ class GroupStuckError(GroupDiedError, TimeoutError):
     """A process was in a step for longer than the user allows, and did not leave it: its group was ended."""
 
 
+class RecoveryError(GroupDiedError):
+    """A group has died, and the run cannot go on by itself; the message says why, and what to do."""
+
+
 class StepAborted(RuntimeError):
     """A group stopped waiting because another group failed; ``__cause__`` or the message says why."""
 

@@ -77,6 +77,10 @@ MAY_IMPORT = {
     "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.rpc cluster.sockets cluster.transports cluster.versions cluster.world "
     "mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.snapshots": "mpmd.ir mpmd.reshard mpmd.runtime mpmd.sharding",
+    "cluster.recoverable_actor": "cluster.actor cluster.agreement cluster.snapshots mpmd.runtime",
+    "cluster.actors": "cluster.actor cluster.recoverable_actor",
+    "cluster.recovery": "cluster.process_info mpmd.runtime",
     "cluster.post_mortem": "cluster.process_info",
     "cluster.status": "cluster.process_info mpmd.tables",
     "cluster.watchdog": "cluster.endpoint mpmd.errors mpmd.runtime",
@@ -91,14 +95,22 @@ MAY_IMPORT = {
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.driver": "cluster.actor cluster.actor_calls cluster.arguments cluster.joined cluster.packing "
     "cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
-    "cluster.mesh": "cluster.driver cluster.process_info cluster.status mpmd.routes",
     "cluster.shapes": "mpmd.reshard",
     "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "
     "cluster.transports cluster.versions mpmd.ir",
-    "cluster.launch": "cluster.actor cluster.actor_calls cluster.connect cluster.driver cluster.endpoint "
-    "cluster.environment cluster.mesh cluster.resources cluster.shapes cluster.transports cluster.versions "
-    "cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
-    "cluster": "cluster.launch cluster.mesh",
+    "cluster.fleet": "cluster.actors cluster.connect cluster.driver cluster.endpoint cluster.health "
+    "cluster.process_info cluster.ray_session cluster.recovery cluster.transports cluster.versions mpmd.ir "
+    "mpmd.runtime mpmd.stopwatch",
+    "cluster.recovering_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.joined "
+    "cluster.pending_calls cluster.recovery cluster.status cluster.watchdog mpmd.errors mpmd.program "
+    "mpmd.runtime mpmd.stopwatch",
+    "cluster.mesh": "cluster.driver cluster.process_info cluster.recovering_runtime cluster.recovery "
+    "cluster.status mpmd.routes",
+    "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.driver "
+    "cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.process_info "
+    "cluster.recovering_runtime cluster.recovery cluster.resources cluster.shapes cluster.transports "
+    "cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster": "cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
     "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding",

@@ -76,6 +76,7 @@ class Inbox:
     def __init__(self, name_of: Callable[[int], str] = "group {}".format) -> None:
         self.name_of = name_of
         self._lock = threading.Lock()
+        self._closed = False
         self._step = 0
         self._arrived: dict[MessageId, Arrival] = {}
         self._aborted: dict[int, str] = {}
@@ -115,8 +116,9 @@ class Inbox:
 
     def wake(self) -> None:
         """Has the waiting thread check again, after another thread has changed something."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the thread does not sleep
-            os.write(self.write_fd, _WAKE)
+        with self._lock, contextlib.suppress(BlockingIOError):  # the pipe is full: the thread does not sleep
+            if not self._closed:
+                os.write(self.write_fd, _WAKE)
 
     def take(self, message: MessageId) -> Arrival:
         """Waits for a message and removes it. Raises as ``wait`` does."""
@@ -177,5 +179,7 @@ class Inbox:
 
     def close(self) -> None:
         """Closes the pipe. No thread may wait any more."""
-        os.close(self._read_fd)
-        os.close(self.write_fd)
+        with self._lock:
+            self._closed = True
+            os.close(self._read_fd)
+            os.close(self.write_fd)

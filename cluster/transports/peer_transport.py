@@ -43,6 +43,10 @@ class PeerTransport(Transport, abc.ABC):
         """Releases memory that no message occupies; ``send`` allocates what it needs again."""
         return
 
+    def interrupt(self) -> None:
+        """Ends a ``connect`` that waits for peers, which then raises. May be called from any thread."""
+        return
+
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends the connections, so that the peers take this group for dead. The inbox stays."""
+        """Ends the connections, also incomplete ones; peers take this group for dead. The inbox stays."""

@@ -28,12 +28,18 @@ class Router:
     """
 
     def __init__(self, endpoint: Endpoint, submesh: jax.sharding.Mesh):
-        self._inbox = Inbox(endpoint.name_of)
+        self._endpoint = endpoint
+        self._submesh = submesh
+        self._make_transports()
+
+    def _make_transports(self) -> None:
+        process = self._endpoint.number
+        self._inbox = Inbox(self._endpoint.name_of)
         self._object_store = ObjectStoreTransport(self._inbox)
         self._transports: dict[str, PeerTransport] = {
-            SHARED_MEMORY: SharedMemoryTransport(self._inbox, endpoint.number),
-            NETWORK: NetworkTransport(self._inbox, endpoint.number),
-            DEVICE: DeviceTransport(self._inbox, endpoint.number, submesh),
+            SHARED_MEMORY: SharedMemoryTransport(self._inbox, process),
+            NETWORK: NetworkTransport(self._inbox, process),
+            DEVICE: DeviceTransport(self._inbox, process, self._submesh),
             OBJECT_STORE: self._object_store,
         }
         self._routes: dict[int, PeerTransport] = {}  # by peer
@@ -81,7 +87,20 @@ class Router:
         for transport in set(self._routes.values()):
             transport.trim()
 
+    def interrupt(self) -> None:
+        """Ends a ``connect`` that waits for peers, which then raises. May be called from any thread."""
+        for transport in self._transports.values():
+            transport.interrupt()
+
+    def reset(self) -> None:
+        """Ends all connections, whether they are complete or not; then ``listen`` makes new ones.
+
+        Those who hold this object, such as loaded programs, use the new ones. No thread may send or wait.
+        """
+        self.close()
+        self._make_transports()
+
     def close(self) -> None:
-        for transport in set(self._routes.values()):
+        for transport in self._transports.values():
             transport.close()
         self._inbox.close()

@@ -25,6 +25,10 @@ class Released(NamedTuple):
     handles: tuple[Handle, ...] = ()
     programs: tuple[int, ...] = ()
 
+    def and_also(self, other: Released) -> Released:
+        """What either of them has."""
+        return Released(self.handles + other.handles, self.programs + other.programs)
+
 
 NOTHING_RELEASED = Released()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -49,7 +49,7 @@ _FINISHING = _Finishing()
 
 
 @dataclasses.dataclass(frozen=True)
-class _LostValue:
+class LostValue:
     """Stands in place of a value whose step has failed."""
 
     reason: str
@@ -108,7 +108,7 @@ class GroupWorker:
         self.submesh = submesh
         self._transport_of = transport_of
         self._agree = agree
-        self._values: dict[Handle, jax.Array | _LostValue] = {}
+        self._values: dict[Handle, jax.Array | LostValue] = {}
         self._copies: dict[Handle, dict[Handle, tuple[storage.HostShard, ...]]] = {}
         self._programs: dict[int, _CompiledProgram] = {}
         self._ahead: dict[int, _CompiledAhead] = {}
@@ -219,7 +219,7 @@ class GroupWorker:
                 self.activity.now = (_FINISHING, request.step, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
             except Exception as error:
-                lost = _LostValue(error.reason if isinstance(error, LostValueError) else str(error))
+                lost = LostValue(error.reason if isinstance(error, LostValueError) else str(error))
                 missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
                 raise
@@ -272,7 +272,7 @@ class GroupWorker:
         value = self._values.get(handle)
         if value is None:
             raise RuntimeError("the group does not have this value: it was freed, or it never arrived")
-        if isinstance(value, _LostValue):
+        if isinstance(value, LostValue):
             raise LostValueError(value.reason)
         return value
 
@@ -301,6 +301,14 @@ class GroupWorker:
         self._values.update(storage.read(stored, self.submesh))
         return StepReply({})
 
+    def values(self) -> dict[Handle, jax.Array | LostValue]:
+        """All values that live here."""
+        return dict(self._values)
+
+    def replace_values(self, values: Mapping[Handle, jax.Array | LostValue]) -> None:
+        """Has these values live here in place of all others."""
+        self._values = dict(values)
+
     def release(self, released: Released) -> None:
         """Drops values and programs; those that a donation has taken, or that were not loaded, are gone."""
         for handle in released.handles:
@@ -318,6 +326,10 @@ class GroupWorker:
         stats = [device.memory_stats() or {} for device in self.submesh.local_devices]
         peaks = [counted["peak_bytes_in_use"] for counted in stats if "peak_bytes_in_use" in counted]
         return max(peaks, default=None)
+
+    def keep_only(self, programs: Collection[int]) -> None:
+        """Drops all other programs, and what is compiled of others."""
+        self.release(Released(programs=tuple((self._programs.keys() | self._ahead.keys()) - set(programs))))
 
     def has_program(self, number: int) -> bool:
         """Whether a program is loaded, or compiled in part."""

@@ -106,6 +106,14 @@ def test_a_process_that_misses_a_step_ends_the_waiting_of_the_others(group):
     assert second == "a process has lost its connection to another one of its group"
 
 
+def test_processes_that_are_connected_stay_so(group):
+    """When other groups connect anew."""
+    addresses = [member.listen("127.0.0.1") for member in group]
+    assert addresses == [None] * 3
+    each(group, lambda member: member.connect(addresses[0], b"other", SECONDS))
+    assert each(group, lambda member: member.agree(1)) == [None] * 3
+
+
 def test_one_process_agrees_with_itself():
     alone = Agreement(0, 1)
     assert alone.listen("127.0.0.1") is None

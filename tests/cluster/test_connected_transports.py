@@ -1,6 +1,8 @@
 """Transports that are connected with one another within this process."""
 
+import queue
 import threading
+import time
 
 import jax
 import numpy as np
@@ -20,6 +22,11 @@ def connected(name):
     """The routers of two groups of this process, connected by the named transport."""
     submeshes = [jax.sharding.Mesh(np.array(jax.devices()[i : i + 1]), ("stage",)) for i in range(2)]
     ends = [Router(*each) for each in zip(endpoints([1, 1]), submeshes, strict=True)]
+    connect(ends, name)
+    return ends
+
+
+def connect(ends, name):
     addresses = [router.listen([name], "127.0.0.1", b"secret") for router in ends]
     threads = [
         threading.Thread(target=router.connect, args=({1 - i: name}, addresses))
@@ -29,7 +36,6 @@ def connected(name):
         thread.start()
     for thread in threads:
         thread.join(20)
-    return ends
 
 
 @pytest.mark.parametrize("name", WITHOUT_RAY)
@@ -129,5 +135,59 @@ def test_messages_of_earlier_steps_are_dropped_and_count_as_received(name):
         ends[0].send(MessageId(step - 1, 0, 1, 0), [np.ones(9)])
         ends[0].send(MessageId(step, 0, 1, 0), [np.full(9, step)])
         np.testing.assert_array_equal(ends[1].recv(MessageId(step, 0, 1, 0), shardings)[0], np.full(9, step))
+    for router in ends:
+        router.close()
+
+
+@pytest.mark.parametrize("name", ["shared_memory", "device"])
+def test_connections_can_be_made_anew_behind_the_same_objects(name):
+    """Messages of before are gone, and so are the limits that they have put on senders."""
+    ends = connected(name)
+    wanted = [jax.sharding.SingleDeviceSharding(jax.devices()[1])]
+    for step in (3, 8, 9):
+        for router in ends:
+            router.begin_step(step)
+        for tag in range(3):
+            ends[0].send(MessageId(step, 0, 1, tag), [np.full(9000, step)])
+        received = ends[1].recv(MessageId(step, 0, 1, 2), wanted)[0]  # the others are not read
+        np.testing.assert_array_equal(received, np.full(9000, step))
+        ends[0].abort(step + 1, "group 1 died")
+        for router in ends:
+            router.reset()
+        connect(ends, name)
+    np.testing.assert_array_equal(received, np.full(9000, 9))  # its memory outlives the connection
+    for router in ends:
+        router.close()
+
+
+@pytest.mark.parametrize("name", ["shared_memory", "device"])
+def test_waiting_for_a_peer_that_does_not_come_can_be_ended(name):
+    ends = connected(name)
+    for router in ends:
+        router.reset()
+    addresses = [router.listen([name], "127.0.0.1", b"secret") for router in ends]
+    failures = queue.SimpleQueue()
+
+    def connect_alone(index):
+        try:
+            ends[index].connect({1 - index: name}, addresses)
+        except Exception as error:  # of any type, which the test does not mind
+            failures.put(error)
+
+    # The last one only waits in any case, as its peer does not come.
+    waiting = threading.Thread(target=connect_alone, args=(1,))
+    waiting.start()
+    time.sleep(0.1)
+    assert failures.empty()
+    ends[1].interrupt()
+    waiting.join(20)
+    assert isinstance(failures.get(timeout=1), OSError)
+    for router in ends:
+        router.reset()
+    connect(ends, name)
+    message = MessageId(0, 0, 1, 0)
+    ends[0].send(message, [np.arange(5)])
+    wanted = [jax.sharding.SingleDeviceSharding(jax.devices()[1])]
+    np.testing.assert_array_equal(ends[1].recv(message, wanted)[0], np.arange(5))
     for router in ends:
         router.close()

@@ -108,3 +108,12 @@ def test_the_numbers_of_steps_ascend(pending):
     pending.succeed(call, None)
     with pytest.raises(AssertionError, match="step 6 comes after step 7"):
         pending.add([GROUPS[0]], step=6)
+
+
+def test_calls_that_end_with_their_process_are_not_awaited(pending):
+    pending.add([GROUPS[0]], endless=True)
+    assert not pending.are_awaited
+    (loading,) = pending.add([GROUPS[1]])
+    assert pending.are_awaited
+    pending.succeed(loading, None)
+    assert not pending.are_awaited

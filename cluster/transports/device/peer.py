@@ -178,8 +178,9 @@ class Peer:
         with contextlib.suppress(OSError):  # the peer has closed it
             self._socket.shutdown(socket.SHUT_RDWR)
         self._confirmations.put(False)
-        self._reader.join()
-        self._confirmer.join()
+        for thread in (self._reader, self._confirmer):
+            if thread.is_alive():  # they may not have been started
+                thread.join()
         self._socket.close()
         self._connection.close()
 

@@ -49,6 +49,7 @@ class DeviceTransport(PeerTransport):
         self._submesh = submesh
         self._in_host_memory = submesh.devices.flat[0].platform == "cpu"
         self._numbers = itertools.count(secrets.randbits(62))
+        self._listener: sockets.Listener | None = None
         self._peers: dict[int, Peer] = {}
 
     def listen(self, host: str, secret: bytes) -> DeviceAddress:
@@ -67,6 +68,7 @@ class DeviceTransport(PeerTransport):
 
     def connect(self, addresses: Mapping[int, DeviceAddress]) -> None:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
+        assert self._listener is not None, "connect comes after listen"
         connections = connect_peers(
             self._listener,
             self._secret,
@@ -110,6 +112,12 @@ class DeviceTransport(PeerTransport):
             return None  # a part of a value, whose reader may have more devices
         return spec_of(array.sharding, self._submesh, array.ndim)
 
+    def interrupt(self) -> None:
+        if self._listener is not None:
+            self._listener.interrupt()
+
     def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
         for peer in self._peers.values():
             peer.close()

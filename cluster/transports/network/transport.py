@@ -23,6 +23,7 @@ class NetworkTransport(PeerTransport):
     def __init__(self, inbox: Inbox, process: int):
         super().__init__(inbox)
         self._process = process
+        self._listener: sockets.Listener | None = None
         self._peers: dict[int, Peer] = {}
 
     def listen(self, host: str, secret: bytes) -> sockets.Address:
@@ -32,6 +33,7 @@ class NetworkTransport(PeerTransport):
 
     def connect(self, addresses: Mapping[int, sockets.Address]) -> None:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
+        assert self._listener is not None, "connect comes after listen"
         connections = connect_peers(self._listener, self._secret, self._process, addresses)
         self._peers = {peer: Peer(self._inbox, self._process, peer, tcp) for peer, tcp in connections.items()}
         for peer in self._peers.values():
@@ -44,6 +46,12 @@ class NetworkTransport(PeerTransport):
         for peer in self._peers.values():
             peer.trim()
 
+    def interrupt(self) -> None:
+        if self._listener is not None:
+            self._listener.interrupt()
+
     def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
         for peer in self._peers.values():
             peer.close()

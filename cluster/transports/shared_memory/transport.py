@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
@@ -31,6 +32,8 @@ class SharedMemoryTransport(PeerTransport):
         super().__init__(inbox)
         self._process = process
         self._listener: socket.socket | None = None
+        self._outgoing: dict[int, socket.socket] = {}
+        self._watcher: threading.Thread | None = None
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
 
@@ -45,7 +48,8 @@ class SharedMemoryTransport(PeerTransport):
     def connect(self, addresses: Mapping[int, str]) -> None:
         """Raises: ``PermissionError`` when a process of another user answers."""
         assert self._listener is not None, "connect comes after listen"
-        sockets = {process: self._connect_to(name) for process, name in addresses.items()}
+        for process, name in addresses.items():
+            self._outgoing[process] = self._connect_to(name)
         while len(self._receivers) < len(addresses):
             connection, _ = self._listener.accept()
             if _is_of_this_user(connection):
@@ -54,7 +58,10 @@ class SharedMemoryTransport(PeerTransport):
             else:
                 connection.close()
         self._listener.close()
-        self._senders = {dst: Sender(self._inbox, self._process, dst, s) for dst, s in sockets.items()}
+        self._senders = {
+            dst: Sender(self._inbox, self._process, dst, connection)
+            for dst, connection in self._outgoing.items()
+        }
         self._watcher = threading.Thread(target=self._watch, name="peers of this node", daemon=True)
         self._watcher.start()
 
@@ -84,16 +91,28 @@ class SharedMemoryTransport(PeerTransport):
         for sender in self._senders.values():
             sender.trim()
 
+    def interrupt(self) -> None:
+        for connection in (self._listener, *self._outgoing.values()):
+            if connection is not None:
+                _shut_down(connection)
+
     def close(self) -> None:
-        connections = [sender.socket for sender in self._senders.values()]
-        connections += [receiver.socket for receiver in self._receivers.values()]
+        connections = [*self._outgoing.values(), *(receiver.socket for receiver in self._receivers.values())]
         for connection in connections:
-            connection.shutdown(socket.SHUT_RDWR)
-        self._watcher.join()
+            _shut_down(connection)
+        if self._watcher is not None:
+            self._watcher.join()
+        if self._listener is not None:
+            self._listener.close()
         for connection in connections:
             connection.close()
         for sender in self._senders.values():
             sender.close()
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _is_of_this_user(connection: socket.socket) -> bool:

@@ -1,0 +1,139 @@
+"""What snapshots cost a training loop, and how long groups take to recover, by the size of their state.
+
+With and without recovery, in turns: ten steps, in which one snapshot is begun, and the value of the last
+loss. Then a group is killed, and its place is taken by a process that has to be started, or by a spare. What
+the steps that are run again take depends on when it is killed, and is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import cluster
+import mpmd
+from benchmarks.measure import Conditions, Result, Table, interleaved, ratio, seconds_of
+from benchmarks.peers.ours import START_SECONDS
+
+EVERY = 10
+GROUPS, MICROBATCHES = 2, 4
+SIZES = ((400, 2, 64), (1632, 2, 16), (2368, 4, 4))
+"""Width and layers of a stage, and rows of a microbatch: about 4, 64 and 256 MB of state for each group."""
+QUICK = SIZES[:2]
+OPTIMIZER = optax.adamw(1e-3)
+WITHOUT, WITH = "without", f"every {EVERY}"
+
+
+def run(conditions: Conditions) -> Result:
+    sizes = QUICK if conditions.quick else SIZES
+    rows, data = [], []
+    for size in sizes:
+        with contextlib.ExitStack() as meshes:
+            steps = {
+                name: meshes.enter_context(training(size, recovery))
+                for name, recovery in ((WITHOUT, None), (WITH, cluster.Recovery(every=EVERY)))
+            }
+            times = interleaved(
+                {name: functools.partial(seconds_of, each.block) for name, each in steps.items()},
+                max(5, conditions.effort.repetitions),
+            )
+            cold = steps[WITH].seconds_of_recovery()
+        with training(size, cluster.Recovery(every=EVERY, spares=1)) as step:
+            step.block()
+            spare = step.seconds_of_recovery()
+        megabytes = steps[WITH].nbytes / GROUPS / 1e6
+        rows.append(
+            (
+                f"{megabytes:.0f} MB",
+                *(f"{statistics.median(times[name]) / EVERY * 1e3:.1f}" for name in (WITHOUT, WITH)),
+                f"{ratio(times[WITH], times[WITHOUT]):.2f}",
+                *(f"{sum(found.values()) - found['replayed']:.1f}" for found in (cold, spare)),
+                f"{cold['started']:.1f}",
+            )
+        )
+        data.append({"bytes": steps[WITH].nbytes, "seconds": times, "cold": cold, "spare": spare})
+    header = (
+        "state of a group",
+        "ms of a step, without",
+        WITH,
+        "with / without",
+        "s until steps run again",
+        "with a spare",
+        "a new process alone",
+    )
+    return Result([Table("Recovery", header, tuple(rows))], [], data)
+
+
+@contextlib.contextmanager
+def training(size: tuple[int, int, int], recovery: cluster.Recovery | None) -> Iterator[Training]:
+    """A training loop on a mesh of its own, after the first steps."""
+    with cluster.launch(
+        {"stage": GROUPS}, "stage", cpus_per_group=0.1, recovery=recovery, timeout=START_SECONDS
+    ) as mesh:
+        yield Training(mesh, size)
+
+
+class Training:
+    """Runs ten steps at a time."""
+
+    def __init__(self, mesh: cluster.ClusterMesh, size: tuple[int, int, int]):
+        width, layers, rows = size
+        keys = jax.random.split(jax.random.key(0), GROUPS * layers)
+        weights = [jax.random.normal(key, (width, width)) / width**0.5 for key in keys]
+        self._mesh = mesh
+        self._state = (weights, OPTIMIZER.init(weights))
+        self.nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._state))
+        self._batch = np.random.default_rng(0).standard_normal((MICROBATCHES, rows, width), np.float32)
+        self._step = mpmd.mpmd_jit_with_loop(train_step(layers), mesh, donate_argnums=0)
+        self._one()  # compiles; with recovery it is followed by the first snapshot
+        self.block()
+
+    def _one(self) -> Any:
+        self._state, loss = self._step(self._state, self._batch, self._batch)
+        return loss
+
+    def block(self) -> None:
+        """Ten steps, which with recovery have one snapshot."""
+        losses = [self._one() for _ in range(EVERY)]
+        float(losses[-1])
+
+    def seconds_of_recovery(self) -> dict[str, float]:
+        """Kills a group, goes on, and returns how long each phase of the recovery took."""
+        os.kill(self._mesh.groups[1].pid, signal.SIGKILL)
+        while not self._mesh.recoveries:
+            self.block()
+        return dict(self._mesh.recoveries[-1].seconds)
+
+
+def train_step(layers: int) -> Callable:
+    """A step on a chain of layers, so many in each stage."""
+
+    def loss_of(weights, x, y):
+        for i, weight in enumerate(weights):
+            x = jnp.tanh(x @ weight)
+            if (i + 1) % layers == 0 and i < len(weights) - 1:
+                x = mpmd.mark_stage_end(x)
+        return ((x - y) ** 2).mean()
+
+    def step(state, xs, ys):
+        weights, optimizer_state = state
+        loss, gradients = mpmd.treduce(
+            lambda batch: jax.value_and_grad(loss_of)(weights, *batch),
+            (xs, ys),
+            schedule=mpmd.Std1F1B(GROUPS),
+            operation=mpmd.Add,
+        )
+        updates, optimizer_state = OPTIMIZER.update(gradients, optimizer_state, weights)
+        return (optax.apply_updates(weights, updates), optimizer_state), loss
+
+    return step

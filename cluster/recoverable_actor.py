@@ -1,0 +1,134 @@
+"""The actor of a process that may outlive others: it copies its values, keeps copies, and connects anew."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+import jax
+import ray
+
+from cluster.actor import CONCURRENCY_GROUPS, GroupActor, Member
+from cluster.agreement import Agreement
+from cluster.snapshots import Chunk, SnapshotStore, restore
+from mpmd.runtime.requests import Released
+from mpmd.runtime.worker import LostValue
+
+RECOVERABLE_CONCURRENCY_GROUPS = {**CONCURRENCY_GROUPS, "snapshots": 1}
+"""As those of ``GroupActor``; copies travel in a thread of their own, while steps run."""
+
+
+class Copied(NamedTuple):
+    """What a process has copied for a snapshot: the seconds for which steps had to wait, and the bytes."""
+
+    seconds: float
+    nbytes: int
+
+
+class RecoverableActor(GroupActor):
+    """A ``GroupActor`` that takes part in recovery. Its arguments are the same.
+
+    Processes are named by their numbers, snapshots by theirs.
+    """
+
+    def __init__(self, member: Member, compilation_cache: str | None):
+        super().__init__(member, compilation_cache)
+        self._serving = threading.Lock()
+        # The process's own copies and those that it keeps for others, by process.
+        self._stores: dict[int, SnapshotStore] = collections.defaultdict(SnapshotStore)
+
+    # A process that takes the place of another one.
+
+    def warm_up(self) -> None:
+        """Has a spare process take its devices, unless it has to meet others before."""
+        if self._member.shape.num_processes == 1:
+            jax.block_until_ready(jax.numpy.zeros(1) + 1)
+
+    def adopt(self, member: Member) -> None:
+        """Makes a spare process one of a group. Call ``open`` next."""
+        self._member = member
+        self._mpmd_idx = member.mpmd_idx
+        self._agreement = Agreement(member.rank, member.shape.num_processes)
+
+    # A process that others leave.
+
+    @ray.method(concurrency_group="control")
+    def interrupt(self) -> None:
+        """Ends the process's waiting for others, because one of them is gone."""
+        self._router.interrupt()
+
+    def reset(self, programs: Collection[int]) -> None:
+        """Ends the connections with other groups and the driver, as soon as no step runs.
+
+        Values and these programs stay; others have not been loaded by all. Then ``listen``, ``connect`` and
+        ``await_driver`` connect anew.
+        """
+        with self._serving:  # ``serve`` has ended
+            self._forever.set()
+            self._forever = threading.Event()
+            self._router.reset()
+        with self._shipping:
+            self._shipments.clear()
+            self._cancelled.clear()
+        self._worker.keep_only(programs)
+
+    @ray.method(concurrency_group="watch")
+    def serve(self) -> None:
+        with self._serving:
+            super().serve()  # type: ignore[operator]  # Ray declares it as a remote method
+
+    # Snapshots.
+
+    def snapshot(self, number: int, base: int, released: Released) -> Copied:
+        """Copies the values that live here between the steps before and the steps after.
+
+        Args:
+          number: of the snapshot.
+          base: the snapshot that is committed; others are dropped.
+          released: what the process is to drop before.
+        """
+        start = time.perf_counter()
+        self.release(released)
+        own = self._stores[self._member.endpoint.number]
+        own.keep_only(base)
+        nbytes = own.take(number, self._worker.values(), self._worker.submesh)
+        return Copied(time.perf_counter() - start, nbytes)
+
+    @ray.method(concurrency_group="snapshots")
+    def count_chunks(self, process: int, number: int, base: int) -> int:
+        """The times to call ``hand_over``, for what the snapshot of a process has and its base has not."""
+        return len(self._stores[process].chunks(number, base))
+
+    @ray.method(concurrency_group="snapshots")
+    def hand_over(self, process: int, number: int, base: int, index: int) -> Chunk:
+        """A part of a process's snapshot, for ``keep``."""
+        return self._stores[process].chunks(number, base)[index]
+
+    @ray.method(concurrency_group="snapshots")
+    def keep(self, process: int, number: int, base: int, index: int, chunk: Chunk) -> None:
+        """Takes in a part of a process's snapshot. With the first one, all but the base is dropped."""
+        store = self._stores[process]
+        if index == 0:
+            store.keep_only(base)
+        store.add(number, chunk)
+
+    def restore(self, number: int, kept: Collection[int]) -> None:
+        """Has the values of the process's own snapshot live here in place of all others.
+
+        ``kept`` are the processes whose snapshots this one keeps from now on.
+        """
+        me = self._member.endpoint.number
+        for process in self._stores.keys() - {me, *kept}:
+            del self._stores[process]
+        own = self._stores[me]
+        own.keep_only(number)
+        submesh = self._worker.submesh
+        self._worker.replace_values(
+            {
+                handle: saved if isinstance(saved, LostValue) else restore(saved, submesh)
+                for handle, saved in own.values(number).items()
+            }
+        )

@@ -1,0 +1,168 @@
+"""Copies of a process's values in host memory: its own, and those that it keeps for another process."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from mpmd.ir import Spec
+from mpmd.reshard import Box
+from mpmd.runtime.journal import BEGINNING
+from mpmd.runtime.requests import Handle
+from mpmd.runtime.worker import LostValue
+from mpmd.sharding import spec_of, to_sharding
+
+_CHUNK_BYTES = 128 * 2**20
+"""Values travel together up to this size, so that Ray's object store never has to hold all of a snapshot."""
+
+Allocate = Callable[[int], np.ndarray]
+"""Gives an array of so many bytes, with any content."""
+
+
+class SavedValue(NamedTuple):
+    """What a process has of a value: its type, and the bytes of each part that the process's devices hold."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    spec: Spec
+    parts: tuple[tuple[Box, np.ndarray], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for _, part in self.parts)
+
+    def copied(self, allocate: Allocate) -> SavedValue:
+        """The same in other memory."""
+        return self._replace(parts=tuple((box, _filled(allocate, part)) for box, part in self.parts))
+
+
+Saved = SavedValue | LostValue
+
+
+def save(array: jax.Array, submesh: jax.sharding.Mesh, allocate: Allocate) -> SavedValue:
+    """Copies what this process has of an array to host memory; of equal parts, one."""
+    shards = {_box(shard.index, array.shape): shard.data for shard in array.addressable_shards}
+    parts = tuple((box, _filled(allocate, _bytes(np.asarray(data)))) for box, data in shards.items())
+    return SavedValue(array.shape, array.dtype, spec_of(array.sharding, submesh, array.ndim), parts)
+
+
+def restore(saved: SavedValue, submesh: jax.sharding.Mesh) -> jax.Array:
+    """The array on this process's devices. It shares no memory with what was saved."""
+    sharding = to_sharding(saved.spec, submesh)
+    parts = {
+        box: data.view(saved.dtype).reshape([stop - start for start, stop in box])
+        for box, data in saved.parts
+    }
+    shards = [
+        # A copy for each device: device_put may alias it, whatever may_alias says of arrays of numpy's.
+        jax.device_put(parts[_box(index or (), saved.shape)].copy(), device)
+        for device, index in sharding.addressable_devices_indices_map(saved.shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(saved.shape, sharding, shards)
+
+
+class Chunk(NamedTuple):
+    """Some of the values that a snapshot has and its base has not; with the last, the handles of all."""
+
+    values: Mapping[Handle, Saved]
+    handles: frozenset[Handle] | None
+
+
+class SnapshotStore:
+    """Snapshots of the values of one process. The value of a handle never changes, so it is copied once.
+
+    Memory is used again when the snapshots that needed it are dropped. Only one thread may change a store.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Handle, Saved] = {}
+        self._snapshots: dict[int, frozenset[Handle]] = {}
+        self._free: dict[int, list[np.ndarray]] = collections.defaultdict(list)
+
+    def take(
+        self, number: int, values: Mapping[Handle, jax.Array | LostValue], submesh: jax.sharding.Mesh
+    ) -> int:
+        """Makes a snapshot: copies the values that the store does not have. Returns the bytes copied."""
+        nbytes = 0
+        for handle, value in values.items():
+            if handle in self._values:
+                continue
+            if isinstance(value, LostValue):
+                self._values[handle] = value
+            else:
+                self._values[handle] = saved = save(value, submesh, self._allocate)
+                nbytes += saved.nbytes
+        self._finish(number, frozenset(values))
+        return nbytes
+
+    def chunks(self, number: int, base: int) -> list[Chunk]:
+        """What a snapshot has and an earlier one has not, in pieces that are to travel one by one."""
+        handles = self._snapshots[number]
+        fresh = sorted(handles - self._handles(base))
+        pieces: list[dict[Handle, Saved]] = [{}]
+        nbytes = 0
+        for handle in fresh:
+            value = self._values[handle]
+            size = 0 if isinstance(value, LostValue) else value.nbytes
+            if nbytes + size > _CHUNK_BYTES and pieces[-1]:
+                pieces.append({})
+                nbytes = 0
+            pieces[-1][handle] = value
+            nbytes += size
+        last = len(pieces) - 1
+        return [Chunk(piece, handles if i == last else None) for i, piece in enumerate(pieces)]
+
+    def add(self, number: int, chunk: Chunk) -> None:
+        """Takes in what another process has made ``chunks`` of: copies it, as it is in memory of Ray's."""
+        for handle, value in chunk.values.items():
+            if handle not in self._values:
+                saved = value if isinstance(value, LostValue) else value.copied(self._allocate)
+                self._values[handle] = saved
+        if chunk.handles is not None:
+            self._finish(number, chunk.handles)
+
+    def _finish(self, number: int, handles: frozenset[Handle]) -> None:
+        missing = handles - self._values.keys()
+        assert not missing, f"snapshot {number} lacks the values {sorted(missing)}"
+        self._snapshots[number] = handles
+        self._free.clear()  # what was not needed this time is of sizes that are no longer in use
+
+    def keep_only(self, number: int) -> None:
+        """Drops all other snapshots, and those that are not complete."""
+        kept = self._handles(number)
+        self._snapshots = {number: kept}
+        for handle in self._values.keys() - kept:
+            value = self._values.pop(handle)
+            if not isinstance(value, LostValue):
+                for _, part in value.parts:
+                    self._free[part.nbytes].append(part)
+
+    def values(self, number: int) -> dict[Handle, Saved]:
+        """The values of a snapshot."""
+        return {handle: self._values[handle] for handle in self._handles(number)}
+
+    def _handles(self, number: int) -> frozenset[Handle]:
+        return frozenset() if number == BEGINNING else self._snapshots[number]
+
+    def _allocate(self, nbytes: int) -> np.ndarray:
+        free = self._free.get(nbytes)
+        return free.pop() if free else np.empty(nbytes, np.uint8)
+
+
+def _filled(allocate: Allocate, data: np.ndarray) -> np.ndarray:
+    buffer = allocate(data.nbytes)
+    np.copyto(buffer, data)
+    return buffer
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """The bytes of an array, as a view if it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))

@@ -1,0 +1,322 @@
+"""What groups were asked since they all last had a copy of their values elsewhere, to ask it again.
+
+The journal is the memory of recovery: a log of requests, with the answers to them that the user was given,
+and the snapshots that were begun and committed. It decides what is believed, what is given to the user, when
+a snapshot counts, and what to ask again when a group has died. It knows no group, thread or clock: events go
+in and outcomes come out.
+
+- A *snapshot* is a request like others: each group copies its values between the same two steps. It is
+  *committed* when all copies are where they outlive their group, and everything asked before is answered.
+  Then the log before it is forgotten.
+- A result is given to the user at once. An error is given only when the whole request, and all that was
+  asked before, is answered: until then it may be a consequence of a death that is not known yet.
+- When a group dies, all groups go back to the committed snapshot, and are asked all that the log has, in the
+  same order. The user is told nothing twice; a small result that was given and now differs is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
+from mpmd.runtime.storage import StoredArray
+
+BEGINNING = 0
+"""The number of the snapshot that is committed from the start: groups have no values."""
+
+
+@dataclasses.dataclass(eq=False)
+class LoggedStep:
+    """A step that was asked of groups.
+
+    Attributes:
+      ordinal: counts the steps of the mesh, from 1.
+      requests: what each group was asked. Programs are not released here: a replay may need them.
+      nbytes: of the host arrays that it sends; one that several groups get counts once.
+    """
+
+    ordinal: int
+    requests: Mapping[int, StepRequest]
+    nbytes: int
+    _waiting: set[int] = dataclasses.field(default_factory=set)
+    _errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
+    _given: dict[int, Mapping[Handle, np.ndarray] | None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def groups(self) -> frozenset[int]:
+        return frozenset(self.requests)
+
+    def __str__(self) -> str:
+        return f"step {self.ordinal}"
+
+
+@dataclasses.dataclass(eq=False)
+class LoggedRead:
+    """Values that a group was asked to read from storage."""
+
+    mpmd_idx: int
+    stored: Mapping[Handle, StoredArray]
+    _waiting: set[int] = dataclasses.field(default_factory=set)
+    _errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
+    _given: dict[int, Mapping[Handle, np.ndarray] | None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def groups(self) -> frozenset[int]:
+        return frozenset([self.mpmd_idx])
+
+    def __str__(self) -> str:
+        return "reading from storage"
+
+
+@dataclasses.dataclass(eq=False)
+class LoggedFetch:
+    """A value that was asked of a group."""
+
+    mpmd_idx: int
+    handle: Handle
+    _waiting: set[int] = dataclasses.field(default_factory=set)
+    _errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
+    _given: dict[int, None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def groups(self) -> frozenset[int]:
+        return frozenset([self.mpmd_idx])
+
+
+@dataclasses.dataclass(eq=False)
+class LoggedSnapshot:
+    """A snapshot under way.
+
+    Attributes:
+      number: another one each time it is begun; numbers ascend.
+      released: what each group is to drop before it copies.
+    """
+
+    number: int
+    released: Mapping[int, Released]
+    is_copied: bool = False
+
+
+Request = LoggedStep | LoggedRead | LoggedFetch
+"""What is answered to the user."""
+
+Logged = Request | LoggedSnapshot
+
+
+class Outcome(NamedTuple):
+    """What the user is to be told of a request to a group: its result, or else its error."""
+
+    request: Request
+    mpmd_idx: int
+    result: Any
+    error: BaseException | None
+
+
+class ResultChangedError(RuntimeError):
+    """What was asked again did not give what it had given the first time."""
+
+    def __init__(self, request: LoggedStep | LoggedRead, mpmd_idx: int):
+        super().__init__(
+            f"{request} gave another result on group {mpmd_idx} when it was repeated after a failure. "
+            "Recovery needs steps that compute the same bits each time, and checkpoints that stay"
+        )
+        self.mpmd_idx = mpmd_idx
+
+
+class Journal:
+    """The log of requests, and the snapshots. Not thread-safe.
+
+    Attributes:
+      attempt: how often the groups have gone back. Answers name the attempt that they are answers in.
+      committed: the number of the snapshot to go back to.
+    """
+
+    def __init__(self) -> None:
+        self._log: list[Logged] = []
+        self._ordinals = itertools.count(1)
+        self._snapshots = itertools.count(BEGINNING + 1)
+        self._released_programs: set[int] = set()
+        self.attempt = 0
+        self.committed = BEGINNING
+
+    # What is asked.
+
+    def add_step(self, requests: Mapping[int, StepRequest]) -> LoggedStep:
+        """A step is asked of groups."""
+        arrays = {id(a): a for request in requests.values() for a in request.host_arrays.values()}
+        nbytes = sum(array.nbytes for array in arrays.values())
+        step = LoggedStep(next(self._ordinals), requests, nbytes, set(requests))
+        self._log.append(step)
+        return step
+
+    def add_read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> LoggedRead:
+        """A group is asked to read values from storage."""
+        read = LoggedRead(mpmd_idx, stored, {mpmd_idx})
+        self._log.append(read)
+        return read
+
+    def add_fetch(self, mpmd_idx: int, handle: Handle) -> LoggedFetch:
+        """A value is asked of a group."""
+        fetch = LoggedFetch(mpmd_idx, handle, {mpmd_idx})
+        self._log.append(fetch)
+        return fetch
+
+    def begin_snapshot(self, released: Mapping[int, Released]) -> LoggedSnapshot:
+        """Groups are asked to copy their values; one snapshot at a time."""
+        assert self.snapshot is None, f"snapshot {self.snapshot} is still under way"
+        snapshot = LoggedSnapshot(next(self._snapshots), released)
+        self._log.append(snapshot)
+        return snapshot
+
+    def abandon(self, snapshot: LoggedSnapshot) -> None:
+        """Not all groups were asked for the snapshot. What they were to drop has to be released again."""
+        self._log.remove(snapshot)
+
+    @property
+    def snapshot(self) -> LoggedSnapshot | None:
+        """The snapshot under way."""
+        return next((entry for entry in self._log if isinstance(entry, LoggedSnapshot)), None)
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that a replay would repeat."""
+        return sum(isinstance(entry, LoggedStep) for entry in self._log)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the host arrays in the log."""
+        return sum(entry.nbytes for entry in self._log if isinstance(entry, LoggedStep))
+
+    @property
+    def steps_since_snapshot(self) -> int:
+        """The steps asked since the last snapshot was begun."""
+        since = 0
+        for entry in reversed(self._log):
+            if isinstance(entry, LoggedSnapshot):
+                break
+            since += isinstance(entry, LoggedStep)
+        return since
+
+    # What is answered.
+
+    def succeed(self, attempt: int, request: Request, mpmd_idx: int, result: Any) -> list[Outcome]:
+        """A group has answered. Returns what the user is to be told now.
+
+        Raises: ``ResultChangedError`` when the user was given another result in an earlier attempt.
+        """
+        if attempt != self.attempt or mpmd_idx not in request._waiting:
+            return []
+        request._waiting.remove(mpmd_idx)
+        outcomes = []
+        if mpmd_idx not in request._given:
+            inline = dict(result.inline) if isinstance(result, StepReply) else None
+            request._given[mpmd_idx] = inline  # type: ignore[assignment]
+            outcomes.append(Outcome(request, mpmd_idx, result, None))
+        elif not isinstance(request, LoggedFetch) and not _repeats(request._given[mpmd_idx], result):
+            raise ResultChangedError(request, mpmd_idx)
+        return outcomes + self._go_on()
+
+    def fail(self, attempt: int, request: Request, mpmd_idx: int, error: BaseException) -> list[Outcome]:
+        """A group has answered by an error that is not the death of a group. As ``succeed``."""
+        if attempt != self.attempt or mpmd_idx not in request._waiting:
+            return []
+        request._waiting.remove(mpmd_idx)
+        request._errors[mpmd_idx] = error
+        return self._go_on()
+
+    def mark_copied(self, attempt: int, snapshot: LoggedSnapshot) -> list[Outcome]:
+        """All copies of a snapshot are where they outlive their group. As ``succeed``."""
+        if attempt != self.attempt:
+            return []
+        snapshot.is_copied = True
+        return self._go_on()
+
+    def _go_on(self) -> list[Outcome]:
+        """Gives the errors that are believed now, forgets answered fetches, and commits a snapshot."""
+        outcomes: list[Outcome] = []
+        kept: list[Logged] = []
+        for position, entry in enumerate(self._log):
+            if isinstance(entry, LoggedSnapshot):
+                if not entry.is_copied:
+                    kept.append(entry)
+                    continue
+                self.committed = entry.number
+                kept.clear()
+                continue
+            if entry._waiting:
+                kept += self._log[position:]
+                break
+            outcomes += self._believed_errors(entry)
+            if not isinstance(entry, LoggedFetch):
+                kept.append(entry)
+        self._log = kept
+        return outcomes
+
+    def _believed_errors(self, request: Request) -> list[Outcome]:
+        outcomes = []
+        for mpmd_idx, error in request._errors.items():
+            if mpmd_idx not in request._given:
+                request._given[mpmd_idx] = None
+                outcomes.append(Outcome(request, mpmd_idx, None, error))
+            elif not isinstance(request, LoggedFetch) and request._given[mpmd_idx] is not None:
+                raise ResultChangedError(request, mpmd_idx) from error
+        request._errors.clear()
+        return outcomes
+
+    # Going back.
+
+    def current_step(self, mpmd_idx: int) -> LoggedStep | None:
+        """The first step that a group has not answered."""
+        steps = (entry for entry in self._log if isinstance(entry, LoggedStep))
+        return next((step for step in steps if mpmd_idx in step._waiting), None)
+
+    def is_answered(self, request: Request) -> bool:
+        """Whether all groups have answered a request, in this attempt."""
+        return not request._waiting
+
+    def suspend(self) -> None:
+        """A group has died: nothing that is answered from now on counts, until the groups have gone back."""
+        self.attempt += 1
+
+    def go_back(self) -> tuple[Logged, ...]:
+        """All groups have the values of the snapshot ``committed``. Returns what to ask them, in order."""
+        self.attempt += 1
+        self._log = [entry for entry in self._log if not (isinstance(entry, LoggedFetch) and entry._given)]
+        for entry in self._log:
+            if isinstance(entry, LoggedSnapshot):
+                entry.number, entry.is_copied = next(self._snapshots), False
+            else:
+                entry._waiting.update(entry.groups)
+                entry._errors.clear()
+        return tuple(self._log)
+
+    # Programs.
+
+    def release_programs(self, numbers: Iterable[int]) -> None:
+        """The user needs these programs no more; a replay may still."""
+        self._released_programs.update(numbers)
+
+    def take_unused_programs(self) -> list[int]:
+        """The released programs that no replay needs any more; each is returned once."""
+        needed = {
+            request.program
+            for entry in self._log
+            if isinstance(entry, LoggedStep)
+            for request in entry.requests.values()
+        }
+        unused = sorted(self._released_programs - needed)
+        self._released_programs.difference_update(unused)
+        return unused
+
+
+def _repeats(given: Mapping[Handle, np.ndarray] | None, reply: StepReply) -> bool:
+    """Whether a reply has the bits that the user was given; after an error there is nothing to compare."""
+    return given is None or all(
+        handle in reply.inline and array.tobytes() == reply.inline[handle].tobytes()
+        for handle, array in given.items()
+    )

@@ -1,0 +1,252 @@
+"""The runtime that recovers, with groups and a fleet that only pretend."""
+
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from cluster.endpoint import endpoints
+from cluster.fleet import CopiesLostError
+from cluster.recovering_runtime import RecoveringRuntime
+from cluster.recovery import Recovery
+from mpmd.errors import GroupDiedError, RecoveryError, TaskError
+from mpmd.runtime.requests import StepReply, StepRequest
+
+SOON = 20
+
+
+class Calls:
+    """In place of ``ActorCalls``: the test answers the calls."""
+
+    by_ray = False
+
+    def __init__(self, processes):
+        self.processes = processes
+        self.made = []
+        self.steps = []
+
+    def call(self, number, method, *arguments):
+        self.made.append((number, method, arguments, Future()))
+        return self.made[-1][-1]
+
+    def call_step(self, step, arguments):
+        futures = {number: Future() for number in arguments}
+        self.steps.append((step, futures))
+        return dict(futures)
+
+    def close(self):
+        pass
+
+    close_soon = detach = close
+
+    def reply(self, index, value=1.0):
+        for future in self.steps[index][1].values():
+            future.set_result(StepReply({7: np.float32(value)}))
+
+
+class Fleet:
+    """In place of the processes. ``failures`` are what the next replacements raise."""
+
+    def __init__(self, failures=()):
+        self.processes = endpoints([1, 1])
+        self.actors = ()
+        self.starter = self
+        self.stop = threading.Event()
+        self.failures = list(failures)
+        self.copied = []
+        self.restored = []
+        self.may_copy, self.may_replace = threading.Event(), threading.Event()
+        self.may_replace.set()
+
+    def replace_all(self, dead, loads, snapshot, watch, count_failure):
+        assert self.may_replace.wait(SOON)
+        replaced = set(dead)
+        while self.failures:
+            failure = self.failures.pop(0)
+            if isinstance(failure, CopiesLostError):
+                raise failure
+            count_failure(failure)
+        self.restored.append(snapshot)
+        return replaced, []
+
+    def copy_away(self, snapshot, base, is_wanted):
+        assert self.may_copy.wait(SOON)
+        self.copied.append((snapshot, base))
+
+    def mark_committed(self):
+        pass
+
+    def start_spares(self):
+        pass
+
+    def release(self):
+        pass
+
+
+class Driven(RecoveringRuntime):
+    """Has the calls of each attempt in ``attempts``."""
+
+    def _calls(self, connections):
+        self.attempts = [*getattr(self, "attempts", []), Calls(self._fleet.processes)]
+        return self.attempts[-1]
+
+    def step(self):
+        return self.submit_step({i: StepRequest(0, 0, (), ()) for i in range(2)})
+
+    def die(self, mpmd_idx):
+        before = len(self.attempts)
+        self._note_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: len(self.attempts) > before or self._error is not None, SOON
+            )
+
+
+def runtime(recovery=None, failures=()):
+    return Driven(Fleet(failures), [], [None, None], "cpu", recovery or Recovery(every=100), [])
+
+
+def test_steps_are_asked_again_and_futures_end_as_if_nothing_had_happened():
+    driven = runtime()
+    first, second = driven.step(), driven.step()
+    driven.attempts[0].reply(0)
+    driven.attempts[0].steps[1][1][0].set_exception(TaskError("a message was lost", 0, "fwd_0__0"))
+    assert first[0].result(SOON).inline[7] == 1.0
+    assert not second[0].done()  # it may be a consequence of a death
+    driven.die(1)
+    again = driven.attempts[1].steps
+    numbers = [number for calls in driven.attempts for number, _ in calls.steps]
+    assert numbers == sorted(set(numbers)), "groups refuse the number of an earlier step"
+    assert len(again) == 2
+    driven.attempts[1].reply(0)
+    driven.attempts[1].reply(1, 2.0)
+    assert [future.result(SOON).inline[7] for future in second.values()] == [2.0, 2.0]
+
+
+def test_an_error_that_no_death_explains_is_given():
+    driven = runtime()
+    futures = driven.step()
+    for future in driven.attempts[0].steps[0][1].values():
+        future.set_exception(TaskError("out of memory", 0, "fwd_0__0"))
+    with pytest.raises(TaskError, match="out of memory"):
+        futures[1].result(SOON)
+
+
+def test_another_result_than_before_ends_the_run():
+    driven = runtime()
+    futures = driven.step()
+    driven.attempts[0].reply(0, 1.0)
+    futures[0].result(SOON)
+    waiting = driven.fetch(0, 3)
+    driven.die(0)
+    driven.attempts[1].reply(0, 1.5)
+    with pytest.raises(RecoveryError, match=r"step 1 gave another result on group 0.*checkpoint on disk"):
+        waiting.result(SOON)
+    with pytest.raises(RecoveryError, match="step 1 gave another result"):
+        driven.step()[0].result(SOON)
+    with pytest.raises(RecoveryError, match="step 1 gave another result"):
+        driven.load(None)
+
+
+def test_a_step_that_kills_twice_ends_the_run():
+    driven = runtime()
+    driven.step()
+    driven.die(1)
+    driven.die(1)
+    with pytest.raises(RecoveryError, match="step 1 has ended the process of group 1 twice"):
+        driven.step()[0].result(SOON)
+
+
+@pytest.mark.parametrize("failures", [[], [RuntimeError("no room")] * 9], ids=["deaths", "no room"])
+def test_after_so_many_failures_the_run_ends(failures):
+    driven = runtime(Recovery(every=100, max_failures=2), failures)
+    for mpmd_idx in (0, 1, 0):
+        driven.step()
+        if driven._error is None:
+            driven.die(mpmd_idx)
+    with pytest.raises(RecoveryError, match="the groups have failed 3 times, and max_failures is 2"):
+        driven.step()[0].result(SOON)
+    assert str(driven._error).count("the last time because no room") == bool(failures)
+
+
+def test_copies_that_are_lost_end_the_run():
+    driven = runtime(
+        failures=[CopiesLostError("group 0 and group 1, which kept its values, have died together")]
+    )
+    futures = driven.step()
+    driven.die(0)
+    with pytest.raises(RecoveryError, match=r"have died together\. Start again from a checkpoint on disk"):
+        futures[0].result(SOON)
+
+
+def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
+    driven = runtime(Recovery(every=2))
+    futures = [driven.step()]
+    calls = driven.attempts[0]
+    copying = [future for _, method, _, future in calls.made if method == "snapshot"]
+    assert len(copying) == 2
+    futures += [driven.step() for _ in range(7)]
+    for index in range(8):
+        calls.reply(index)
+    submitted = threading.Event()
+    threading.Thread(target=lambda: (driven.step(), submitted.set()), daemon=True).start()
+    assert not submitted.wait(0.1)
+    for future in copying:
+        future.set_result(None)
+    driven._fleet.may_copy.set()
+    assert submitted.wait(SOON)
+    assert driven._fleet.copied == [(1, 0)]
+    driven.die(0)
+    assert driven._fleet.restored == [1]
+    assert len(driven.attempts[1].steps) == 8  # the first one is in the snapshot
+
+
+def test_an_interrupt_while_copies_are_asked_for_leaves_no_snapshot_waiting(monkeypatch):
+    driven = runtime(Recovery(every=2))
+    driven.step()
+    driven.attempts[0].reply(0)
+    driven._fleet.may_copy.set()
+    for _, _, _, copied in driven.attempts[0].made:
+        copied.set_result(None)
+    with driven._changed:
+        assert driven._changed.wait_for(lambda: driven._journal.committed == 1, SOON)
+    driven.step()
+    call, calls = driven.attempts[0].call, driven.attempts[0]
+
+    def interrupted(number, *arguments):
+        if number == 1:
+            raise KeyboardInterrupt
+        return call(number, *arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(calls, "call", interrupted)
+        driven.step()
+    assert driven._journal.snapshot is None
+    driven.step()
+    assert driven._journal.snapshot is not None  # another one
+
+
+def test_values_that_are_asked_for_while_groups_recover_are_answered_then():
+    driven = runtime()
+    driven.step()
+    driven.attempts[0].reply(0)
+    driven._fleet.may_replace.clear()
+    driven._note_death(GroupDiedError("group 0 died", 0))
+    assert driven.is_recovering
+    value = driven.fetch(1, 7)
+    driven._fleet.may_replace.set()
+    with driven._changed:
+        assert driven._changed.wait_for(lambda: len(driven.attempts) == 2, SOON)
+    fetches = [call[:3] for call in driven.attempts[1].made if call[1] == "fetch"]
+    assert fetches == [(1, "fetch", (7,))]
+    assert not value.done()
+
+
+def test_closing_fails_what_is_asked():
+    driven = runtime()
+    futures, value = driven.step(), driven.fetch(0, 1)
+    driven.close()
+    for future in (*futures.values(), value, *driven.step().values(), driven.fetch(0, 1)):
+        with pytest.raises(RuntimeError, match="the cluster mesh is closed"):
+            future.result(SOON)

@@ -1,0 +1,168 @@
+"""Groups that die are replaced, and the run goes on as if nothing had happened, bit by bit."""
+
+import os
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+import ray
+from jax.sharding import PartitionSpec as P
+
+import cluster
+import mpmd
+from cluster.fleet import Fleet
+from cluster.recovery import Recovery
+from mpmd.errors import RecoveryError
+from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def recovering_mesh(local_ray):
+    """Two groups that are replaced when they die. Tests leave it usable."""
+    recovery = Recovery(every=4, max_failures=20)
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery) as mesh:
+        yield mesh
+
+
+def compiled(mesh, stages=2, **options):
+    function = make_step(mse, mpmd.Std1F1B(stages), CLIPPED_ADAM)
+    return mpmd.mpmd_jit_with_loop(function, mesh, donate_argnums=0, **options)
+
+
+def train(step, disturb=lambda number, state: None, steps=STEPS):
+    """All losses, and the bytes of the state in the end. ``disturb`` is called when a step is submitted."""
+    state, losses = init(weights(2), CLIPPED_ADAM), []
+    xs, ys = map(np.asarray, batch())
+    for number in range(steps):
+        state, (loss, _) = step(state, xs + number, ys)
+        disturb(number, state)
+        losses.append(float(loss))
+    return losses, [leaf.tobytes() for leaf in jax.tree.leaves(mpmd.to_host(state))]
+
+
+def recoveries(mesh, count):
+    """The last reports; the last one comes when all is as before, which the results do not wait for."""
+    deadline = time.monotonic() + 20
+    while len(mesh.recoveries) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return mesh.recoveries
+
+
+def kill(mesh, mpmd_idx, number=signal.SIGKILL):
+    os.kill(mesh.groups[mpmd_idx].pid, number)
+
+
+def test_each_group_may_die(recovering_mesh, capsys):
+    mesh = recovering_mesh
+    step = compiled(mesh)
+    undisturbed = train(step)
+    pids = [group.pid for group in mesh.groups]
+    others = []
+
+    def disturb(number, state):
+        if number in (6, 10):
+            kill(mesh, 0 if number == 6 else 1)
+            for leaf in jax.tree.leaves(state):
+                leaf.copy_to_host_async()  # is answered after the recovery
+            # Loading a program waits for it as well.
+            others.append(mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.GPipe(2)), mesh))
+            others[-1].compile(init(weights(2)), *batch())
+
+    assert train(step, disturb) == undisturbed
+    assert [report.mpmd_idxs for report in recoveries(mesh, 2)] == [(0,), (1,)]
+    assert set(pids).isdisjoint(group.pid for group in mesh.groups)
+    first = mesh.recoveries[0]
+    assert list(first.seconds) == ["started", "loaded", "connected", "restored", "replayed"]
+    assert 0 < first.num_replayed <= 8
+    assert first.reason.startswith("group 0 died")
+    assert capsys.readouterr().err.count("cluster: recovered group") == 2
+    programs = [
+        actor.__ray_call__.remote(lambda self: set(self._worker._programs)) for actor in mesh.runtime.actors
+    ]
+    first_has, second_has = ray.get(programs)
+    assert first_has == second_has, "what was not loaded by all stays nowhere"
+    expected = jax.jit(make_step(mse, mpmd.GPipe(2)))(init(weights(2)), *batch())[1][0]
+    for other in others:  # which only one of the present processes was there to load
+        np.testing.assert_allclose(float(other(init(weights(2)), *batch())[1][0]), expected, rtol=1e-5)
+
+
+def test_another_group_may_die_during_recovery(local_ray, monkeypatch):
+    """Before the first snapshot: after it, two groups that keep each other's copies may not die together."""
+    monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
+    connect, killed = Fleet._connect, []
+
+    def dying(fleet):
+        if not killed:
+            killed.append(kill(mesh, 1))
+        connect(fleet)
+
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=Recovery()) as mesh:
+        step = compiled(mesh)
+        undisturbed = train(step, steps=3)
+        monkeypatch.setattr(Fleet, "_connect", dying)
+        assert train(step, lambda number, state: number == 1 and kill(mesh, 0), steps=3) == undisturbed
+        assert [report.mpmd_idxs for report in recoveries(mesh, 1)] == [(0, 1)]
+        assert mesh.recoveries[0].num_replayed == 5
+
+
+def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_end_the_run(local_ray):
+    """With Ray's calls in place of the driver's connections."""
+    with cluster.launch(
+        {"stage": 2},
+        "stage",
+        cpus_per_group=0.25,
+        transport="object_store",
+        recovery=Recovery(every=4, spares=1),
+    ) as mesh:
+        step = compiled(mesh)
+        undisturbed = train(step)
+        spare, _, _ = mesh.runtime._fleet.starter._spares[0]
+        assert train(step, lambda number, state: number == 6 and kill(mesh, 1)) == undisturbed
+        assert mesh.runtime.actors[1] == spare
+        with pytest.raises(RecoveryError, match=r"have died together.* a checkpoint on disk"):
+            train(step, lambda number, state: number == 6 and [kill(mesh, i) for i in (0, 1)])
+        with pytest.raises(RecoveryError, match="have died together"):
+            step(init(weights(2), CLIPPED_ADAM), *batch())[1][0].block_until_ready()
+
+
+@pytest.mark.slow
+def test_a_group_that_hangs_is_replaced(recovering_mesh, monkeypatch):
+    monkeypatch.setattr(cluster.health, "PING_SECONDS", 1)
+    monkeypatch.setattr(cluster.health, "UNRESPONSIVE_SECONDS", 5)
+    step = compiled(recovering_mesh)
+    undisturbed = train(step)
+    before = len(recovering_mesh.recoveries)
+
+    def disturb(number, state):
+        if number == 6:
+            kill(recovering_mesh, 0, signal.SIGSTOP)
+
+    assert train(step, disturb) == undisturbed
+    (report,) = recoveries(recovering_mesh, before + 1)[before:]
+    assert report.reason.startswith("group 0 is stuck")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["auto", "device"])
+def test_a_group_of_several_processes_is_replaced_as_a_whole(local_ray, transport):
+    with cluster.launch(
+        {"stage": 2, "fsdp": 2},
+        "stage",
+        processes_per_group=2,
+        cpus_per_group=0.25,
+        transport=transport,
+        recovery=Recovery(every=4),
+    ) as mesh:
+        step = compiled(mesh, in_specs=(P(), P(None, "fsdp"), P(None, "fsdp")))
+        undisturbed = train(step)
+        pids = [process.pid for process in mesh.processes]
+        assert (
+            train(step, lambda number, state: number == 6 and os.kill(pids[3], signal.SIGKILL)) == undisturbed
+        )
+        now = [process.pid for process in mesh.processes]
+        assert now[:2] == pids[:2]
+        assert set(now[2:]).isdisjoint(pids)

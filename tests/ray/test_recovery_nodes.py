@@ -1,0 +1,71 @@
+"""Recovery where nodes die, and where processes are killed at random. Each has a Ray of its own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+NODE_DIES = """
+import jax, numpy as np, ray
+from ray.cluster_utils import Cluster
+import cluster, mpmd
+from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
+
+started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+nodes = [started.add_node(num_cpus=1, object_store_memory=10**8) for _ in range(3)]
+ray.init(address=started.address)
+recovery = cluster.Recovery(every=4)
+mesh = cluster.launch({"stage": 2}, "stage", cpus_per_group=1, recovery=recovery, timeout=180)
+step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2), CLIPPED_ADAM), mesh, donate_argnums=0)
+
+def train(last_of=None):
+    state, losses = init(weights(2), CLIPPED_ADAM), []
+    xs, ys = map(np.asarray, batch())
+    for number in range(12):
+        state, (loss, _) = step(state, xs + number, ys)
+        if number == 6 and last_of is not None:
+            gone = next(node for node in nodes if node.node_id == last_of)
+            started.remove_node(gone, allow_graceful=False)
+        losses.append(float(loss))
+    return losses, [leaf.tobytes() for leaf in jax.tree.leaves(mpmd.to_host(state))]
+
+undisturbed = train()
+before = [process.node_id for process in mesh.processes]
+assert len(set(before)) == 2, before
+assert train(before[1]) == undisturbed
+after = [process.node_id for process in mesh.processes]
+assert after[0] == before[0] and after[1] not in before, (before, after)
+mesh.close()
+ray.shutdown()
+started.shutdown()
+"""
+
+
+def run(arguments, **environment):
+    variables = {
+        name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "XLA_FLAGS")
+    }
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_groups_of_a_node_that_dies_move_to_another_one():
+    run(["-c", textwrap.dedent(NODE_DIES)], RAY_AUTH_MODE="disabled")
+
+
+@pytest.mark.slow
+def test_a_little_chaos():
+    out = run(["-m", "benchmarks.chaos", "--kills", "4", "--seed", "1", "--stop", "0"])
+    assert "4 processes killed or stopped" in out
+    assert "all losses and states equal, bit by bit" in out

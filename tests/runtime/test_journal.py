@@ -1,0 +1,369 @@
+"""The journal: what is believed, given, committed and asked again, for every order of events."""
+
+import collections
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mpmd.runtime.journal import (
+    BEGINNING,
+    Journal,
+    LoggedFetch,
+    LoggedSnapshot,
+    LoggedStep,
+    ResultChangedError,
+)
+from mpmd.runtime.requests import Released, StepReply, StepRequest
+
+GROUPS = (0, 1, 2)
+
+
+def requests(program=0, step=0, released=(), host_arrays=None):
+    return {
+        i: StepRequest(program, step, (), (), host_arrays or {}, Released(tuple(released))) for i in GROUPS
+    }
+
+
+def reply(value=0.0):
+    return StepReply({1: np.float32(value)})
+
+
+def told(outcomes):
+    return [(outcome.mpmd_idx, outcome.error) for outcome in outcomes]
+
+
+def answered_by_all(journal, step, value=0.0):
+    return [told(journal.succeed(journal.attempt, step, i, reply(value))) for i in GROUPS]
+
+
+def commit(journal):
+    snapshot = journal.begin_snapshot(dict.fromkeys(GROUPS, Released()))
+    journal.mark_copied(journal.attempt, snapshot)
+    assert journal.committed == snapshot.number
+    return snapshot
+
+
+def test_results_are_given_at_once_and_errors_when_all_before_is_answered():
+    journal = Journal()
+    first, second = journal.add_step(requests()), journal.add_step(requests())
+    error = RuntimeError("a task failed")
+    assert told(journal.succeed(0, second, 0, reply())) == [(0, None)]
+    assert told(journal.fail(0, second, 1, error)) == []
+    assert told(journal.succeed(0, second, 2, reply())) == [(2, None)]
+    for i in (0, 1):
+        assert told(journal.succeed(0, first, i, reply())) == [(i, None)]
+    assert told(journal.succeed(0, first, 2, reply())) == [(2, None), (1, error)]
+
+
+def test_an_error_before_a_death_is_not_given():
+    """A group that waits for a dead one may notice before the driver does."""
+    journal = Journal()
+    step = journal.add_step(requests())
+    assert told(journal.fail(0, step, 0, RuntimeError("group 1 is gone"))) == []
+    journal.suspend()
+    assert told(journal.fail(0, step, 2, RuntimeError("the calls were closed"))) == []
+    assert journal.go_back() == (step,)
+    assert answered_by_all(journal, step) == [[(i, None)] for i in GROUPS]
+
+
+def test_what_is_answered_twice_is_given_once_and_has_to_be_the_same():
+    journal = Journal()
+    step = journal.add_step(requests())
+    assert told(journal.succeed(0, step, 0, reply(np.nan))) == [(0, None)]
+    journal.suspend()
+    journal.go_back()
+    assert told(journal.succeed(journal.attempt, step, 0, reply(np.nan))) == []
+    journal.go_back()
+    with pytest.raises(ResultChangedError, match="step 1 gave another result on group 0"):
+        journal.succeed(journal.attempt, step, 0, reply(0.0))
+
+
+def test_a_step_that_fails_when_it_is_run_again_has_changed():
+    journal = Journal()
+    step = journal.add_step(requests())
+    answered_by_all(journal, step)
+    journal.go_back()
+    for i in (0, 1):
+        journal.succeed(journal.attempt, step, i, reply())
+    with pytest.raises(ResultChangedError, match="group 2"):
+        journal.fail(journal.attempt, step, 2, RuntimeError("out of memory"))
+
+
+def test_a_step_that_fails_again_is_told_once():
+    journal = Journal()
+    step, error = journal.add_step(requests()), RuntimeError("a task failed")
+    assert [told(journal.fail(journal.attempt, step, i, error)) for i in GROUPS][-1] == [
+        (i, error) for i in GROUPS
+    ]
+    assert journal.go_back() == (step,)
+    assert [told(journal.fail(journal.attempt, step, i, error)) for i in GROUPS] == [[], [], []]
+    assert journal.is_answered(step)
+
+
+def test_a_snapshot_is_committed_when_it_is_copied_and_all_before_is_answered():
+    journal = Journal()
+    step = journal.add_step(requests())
+    fetch = journal.add_fetch(1, 7)
+    snapshot = journal.begin_snapshot({})
+    later = journal.add_step(requests())
+    answered_by_all(journal, later)
+    answered_by_all(journal, step)
+    journal.mark_copied(journal.attempt, snapshot)
+    assert journal.committed == BEGINNING  # the fetch waits
+    journal.succeed(journal.attempt, fetch, 1, np.ones(2))
+    assert journal.committed == snapshot.number
+    assert journal.snapshot is None
+    assert journal.go_back() == (later,)
+
+
+def test_a_snapshot_under_way_is_taken_again_where_it_was():
+    journal = Journal()
+    first = journal.add_step(requests())
+    snapshot = journal.begin_snapshot({0: Released((5,))})
+    second = journal.add_step(requests())
+    number = snapshot.number
+    old = journal.attempt
+    journal.suspend()
+    journal.mark_copied(old, snapshot)  # too late
+    assert journal.go_back() == (first, snapshot, second)
+    journal.mark_copied(old, snapshot)
+    assert snapshot.number > number
+    assert not snapshot.is_copied
+    assert journal.committed == BEGINNING
+
+
+def test_a_snapshot_that_not_all_were_asked_for_is_as_if_it_had_not_begun():
+    journal = Journal()
+    first = journal.add_step(requests())
+    journal.abandon(journal.begin_snapshot({}))
+    assert (journal.snapshot, journal.steps_since_snapshot) == (None, 1)
+    assert journal.go_back() == (first,)
+
+
+def test_a_value_that_was_given_is_not_asked_again():
+    journal = Journal()
+    step = journal.add_step(requests())
+    given, waiting = journal.add_fetch(0, 1), journal.add_fetch(0, 1)
+    assert told(journal.succeed(0, given, 0, np.ones(2))) == [(0, None)]
+    assert journal.go_back() == (step, waiting)
+
+
+def test_the_size_of_the_log():
+    journal = Journal()
+    array, other = np.zeros(10, np.uint8), np.zeros(3, np.uint8)
+    step = journal.add_step(requests(host_arrays={1: array, 2: other}))
+    assert (journal.num_steps, journal.nbytes, journal.steps_since_snapshot) == (1, 13, 1)
+    answered_by_all(journal, step)
+    commit(journal)
+    assert (journal.num_steps, journal.nbytes, journal.steps_since_snapshot) == (0, 0, 0)
+    journal.add_step(requests())
+    journal.begin_snapshot({})
+    journal.add_step(requests())
+    assert (journal.num_steps, journal.steps_since_snapshot) == (2, 1)
+
+
+def test_programs_live_as_long_as_a_replay_may_need_them():
+    journal = Journal()
+    step = journal.add_step(requests(program=4))
+    journal.release_programs([4, 5])
+    assert journal.take_unused_programs() == [5]
+    answered_by_all(journal, step)
+    assert journal.take_unused_programs() == []
+    commit(journal)
+    assert journal.take_unused_programs() == [4]
+    assert journal.take_unused_programs() == []
+
+
+def test_the_step_that_a_group_is_at():
+    journal = Journal()
+    assert journal.current_step(0) is None
+    first, second = journal.add_step(requests()), journal.add_step(requests())
+    journal.succeed(0, first, 0, reply())
+    assert (journal.current_step(0), journal.current_step(1)) == (second, first)
+    assert (first.ordinal, second.ordinal) == (1, 2)
+
+
+class Group:
+    """What a group does: carries out requests in order, each of which depends on all steps before."""
+
+    def __init__(self):
+        self.values = {}
+        self.chain = ()
+        self.inbox = collections.deque()
+        self.outbox = collections.deque()
+        self.made = collections.deque()  # copies, which travel by another way than replies
+        self.copies = {BEGINNING: ({}, ())}
+
+    def work(self):
+        attempt, entry, released = self.inbox.popleft()
+        for handle in released:
+            self.values.pop(handle, None)
+        match entry:
+            case LoggedStep():
+                self.chain = (*self.chain, entry.ordinal)
+                self.values[entry.ordinal] = hash(self.chain)
+                result = StepReply({entry.ordinal: np.array(hash(self.chain))})
+            case LoggedFetch():
+                result = self.values[entry.handle]
+            case _:
+                number, snapshot = entry
+                self.copies[number] = (dict(self.values), self.chain)
+                entry, result = snapshot, number
+        (self.made if isinstance(entry, LoggedSnapshot) else self.outbox).append((attempt, entry, result))
+
+
+ALL = 10**6
+COUNTS = st.just((ALL,) * 3) | st.tuples(*[st.sampled_from([0, 1, ALL])] * 3)
+
+
+class Deaths(RuleBasedStateMachine):
+    """Steps, fetches, snapshots and deaths in any order. The user is to see what no death has touched."""
+
+    def __init__(self):
+        super().__init__()
+        self.journal = Journal()
+        self.groups = [Group() for _ in GROUPS]
+        self.chain = ()  # what the user has asked for
+        self.given = {}
+        self.asked = []
+        self.alive = {}  # the values that the user has not freed, as they have to be
+        self.to_free = []
+        self.copied = collections.defaultdict(set)
+        self.suspended = False
+
+    def send(self, entry):
+        attempt = self.journal.attempt
+        for i in GROUPS:
+            inbox = self.groups[i].inbox
+            match entry:
+                case LoggedStep():
+                    inbox.append((attempt, entry, entry.requests[i].released.handles))
+                case LoggedFetch():
+                    if entry.mpmd_idx == i:
+                        inbox.append((attempt, entry, ()))
+                case LoggedSnapshot():
+                    inbox.append((attempt, (entry.number, entry), entry.released[i].handles))
+
+    def tell(self, outcomes):
+        for request, mpmd_idx, result, error in outcomes:
+            assert error is None
+            assert (request, mpmd_idx) not in self.given, "the user is told once"
+            self.given[request, mpmd_idx] = result
+
+    def freed(self):
+        freed, self.to_free = self.to_free, []
+        return Released(tuple(freed))
+
+    @precondition(lambda self: not self.suspended)
+    @rule()
+    def step(self):
+        released = self.freed()
+        step = self.journal.add_step({i: StepRequest(0, 0, (), (), {}, released) for i in GROUPS})
+        self.chain = (*self.chain, step.ordinal)
+        self.alive[step.ordinal] = hash(self.chain)
+        self.asked += [(step, i, hash(self.chain)) for i in GROUPS]
+        self.send(step)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), mpmd_idx=st.sampled_from(GROUPS))
+    def fetch(self, data, mpmd_idx):
+        """Also while groups are being replaced."""
+        handle = data.draw(st.sampled_from(sorted(self.alive)))
+        fetch = self.journal.add_fetch(mpmd_idx, handle)
+        self.asked.append((fetch, mpmd_idx, self.alive[handle]))
+        if not self.suspended:
+            self.send(fetch)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def free(self, data):
+        handle = data.draw(st.sampled_from(sorted(self.alive)))
+        del self.alive[handle]
+        self.to_free.append(handle)
+
+    @precondition(lambda self: not self.suspended and self.journal.snapshot is None)
+    @rule()
+    def snapshot(self):
+        released = self.freed()
+        self.send(self.journal.begin_snapshot(dict.fromkeys(GROUPS, released)))
+
+    @rule(counts=COUNTS)
+    def work(self, counts):
+        for group, count in zip(self.groups, counts, strict=True):
+            for _ in range(min(count, len(group.inbox))):
+                group.work()
+
+    @rule(counts=COUNTS)
+    def hear(self, counts):
+        for i, count in zip(GROUPS, counts, strict=True):
+            outbox = self.groups[i].outbox
+            for _ in range(min(count, len(outbox))):
+                attempt, entry, result = outbox.popleft()
+                self.tell(self.journal.succeed(attempt, entry, i, result))
+
+    @rule()
+    def hear_of_copies(self):
+        for i in GROUPS:
+            for attempt, snapshot, number in self.groups[i].made:
+                self.copied[attempt, number].add(i)
+                if self.copied[attempt, number] == set(GROUPS):
+                    self.tell(self.journal.mark_copied(attempt, snapshot))
+            self.groups[i].made.clear()
+
+    @rule()
+    def settle(self):
+        """All that was asked is carried out, and heard of."""
+        self.work((ALL,) * 3)
+        self.hear_of_copies()
+        self.hear((ALL,) * 3)
+
+    @precondition(lambda self: not self.suspended)
+    @rule(mpmd_idx=st.sampled_from(GROUPS))
+    def die(self, mpmd_idx):
+        self.groups[mpmd_idx].values = None
+        self.journal.suspend()
+        self.suspended = True
+        for i, group in enumerate(self.groups):  # the calls that are under way fail
+            for attempt, entry, _ in group.inbox:
+                if isinstance(entry, LoggedStep | LoggedFetch):
+                    self.tell(self.journal.fail(attempt, entry, i, RuntimeError("the calls were closed")))
+            group.inbox.clear()
+
+    @precondition(lambda self: self.suspended)
+    @rule()
+    def recover(self):
+        for group in self.groups:
+            values, group.chain = group.copies[self.journal.committed]
+            group.values = dict(values)
+            group.inbox.clear()
+        self.suspended = False
+        for entry in self.journal.go_back():
+            self.send(entry)
+
+    @invariant()
+    def what_is_given_is_as_without_deaths(self):
+        for request, mpmd_idx, expected in self.asked:
+            if (request, mpmd_idx) in self.given:
+                result = self.given[request, mpmd_idx]
+                value = result.inline[request.ordinal] if isinstance(result, StepReply) else result
+                assert value == expected
+        for group in self.groups:
+            assert len(set(group.chain)) == len(group.chain), "a step has run twice"
+
+    def teardown(self):
+        """In the end everything is given, and all groups are in the same state."""
+        if self.suspended:
+            self.recover()
+        self.settle()
+        assert len(self.given) == len(self.asked)
+        for group in self.groups:
+            assert group.chain == self.chain
+            assert {h: group.values[h] for h in self.alive} == self.alive
+        assert self.journal.snapshot is None
+
+
+Deaths.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+test_deaths_in_any_schedule = Deaths.TestCase
