@@ -233,6 +233,22 @@ def test_the_only_microbatch_is_not_gathered():
     assert bytes_by_operation(in_loop) == {}
 
 
+def test_what_a_loop_reads_beside_a_number_of_the_microbatch_is_gathered():
+    """The number, too, is read by the microbatch index, and the weight is not."""
+
+    def loss(params, microbatch):
+        x, repetitions = microbatch
+        weight = lax.stop_gradient(params["w"])
+        total = lax.fori_loop(0, repetitions, lambda _, total: total + jnp.sum(weight), 0.0)
+        return mean(mpmd.mark_stage_end(x) @ params["w"]) + total
+
+    batch = MANY_ROWS, jnp.arange(len(MANY_ROWS))
+    specs = {"w": P(None, "data")}, (BATCH, P())
+    loaded, in_loop, _ = run(train(loss), {"w": w}, batch, in_specs=specs, **ONCE)
+    assert gathered(loaded) == [set(), {("float32[8,8]", ())}]
+    assert bytes_by_operation(in_loop) == {}
+
+
 def test_a_shard_map_gathers_for_itself():
     def loss(params, x):
         mesh = jax.sharding.get_abstract_mesh()

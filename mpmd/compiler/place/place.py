@@ -217,7 +217,7 @@ class _Placer:
         return [eqn] if len(together) == 1 else [with_results(eqn, kept) for kept in together.values()]
 
     def _anchor(self, eqn: JaxprEqn) -> GroupSet:
-        if eqn.outvars[0] in self._gathered:
+        if eqn.outvars and eqn.outvars[0] in self._gathered:
             return self._loop_reads[eqn.outvars[0]]
         large = [var for var in operands(eqn) if size(var) > 1 and self._anchors.get(var)]
         if not large:

@@ -71,7 +71,7 @@ def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], found: 
 def _bodies(eqn: JaxprEqn) -> Iterator[tuple[Jaxpr, list[tuple[Var, Atom]]]]:
     """The jaxprs that an equation calls, with the operands that it passes to their variables.
 
-    What a scan carries is left out: it is another value in each iteration.
+    What a loop carries is left out: it is another value in each iteration.
     """
     if (inner := called(eqn)) is not None:
         yield inner.jaxpr, list(zip(inner.jaxpr.invars, eqn.invars, strict=True))
@@ -81,6 +81,13 @@ def _bodies(eqn: JaxprEqn) -> Iterator[tuple[Jaxpr, list[tuple[Var, Atom]]]]:
         positions, body = scan_operands(eqn), eqn.params["jaxpr"].jaxpr
         passed = list(zip(body.invars, eqn.invars, strict=True))
         yield body, passed[positions.consts] + passed[positions.xs]
+    elif eqn.primitive.name == "while":
+        start = 0
+        for name in ("cond", "body"):
+            inner, constants = eqn.params[f"{name}_jaxpr"].jaxpr, eqn.params[f"{name}_nconsts"]
+            stop = start + constants
+            yield inner, list(zip(inner.invars[:constants], eqn.invars[start:stop], strict=True))
+            start = stop
     elif eqn.primitive.name == "cond":
         for branch in eqn.params["branches"]:
             yield branch.jaxpr, list(zip(branch.jaxpr.invars, eqn.invars[1:], strict=True))
