@@ -131,10 +131,10 @@ def test_limits_that_are_none(limits, error, message):
 def test_a_status_is_a_table_of_the_processes():
     infos = [ProcessInfo(i, 0, f"10.0.0.{i}", "node", 10 + i, (), ()) for i in range(2)]
     status = Status(
-        (ProcessStatus(infos[0], str(WAITS), 3), ProcessStatus(infos[1], "dead: it crashed\nlog", 0))
+        (ProcessStatus(infos[0], str(WAITS), 3), ProcessStatus(infos[1], f"dead: {'x' * 99}\nlog", 0))
     )
     assert str(status).splitlines() == [
         "group  process  node      pid  pending  state",
         "0      0        10.0.0.0  10   3        waiting for message 2 of group 1 in step 7 for 33.0 s",
-        "1      0        10.0.0.1  11   0        dead: it crashed",
+        "1      0        10.0.0.1  11   0        dead: " + "x" * 93 + "…",
     ]
