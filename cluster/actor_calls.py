@@ -304,6 +304,8 @@ class ActorCalls:
         self._ping(now)
 
     def _ping(self, now: float) -> None:
+        if not self._session.is_connected:  # the call would start Ray anew
+            return
         for number in self._health.start_pings(now):
             answer: Future[Doing] = self.actors[number].health.remote().future()
             answer.add_done_callback(functools.partial(self._on_ping, number))
@@ -323,7 +325,7 @@ class ActorCalls:
             self._ping(now)
         if step is not None and (late := watchdog.late_step(now)) is not None:
             self._broadcast_aborts(self._pending.time_out(step, late))
-        for error in (*watchdog.remaining(self._pending.running(step), now), *watchdog.stuck(now)):
+        for error in (*watchdog.remaining(self._pending.running, now), *watchdog.stuck(now)):
             self._mark_dead(error)
 
     def _broadcast_aborts(self, aborts: Sequence[AbortRequest]) -> None:

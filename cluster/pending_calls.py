@@ -115,10 +115,10 @@ class PendingCalls:
         """Why a group is dead; ``None`` when it is not."""
         return self._dead.get(mpmd_idx)
 
-    def running(self, step: int | None) -> list[Endpoint]:
+    def running(self, step: int) -> list[Endpoint]:
         """The processes that have not answered a step."""
         with self._lock:
-            return [call.process for call in self._calls.values() if step is not None and call.step == step]
+            return [call.process for call in self._calls.values() if call.step == step]
 
     def half_answered(self, step: int) -> list[int]:
         """The groups of which one process has ended a step, and another one has not."""

@@ -21,8 +21,8 @@ _MEMORY = re.compile(r"([\d.]+ ?GB(?: used)? / [\d.]+ ?GB(?: limit)? \([\d.]+\))
 _SUPPOSITIONS = ("Some common causes include", "There are some potential root causes")
 
 _WITHOUT_REASON = (
-    "Ray knows no reason: so ends a process that crashes, or that gets SIGKILL, as of the kernel when the "
-    "memory of the node has run out."
+    "its process has ended, and Ray knows no reason. So ends a process that crashes, or that gets SIGKILL, "
+    "as of the kernel when the memory of the node has run out."
 )
 
 
@@ -52,8 +52,6 @@ def _reason(error: BaseException) -> str:
         found = _MEMORY.search(text)
         figures = f" ({found[1]})" if found else ""
         return f"Ray has killed its process, because the memory of the node ran out{figures}."
-    for supposition in _SUPPOSITIONS:
-        if supposition in text:
-            text = text.split(supposition)[0].strip()
-            return f"{text} {_WITHOUT_REASON}"
-    return text or type(error).__name__
+    if any(supposition in text for supposition in _SUPPOSITIONS):
+        return _WITHOUT_REASON
+    return text.split("Worker exit detail: ")[-1] or type(error).__name__

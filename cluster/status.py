@@ -7,6 +7,8 @@ import dataclasses
 from cluster.process_info import ProcessInfo
 from mpmd.tables import table
 
+_MOST_CHARACTERS = 100
+
 
 @dataclasses.dataclass(frozen=True)
 class ProcessStatus:
@@ -35,5 +37,11 @@ class Status:
         for status in self.processes:
             process = status.process
             numbers = (process.mpmd_idx, process.rank, process.node, process.pid, status.pending)
-            rows.append((*map(str, numbers), status.state.splitlines()[0]))
+            rows.append((*map(str, numbers), _shortened(status.state)))
         return table(header, rows)
+
+
+def _shortened(state: str) -> str:
+    """The first line of a state, if it is not too long for a table."""
+    line = state.splitlines()[0]
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[: _MOST_CHARACTERS - 1]}…"

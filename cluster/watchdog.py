@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cluster.endpoint import Endpoint
 from mpmd.errors import GroupStuckError, StepTimeoutError
@@ -111,13 +111,13 @@ class Watchdog:
             f"ended. What its processes were doing:\n{self.describe(now)}"
         )
 
-    def remaining(self, running: Iterable[Endpoint], now: float) -> list[GroupStuckError]:
+    def remaining(self, running: Callable[[int], Iterable[Endpoint]], now: float) -> list[GroupStuckError]:
         """The groups that have not left a step that was ended.
 
         Args:
-          running: the processes that have not answered it.
+          running: gives the processes that have not answered a step.
         """
-        if self._ended is None or now - self._ended < LEAVE_SECONDS:
+        if self._step is None or self._ended is None or now - self._ended < LEAVE_SECONDS:
             return []
         return [
             GroupStuckError(
@@ -126,7 +126,7 @@ class Watchdog:
                 f"{now - self._ended:.0f} s. What the processes were doing:\n{self.describe(now)}",
                 process.mpmd_idx,
             )
-            for process in running
+            for process in running(self._step)
         ]
 
     def stuck(self, now: float) -> list[GroupStuckError]:

@@ -56,9 +56,12 @@ def test_a_log_that_cannot_be_read_here(node_id, log, end):
 def test_rays_text_is_cut_to_what_ray_knows():
     error = exceptions.RayActorError(error_msg=KILLED)
     message = str(translate(error, endpoints([1, 1])[1]))
-    assert message.startswith("group 1 died: The actor is dead because its worker process has died.")
-    assert "class_name" not in message and "ray stop" not in message
-    assert "Ray knows no reason: so ends a process that crashes, or that gets SIGKILL" in message
+    assert message == (
+        "group 1 died: its process has ended, and Ray knows no reason. So ends a process that crashes, or "
+        "that gets SIGKILL, as of the kernel when the memory of the node has run out."
+    )
+    error = exceptions.RayActorError(error_msg="\tpid: 1\nIt died. Worker exit detail: It got a SIGTERM.")
+    assert str(translate(error, endpoints([1])[0])) == "group 0 died: It got a SIGTERM."
 
 
 def test_a_lack_of_memory_is_said():

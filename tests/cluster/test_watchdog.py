@@ -60,11 +60,11 @@ def test_a_step_has_its_time_from_the_end_of_the_one_before():
 def test_a_group_that_does_not_leave_an_ended_step_is_stuck():
     watchdog = watchdog_of(step_timeout=30)
     watchdog.observe(7, 100.0)
-    assert watchdog.remaining([TWO[1]], 1e6) == []  # it was not ended
+    assert watchdog.remaining(lambda step: [TWO[1]], 1e6) == []  # it was not ended
     watchdog.report(1, RUNS, 140.0)
     assert watchdog.late_step(140.0)
-    assert watchdog.remaining([TWO[1]], 140.0 + LEAVE_SECONDS - 0.1) == []
-    (error,) = watchdog.remaining([TWO[1]], 140.0 + LEAVE_SECONDS)
+    assert watchdog.remaining(lambda step: [TWO[1]], 140.0 + LEAVE_SECONDS - 0.1) == []
+    (error,) = watchdog.remaining(lambda step: [TWO[1]], 140.0 + LEAVE_SECONDS)
     assert isinstance(error, GroupDiedError) and isinstance(error, TimeoutError)
     assert error.mpmd_idx == 1
     assert str(error).startswith("group 1 is stuck: step 7 has taken longer than step_timeout=30 s")
@@ -131,10 +131,10 @@ def test_limits_that_are_none(limits, error, message):
 def test_a_status_is_a_table_of_the_processes():
     infos = [ProcessInfo(i, 0, f"10.0.0.{i}", "node", 10 + i, (), ()) for i in range(2)]
     status = Status(
-        (ProcessStatus(infos[0], str(WAITS), 3), ProcessStatus(infos[1], "dead: it crashed\nlog", 0))
+        (ProcessStatus(infos[0], str(WAITS), 3), ProcessStatus(infos[1], f"dead: {'x' * 99}\nlog", 0))
     )
     assert str(status).splitlines() == [
         "group  process  node      pid  pending  state",
         "0      0        10.0.0.0  10   3        waiting for message 2 of group 1 in step 7 for 33.0 s",
-        "1      0        10.0.0.1  11   0        dead: it crashed",
+        "1      0        10.0.0.1  11   0        dead: " + "x" * 93 + "…",
     ]
