@@ -1,69 +1,36 @@
 """A runtime that outlives the death of its groups.
 
-It stands between the driver's steps and the groups' ``RayRuntime``: logs what is asked in a ``Journal``, has
-the groups copy their values now and then, and gives out futures of its own. When a group has died, a thread
-replaces it, has all groups go back to the last committed snapshot, and asks again what the journal has.
-Meanwhile steps wait to be submitted. Callers notice nothing else.
+When a group has died, a thread replaces it, has all groups go back to the last committed snapshot, and asks
+again what the journal has. Meanwhile steps wait to be submitted. Callers notice nothing else.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import os
 import socket
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 
-import jax
-import numpy as np
 from ray.actor import ActorHandle
 
 from cluster.actor_calls import ActorCalls
-from cluster.driver import LoadRequests, RayRuntime
+from cluster.driver import RayRuntime
 from cluster.fleet import Fleet, SupersededError
-from cluster.joined import failed
-from cluster.pending_calls import copy_of
+from cluster.journaled_runtime import FROM_DISK, JournaledRuntime
 from cluster.recovery import FailureCounter, Recovery, RecoveryReport
-from cluster.status import Status
 from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError, RecoveryError
-from mpmd.program import Program
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
-from mpmd.runtime.journal import (
-    BEGINNING,
-    Journal,
-    Logged,
-    LoggedFetch,
-    LoggedRead,
-    LoggedSnapshot,
-    LoggedStep,
-    Outcome,
-    Request,
-    ResultChangedError,
-)
-from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
-from mpmd.runtime.storage import JsonSpec, StoredArray
+from mpmd.runtime.journal import LoggedStep
 from mpmd.stopwatch import Stopwatch
 
-_DEATH_SECONDS = 90.0
-"""When a snapshot has failed because of a death, the driver hears of the death within this time."""
 
-_FROM_DISK = "Start again from a checkpoint on disk"
-
-
-class RecoveringRuntime(RuntimeBase):
-    """Implements ``mpmd.runtime.protocol.Runtime`` by another one, whose groups it replaces when they die.
+class RecoveringRuntime(JournaledRuntime):
+    """Replaces groups when they die.
 
     Args:
-      fleet: the running processes.
-      connections: the driver's connection with each of them, as ``ActorCalls`` takes them.
-      limits: as of ``ActorCalls``.
-      runtime_of: makes the other runtime, of calls on the processes.
+      fleet, connections, limits, runtime_of, max_in_flight: as of ``JournaledRuntime``.
       recovery: when to copy values, and when to give up.
       reports: a report of each recovery is added to it.
     """
@@ -78,40 +45,9 @@ class RecoveringRuntime(RuntimeBase):
         reports: list[RecoveryReport],
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
-        self._num_groups = 1 + max(process.mpmd_idx for process in fleet.processes)
-        super().__init__(self._num_groups, max_in_flight)
-        self._fleet = fleet
-        self._limits = limits
-        self._recovery = recovery
         self._reports = reports
         self._failures = FailureCounter(recovery.max_failures)
-        self._journal = Journal()
-        self._copied_snapshot = BEGINNING  # the committed one, as far as the fleet knows
-        self._loads: dict[int, LoadRequests] = {}
-        self._futures: dict[tuple[Request, int], Future] = {}
-        self._dead: dict[int, GroupDiedError] = {}  # the groups that are being replaced
-        self._error: RuntimeError | None = None  # why nothing works any more
-        # Guards all of the above. A reply may settle a call in the thread that makes it.
-        self._changed = threading.Condition(threading.RLock())
-        self._groups = runtime_of(self._calls(connections))
-        self.processes_per_group = self._groups.processes_per_group
-
-    def _calls(self, connections: Sequence[socket.socket]) -> ActorCalls:
-        note_death = weakref.WeakMethod(self._note_death)
-
-        def on_death(error: GroupDiedError) -> None:
-            if (note := note_death()) is not None:
-                note(error)
-
-        return ActorCalls(
-            self._fleet.actors,
-            self._fleet.processes,
-            self._fleet.starter.placement_group,
-            connections,
-            self._fleet.infos,
-            self._limits,
-            on_death,
-        )
+        super().__init__(fleet, connections, limits, runtime_of, recovery, max_in_flight)
 
     @property
     def actors(self) -> tuple[ActorHandle, ...]:
@@ -122,250 +58,6 @@ class RecoveringRuntime(RuntimeBase):
     def is_recovering(self) -> bool:
         """Whether groups are being replaced."""
         return bool(self._dead)
-
-    # What callers ask.
-
-    def load(self, program: Program) -> LoadedProgram:
-        """As ``RayRuntime.load``. When a group dies meanwhile, loads again after the recovery."""
-        self.check_process()
-        while True:
-            with self._changed:
-                self._wait_until_running()
-                if self._error is not None:
-                    raise copy_of(self._error)
-                attempt = self._journal.attempt
-            try:
-                loaded, requests = self._groups.load_with_requests(program)
-            except GroupDiedError:
-                self._wait_for_end_of(attempt)  # the recovery may be about to begin
-                continue
-            except RuntimeError:
-                if attempt == self._journal.attempt:
-                    raise
-                continue
-            with self._changed:
-                if attempt == self._journal.attempt:
-                    self._loads[loaded.number] = requests
-                    return loaded
-                self._groups.unload(loaded.number)  # new processes do not have it
-
-    def unload(self, number: int) -> None:
-        self._released.add_program(number)
-
-    def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
-        """As in the protocol. Waits while groups recover, and for a snapshot that is late."""
-        with self._changed:
-            self._wait_until_running(lambda: not self._recovery.must_wait(self._journal))
-            if self._error is not None:
-                return {i: failed(copy_of(self._error)) for i in requests}
-            released = self._take_released(requests)
-            number = self.next_handle()
-            step = self._journal.add_step(
-                {
-                    i: dataclasses.replace(request, step=number, released=released[i])
-                    for i, request in requests.items()
-                }
-            )
-            futures = {i: self._future_of(step, i) for i in requests}
-            try:
-                self._ask_step(step, step.requests)
-            except BaseException as interrupt:  # some groups may have the step; nobody gets its replies
-                unsent = failed(RuntimeError(f"the step was not sent to all groups: {interrupt!r}"))
-                for i in requests:
-                    self._note_reply(self._journal.attempt, step, i, unsent)
-                raise
-            if self._recovery.snapshot_is_due(self._journal):
-                self._begin_snapshot()
-            return futures
-
-    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
-        self.check_process()
-        with self._changed:
-            if self._error is not None:
-                return failed(copy_of(self._error))
-            fetch = self._journal.add_fetch(mpmd_idx, handle)
-            future = self._future_of(fetch, mpmd_idx)
-            if not self._dead:
-                self._ask_fetch(fetch)
-            return future
-
-    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
-        """As in the protocol. After a death it is repeated, unless a snapshot has the values."""
-        self.check_process()
-        with self._changed:
-            self._wait_until_running()
-            if self._error is not None:
-                return failed(copy_of(self._error))
-            read = self._journal.add_read(mpmd_idx, stored)
-            future = self._future_of(read, mpmd_idx)
-            self._ask_read(read)
-            return future
-
-    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
-        """As in the protocol. A death of the group ends it, and ``write``: the values have to be saved again."""
-        self.check_process()
-        with self._changed:
-            self._wait_until_running()
-            if self._error is not None:
-                return failed(copy_of(self._error))
-            return self._groups.copy_out(mpmd_idx, copy, handles)
-
-    def write(
-        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
-    ) -> Future[list[int]]:
-        return self._groups.write(mpmd_idx, copy, specs)
-
-    def measured_peaks(self) -> tuple[int | None, ...]:
-        return self._groups.measured_peaks()
-
-    def status(self) -> Status:
-        """As ``RayRuntime.status``."""
-        return self._groups.status()
-
-    def close(self) -> None:
-        """Kills the actors; all calls that are under way fail. May be called again. Not in a fork."""
-        if os.getpid() != self._process:
-            return
-        with self._changed:
-            self._end(RuntimeError("the cluster mesh is closed"))
-        self._groups.close()
-        self._fleet.release()
-
-    def _wait_until_running(self, is_free: Callable[[], bool] = lambda: True) -> None:
-        """Waits until no group is being replaced, or nothing works any more."""
-        self._changed.wait_for(lambda: self._error is not None or (not self._dead and is_free()))
-
-    def _wait_for_end_of(
-        self, attempt: int, seconds: float | None = None, unless: Callable[[], bool] = lambda: False
-    ) -> None:
-        """Waits until a group has died, or nothing works any more."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._error is not None or attempt != self._journal.attempt or unless(), seconds
-            )
-
-    def _take_released(self, groups: Iterable[int]) -> dict[int, Released]:
-        """The values that groups are to drop with a request; of programs the journal has to know first."""
-        taken = {i: self._released.take(i) for i in groups}
-        self._journal.release_programs(number for released in taken.values() for number in released.programs)
-        return {i: Released(handles=released.handles) for i, released in taken.items()}
-
-    def _future_of(self, request: Request, mpmd_idx: int) -> Future:
-        future: Future = Future()
-        future.set_running_or_notify_cancel()
-        self._futures[request, mpmd_idx] = future
-        return future
-
-    # What groups are asked, for the first time or again.
-
-    def _ask(self, entry: Logged) -> None:
-        match entry:
-            case LoggedStep():
-                number = self.next_handle()  # groups refuse those of before
-                self._ask_step(
-                    entry, {i: dataclasses.replace(r, step=number) for i, r in entry.requests.items()}
-                )
-            case LoggedRead():
-                self._ask_read(entry)
-            case LoggedFetch():
-                self._ask_fetch(entry)
-            case LoggedSnapshot():
-                self._ask_snapshot(entry)
-
-    def _ask_step(self, step: LoggedStep, requests: Mapping[int, StepRequest]) -> None:
-        for mpmd_idx, reply in self._groups.submit_step(dict(requests)).items():
-            self._listen(step, mpmd_idx, reply)
-
-    def _ask_read(self, read: LoggedRead) -> None:
-        self._listen(read, read.mpmd_idx, self._groups.read(read.mpmd_idx, read.stored))
-
-    def _ask_fetch(self, fetch: LoggedFetch) -> None:
-        self._listen(fetch, fetch.mpmd_idx, self._groups.fetch(fetch.mpmd_idx, fetch.handle))
-
-    def _listen(self, request: Request, mpmd_idx: int, reply: Future) -> None:
-        attempt = self._journal.attempt
-        reply.add_done_callback(functools.partial(self._note_reply, attempt, request, mpmd_idx))
-
-    def _note_reply(self, attempt: int, request: Request, mpmd_idx: int, reply: Future) -> None:
-        error = reply.exception()
-        if isinstance(error, GroupDiedError):
-            return  # the death itself is noted, and then all is asked again
-        if error is None:
-            self._note(lambda: self._journal.succeed(attempt, request, mpmd_idx, reply.result()))
-        else:
-            self._note(lambda: self._journal.fail(attempt, request, mpmd_idx, error))
-
-    def _note(self, event: Callable[[], Iterable[Outcome]]) -> None:
-        """Has the journal know of something, and does what follows from it."""
-        with self._changed:
-            if self._error is not None:
-                return
-            try:
-                outcomes = event()
-            except ResultChangedError as changed:
-                self._give_up(RecoveryError(f"{changed}. {_FROM_DISK}", changed.mpmd_idx))
-                return
-            if self._copied_snapshot != self._journal.committed:
-                self._copied_snapshot = self._journal.committed
-                self._fleet.mark_committed()
-            for number in self._journal.take_unused_programs():
-                self._loads.pop(number, None)
-                self._groups.unload(number)
-            for request, mpmd_idx, result, error in outcomes:
-                future = self._futures.pop((request, mpmd_idx))
-                if error is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(error)
-            self._changed.notify_all()
-
-    # Snapshots.
-
-    def _begin_snapshot(self) -> None:
-        snapshot = self._journal.begin_snapshot(self._take_released(range(self._num_groups)))
-        try:
-            self._ask_snapshot(snapshot)
-        except BaseException:  # an interrupt: perhaps nobody waits for the copies
-            self._journal.abandon(snapshot)
-            for mpmd_idx, released in snapshot.released.items():
-                for handle in released.handles:
-                    self._released.add_handle((mpmd_idx,), handle)
-            raise
-
-    def _ask_snapshot(self, snapshot: LoggedSnapshot) -> None:
-        arguments = (snapshot.number, self._journal.committed)
-        copying: list[Future] = []
-        try:
-            for mpmd_idx, released in snapshot.released.items():
-                copying += self._groups.call_group(mpmd_idx, "snapshot", *arguments, released)
-        except RuntimeError:
-            return  # a group has died, and all is asked again; or the mesh was closed
-        work = functools.partial(self._copy_away, self._journal.attempt, snapshot, arguments, copying)
-        threading.Thread(target=work, name="mpmd snapshot", daemon=True).start()
-
-    def _copy_away(
-        self,
-        attempt: int,
-        snapshot: LoggedSnapshot,
-        arguments: tuple[int, int],
-        copying: Sequence[Future],
-    ) -> None:
-        """In a thread of its own: has copies that processes make travel to others, while steps run."""
-        try:
-            for copied in copying:
-                copied.result()
-            self._fleet.copy_away(*arguments, lambda: attempt == self._journal.attempt)
-        except SupersededError:
-            pass
-        except Exception as error:  # a consequence of a death, of which the driver will hear, or a fault
-            with self._changed:
-                self._wait_for_end_of(attempt, _DEATH_SECONDS)
-                if attempt == self._journal.attempt:
-                    self._give_up(RuntimeError(f"the groups' values could not be copied: {error}"), error)
-        else:
-            self._note(lambda: self._journal.mark_copied(attempt, snapshot))
-
-    # Recovery.
 
     def _note_death(self, error: GroupDiedError) -> None:
         with self._changed:
@@ -420,31 +112,6 @@ class RecoveringRuntime(RuntimeBase):
         print(f"cluster: {report}", file=sys.stderr, flush=True)
         self._fleet.starter.start_spares()
 
-    def _ask_again(self) -> list[LoggedStep]:
-        """Asks all that the journal has. Returns the steps."""
-        entries = self._journal.go_back()
-        for entry in entries:
-            self._ask(entry)
-        self._changed.notify_all()
-        return [entry for entry in entries if isinstance(entry, LoggedStep)]
-
-    def _give_up(self, error: RuntimeError, cause: BaseException | None = None) -> None:
-        error.__cause__ = cause
-        self._end(error)
-        # Not here: it waits for a thread that may wait for this one.
-        threading.Thread(target=self._fleet.release, name="mpmd end", daemon=True).start()
-
-    def _end(self, error: RuntimeError) -> None:
-        """Fails all that is asked, now and later."""
-        if self._error is not None:
-            return
-        self._error = error
-        self._fleet.stop.set()
-        futures, self._futures = self._futures, {}
-        for future in futures.values():
-            future.set_exception(copy_of(error))
-        self._changed.notify_all()
-
 
 def _unrecoverable(death: GroupDiedError, reason: str) -> RecoveryError:
-    return RecoveryError(f"{death}. The groups do not recover: {reason}. {_FROM_DISK}", death.mpmd_idx)
+    return RecoveryError(f"{death}. The groups do not recover: {reason}. {FROM_DISK}", death.mpmd_idx)

@@ -101,9 +101,11 @@ MAY_IMPORT = {
     "cluster.fleet": "cluster.actors cluster.connect cluster.driver cluster.endpoint cluster.health "
     "cluster.process_info cluster.ray_session cluster.recovery cluster.transports cluster.versions mpmd.ir "
     "mpmd.runtime mpmd.stopwatch",
-    "cluster.recovering_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.joined "
+    "cluster.journaled_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.joined "
     "cluster.pending_calls cluster.recovery cluster.status cluster.watchdog mpmd.errors mpmd.program "
-    "mpmd.runtime mpmd.stopwatch",
+    "mpmd.runtime",
+    "cluster.recovering_runtime": "cluster.actor_calls cluster.driver cluster.fleet "
+    "cluster.journaled_runtime cluster.recovery cluster.watchdog mpmd.errors mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovering_runtime cluster.recovery "
     "cluster.status mpmd.routes",
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.driver "

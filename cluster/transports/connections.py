@@ -24,8 +24,8 @@ def connect_peers(
       process: the number of this process.
       addresses: where each of the others listens.
 
-    Raises: ``ConnectionError`` when a peer cannot be reached, or the listener is interrupted; then there are no
-      connections.
+    Raises: ``ConnectionError`` when a peer cannot be reached, or the listener is interrupted; then there are
+      no connections.
     """
     # Each connects to the later ones, the last first. That one accepts at once, so processes do not wait for
     # one another in a chain.
