@@ -110,7 +110,7 @@ def test_what_several_groups_want_is_drawn_once_and_each_group_makes_its_share()
     assert sorted(plan.avals()[name].shape for name in sent) == [(), (), (TOKENS, WIDTH)]
     layer = 3 * 4 * (WIDTH * WIDTH + WIDTH)  # with two moments
     embedding = 4 * TOKENS * WIDTH
-    peaks = compiled.verified.peak_bytes
+    peaks = compiled.verified.live_bytes
     for peak, share in zip(peaks, [layer + 3 * embedding, layer, layer + embedding], strict=True):
         assert share <= peak < share + 100, "a group holds more than its share"
 
