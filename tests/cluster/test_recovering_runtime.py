@@ -6,11 +6,14 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from cluster.driver import RayRuntime
 from cluster.endpoint import endpoints
 from cluster.fleet import CopiesLostError
 from cluster.recovering_runtime import RecoveringRuntime
 from cluster.recovery import Recovery
+from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError, RecoveryError, TaskError
+from mpmd.routes import Topology
 from mpmd.runtime.requests import StepReply, StepRequest
 
 SOON = 20
@@ -84,6 +87,19 @@ class Fleet:
         pass
 
 
+class NoArguments:
+    """In place of the host arrays of a program's arguments."""
+
+    def packed(self, mpmd_idx, rank, request):
+        return {}
+
+
+def groups_of(calls):
+    groups = RayRuntime(calls, [None, None], Topology(()), "cpu", {})
+    groups._arguments[0] = NoArguments()
+    return groups
+
+
 class Driven(RecoveringRuntime):
     """Has the calls of each attempt in ``attempts``."""
 
@@ -104,7 +120,7 @@ class Driven(RecoveringRuntime):
 
 
 def runtime(recovery=None, failures=()):
-    return Driven(Fleet(failures), [], [None, None], "cpu", recovery or Recovery(every=100), [])
+    return Driven(Fleet(failures), [], Limits(), groups_of, recovery or Recovery(every=100), [])
 
 
 def test_steps_are_asked_again_and_futures_end_as_if_nothing_had_happened():
