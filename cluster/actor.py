@@ -32,7 +32,7 @@ from mpmd.ir import Edge, Executable, Name, Plan, Spec
 from mpmd.program import Variant
 from mpmd.reshard import GroupShape, box_of
 from mpmd.routes import Routes, Topology
-from mpmd.runtime.activity import Doing
+from mpmd.runtime.activity import Activity, Doing
 from mpmd.runtime.requests import (
     NOTHING_RELEASED,
     Handle,
@@ -130,7 +130,8 @@ class GroupActor:
         # Programs arrive with the dtype of every value. Whatever the driver's setting was when each of them
         # was traced, no value is to be narrowed here, in any thread.
         jax.config.update("jax_enable_x64", True)
-        self._agreement = Agreement(member.rank, member.shape.num_processes)
+        self._activity = Activity()
+        self._agreement = Agreement(member.rank, member.shape.num_processes, self._activity)
         self._reserved: socket.socket | None = None
         self._server: Server | None = None
         self._last_step = -1
@@ -171,7 +172,9 @@ class GroupActor:
         self._devices = tuple(str(device) for device in submesh.local_devices)
         self._transports = supported(submesh.devices.flat[0].platform)
         self._router = Router(self._member.endpoint, submesh)
-        self._worker = GroupWorker(self._mpmd_idx, submesh, self._transport_of, self._agreement.agree)
+        self._worker = GroupWorker(
+            self._mpmd_idx, submesh, self._transport_of, self._agreement.agree, self._activity
+        )
         return self._info()
 
     def _transport_of(self, plan: Plan) -> Transport:
@@ -229,7 +232,7 @@ class GroupActor:
         names = [executable.name for executable in shipment.plan.executables_of(self._mpmd_idx)]
         needed = [name for name in names if name not in shipment.compiled]
         here = [leaf.name for leaf in shipment.plan.constants_of(self._mpmd_idx)]
-        with self._naming_failures(), self._worker.activity.during("loading the program"):
+        with self._naming_failures(), self._activity.during("loading the program"):
             functions = {name: _function(name, shipment.exported[name]) for name in needed}
             self._router.trim()  # what is sent from now on may be of other sizes
             # The shipment is in Ray's memory, which device_put may alias: copy.
@@ -343,7 +346,7 @@ class GroupActor:
     @ray.method(concurrency_group="control")
     def health(self) -> Doing:
         """Says at once what the process is doing, whatever it is."""
-        return self._worker.activity.read()
+        return self._activity.read()
 
     @ray.method(concurrency_group="control")
     def measured_peak(self) -> int | None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from cluster import sockets
 from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
+from mpmd.runtime.activity import Activity
 
 
 class _Vote(NamedTuple):
@@ -32,9 +33,11 @@ class Agreement:
     Args:
       rank: of the process.
       num_processes: of the group.
+      activity: is told when the others are waited for.
     """
 
-    def __init__(self, rank: int, num_processes: int):
+    def __init__(self, rank: int, num_processes: int, activity: Activity | None = None):
+        self._activity = activity or Activity()
         self._rank = rank
         self._num_processes = num_processes
         self._listener: sockets.Listener | None = None
@@ -73,6 +76,10 @@ class Agreement:
 
         Raises: ``StepAborted`` in all of them when one cannot go on, ``WorldLostError`` when one is gone.
         """
+        with self._activity.during("agreeing with the other processes of the group", step):
+            self._agree(step, reason)
+
+    def _agree(self, step: int, reason: str | None) -> None:
         if self._rank:
             self._send(self._connections[0], _Vote(step, reason))
             reason = self._receive(self._connections[0], step).reason

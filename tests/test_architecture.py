@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "cluster.versions": "",
     "cluster.rpc": "cluster.sockets",
     "cluster.world": "cluster.sockets mpmd.compat",
-    "cluster.agreement": "cluster.sockets cluster.world mpmd.errors",
+    "cluster.agreement": "cluster.sockets cluster.world mpmd.errors mpmd.runtime",
     "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
     "cluster.sockets mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "cluster.devices": "mpmd.reshard",

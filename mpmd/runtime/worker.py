@@ -92,9 +92,7 @@ class GroupWorker:
       transport_of: gives a plan's end of the edges to the other groups.
       agree: is called with a step and why this process cannot run it, if so. Waits until all processes of the
         group have come to the step; raises ``StepAborted`` in all of them when one cannot run it.
-
-    Attributes:
-      activity: what it is doing.
+      activity: says what it is doing; by default one of its own.
     """
 
     def __init__(
@@ -103,6 +101,7 @@ class GroupWorker:
         submesh: jax.sharding.Mesh,
         transport_of: Callable[[Plan], Transport],
         agree: Callable[[int, str | None], None] = lambda step, reason: None,
+        activity: Activity | None = None,
     ):
         self.mpmd_idx = mpmd_idx
         self.submesh = submesh
@@ -112,7 +111,7 @@ class GroupWorker:
         self._copies: dict[Handle, dict[Handle, tuple[storage.HostShard, ...]]] = {}
         self._programs: dict[int, _CompiledProgram] = {}
         self._ahead: dict[int, _CompiledAhead] = {}
-        self.activity = Activity()
+        self.activity = activity or Activity()
         self._synchronous = submesh.devices.flat[0].platform == "cpu"
 
     def compile(self, number: int, executable: Executable, function: Function) -> tuple[Spec, ...]:
@@ -259,8 +258,7 @@ class GroupWorker:
         except RuntimeError as error:
             missing = error
         try:
-            with self.activity.during("agreeing with the other processes of the group", request.step):
-                self._agree(request.step, None if missing is None else str(missing))
+            self._agree(request.step, None if missing is None else str(missing))
         except StepAborted:
             if missing is None:
                 raise

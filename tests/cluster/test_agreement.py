@@ -1,5 +1,6 @@
 """The processes of a group leave a step together, or not at all."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from cluster.agreement import Agreement
 from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
+from mpmd.runtime.activity import Activity
 
 SECONDS = 20
 
@@ -122,3 +124,22 @@ def test_one_process_agrees_with_itself():
     with pytest.raises(StepAborted, match="why"):
         alone.agree(1, "why")
     alone.leave(1, "why")
+
+
+def test_a_process_that_waits_for_the_others_says_so():
+    activity = Activity()
+    first, second = Agreement(0, 2, activity), Agreement(1, 2)
+    address = first.listen("127.0.0.1")
+    each([first, second], lambda member: member.connect(address if member is second else None, b"s", SECONDS))
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(first.agree, 5)
+        while (doing := activity.read()).what == "idle":
+            time.sleep(0.01)
+        second.agree(5)
+        waiting.result(SECONDS)
+    assert (doing.what, doing.step, doing.is_task) == (
+        "agreeing with the other processes of the group",
+        5,
+        False,
+    )
+    assert activity.read().what == "idle"
