@@ -76,7 +76,7 @@ def test_each_group_may_die(recovering_mesh, capsys):
     assert [report.mpmd_idxs for report in recoveries(mesh, 2)] == [(0,), (1,)]
     assert set(pids).isdisjoint(group.pid for group in mesh.groups)
     first = mesh.recoveries[0]
-    assert list(first.seconds) == ["started", "loaded", "connected", "restored", "replayed"]
+    assert list(first.seconds) == ["started", "connected", "loaded", "restored", "replayed"]
     assert 0 < first.num_replayed <= 8
     assert first.reason.startswith("group 0 died")
     assert capsys.readouterr().err.count("cluster: recovered group") == 2
