@@ -89,7 +89,7 @@ class RecoveryReport:
       step: the step, counted from 1, that the first of them was at; ``None`` when it was at none.
       num_replayed: the steps that were run again.
       seconds: how long each phase took: ``started``, until a process was there in place of each dead one,
-        and the others had stopped; ``loaded``, until it had the programs; ``connected``; ``restored``, until
+        and the others had stopped; ``connected``; ``loaded``, until it had the programs; ``restored``, until
         all had the values of the snapshot; ``replayed``, until they had run all steps since, which does not
         keep the caller waiting.
     """
