@@ -32,8 +32,12 @@ def random_batch(text: np.ndarray, shape: tuple[int, ...], seed: int, step: int)
     The last entry of ``shape`` is the length of a window. The batch is a function of ``(seed, step)``
     alone, so a run that resumes at some step reads what it would have read.
     """
+    return windows_at_random(text, shape, np.random.default_rng((seed, step)))
+
+
+def windows_at_random(text: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator):
+    """The windows that ``rng`` draws next: tokens and targets as those of ``random_batch``."""
     *batch_shape, seq_len = shape
-    rng = np.random.default_rng((seed, step))
     starts = rng.integers(len(text) - seq_len, size=batch_shape)
     return _windows(text, starts, seq_len)
 

@@ -12,8 +12,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def run_example(name: str, *arguments: object) -> str:
-    """Runs ``python examples/name.py`` from the root; what it printed."""
+def run_example(name: str, *arguments: object, returncode: int = 0) -> str:
+    """Runs ``python examples/name.py`` from the root, which is to end so; what it printed."""
     flags = os.environ.get("XLA_FLAGS", "")
     flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", flags)  # the example asks for its own
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
@@ -27,7 +27,7 @@ def run_example(name: str, *arguments: object) -> str:
         stderr=subprocess.STDOUT,
         timeout=300,
     )
-    assert finished.returncode == 0, finished.stdout
+    assert finished.returncode == returncode, finished.stdout
     return finished.stdout
 
 
