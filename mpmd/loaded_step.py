@@ -164,6 +164,8 @@ class LoadedStep:
         if runtime is None:
             raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
         runtime.check_process()
+        if self._compiled.traced.loop is None:
+            call.check_held(runtime)
         runtime.in_flight.enter()
         try:
             result, future, replies = self._submit(call, runtime, profile)
