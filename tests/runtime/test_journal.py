@@ -182,7 +182,7 @@ def test_what_can_no_longer_be_read_has_changed():
     read = journal.add_read(1, {5: "stored"})
     journal.succeed(0, read, 1, StepReply({}))
     journal.go_back()
-    with pytest.raises(ResultChangedError, match="reading from storage failed on group 1 .*: no such file"):
+    with pytest.raises(ResultChangedError, match=r"reading from storage failed on group 1 .*: no such file"):
         journal.fail(journal.attempt, read, 1, OSError("no such file"))
 
 
