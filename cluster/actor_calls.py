@@ -239,6 +239,8 @@ class ActorCalls:
                 # The call stays pending: either a process has died, or the whole group is declared dead.
                 self._health.mark_broken(pending.process.number, str(error), time.monotonic())
             elif isinstance(error, PeerLostError):
+                if self._pending.death_of(pending.process.mpmd_idx) is not None:
+                    return  # what has lost it is said to be gone itself: one of the two has to stay
                 # Both may be alive, and only the network between them be cut; but they cannot go on.
                 peer = self.processes[error.process]
                 message = f"{peer.name} is gone for {pending.process.name}: {error}"
@@ -367,9 +369,10 @@ class ActorCalls:
         if threading.current_thread() is not self._thread:  # a future's callback may close the mesh
             self._thread.join()
 
-    def detach(self) -> None:
-        """As ``close``, but the actors live on, for others to call."""
+    def detach(self, reason: BaseException) -> None:
+        """As ``close``, but the actors live on, for others to call. All calls fail with ``reason``."""
         self._is_detached = True
+        self._pending.close(reason)
         self.close()
 
     def close_soon(self) -> None:

@@ -90,10 +90,10 @@ class RayRuntime(RuntimeBase):
         self._finalizer = weakref.finalize(self, calls.close_soon)
         self._finalizer.atexit = False  # at exit, the groups close themselves
 
-    def detach(self) -> None:
-        """Fails all calls, now and until ``attach``; the actors live on."""
+    def detach(self, reason: BaseException) -> None:
+        """Fails all calls with ``reason``, now and until ``attach``; the actors live on."""
         self._finalizer.detach()
-        self._calls.detach()
+        self._calls.detach(reason)
 
     @property
     def actors(self) -> tuple[ray.actor.ActorHandle, ...]:

@@ -25,6 +25,7 @@ from cluster.ray_session import RaySession
 from cluster.recovery import Copy, CopyHolders, choose_keepers
 from cluster.transports.choice import OBJECT_STORE, choose
 from cluster.versions import versions_here
+from cluster.watchdog import Limits
 from mpmd.ir import Edge
 from mpmd.runtime.journal import BEGINNING
 from mpmd.stopwatch import Stopwatch
@@ -58,6 +59,7 @@ class Fleet:
       transport: as ``launch`` was asked.
       gathering: the edges over which values are gathered, as loaded programs know them.
       timeout: seconds that a process may take to start, and the connections to be made.
+      limits: a process that is in one task for longer counts as dead, as it does while steps run.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Fleet:
         transport: str,
         gathering: frozenset[Edge],
         timeout: float,
+        limits: Limits,
     ):
         self.starter = starter
         self.actors = list(actors)
@@ -78,6 +81,7 @@ class Fleet:
         self._transport = transport
         self._gathering = gathering
         self._timeout = timeout
+        self._limits = limits
         self._session = RaySession()
         self._keepers = choose_keepers(self._infos)
         self._holders = CopyHolders(self._keepers)
@@ -300,18 +304,26 @@ class Fleet:
             since, ping = pings[number]
             if ray.wait([ping], timeout=0)[0]:
                 del pings[number]
+                if self._limits.exclude(doing := ray.get(ping)):
+                    raise RuntimeError(f"{self.processes[number].name} is stuck: it is {doing}")
             elif now - since > health.UNRESPONSIVE_SECONDS:
                 raise RuntimeError(f"{self.processes[number].name} has not answered for {now - since:.0f} s")
 
     def find_dead(self) -> set[int]:
-        """The groups of which a process is gone, or does not answer."""
+        """The groups of which a process is gone, does not answer, or is stuck."""
         pings: list[ray.ObjectRef] = [actor.health.remote() for actor in self.actors]
         ray.wait(pings, num_returns=len(pings), timeout=health.PING_SECONDS)
         return {
             process.mpmd_idx
             for process, ping in zip(self.processes, pings, strict=True)
-            if not _answered(ping)
+            if not self._is_well(ping)
         }
+
+    def _is_well(self, ping: ray.ObjectRef) -> bool:
+        try:
+            return not self._limits.exclude(ray.get(ping, timeout=0))
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            return False
 
     def release(self) -> None:
         """Ends all processes, and gives their resources back."""
@@ -319,13 +331,3 @@ class Fleet:
         for actor in self.actors:
             self._session.kill(actor)
         self._session.remove(self.starter.placement_group)
-
-
-def _answered(ping: ray.ObjectRef) -> bool:
-    try:
-        ray.get(ping, timeout=0)
-    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-        return False
-    except ray.exceptions.RayTaskError:  # it has not taken its devices yet
-        return True
-    return True

@@ -7,13 +7,15 @@ the groups copy their values now and then, and gives out futures of its own.
 from __future__ import annotations
 
 import abc
+import collections
+import contextlib
 import dataclasses
 import functools
 import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 import jax
@@ -25,7 +27,7 @@ from cluster.fleet import Fleet, SupersededError
 from cluster.joined import failed
 from cluster.pending_calls import copy_of
 from cluster.recovery import Recovery
-from cluster.status import Status
+from cluster.status import Status, while_recovering
 from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.program import Program
@@ -154,13 +156,8 @@ class JournaledRuntime(RuntimeBase):
                 }
             )
             futures = {i: self._future_of(step, i) for i in requests}
-            try:
+            with self._failing_on_interrupt(step):
                 self._ask_step(step, step.requests)
-            except BaseException as interrupt:  # some groups may have the step; nobody gets its replies
-                unsent = failed(RuntimeError(f"the step was not sent to all groups: {interrupt!r}"))
-                for i in requests:
-                    self._note_reply(self._journal.attempt, step, i, unsent)
-                raise
             if self._recovery.snapshot_is_due(self._journal):
                 self._begin_snapshot()
             return futures
@@ -173,7 +170,8 @@ class JournaledRuntime(RuntimeBase):
             fetch = self._journal.add_fetch(mpmd_idx, handle)
             future = self._future_of(fetch, mpmd_idx)
             if not self._dead:
-                self._ask_fetch(fetch)
+                with self._failing_on_interrupt(fetch):
+                    self._ask_fetch(fetch)
             return future
 
     def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
@@ -185,7 +183,8 @@ class JournaledRuntime(RuntimeBase):
                 return failed(copy_of(self._error))
             read = self._journal.add_read(mpmd_idx, stored)
             future = self._future_of(read, mpmd_idx)
-            self._ask_read(read)
+            with self._failing_on_interrupt(read):
+                self._ask_read(read)
             return future
 
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
@@ -203,11 +202,17 @@ class JournaledRuntime(RuntimeBase):
         return self._groups.write(mpmd_idx, copy, specs)
 
     def measured_peaks(self) -> tuple[int | None, ...]:
+        """As in the protocol; while groups recover, nothing is known of any."""
         return self._groups.measured_peaks()
 
     def status(self) -> Status:
-        """As ``RayRuntime.status``."""
-        return self._groups.status()
+        """As ``RayRuntime.status``. While groups recover, says which are being replaced."""
+        self.check_process()
+        dead = dict(self._dead)
+        if not dead or self._error is not None:
+            return self._groups.status()
+        asked = collections.Counter(mpmd_idx for _, mpmd_idx in list(self._futures))
+        return while_recovering(self._fleet.infos, dead, asked)
 
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again. Not in a fork."""
@@ -242,6 +247,17 @@ class JournaledRuntime(RuntimeBase):
         future.set_running_or_notify_cancel()
         self._futures[request, mpmd_idx] = future
         return future
+
+    @contextlib.contextmanager
+    def _failing_on_interrupt(self, request: Request) -> Iterator[None]:
+        """Fails a request that perhaps not all groups were asked, and whose replies nobody gets."""
+        try:
+            yield
+        except BaseException as interrupt:
+            unsent = failed(RuntimeError(f"the request was not sent to all groups: {interrupt!r}"))
+            for mpmd_idx in request.groups:
+                self._note_reply(self._journal.attempt, request, mpmd_idx, unsent)
+            raise
 
     # What groups are asked, for the first time or again.
 
@@ -290,7 +306,7 @@ class JournaledRuntime(RuntimeBase):
             try:
                 outcomes = event()
             except ResultChangedError as changed:
-                self._give_up(RecoveryError(f"{changed}. {FROM_DISK}", changed.mpmd_idx))
+                self._give_up(RecoveryError(f"{changed}. {FROM_DISK}", changed.mpmd_idx), changed.__cause__)
                 return
             if self._copied_snapshot != self._journal.committed:
                 self._copied_snapshot = self._journal.committed

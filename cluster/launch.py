@@ -177,7 +177,9 @@ def launch(
             calls = ActorCalls(actors, processes, placement_group, connections, infos, limits)
             runtime = runtime_of(calls)
         else:
-            fleet = Fleet(starter, actors, processes, placement, transport, topology.gathering, timeout)
+            fleet = Fleet(
+                starter, actors, processes, placement, transport, topology.gathering, timeout, limits
+            )
             runtime = RecoveringRuntime(
                 fleet, connections, limits, runtime_of, recovery, recoveries, max_in_flight
             )

@@ -51,7 +51,7 @@ class RecoverableActor(GroupActor):
         """Makes a spare process one of a group. Call ``open`` next."""
         self._member = member
         self._mpmd_idx = member.mpmd_idx
-        self._agreement = Agreement(member.rank, member.shape.num_processes)
+        self._agreement = Agreement(member.rank, member.shape.num_processes, self._activity)
 
     # A process that others leave.
 

@@ -82,7 +82,7 @@ class RecoveringRuntime(JournaledRuntime):
                 raise _unrecoverable(death, f"{reason}{last}") from (failure or death)
 
         try:
-            self._groups.detach()
+            self._groups.detach(death)
             count_failure(None)
             dead, connections = self._fleet.replace_all(
                 self._dead, self._loads, self._journal.committed, watch, count_failure

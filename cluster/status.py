@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 from cluster.process_info import ProcessInfo
+from mpmd.errors import GroupDiedError
 from mpmd.tables import table
 
 _MOST_CHARACTERS = 100
@@ -39,6 +41,26 @@ class Status:
             numbers = (process.mpmd_idx, process.rank, process.node, process.pid, status.pending)
             rows.append((*map(str, numbers), _shortened(status.state)))
         return table(header, rows)
+
+
+def while_recovering(
+    processes: Sequence[ProcessInfo], dead: Mapping[int, GroupDiedError], pending: Mapping[int, int]
+) -> Status:
+    """All processes while some groups are replaced: why each is, and what the others wait for.
+
+    Args:
+      dead: the groups that are replaced.
+      pending: for each group, how many requests it has not answered.
+    """
+    names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in sorted(dead))
+    states = {mpmd_idx: f"being replaced: {error}" for mpmd_idx, error in dead.items()}
+    waiting = f"waits until others are replaced: {names}"
+    return Status(
+        tuple(
+            ProcessStatus(process, states.get(process.mpmd_idx, waiting), pending.get(process.mpmd_idx, 0))
+            for process in processes
+        )
+    )
 
 
 def _shortened(state: str) -> str:

@@ -31,6 +31,15 @@ class Limits:
     step_timeout: float | None = None
     stuck_after: float | None = None
 
+    def exclude(self, doing: Doing) -> bool:
+        """Whether a process is in one task for longer than it may, whoever watches its steps."""
+        if not doing.is_task:
+            return False
+        is_stuck = self.stuck_after is not None and doing.seconds >= self.stuck_after
+        return is_stuck or (
+            self.step_timeout is not None and doing.seconds >= self.step_timeout + LEAVE_SECONDS
+        )
+
 
 def check_limits(limits: Limits) -> None:
     """Raises ``TypeError`` or ``ValueError`` for limits that are no positive number of seconds."""

@@ -118,14 +118,17 @@ class Outcome(NamedTuple):
 
 
 class ResultChangedError(RuntimeError):
-    """What was asked again did not give what it had given the first time."""
+    """What was asked again did not give what it had given the first time, or failed with ``error``."""
 
-    def __init__(self, request: LoggedStep | LoggedRead, mpmd_idx: int):
+    def __init__(self, request: LoggedStep | LoggedRead, mpmd_idx: int, error: BaseException | None = None):
+        what = "gave another result" if error is None else "failed"
+        why = "" if error is None else f": {error}"
         super().__init__(
-            f"{request} gave another result on group {mpmd_idx} when it was repeated after a failure. "
+            f"{request} {what} on group {mpmd_idx} when it was repeated after a failure{why}. "
             "Recovery needs steps that compute the same bits each time, and checkpoints that stay"
         )
         self.mpmd_idx = mpmd_idx
+        self.__cause__ = error
 
 
 class Journal:
@@ -264,7 +267,7 @@ class Journal:
                 request._given[mpmd_idx] = None
                 outcomes.append(Outcome(request, mpmd_idx, None, error))
             elif not isinstance(request, LoggedFetch) and request._given[mpmd_idx] is not None:
-                raise ResultChangedError(request, mpmd_idx) from error
+                raise ResultChangedError(request, mpmd_idx, error)
         request._errors.clear()
         return outcomes
 

@@ -291,7 +291,7 @@ class GroupWorker:
         """
         copies = self._copies.pop(copy, None)
         if copies is None:
-            raise RuntimeError("the copy was dropped before it was written: was the mesh closed?")
+            raise RuntimeError("the copy is gone: its process was replaced since, or the mesh was closed")
         return storage.write(copies, specs)
 
     def read(self, stored: Mapping[Handle, storage.StoredArray]) -> StepReply:

@@ -140,7 +140,7 @@ def test_messages_of_earlier_steps_are_dropped_and_count_as_received(name):
         router.close()
 
 
-@pytest.mark.parametrize("name", ["shared_memory", "device"])
+@pytest.mark.parametrize("name", WITHOUT_RAY)
 def test_connections_can_be_made_anew_behind_the_same_objects(name):
     """Messages of before are gone, and so are the limits that they have put on senders."""
     ends = connected(name)
@@ -161,7 +161,7 @@ def test_connections_can_be_made_anew_behind_the_same_objects(name):
         router.close()
 
 
-@pytest.mark.parametrize("name", ["shared_memory", "device"])
+@pytest.mark.parametrize("name", WITHOUT_RAY)
 def test_waiting_for_a_peer_that_does_not_come_can_be_ended(name):
     ends = connected(name)
     for router in ends:

@@ -9,10 +9,11 @@ import pytest
 from cluster.driver import RayRuntime
 from cluster.endpoint import endpoints
 from cluster.fleet import CopiesLostError
+from cluster.process_info import ProcessInfo
 from cluster.recovering_runtime import RecoveringRuntime
 from cluster.recovery import Recovery
 from cluster.watchdog import Limits
-from mpmd.errors import GroupDiedError, RecoveryError, TaskError
+from mpmd.errors import GroupDiedError, RecoveryError, StepTimeoutError, TaskError
 from mpmd.routes import Topology
 from mpmd.runtime.requests import StepReply, StepRequest
 
@@ -20,7 +21,10 @@ SOON = 20
 
 
 class Calls:
-    """In place of ``ActorCalls``: the test answers the calls."""
+    """In place of ``ActorCalls``: the test answers the calls.
+
+    ``sent`` are the host arrays of each step, for each process.
+    """
 
     by_ray = False
 
@@ -28,20 +32,43 @@ class Calls:
         self.processes = processes
         self.made = []
         self.steps = []
+        self.sent = []
+        self.detached = None
 
     def call(self, number, method, *arguments):
+        if self.detached is not None:
+            raise self.detached
         self.made.append((number, method, arguments, Future()))
         return self.made[-1][-1]
+
+    call_ray = call
 
     def call_step(self, step, arguments):
         futures = {number: Future() for number in arguments}
         self.steps.append((step, futures))
+        self.sent.append({number: dict(packed) for number, (_, packed) in arguments.items()})
+        for _, packed in arguments.values():
+            packed.clear()  # as who runs the step does
         return dict(futures)
+
+    def named(self, method):
+        """The arguments of all calls of a method, with the process."""
+        return [(number, *arguments) for number, name, arguments, _ in self.made if name == method]
+
+    def future(self, method):
+        """That of the last call of a method."""
+        return [future for _, name, _, future in self.made if name == method][-1]
 
     def close(self):
         pass
 
-    close_soon = detach = close
+    close_soon = close
+
+    def detach(self, reason):
+        self.detached = reason
+        for *_, future in self.made:
+            if not future.done():
+                future.set_exception(reason)
 
     def reply(self, index, value=1.0):
         for future in self.steps[index][1].values():
@@ -53,6 +80,7 @@ class Fleet:
 
     def __init__(self, failures=()):
         self.processes = endpoints([1, 1])
+        self.infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
         self.actors = ()
         self.starter = self
         self.stop = threading.Event()
@@ -87,16 +115,16 @@ class Fleet:
         pass
 
 
-class NoArguments:
-    """In place of the host arrays of a program's arguments."""
+class Whole:
+    """In place of ``HostArguments``: each process gets the whole arrays."""
 
     def packed(self, mpmd_idx, rank, request):
-        return {}
+        return dict(request.host_arrays)
 
 
 def groups_of(calls):
     groups = RayRuntime(calls, [None, None], Topology(()), "cpu", {})
-    groups._arguments[0] = NoArguments()
+    groups._arguments[0] = Whole()
     return groups
 
 
@@ -107,8 +135,8 @@ class Driven(RecoveringRuntime):
         self.attempts = [*getattr(self, "attempts", []), Calls(self._fleet.processes)]
         return self.attempts[-1]
 
-    def step(self):
-        return self.submit_step({i: StepRequest(0, 0, (), ()) for i in range(2)})
+    def step(self, host_arrays=None):
+        return self.submit_step({i: StepRequest(0, 0, (), (), host_arrays or {}) for i in range(2)})
 
     def die(self, mpmd_idx):
         before = len(self.attempts)
@@ -119,8 +147,34 @@ class Driven(RecoveringRuntime):
             )
 
 
-def runtime(recovery=None, failures=()):
-    return Driven(Fleet(failures), [], Limits(), groups_of, recovery or Recovery(every=100), [])
+def runtime(recovery=None, failures=(), max_in_flight=16):
+    recovery = recovery or Recovery(every=100)
+    return Driven(Fleet(failures), [], Limits(), groups_of, recovery, [], max_in_flight)
+
+
+def begin_recovery(driven, mpmd_idx):
+    """A group dies, and is not replaced before ``end_recovery``."""
+    driven._fleet.may_replace.clear()
+    driven._note_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+    with driven._changed:
+        assert driven._changed.wait_for(lambda: driven.attempts[-1].detached is not None, SOON)
+
+
+def end_recovery(driven):
+    count = len(driven.attempts)
+    driven._fleet.may_replace.set()
+    with driven._changed:
+        assert driven._changed.wait_for(lambda: len(driven.attempts) > count, SOON)
+
+
+def commit_snapshot(driven):
+    """Ends the snapshot that the first step has begun."""
+    driven._fleet.may_copy.set()
+    for _, method, _, future in driven.attempts[-1].made:
+        if method == "snapshot":
+            future.set_result(None)
+    with driven._changed:
+        assert driven._changed.wait_for(lambda: driven._journal.snapshot is None, SOON)
 
 
 def test_steps_are_asked_again_and_futures_end_as_if_nothing_had_happened():
@@ -247,16 +301,148 @@ def test_values_that_are_asked_for_while_groups_recover_are_answered_then():
     driven = runtime()
     driven.step()
     driven.attempts[0].reply(0)
-    driven._fleet.may_replace.clear()
-    driven._note_death(GroupDiedError("group 0 died", 0))
+    begin_recovery(driven, 0)
     assert driven.is_recovering
     value = driven.fetch(1, 7)
-    driven._fleet.may_replace.set()
-    with driven._changed:
-        assert driven._changed.wait_for(lambda: len(driven.attempts) == 2, SOON)
-    fetches = [call[:3] for call in driven.attempts[1].made if call[1] == "fetch"]
-    assert fetches == [(1, "fetch", (7,))]
+    end_recovery(driven)
+    assert driven.attempts[1].named("fetch") == [(1, 7)]
     assert not value.done()
+
+
+def test_a_step_that_is_run_again_is_sent_the_same_arrays():
+    driven = runtime()
+    array = np.arange(3.0)
+    driven.step({9: array})
+    driven.attempts[0].reply(0)
+    driven.die(1)
+    for calls in driven.attempts:
+        assert [sent[9] is array for sent in calls.sent[0].values()] == [True, True]
+
+
+def test_a_driver_that_is_as_far_ahead_as_it_may_be_goes_on_after_a_recovery():
+    driven = runtime(max_in_flight=1)
+    driven.in_flight.enter()
+    driven.in_flight.leave_after(driven.step().values())
+    entered = threading.Event()
+    waiting = threading.Thread(target=lambda: (driven.in_flight.enter(), driven.step(), entered.set()))
+    waiting.start()
+    begin_recovery(driven, 1)
+    assert not entered.wait(0.1)
+    end_recovery(driven)
+    driven.attempts[1].reply(0)
+    assert entered.wait(SOON)
+    assert len(driven.attempts[1].steps) == 2
+    waiting.join()
+
+
+def test_a_repetition_that_takes_too_long_ends_the_run_and_says_so():
+    driven = runtime()
+    driven.step()
+    driven.attempts[0].reply(0)
+    driven.die(1)
+    late = StepTimeoutError("step 2 has taken longer than step_timeout=5 s, and was ended")
+    for future in driven.attempts[1].steps[0][1].values():
+        future.set_exception(late)
+    with pytest.raises(
+        RecoveryError, match=r"step 1 failed on group 0 .*: step 2 has taken longer"
+    ) as caught:
+        driven.step()[0].result(SOON)
+    assert caught.value.__cause__ is late
+
+
+def test_what_was_read_from_a_checkpoint_is_read_again_unless_a_snapshot_has_it():
+    driven = runtime()
+    futures = [driven.read(i, {5: "stored"}) for i in range(2)]
+    driven.attempts[0].future("read").set_result(StepReply({}))
+    assert futures[1].result(SOON) == StepReply({})
+    driven.die(0)
+    assert driven.attempts[1].named("read") == [(i, {5: "stored"}) for i in range(2)]
+    assert not futures[0].done()
+    for _, _, _, future in driven.attempts[1].made:
+        future.set_result(StepReply({}))
+    assert futures[0].result(SOON) == StepReply({})
+    driven.step()
+    driven.attempts[1].reply(0)
+    commit_snapshot(driven)
+    driven.die(1)
+    assert driven._fleet.restored == [0, 1]
+    assert driven.attempts[2].named("read") == []
+
+
+def test_reading_waits_while_groups_recover():
+    driven = runtime()
+    begin_recovery(driven, 0)
+    asked = threading.Event()
+    reading = threading.Thread(target=lambda: (driven.read(1, {5: "stored"}), asked.set()))
+    reading.start()
+    assert not asked.wait(0.1)
+    end_recovery(driven)
+    assert asked.wait(SOON)
+    assert driven.attempts[1].named("read") == [(1, {5: "stored"})]
+    reading.join()
+
+
+def test_a_checkpoint_that_is_gone_when_it_is_read_again_ends_the_run():
+    driven = runtime()
+    driven.read(1, {5: "stored"})
+    driven.attempts[0].future("read").set_result(StepReply({}))
+    driven.die(0)
+    driven.attempts[1].future("read").set_exception(ValueError("no such file"))
+    with pytest.raises(
+        RecoveryError, match=r"reading from storage failed on group 1 .*: no such file\. .*checkpoint on disk"
+    ):
+        driven.read(0, {6: "stored"}).result(SOON)
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda d: d.read(1, {5: "stored"}), lambda d: d.fetch(1, 5)], ids=["read", "fetch"]
+)
+def test_an_interrupt_while_a_group_is_asked_keeps_no_later_error_waiting(monkeypatch, ask):
+    driven = runtime()
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(driven.attempts[0], "call", interrupted)
+        ask(driven)
+    futures = driven.step()
+    for future in driven.attempts[0].steps[0][1].values():
+        future.set_exception(TaskError("out of memory", 0, "fwd_0__0"))
+    with pytest.raises(TaskError, match="out of memory"):
+        futures[0].result(SOON)
+
+
+def test_the_death_of_any_group_ends_saving_and_says_which_it_was():
+    driven = runtime()
+    copied = driven.copy_out(0, 3, [1])
+    driven.attempts[0].future("copy_out").set_result(None)
+    assert copied.result(SOON) is None
+    copying, writing = driven.copy_out(0, 4, [1]), driven.write(0, 3, [["spec"]])
+    begin_recovery(driven, 1)
+    for future in (copying, writing, driven.write(0, 3, [["spec"]])):
+        with pytest.raises(GroupDiedError, match="group 1 died"):
+            future.result(SOON)
+    end_recovery(driven)
+    assert driven.attempts[1].named("copy_out") == [], "it is not asked again"
+    saved = driven.copy_out(1, 5, [1])
+    driven.attempts[1].future("copy_out").set_result(None)
+    assert saved.result(SOON) is None
+    written = driven.write(1, 5, [["spec"]])
+    driven.attempts[1].future("write").set_result(16)
+    assert written.result(SOON) == [16]
+
+
+def test_the_status_says_which_groups_are_being_replaced():
+    driven = runtime()
+    driven.step()
+    driven.fetch(0, 7)
+    begin_recovery(driven, 1)
+    zero, one = driven.status().processes
+    assert (zero.state, zero.pending) == ("waits until others are replaced: group 1", 2)
+    assert (one.state, one.pending) == ("being replaced: group 1 died", 1)
+    assert driven.measured_peaks() == (None, None)
+    end_recovery(driven)
 
 
 def test_closing_fails_what_is_asked():

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cluster import sockets
+from cluster.transports.connections import connect_peers
 
 SECRET = b"known to both"
 SECONDS = 20
@@ -131,6 +132,45 @@ def test_a_closed_listener_leaves_nothing_open():
     tcp.close()
     with pytest.raises(ConnectionError, match="refused"):
         sockets.connect(listener.address, SECRET, SECONDS)
+
+
+def test_a_listener_that_is_interrupted_accepts_nobody_now_and_later():
+    with sockets.Listener("127.0.0.1") as listener, ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(listener.accept, SECRET)
+        with stranger(listener.address) as silent:
+            assert len(silent.recv(32, socket.MSG_WAITALL)) == 32  # so the thread waits
+            listener.interrupt()
+            with pytest.raises(ConnectionError, match="nobody is waited for any more"):
+                accepting.result(SECONDS)
+            with pytest.raises(ConnectionError, match="nobody is waited for any more"):
+                listener.accept(SECRET)
+            listener.interrupt()
+            listener.close()
+            assert is_refused(silent)
+        listener.close()
+        listener.interrupt()
+
+
+def test_a_listener_may_be_interrupted_before_it_accepts(listener):
+    listener.interrupt()
+    with pytest.raises(ConnectionError, match="nobody is waited for any more"):
+        listener.accept(SECRET)
+
+
+def test_who_waits_for_a_peer_in_vain_closes_the_connections_that_it_has():
+    """Process 1 is connected with 2, and waits for 0."""
+    with sockets.Listener("127.0.0.1") as later, ThreadPoolExecutor(2) as threads:
+        listener = sockets.Listener("127.0.0.1")
+        accepting = threads.submit(later.accept, SECRET)
+        addresses = {0: listener.address, 2: later.address}
+        connecting = threads.submit(connect_peers, listener, SECRET, 1, addresses)
+        with accepting.result(SECONDS) as tcp:
+            assert tcp.recv(4, socket.MSG_WAITALL) == struct.pack("<i", 1)
+            listener.interrupt()
+            with pytest.raises(ConnectionError, match="nobody is waited for any more"):
+                connecting.result(SECONDS)
+            tcp.settimeout(SECONDS)
+            assert tcp.recv(1) == b""
 
 
 def test_connecting_to_a_peer_that_does_not_answer_fails():

@@ -23,6 +23,10 @@ from mpmd.runtime.requests import StepRequest
 from tests.support.plans import run_of
 
 
+def compute_forever(x):
+    return (jax.lax.while_loop(lambda y: y < 2, jnp.sin, x),)
+
+
 def aval(shape, dtype="float32"):
     return Aval(tuple(shape), dtype, np.dtype(dtype).itemsize)
 

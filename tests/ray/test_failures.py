@@ -26,6 +26,7 @@ from mpmd.runtime.transport import MessageId
 from tests.ray.hand_written_programs import (
     TRAIN_FEEDBACK,
     ProgramDriver,
+    compute_forever,
     echo_program,
     relay_program,
     train_program,
@@ -41,10 +42,6 @@ SOON = 15
 def allocate_too_much(x):
     # A loop carries it, so it has to be there.
     return (jax.lax.while_loop(lambda y: y[7, 7] < 0, jnp.sin, jnp.zeros((2**24, 2**23)) + x)[7, 7],)
-
-
-def compute_forever(x):
-    return (jax.lax.while_loop(lambda y: y < 2, jnp.sin, x),)
 
 
 def add_one(x):

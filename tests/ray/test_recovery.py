@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 
 import jax
@@ -15,6 +16,7 @@ import mpmd
 from cluster.fleet import Fleet
 from cluster.recovery import Recovery
 from mpmd.errors import RecoveryError
+from tests.ray.hand_written_programs import ProgramDriver, compute_forever, relay_program
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
 
 STEPS = 12
@@ -33,9 +35,9 @@ def compiled(mesh, stages=2, **options):
     return mpmd.mpmd_jit_with_loop(function, mesh, donate_argnums=0, **options)
 
 
-def train(step, disturb=lambda number, state: None, steps=STEPS):
+def train(step, disturb=lambda number, state: None, steps=STEPS, state=None):
     """All losses, and the bytes of the state in the end. ``disturb`` is called when a step is submitted."""
-    state, losses = init(weights(2), CLIPPED_ADAM), []
+    state, losses = state or init(weights(2), CLIPPED_ADAM), []
     xs, ys = map(np.asarray, batch())
     for number in range(steps):
         state, (loss, _) = step(state, xs + number, ys)
@@ -88,6 +90,24 @@ def test_each_group_may_die(recovering_mesh, capsys):
     expected = jax.jit(make_step(mse, mpmd.GPipe(2)))(init(weights(2)), *batch())[1][0]
     for other in others:  # which only one of the present processes was there to load
         np.testing.assert_allclose(float(other(init(weights(2)), *batch())[1][0]), expected, rtol=1e-5)
+
+
+def test_what_was_restored_from_a_checkpoint_is_read_again(recovering_mesh, tmp_path, monkeypatch):
+    """No snapshot has it when the group dies."""
+    step = compiled(recovering_mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
+    state, _ = step(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
+    mpmd.save(tmp_path / "saved", state)
+    undisturbed = train(step, steps=3, state=step.restore(tmp_path / "saved"))
+    before = len(recovering_mesh.recoveries)
+    monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
+
+    def disturb(number, state):
+        if number == 1:
+            kill(recovering_mesh, 1)
+
+    assert train(step, disturb, steps=3, state=step.restore(tmp_path / "saved")) == undisturbed
+    (report,) = recoveries(recovering_mesh, before + 1)[before:]
+    assert report.mpmd_idxs == (1,)
 
 
 def test_another_group_may_die_during_recovery(local_ray, monkeypatch):
@@ -147,7 +167,45 @@ def test_a_group_that_hangs_is_replaced(recovering_mesh, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["auto", "device"])
+def test_of_two_groups_that_lose_each_other_one_is_replaced(local_ray):
+    """Both live, and both notice at the same time."""
+
+    def lose_the_peer(actor):
+        (transport,) = actor._router._routes.values()
+        (peer,) = transport._peers.values()
+        peer._socket.shutdown(socket.SHUT_RDWR)
+
+    def disturb(number, state):
+        if number == 6:
+            ray.get(mesh.runtime.actors[0].__ray_call__.remote(lose_the_peer))
+
+    with cluster.launch(
+        {"stage": 2}, "stage", cpus_per_group=0.25, transport="network", recovery=Recovery(every=4)
+    ) as mesh:
+        step = compiled(mesh)
+        undisturbed = train(step)
+        pids = {group.pid for group in mesh.groups}
+        assert train(step, disturb) == undisturbed
+        (report,) = recoveries(mesh, 1)
+        assert "is gone for group" in report.reason
+        assert len(pids & {group.pid for group in mesh.groups}) == 1
+
+
+@pytest.mark.slow
+def test_a_group_that_is_stuck_while_another_one_is_replaced_is_replaced_too(local_ray):
+    with cluster.launch(
+        {"stage": 2}, "stage", cpus_per_group=0.25, stuck_after=3, recovery=Recovery(max_failures=2)
+    ) as mesh:
+        driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
+        futures, _ = driver.step()
+        kill(mesh, 1)
+        with pytest.raises(RecoveryError, match=r"(?s)group 0 is stuck.*max_failures is 2"):
+            futures[0].result(60)  # in the end, as it is stuck again when it is run again
+        assert [report.mpmd_idxs for report in mesh.recoveries] == [(0, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["auto", "device", "network"])
 def test_a_group_of_several_processes_is_replaced_as_a_whole(local_ray, transport):
     with cluster.launch(
         {"stage": 2, "fsdp": 2},

@@ -12,6 +12,7 @@ from mpmd.runtime.journal import (
     BEGINNING,
     Journal,
     LoggedFetch,
+    LoggedRead,
     LoggedSnapshot,
     LoggedStep,
     ResultChangedError,
@@ -88,8 +89,9 @@ def test_a_step_that_fails_when_it_is_run_again_has_changed():
     journal.go_back()
     for i in (0, 1):
         journal.succeed(journal.attempt, step, i, reply())
-    with pytest.raises(ResultChangedError, match="group 2"):
-        journal.fail(journal.attempt, step, 2, RuntimeError("out of memory"))
+    with pytest.raises(ResultChangedError, match=r"step 1 failed on group 2 .*: out of memory\.") as caught:
+        journal.fail(journal.attempt, step, 2, error := RuntimeError("out of memory"))
+    assert caught.value.__cause__ is error
 
 
 def test_a_step_that_fails_again_is_told_once():
@@ -151,6 +153,49 @@ def test_a_value_that_was_given_is_not_asked_again():
     assert journal.go_back() == (step, waiting)
 
 
+def test_what_was_read_is_read_again_unless_a_snapshot_has_it():
+    journal = Journal()
+    read, step = journal.add_read(1, {5: "stored"}), journal.add_step(requests())
+    assert told(journal.succeed(0, read, 1, StepReply({}))) == [(1, None)]
+    answered_by_all(journal, step)
+    assert journal.go_back() == (read, step)
+    assert not journal.is_answered(read)
+    assert told(journal.succeed(journal.attempt, read, 1, StepReply({}))) == []
+    answered_by_all(journal, step)
+    commit(journal)
+    later = journal.add_read(0, {6: "stored"})
+    assert journal.go_back() == (later,)
+
+
+def test_a_snapshot_waits_for_what_is_being_read():
+    journal = Journal()
+    read = journal.add_read(2, {5: "stored"})
+    snapshot = journal.begin_snapshot({})
+    journal.mark_copied(0, snapshot)
+    assert journal.committed == BEGINNING
+    journal.succeed(0, read, 2, StepReply({}))
+    assert journal.committed == snapshot.number
+
+
+def test_what_can_no_longer_be_read_has_changed():
+    journal = Journal()
+    read = journal.add_read(1, {5: "stored"})
+    journal.succeed(0, read, 1, StepReply({}))
+    journal.go_back()
+    with pytest.raises(ResultChangedError, match=r"reading from storage failed on group 1 .*: no such file"):
+        journal.fail(journal.attempt, read, 1, OSError("no such file"))
+
+
+def test_what_could_not_be_read_is_told_once_whatever_becomes_of_it():
+    journal = Journal()
+    read, error = journal.add_read(1, {5: "stored"}), OSError("no such file")
+    assert told(journal.fail(0, read, 1, error)) == [(1, error)]
+    journal.go_back()
+    assert told(journal.fail(journal.attempt, read, 1, error)) == []
+    journal.go_back()
+    assert told(journal.succeed(journal.attempt, read, 1, StepReply({}))) == []
+
+
 def test_the_size_of_the_log():
     journal = Journal()
     array, other = np.zeros(10, np.uint8), np.zeros(3, np.uint8)
@@ -206,6 +251,11 @@ class Group:
                 self.chain = (*self.chain, entry.ordinal)
                 self.values[entry.ordinal] = hash(self.chain)
                 result = StepReply({entry.ordinal: np.array(hash(self.chain))})
+            case LoggedRead():
+                ((handle, stored),) = entry.stored.items()
+                self.chain = (*self.chain, handle)
+                self.values[handle] = stored
+                result = StepReply({})
             case LoggedFetch():
                 result = self.values[entry.handle]
             case _:
@@ -220,7 +270,7 @@ COUNTS = st.just((ALL,) * 3) | st.tuples(*[st.sampled_from([0, 1, ALL])] * 3)
 
 
 class Deaths(RuleBasedStateMachine):
-    """Steps, fetches, snapshots and deaths in any order. The user is to see what no death has touched."""
+    """Steps, reads, fetches, snapshots and deaths in any order. The user sees what no death has touched."""
 
     def __init__(self):
         super().__init__()
@@ -231,6 +281,7 @@ class Deaths(RuleBasedStateMachine):
         self.asked = []
         self.alive = {}  # the values that the user has not freed, as they have to be
         self.to_free = []
+        self.num_reads = 0
         self.copied = collections.defaultdict(set)
         self.suspended = False
 
@@ -241,7 +292,7 @@ class Deaths(RuleBasedStateMachine):
             match entry:
                 case LoggedStep():
                     inbox.append((attempt, entry, entry.requests[i].released.handles))
-                case LoggedFetch():
+                case LoggedRead() | LoggedFetch():
                     if entry.mpmd_idx == i:
                         inbox.append((attempt, entry, ()))
                 case LoggedSnapshot():
@@ -266,6 +317,19 @@ class Deaths(RuleBasedStateMachine):
         self.alive[step.ordinal] = hash(self.chain)
         self.asked += [(step, i, hash(self.chain)) for i in GROUPS]
         self.send(step)
+
+    @precondition(lambda self: not self.suspended)
+    @rule()
+    def read(self):
+        """The same value on all groups. Its handle is negative, as those of steps are not."""
+        handle = -1 - self.num_reads
+        self.num_reads += 1
+        self.chain = (*self.chain, handle)
+        self.alive[handle] = 1000 * self.num_reads
+        for i in GROUPS:
+            read = self.journal.add_read(i, {handle: self.alive[handle]})
+            self.asked.append((read, i, StepReply({})))
+            self.send(read)
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data(), mpmd_idx=st.sampled_from(GROUPS))
@@ -328,7 +392,7 @@ class Deaths(RuleBasedStateMachine):
         self.suspended = True
         for i, group in enumerate(self.groups):  # the calls that are under way fail
             for attempt, entry, _ in group.inbox:
-                if isinstance(entry, LoggedStep | LoggedFetch):
+                if not isinstance(entry, tuple):  # a snapshot
                     self.tell(self.journal.fail(attempt, entry, i, RuntimeError("the calls were closed")))
             group.inbox.clear()
 
@@ -348,7 +412,7 @@ class Deaths(RuleBasedStateMachine):
         for request, mpmd_idx, expected in self.asked:
             if (request, mpmd_idx) in self.given:
                 result = self.given[request, mpmd_idx]
-                value = result.inline[request.ordinal] if isinstance(result, StepReply) else result
+                value = result.inline[request.ordinal] if isinstance(request, LoggedStep) else result
                 assert value == expected
         for group in self.groups:
             assert len(set(group.chain)) == len(group.chain), "a step has run twice"
