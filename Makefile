@@ -9,7 +9,8 @@ demo: $(READY)
 	$(VENV)/bin/python examples/train_gpt.py
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest -n 2 -m "not slow"
+	$(VENV)/bin/python -m pytest -n 2 -m "not slow" --ignore=tests/ray
+	$(VENV)/bin/python -m pytest -m "not slow" tests/ray  # in one process, which has the one cluster
 
 test-slow: $(READY)
 	$(VENV)/bin/python -m pytest -m slow
