@@ -1,0 +1,74 @@
+"""What follows from the replies of actors, which only pretend."""
+
+import threading
+from concurrent.futures import Future
+from unittest.mock import MagicMock
+
+import pytest
+import ray
+
+from cluster import actor_calls
+from cluster.actor_calls import ActorCalls
+from cluster.endpoint import endpoints
+from cluster.joined import failed
+from cluster.process_info import ProcessInfo
+from cluster.transports.inbox import PeerLostError
+from cluster.watchdog import Limits
+from mpmd.errors import GroupDiedError
+
+SOON = 20
+
+
+@pytest.fixture
+def deaths():
+    """The groups that have died, in this order."""
+    return []
+
+
+@pytest.fixture
+def calls(monkeypatch, deaths):
+    monkeypatch.setattr(actor_calls, "RaySession", MagicMock)
+    monkeypatch.setattr(ray, "get_runtime_context", MagicMock())
+    infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
+    actors = [MagicMock(), MagicMock()]
+    calls = ActorCalls(
+        actors,
+        endpoints([1, 1]),
+        MagicMock(),
+        [],
+        infos,
+        Limits(),
+        lambda error: deaths.append(error.mpmd_idx),
+    )
+    yield calls
+    calls.close()
+
+
+def fail_step(actor, error):
+    """Has the actor reply to its last step."""
+    (on_reply,) = actor.run_step.remote.return_value.future.return_value.add_done_callback.call_args.args
+    on_reply(failed(error))
+
+
+def test_of_two_groups_that_report_each_other_lost_the_second_one_lives(calls, deaths):
+    """Both reports have come before the first is handled. With both dead, nobody would have their values."""
+    futures = calls.call_step(1, {0: (), 1: ()})
+    gate = threading.Event()
+    calls._events.put(gate.wait)
+    for number, actor in enumerate(calls.actors):
+        fail_step(actor, PeerLostError("its process has closed its connections", 1 - number))
+    gate.set()
+    for future in futures.values():
+        assert isinstance(future.exception(SOON), GroupDiedError)
+    calls.close()
+    assert deaths == [1]
+
+
+def test_what_is_detached_fails_for_the_reason_given_and_lets_actors_live(calls):
+    waiting: Future = calls.call(0, "fetch", 7)
+    calls.detach(GroupDiedError("group 1 died", 1))
+    with pytest.raises(GroupDiedError, match="group 1 died"):
+        waiting.result(SOON)
+    with pytest.raises(GroupDiedError, match="group 1 died"):
+        calls.call(0, "fetch", 7)
+    calls._session.kill.assert_not_called()
