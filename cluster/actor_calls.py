@@ -345,9 +345,8 @@ class ActorCalls:
             answers = {number: self.actors[number].health.remote() for number in living}
             ready, _ = ray.wait([*answers.values()], num_returns=len(answers), timeout=STATUS_SECONDS)
             answers = {number: answer for number, answer in answers.items() if answer in ready}
-        return Status(
-            tuple(self._status_of(number, answers.get(number)) for number in range(len(self.actors)))
-        )
+        states = (self._status_of(number, answers.get(number)) for number in range(len(self.actors)))
+        return Status(tuple(states))
 
     def _status_of(self, number: int, answer: ray.ObjectRef | None) -> ProcessStatus:
         process = self.processes[number]

@@ -25,7 +25,7 @@ from cluster.ray_session import RaySession
 from cluster.recovery import Copy, CopyHolders, choose_keepers
 from cluster.transports.choice import OBJECT_STORE, choose
 from cluster.versions import versions_here
-from cluster.watchdog import Limits
+from cluster.watchdog import NO_LIMITS, Limits
 from mpmd.ir import Edge
 from mpmd.runtime.journal import BEGINNING
 from mpmd.stopwatch import Stopwatch
@@ -59,7 +59,7 @@ class Fleet:
       transport: as ``launch`` was asked.
       gathering: the edges over which values are gathered, as loaded programs know them.
       timeout: seconds that a process may take to start, and the connections to be made.
-      limits: a process that is in one task for longer counts as dead, as it does while steps run.
+      limits: a process that is in one task for longer, when others have died, counts as dead as well.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Fleet:
                 self.actors[number] = self.starter.replace(number)
             resetting = self._reset([i for i in range(len(self.actors)) if i not in gone], list(loads))
             self._open(gone)
-            self.wait_for(resetting)
+            self.wait_for(resetting, limits=self._limits)  # nobody else watches the steps that end now
         with watch("connected"):
             self._connect()  # after which a process knows what a program's messages need
         with watch("loaded"):
@@ -278,12 +278,14 @@ class Fleet:
         calls: Calls,
         is_wanted: Callable[[], bool] = lambda: True,
         fetch: bool = True,
+        limits: Limits = NO_LIMITS,
     ) -> None:
         """Waits for calls, as long as the processes that were called are alive, and raises their errors.
 
         Args:
           is_wanted: whether to go on waiting.
           fetch: not, for results that are not for the driver; their errors are raised to who gets them.
+          limits: of what those who were called may be doing meanwhile.
         """
         waiting = list(calls)
         pings: Pings = {}
@@ -294,9 +296,9 @@ class Fleet:
             if fetch:
                 ray.get(ready)
             if not ready:
-                self._check_alive({calls[call] for call in waiting}, pings)
+                self._check_alive({calls[call] for call in waiting}, pings, limits)
 
-    def _check_alive(self, numbers: Iterable[int], pings: Pings) -> None:
+    def _check_alive(self, numbers: Iterable[int], pings: Pings, limits: Limits = NO_LIMITS) -> None:
         now = time.monotonic()
         for number in numbers:
             if number not in pings:
@@ -304,7 +306,7 @@ class Fleet:
             since, ping = pings[number]
             if ray.wait([ping], timeout=0)[0]:
                 del pings[number]
-                if self._limits.exclude(doing := ray.get(ping)):
+                if limits.exclude(doing := ray.get(ping)):
                     raise RuntimeError(f"{self.processes[number].name} is stuck: it is {doing}")
             elif now - since > health.UNRESPONSIVE_SECONDS:
                 raise RuntimeError(f"{self.processes[number].name} has not answered for {now - since:.0f} s")

@@ -41,6 +41,9 @@ class Limits:
         )
 
 
+NO_LIMITS = Limits()
+
+
 def check_limits(limits: Limits) -> None:
     """Raises ``TypeError`` or ``ValueError`` for limits that are no positive number of seconds."""
     for field in dataclasses.fields(limits):

@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "cluster.actors": "cluster.actor cluster.recoverable_actor",
     "cluster.recovery": "cluster.process_info mpmd.runtime",
     "cluster.post_mortem": "cluster.process_info",
-    "cluster.status": "cluster.process_info mpmd.tables",
+    "cluster.status": "cluster.process_info mpmd.errors mpmd.tables",
     "cluster.watchdog": "cluster.endpoint mpmd.errors mpmd.runtime",
     "cluster.health": "cluster.endpoint mpmd.errors",
     "cluster.pending_calls": "cluster.endpoint mpmd.errors",
@@ -99,8 +99,8 @@ MAY_IMPORT = {
     "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "
     "cluster.transports cluster.versions mpmd.ir",
     "cluster.fleet": "cluster.actors cluster.connect cluster.driver cluster.endpoint cluster.health "
-    "cluster.process_info cluster.ray_session cluster.recovery cluster.transports cluster.versions mpmd.ir "
-    "mpmd.runtime mpmd.stopwatch",
+    "cluster.process_info cluster.ray_session cluster.recovery cluster.transports cluster.versions "
+    "cluster.watchdog mpmd.ir mpmd.runtime mpmd.stopwatch",
     "cluster.journaled_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.joined "
     "cluster.pending_calls cluster.recovery cluster.status cluster.watchdog mpmd.errors mpmd.program "
     "mpmd.runtime",

@@ -138,3 +138,12 @@ def test_a_status_is_a_table_of_the_processes():
         "0      0        10.0.0.0  10   3        waiting for message 2 of group 1 in step 7 for 33.0 s",
         "1      0        10.0.0.1  11   0        dead: " + "x" * 93 + "…",
     ]
+
+
+def test_what_a_task_may_take_when_nobody_watches_the_steps():
+    assert not Limits().exclude(RUNS)
+    assert Limits(stuck_after=34).exclude(RUNS)
+    assert not Limits(stuck_after=34.1).exclude(RUNS)
+    assert Limits(step_timeout=34 - LEAVE_SECONDS).exclude(RUNS)
+    assert not Limits(step_timeout=34.1 - LEAVE_SECONDS).exclude(RUNS)
+    assert not Limits(step_timeout=1, stuck_after=1).exclude(WAITS)
