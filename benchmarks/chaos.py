@@ -21,14 +21,13 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import ray
 
 import cluster
 import cluster.health
 import mpmd
+from benchmarks.chain import OPTIMIZER, train_step
 
 GROUPS = 4
 WIDTH, ROWS, MICROBATCHES = 32, 8, 4
@@ -36,8 +35,6 @@ STEPS = 30
 EVERY = 5
 STOPPED_SECONDS = 4.0
 """In this run, a process that does not answer for so long counts as dead, so that it does not take hours."""
-
-OPTIMIZER = optax.adamw(1e-3)
 
 
 def main() -> None:
@@ -88,7 +85,7 @@ def train(mesh: cluster.ClusterMesh) -> str:
     """Compiles a step, trains, and returns a digest of all losses and of the final state."""
     state = initial_state()
     batches = np.random.default_rng(0).standard_normal((STEPS, 2, MICROBATCHES, ROWS, WIDTH), np.float32)
-    step = mpmd.mpmd_jit_with_loop(train_step, mesh, donate_argnums=0)
+    step = mpmd.mpmd_jit_with_loop(train_step(GROUPS), mesh, donate_argnums=0)
     losses = []
     for xs, ys in batches:
         state, loss = step(state, xs, ys)
@@ -104,27 +101,6 @@ def initial_state() -> Any:
     keys = jax.random.split(jax.random.key(0), GROUPS)
     weights = [jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in keys]
     return weights, OPTIMIZER.init(weights)
-
-
-def train_step(state: Any, xs: Any, ys: Any) -> Any:
-    """One step on a chain of layers, a stage each."""
-
-    def loss_of(weights, x, y):
-        for i, weight in enumerate(weights):
-            x = jnp.tanh(x @ weight)
-            if i < len(weights) - 1:
-                x = mpmd.mark_stage_end(x)
-        return ((x - y) ** 2).mean()
-
-    weights, optimizer_state = state
-    loss, gradients = mpmd.treduce(
-        lambda batch: jax.value_and_grad(loss_of)(weights, *batch),
-        (xs, ys),
-        schedule=mpmd.Std1F1B(GROUPS),
-        operation=mpmd.Add,
-    )
-    updates, optimizer_state = OPTIMIZER.update(gradients, optimizer_state, weights)
-    return (optax.apply_updates(weights, updates), optimizer_state), loss
 
 
 class Killer(threading.Thread):

@@ -13,41 +13,20 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import optax
 import ray
 
 import cluster
 import mpmd
+from benchmarks.chain import OPTIMIZER, train_step
 from benchmarks.host import Host
 from benchmarks.peers import cpu_environment
 
 GROUPS, LAYERS_EACH = 4, 2
-OPTIMIZER = optax.adamw(1e-3)
 
 
 def width_for(megabytes: int) -> int:
     """The width of square weights of this size in all."""
     return int((megabytes * 2**20 / 4 / (GROUPS * LAYERS_EACH)) ** 0.5)
-
-
-def loss_fn(params, x, y):
-    for i, weight in enumerate(params):
-        x = jnp.tanh(x @ weight)
-        if (i + 1) % LAYERS_EACH == 0 and i + 1 < len(params):
-            x = mpmd.mark_stage_end(x)
-    return ((x - y) ** 2).mean()
-
-
-def train_step(state, xs, ys):
-    params, moments = state
-    loss, grads = mpmd.treduce(
-        lambda mb: jax.value_and_grad(loss_fn)(params, *mb),
-        (xs, ys),
-        schedule=mpmd.Std1F1B(GROUPS),
-        operation=mpmd.Add,
-    )
-    updates, moments = OPTIMIZER.update(grads, moments, params)
-    return (optax.apply_updates(params, updates), moments), loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +62,7 @@ class Maker:
         with cluster.launch({"stage": GROUPS}, "stage", cpus_per_group=1) as mesh:
             xs = jax.ShapeDtypeStruct((GROUPS, 1, self._width), jnp.float32)
             shapes = jax.eval_shape(self._init, key)
-            step = mpmd.jit(train_step, mesh, donate_argnums=0).compile(shapes, xs, xs)
+            step = mpmd.jit(train_step(GROUPS, LAYERS_EACH), mesh, donate_argnums=0).compile(shapes, xs, xs)
             before, start = _peak("self"), time.perf_counter()
             jax.block_until_ready(step.init(self._init, key))
             seconds = time.perf_counter() - start

@@ -12,16 +12,15 @@ import functools
 import os
 import signal
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 import cluster
 import mpmd
+from benchmarks.chain import OPTIMIZER, train_step
 from benchmarks.measure import Conditions, Result, Table, interleaved, ratio, seconds_of
 from benchmarks.peers.ours import START_SECONDS
 
@@ -30,7 +29,6 @@ GROUPS, MICROBATCHES = 2, 4
 SIZES = ((400, 2, 64), (1632, 2, 16), (2368, 4, 4))
 """Width and layers of a stage, and rows of a microbatch: about 4, 64 and 256 MB of state for each group."""
 QUICK = SIZES[:2]
-OPTIMIZER = optax.adamw(1e-3)
 WITHOUT, WITH = "without", f"every {EVERY}"
 
 
@@ -94,7 +92,7 @@ class Training:
         self._state = (weights, OPTIMIZER.init(weights))
         self.nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._state))
         self._batch = np.random.default_rng(0).standard_normal((MICROBATCHES, rows, width), np.float32)
-        self._step = mpmd.mpmd_jit_with_loop(train_step(layers), mesh, donate_argnums=0)
+        self._step = mpmd.mpmd_jit_with_loop(train_step(GROUPS, layers), mesh, donate_argnums=0)
         self._one()  # compiles; with recovery it is followed by the first snapshot
         self.block()
 
@@ -113,27 +111,3 @@ class Training:
         while not self._mesh.recoveries:
             self.block()
         return dict(self._mesh.recoveries[-1].seconds)
-
-
-def train_step(layers: int) -> Callable:
-    """A step on a chain of layers, so many in each stage."""
-
-    def loss_of(weights, x, y):
-        for i, weight in enumerate(weights):
-            x = jnp.tanh(x @ weight)
-            if (i + 1) % layers == 0 and i < len(weights) - 1:
-                x = mpmd.mark_stage_end(x)
-        return ((x - y) ** 2).mean()
-
-    def step(state, xs, ys):
-        weights, optimizer_state = state
-        loss, gradients = mpmd.treduce(
-            lambda batch: jax.value_and_grad(loss_of)(weights, *batch),
-            (xs, ys),
-            schedule=mpmd.Std1F1B(GROUPS),
-            operation=mpmd.Add,
-        )
-        updates, optimizer_state = OPTIMIZER.update(gradients, optimizer_state, weights)
-        return (optax.apply_updates(weights, updates), optimizer_state), loss
-
-    return step
