@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from mpmd.events import Event
 from mpmd.render.chart import Chart
@@ -21,8 +22,13 @@ from mpmd.render.legend import ROW, draw_legend, kind_row, stage_rows
 from mpmd.render.style import FAINT, axes_at, drawing, text_at
 from mpmd.simulate import Simulation
 
-LEFT, RIGHT, TOP, TICKS, GAP, BOTTOM = 0.9, 0.75, 0.98, 0.38, 0.36, 0.14
-"""Inches: margins left, right and above the lanes, for the time axis, above the memory, and below."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LEFT, RIGHT, TOP, TICKS, GAP, HEAD, BOTTOM = 0.9, 0.75, 0.98, 0.38, 0.36, 0.6, 0.14
+"""Inches: margins left, right and above the lanes, for the time axis, above the memory, for the headline of
+the ideal, and below."""
 
 
 def draw_timeline(
@@ -30,6 +36,7 @@ def draw_timeline(
     path: str | os.PathLike[str],
     title: str | None = None,
     of_plan: bool = False,
+    ideal: Simulation | None = None,
 ) -> None:
     """Draws when each group does what, a lane per group and a box per task, and the memory of each group.
 
@@ -45,38 +52,64 @@ def draw_timeline(
       title: the headline.
       of_plan: whether the simulation is of a plan with measured costs, in seconds and bytes. For a schedule,
         times have no unit, and memory is in microbatches of as many stages as a group has on average.
+      ideal: a simulation of the same plan, in seconds, that is drawn below in the same scale of time:
+        ``simulate(step.plan, Costs.measured(events))`` is the step without any overhead between tasks.
 
     Raises: ``ValueError`` when there is nothing to draw, ``ImportError`` without matplotlib.
     """
     chart = Chart.of(source, of_plan)
-    groups = len(chart.groups)
-    width = _width(chart)
-    lanes = min(max(6.4 / groups, 0.085), 0.4) * groups
-    memory = min(max(2.75 / groups, 0.03), 0.3) * groups if chart.has_memory else 0.0
-    scale = Scale.of(chart, width, lanes)
+    below = None if ideal is None else Chart.of(ideal, of_plan=True)
+    longest = max(chart.makespan, below.makespan if below else 0.0)
+    width = _width(chart) * longest / chart.makespan
+    own_width = width * chart.makespan / longest
+    lanes = min(max(6.4 / len(chart.groups), 0.085), 0.4) * len(chart.groups)
+    memory = _memory_height(chart)
+    scale = Scale.of(chart, own_width, lanes)
     rows = [*stage_rows(chart, width), kind_row([chart], scale)]
-    below = TOP + lanes + (GAP if chart.has_memory else 0.0)
-    height = below + memory + TICKS + ROW * len(rows) + BOTTOM
+    end = TOP + lanes + memory + TICKS
+    height = end + (HEAD + lanes + TICKS if below else 0.0) + ROW * len(rows) + BOTTOM
     default = "Simulated step" if isinstance(source, Simulation) else "Measured step"
-    held = "memory held" if chart.physical else "residuals held, in microbatches"
     with drawing(path, LEFT + width + RIGHT, height) as figure:
         text_at(figure, LEFT, 0.36, title or default, fontsize=13, fontweight="bold")
-        text_at(figure, LEFT, 0.61, f"{chart.size}:  {chart.figures}", color=FAINT)
-        lowest = above = axes_at(figure, LEFT, TOP, width, lanes)
-        draw_boxes(above, chart, scale)
-        draw_numbers(above, chart, scale)
-        if scale.thick:
-            underline_fused(above, chart, scale)
-        label_lanes(above, chart, scale, "busy", [f"{busy:.0%}" for busy in chart.busy])
-        if chart.has_memory:
-            above.set_xticks([])
-            text_at(figure, LEFT, below - 0.07, held, fontsize=8.5, color=FAINT)
-            lowest = axes_at(figure, LEFT, below, width, memory)
-            scale = Scale.of(chart, width, memory)
-            draw_memory(lowest, chart, scale)
-            label_lanes(lowest, chart, scale, "peak", [chart.memory_text(peak) for peak in chart.peaks])
+        figures = f"{chart.size};  measured:  {chart.figures}" if below else f"{chart.size}:  {chart.figures}"
+        text_at(figure, LEFT, 0.61, figures, color=FAINT)
+        lowest = _draw_lanes(figure, chart, scale, TOP, own_width, lanes)
+        if memory:
+            lowest.set_xticks([])
+            lowest = _draw_memory(figure, chart, TOP + lanes + GAP, own_width, memory - GAP)
         label_time(lowest, *chart.unit)
+        if below:
+            headline = f"simulated, with these times of tasks and nothing between them:  {below.figures}"
+            text_at(figure, LEFT, end + HEAD - 0.37, headline, color=FAINT)
+            below_width = width * below.makespan / longest
+            scale = Scale.of(below, below_width, lanes)
+            label_time(_draw_lanes(figure, below, scale, end + HEAD, below_width, lanes), *chart.unit)
         draw_legend(figure, rows, LEFT, BOTTOM)
+
+
+def _draw_lanes(figure: Figure, chart: Chart, scale: Scale, top: float, width: float, height: float) -> Axes:
+    axes = axes_at(figure, LEFT, top, width, height)
+    draw_boxes(axes, chart, scale)
+    draw_numbers(axes, chart, scale)
+    if scale.thick:
+        underline_fused(axes, chart, scale)
+    label_lanes(axes, chart, scale, "busy", [f"{busy:.0%}" for busy in chart.busy])
+    return axes
+
+
+def _memory_height(chart: Chart) -> float:
+    """The height of the memory of all groups and the gap above it; 0 where it is not known."""
+    groups = len(chart.groups)
+    return GAP + min(max(2.75 / groups, 0.03), 0.3) * groups if chart.has_memory else 0.0
+
+
+def _draw_memory(figure: Figure, chart: Chart, top: float, width: float, height: float) -> Axes:
+    held = "memory held" if chart.physical else "residuals held, in microbatches"
+    text_at(figure, LEFT, top - 0.07, held, fontsize=8.5, color=FAINT)
+    axes = axes_at(figure, LEFT, top, width, height)
+    draw_memory(axes, chart, scale := Scale.of(chart, width, height))
+    label_lanes(axes, chart, scale, "peak", [chart.memory_text(peak) for peak in chart.peaks])
+    return axes
 
 
 def _width(chart: Chart) -> float:

@@ -62,6 +62,20 @@ def test_a_picture_of_a_measured_step(tmp_path):
     assert not {"wait for group 1", "memory held", "residuals held, in microbatches"} & set(texts)
 
 
+def test_a_measured_step_and_below_it_the_ideal(tmp_path):
+    tasks = Std1F1B(2).tasks(1)
+    ideal = simulate(tasks, Costs(kinds={"fwd": 1e-3, "bwd": 2e-3}))
+    texts = timeline(EVENTS, tmp_path, title="Std1F1B", ideal=ideal)
+    assert {
+        "Std1F1B",
+        "2 groups, 2 stages, 1 microbatch;  measured:  makespan 9 ms, bubble 50.0%",
+    } <= set(texts)
+    (below,) = (text for text in texts if text.startswith("simulated"))
+    assert "makespan 6 ms, bubble 50.0%" in below
+    assert texts["group 1"] == 2  # measured and simulated
+    assert texts["ms"] == 2
+
+
 def test_numbers_that_do_not_fit_are_left_out(tmp_path):
     texts = timeline(
         [Event(0, parse_task("fwd_0__777"), 0.0, 1e-6), Event(0, parse_task("bwd_0__888"), 1e-6, 1.0)],
