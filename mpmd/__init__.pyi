@@ -37,6 +37,7 @@ from .schedules import (
     ZeroBubbleV,
 )
 from .step import jit, mpmd_jit_with_loop
+from .version import __version__
 
 __all__ = [
     "Add",
@@ -71,6 +72,7 @@ __all__ = [
     "ZeroBubble",
     "ZeroBubbleH2",
     "ZeroBubbleV",
+    "__version__",
     "checkpoint",
     "explain",
     "jit",

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "mpmd.stopwatch": "",
     "mpmd.tables": "",
     "mpmd.tree": "",
+    "mpmd.version": "",
     "mpmd.names": "mpmd.ir",
     "mpmd.placement": "mpmd.ir",
     "mpmd.specs": "mpmd.ir",
@@ -36,7 +37,7 @@ MAY_IMPORT = {
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.ir mpmd.memory mpmd.routes mpmd.specs mpmd.tables "
     "mpmd.verify",
-    "mpmd.cli": "mpmd.ir mpmd.render mpmd.schedules mpmd.simulate mpmd.tables",
+    "mpmd.cli": "mpmd.ir mpmd.render mpmd.schedules mpmd.simulate mpmd.tables mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.annotate": "",
     "mpmd.per_group": "",
@@ -113,6 +114,7 @@ MAY_IMPORT = {
     "cluster.recovering_runtime cluster.recovery cluster.resources cluster.shapes cluster.transports "
     "cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh cluster.recovery",
+    "cluster.trial": "cluster mpmd",
     # The user's face.
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
     "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding",

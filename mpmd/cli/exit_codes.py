@@ -9,7 +9,7 @@ class ExitCode(enum.IntEnum):
     """How a command ended."""
 
     OK = 0
-    BAD_SCHEDULE = 1
-    """The schedule of a file cannot run, or the file has none."""
+    FAULT = 1
+    """What was checked has a fault: a schedule, or the installation."""
     USAGE = 2
     """The command line is wrong, or a file cannot be read or written."""

@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mpmd.cli import schedule
+from mpmd.cli import doctor, schedule
 from mpmd.cli.exit_codes import ExitCode
+from mpmd.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0 if all is well, 1 for a bad schedule, and 2 for wrong usage."""
+    """Runs a command; returns 0 if all is well, 1 where a check finds a fault, and 2 for wrong usage."""
     options = _parser().parse_args(arguments)
     try:
         code = options.run(options)
@@ -20,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except schedule.BadSchedule as error:
         print(error, file=sys.stderr)
-        return ExitCode.BAD_SCHEDULE
+        return ExitCode.FAULT
     except BrokenPipeError:
         # The reader, such as `head`, has closed the pipe; Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -31,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mpmd", description="Tools for pipeline schedules.")
+    parser = argparse.ArgumentParser(prog="mpmd", description="Tools for pipeline-parallel training in JAX.")
+    parser.add_argument("--version", action="version", version=f"mpmd {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     schedule.add_commands(commands)
+    doctor.add_commands(commands)
     return parser

@@ -210,7 +210,7 @@ def _check(options: argparse.Namespace) -> int:
             schedule = _read(path)
         except BadSchedule as error:
             print(error)
-            code = max(code, ExitCode.BAD_SCHEDULE)
+            code = max(code, ExitCode.FAULT)
             continue
         except OSError as error:
             print(f"mpmd: error: {path}: {error.strerror}", file=sys.stderr)

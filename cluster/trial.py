@@ -1,0 +1,82 @@
+"""Trials that ``mpmd doctor`` runs, each in a process of its own, which a broken installation may crash.
+
+    python -m cluster.trial devices | in-process | ray [ADDRESS]
+
+prints what was found on one line. What fails raises.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import cluster
+import mpmd
+
+GROUPS, MICROBATCHES, WIDTH = 2, 4, 8
+TOLERANCE = 1e-5
+
+
+def main() -> None:
+    """Runs the trial that the arguments name."""
+    name, *address = sys.argv[1:]
+    print({"devices": devices, "in-process": in_process, "ray": on_ray}[name](*address))
+
+
+def devices() -> str:
+    """How many devices of which kind JAX has."""
+    kinds = collections.Counter(f"{device.platform} ({device.device_kind})" for device in jax.devices())
+    return ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
+
+
+def in_process() -> str:
+    """A step on two groups of one device of this process, on the CPU if there is only one of another kind."""
+    jax.config.update("jax_num_cpu_devices", GROUPS)
+    found = jax.devices() if jax.device_count() >= GROUPS else jax.devices("cpu")
+    mesh = mpmd.MpmdMesh(jax.sharding.Mesh(np.array(found[:GROUPS]), ("stage",)), "stage")
+    return f"a step on {GROUPS} groups of one {found[0].platform} device {_compare(mesh)}"
+
+
+def on_ray(address: str | None = None) -> str:
+    """A step on two groups, each an actor of the cluster at ``address``, or of a Ray that is started here."""
+    with cluster.launch({"stage": GROUPS}, "stage", address=address) as mesh:
+        places = collections.Counter(process.node for process in mesh.processes)
+        where = ", ".join(f"{count} on {node}" for node, count in places.items())
+        return f"a step on {GROUPS} actors ({where}; {mesh.platform}) {_compare(mesh)}"
+
+
+def _compare(mesh: mpmd.MpmdMesh | cluster.ClusterMesh) -> str:
+    """Runs a step on the mesh. Raises ``AssertionError`` when it is not what ``jax.jit`` computes."""
+    weights = [jnp.eye(WIDTH) / 2, jnp.eye(WIDTH) / 3]
+    inputs = jnp.linspace(-1.0, 1.0, MICROBATCHES * WIDTH).reshape(MICROBATCHES, 1, WIDTH)
+    reference = jax.jit(_train_step)(weights, inputs)
+    result = mpmd.to_host(mpmd.jit(_train_step, mesh)(weights, inputs))
+    worst = max(
+        float(np.abs(actual - expected).max())
+        for actual, expected in zip(jax.tree.leaves(result), jax.tree.leaves(reference), strict=True)
+    )
+    assert worst < TOLERANCE, f"the step differs by {worst:.1e} from what jax.jit computes"
+    return "computes what jax.jit computes"
+
+
+def _loss(weights: list[jax.Array], inputs: jax.Array) -> jax.Array:
+    hidden = mpmd.mark_stage_end(jnp.tanh(inputs @ weights[0]))
+    return jnp.sum((hidden @ weights[1] - inputs) ** 2)
+
+
+def _train_step(weights: list[jax.Array], inputs: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    loss, gradients = mpmd.treduce(
+        lambda microbatch: jax.value_and_grad(_loss)(weights, microbatch),
+        inputs,
+        schedule=mpmd.Std1F1B(GROUPS),
+        operation=mpmd.Add,
+    )
+    return jax.tree.map(lambda weight, gradient: weight - 0.1 * gradient, weights, gradients), loss
+
+
+if __name__ == "__main__":
+    main()

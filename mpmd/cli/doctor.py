@@ -1,0 +1,176 @@
+"""The command ``mpmd doctor``: what is installed, what works, and what to do about the rest."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import importlib.metadata
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from mpmd.cli.arguments import add_command
+from mpmd.cli.exit_codes import ExitCode
+from mpmd.tables import aligned, human_bytes
+from mpmd.version import __version__
+
+TRIAL_SECONDS = 180
+"""The longest that a trial may take."""
+
+SHARED_MEMORY, LITTLE_SHARED_MEMORY = Path("/dev/shm"), 2**30
+CACHE = Path("~/.cache/mpmd")
+
+EXAMPLES = """\
+examples:
+  mpmd doctor
+  mpmd doctor --no-ray
+  mpmd doctor --address auto        on the Ray cluster that runs on this machine
+"""
+
+
+class State(enum.Enum):
+    """How something is."""
+
+    OK = "ok"
+    MISSING = "-"
+    """It is optional, and not there."""
+    WARNING = "warning"
+    FAULT = "FAULT"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What was found out about one subject, and what to do if it is not well."""
+
+    subject: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``mpmd doctor``."""
+    parser = add_command(commands, "doctor", _doctor, "Check the installation, devices and Ray.", EXAMPLES)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--no-ray", action="store_true", help="start no actors")
+    where.add_argument("--address", help="the Ray cluster to try; by default one is started on this machine")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = []
+    for finding in _findings(options):
+        findings.append(finding)
+        (line,) = aligned([[f"{finding.state.value:7}", f"{finding.subject:20}", finding.found]])
+        print(line, flush=True)  # at once, because a trial may take a minute
+        if finding.remedy:
+            print(f"{'':9}-> {finding.remedy}", flush=True)
+    faults = [finding.subject for finding in findings if finding.state is State.FAULT]
+    print(f"\nnot well: {', '.join(faults)}" if faults else "\nall is well")
+    return ExitCode.FAULT if faults else ExitCode.OK
+
+
+def _findings(options: argparse.Namespace) -> Iterator[Finding]:
+    yield Finding("mpmd", State.OK, f"{__version__} in {Path(__file__).parents[1]}")
+    yield from _installed()
+    yield from _shared_memory()
+    yield from _cache()
+    yield _trial("devices", "devices", remedy="JAX finds no devices: https://docs.jax.dev, Installation")
+    yield _trial("two groups", "in-process", remedy="this is the smallest step there is; see the error above")
+    if not options.no_ray:
+        address = [options.address] if options.address else []
+        yield _trial(
+            "two actors",
+            "ray",
+            *address,
+            remedy="Ray or the network between its processes is not well; `ray status` shows a cluster",
+        )
+
+
+def _installed() -> Iterator[Finding]:
+    """The versions of Python and of the packages that are needed, compared with those that are supported."""
+    try:
+        about = importlib.metadata.metadata("mpmd")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("mpmd's metadata", State.WARNING, "mpmd is not installed", "pip install it")
+        return
+    python, supported = platform.python_version(), about["Requires-Python"]
+    fits = python in SpecifierSet(supported)
+    yield Finding(
+        "python", State.OK if fits else State.FAULT, python, "" if fits else f"use a Python {supported}"
+    )
+    for line in importlib.metadata.requires("mpmd") or []:
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield _package(requirement, needed=True)
+        elif any(requirement.marker.evaluate({"extra": extra}) for extra in ("checkpoint", "plot")):
+            yield _package(requirement, needed=False)
+
+
+def _package(requirement: Requirement, needed: bool) -> Finding:
+    install = f"pip install '{requirement.name}{requirement.specifier}'"
+    try:
+        version = importlib.metadata.version(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        if needed:
+            return Finding(requirement.name, State.FAULT, "not installed", install)
+        return Finding(requirement.name, State.MISSING, f"not installed, and optional: {install}")
+    if requirement.specifier.contains(version, prereleases=True):
+        return Finding(requirement.name, State.OK, version)
+    return Finding(requirement.name, State.FAULT, f"{version} is not supported", install)
+
+
+def _shared_memory() -> Iterator[Finding]:
+    """The room for messages between processes of this machine."""
+    if SHARED_MEMORY.is_dir():
+        size = shutil.disk_usage(SHARED_MEMORY).total
+        little = size < LITTLE_SHARED_MEMORY
+        yield Finding(
+            "shared memory",
+            State.WARNING if little else State.OK,
+            f"{human_bytes(size)} in {SHARED_MEMORY}",
+            "groups of one node exchange messages there: give a container more (--shm-size)"
+            if little
+            else "",
+        )
+
+
+def _cache() -> Iterator[Finding]:
+    """Whether others may write what this user would run."""
+    path = CACHE.expanduser()
+    if not path.exists():
+        yield Finding("compilation cache", State.OK, f"{path} is made by the first launch")
+    elif not os.access(path, os.W_OK):
+        yield Finding(
+            "compilation cache",
+            State.WARNING,
+            f"{path} cannot be written",
+            "programs are compiled again by each run: launch(compilation_cache=...) names another directory",
+        )
+    elif path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        yield Finding("compilation cache", State.WARNING, f"others may write to {path}", f"chmod go-w {path}")
+    else:
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        yield Finding("compilation cache", State.OK, f"{human_bytes(size)} in {path}")
+
+
+def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
+    """Runs a trial of ``cluster/trial.py``."""
+    # -P: a package `cluster` in the current directory is not ours.
+    command = [sys.executable, "-P", "-m", "cluster.trial", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return Finding(subject, State.FAULT, f"it has not ended within {TRIAL_SECONDS} s", remedy)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"]
+        return Finding(subject, State.FAULT, f"\n{'':9}".join(lines[-3:]), remedy)
+    return Finding(subject, State.OK, done.stdout.strip().splitlines()[-1])
