@@ -22,6 +22,7 @@ from cluster.endpoint import endpoints
 from cluster.environment import actor_environment
 from cluster.fleet import Fleet
 from cluster.mesh import ClusterMesh, abstract_submesh
+from cluster.notices import without_notices
 from cluster.process_info import Placement
 from cluster.recovering_runtime import RecoveringRuntime
 from cluster.recovery import Recovery, RecoveryReport, check_recovery
@@ -206,7 +207,7 @@ def _connect_to_ray(address: str | None) -> Callable[[], None]:
     if address:
         _join_cluster(address)
     else:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), without_notices():
             # JAX warns of forks; Ray's forks are harmless, because another program is started in them.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             ray.init(address="local", include_dashboard=False)

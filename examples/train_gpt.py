@@ -1,6 +1,7 @@
 """Trains a byte-level GPT on the source of Python's standard library, one group of stages per Ray actor.
 
-    python examples/train_gpt.py                      four actors of a local Ray, about three minutes
+    python examples/train_gpt.py                      four actors of a local Ray, less than two minutes
+    python examples/train_gpt.py --steps 600          the longer training
     python examples/train_gpt.py --address auto       on the Ray cluster that is running
     python examples/train_gpt.py --in-process         without Ray, on four fake devices
     python examples/train_gpt.py --data 2 --model 2 --batch-size 16     groups of four devices
@@ -21,13 +22,14 @@ import common
 import gpt
 import jax
 import matplotlib.figure
+import matplotlib.ticker
 import optax
 import text_data
 import tqdm
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd import render
+from mpmd import render, simulate
 
 REFERENCE_STEPS = 3
 VALIDATIONS = 10
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace, config: gpt.GPTConfig, schedule, mesh) -> None
     print(step.report())
     args.output.mkdir(parents=True, exist_ok=True)
     draw_losses([*reference_losses, *losses], validations, args.output / "loss.png")
-    draw_timeline(step, state, batch(args.steps), args.output)
+    draw_timeline(step, state, batch(args.steps), args)
     print(f"loss.png, timeline.png and timeline.json are in {args.output}/")
 
 
@@ -161,7 +163,7 @@ def plain_jax_losses(train_step, state: TrainState, batch, steps: int) -> list[f
 
 def first_steps(step, state: TrainState, batch, reference_losses: list[float]) -> TrainState:
     """Runs the first steps in the pipeline and prints their losses beside those of plain ``jax.jit``."""
-    print("step  plain jax.jit   pipeline  difference")
+    print("the first losses, in nats per byte:\nstep  plain jax.jit   pipeline  difference")
     for index, reference in enumerate(reference_losses):
         state, loss = step(state, *batch(index))
         print(f"{index + 1:4}  {reference:13.6f}  {float(loss):9.6f}  {float(loss) - reference:10.1e}")
@@ -215,15 +217,18 @@ def draw_losses(losses: list[float], validations: dict[int, float], path: pathli
     axes.plot(range(1, len(losses) + 1), losses, alpha=0.6, label="training")
     axes.plot(validations.keys(), validations.values(), "o-", label="validation")
     axes.set(xlabel="step", ylabel="loss (nats per byte)", title="GPT on Python's standard library")
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     axes.legend()
     figure.savefig(path, dpi=150)
 
 
-def draw_timeline(step, state: TrainState, batch, directory: pathlib.Path) -> None:
-    """Measures when each task of one step ran, and draws it; uses up ``state``."""
+def draw_timeline(step, state: TrainState, batch, args: argparse.Namespace) -> None:
+    """Measures when each task of one step ran, and draws it beside the ideal; uses up ``state``."""
     _, events = step.profile(state, *batch)
-    render.draw_timeline(events, directory / "timeline.png")
-    (directory / "timeline.json").write_text(json.dumps(render.chrome_trace(events)))
+    ideal = simulate.simulate(step.plan, simulate.Costs.measured(events))
+    title = f"{args.schedule}: one training step on {'one process' if args.in_process else 'Ray'}"
+    render.draw_timeline(events, args.output / "timeline.png", title, ideal=ideal)
+    (args.output / "timeline.json").write_text(json.dumps(render.chrome_trace(events)))
 
 
 def parse_arguments(argv: list[str] | None):
@@ -239,7 +244,7 @@ def parse_arguments(argv: list[str] | None):
     add("--heads", type=int, default=4)
     add("--seq-len", type=int, default=128, help="bytes per sequence (default: 128)")
     add("--batch-size", type=int, default=8, help="sequences per step (default: 8)")
-    add("--steps", type=int, default=600)
+    add("--steps", type=int, default=300)
     add("--learning-rate", type=float, default=3e-3)
     add("--seed", type=int, default=0)
     common.add_group_arguments(parser)

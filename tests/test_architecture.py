@@ -65,6 +65,7 @@ MAY_IMPORT = {
     "cluster.endpoint": "",
     "cluster.environment": "",
     "cluster.process_info": "",
+    "cluster.notices": "",
     "cluster.packing": "",
     "cluster.resources": "",
     "cluster.sockets": "",
@@ -110,7 +111,7 @@ MAY_IMPORT = {
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovering_runtime cluster.recovery "
     "cluster.status mpmd.routes",
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.driver "
-    "cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.process_info "
+    "cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.notices cluster.process_info "
     "cluster.recovering_runtime cluster.recovery cluster.resources cluster.shapes cluster.transports "
     "cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh cluster.recovery",
