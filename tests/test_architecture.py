@@ -13,6 +13,7 @@ FILES = sorted([*(ROOT / "mpmd").rglob("*.py"), *(ROOT / "cluster").rglob("*.py"
 MAY_IMPORT = {
     # Shared ground.
     "mpmd.compat": "",
+    "mpmd.delegation": "",
     "mpmd.errors": "",
     "mpmd.executable_memory": "",
     "mpmd.ir": "mpmd.executable_memory",
@@ -115,7 +116,8 @@ MAY_IMPORT = {
     "cluster": "cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
-    "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding",
+    "mpmd.array": "mpmd.compat mpmd.delegation mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime "
+    "mpmd.sharding",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
     "mpmd.tree",
     "mpmd.checkpoint": "mpmd.arguments mpmd.array mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.mesh "
