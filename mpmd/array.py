@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding
-from numpy.lib.mixins import NDArrayOperatorsMixin
+from jax.sharding import AbstractMesh
 
+from mpmd.compat import key_impl, register_array_type
+from mpmd.delegation import delegate_to_value
 from mpmd.errors import StepAborted
 from mpmd.ir import Spec
 from mpmd.keys import decode, is_key
@@ -18,14 +19,6 @@ from mpmd.placement import Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import INLINE_BYTES, Handle, StepReply
 from mpmd.sharding import to_sharding
-
-_ARRAY_ATTRIBUTES = frozenset(
-    """
-    T all any argmax argmin argsort astype clip conj cumsum diagonal dot flatten imag itemsize max mean min
-    nonzero prod ravel real repeat reshape round squeeze std sum swapaxes take tobytes tolist trace transpose
-    var
-    """.split()
-)
 
 
 class StepFuture:
@@ -50,20 +43,26 @@ class StepFuture:
         return [self.reply(mpmd_idx) for mpmd_idx in self._replies]
 
 
-class MpmdArray(NDArrayOperatorsMixin):
+@delegate_to_value
+class MpmdArray(jax.Array):
     """An array on one or more groups, sharded over the submesh of each in the same way, if it divides there.
 
     It exists at once, like the result of a function under ``jax.jit``: the step that computes it may still
-    run. Reading the value (``np.asarray``, ``float``, arithmetic, which gives numpy arrays) waits, and
-    raises the error of the step: ``TaskError``, ``GroupDiedError``. ``jnp.asarray`` is the way into
-    functions under ``jax.jit``. ``mpmd.to_host`` reads the arrays of a pytree together.
+    run. It is a ``jax.Array``: whatever reads the value, such as ``np.asarray``, ``float``, arithmetic and
+    JAX's functions, fetches it, waits for it, and raises the error of its step, ``TaskError`` or
+    ``GroupDiedError``. Results of these are ordinary arrays of this process. To compute where the array is,
+    use ``mpmd.jit``; ``mpmd.to_host`` fetches the arrays of a pytree together.
 
     Attributes:
       shape, dtype, weak_type: of the logical array.
       mpmd_idxs: the groups that hold it; all have the same value.
       spec: how it is sharded over a group's submesh, a ``PartitionSpec``.
-      sharding: the same with the shape of the submesh: that of the first of ``mpmd_idxs``, if groups differ.
+      submesh: the shape of that of the first of ``mpmd_idxs``.
+      sharding: of the value that JAX's functions get: it is on the default device of this process.
     """
+
+    __array_priority__ = 100  # as of other jax arrays: numpy leaves arithmetic with them to them
+    committed = _committed = False
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class MpmdArray(NDArrayOperatorsMixin):
     ):
         self._aval = aval
         self.mpmd_idxs = mpmd_idxs
-        self._submesh = submesh
+        self.submesh = submesh
         self._spec = spec
         self.runtime = runtime
         self._handle = handle
@@ -111,16 +110,35 @@ class MpmdArray(NDArrayOperatorsMixin):
         return int(np.prod(self.shape, dtype=int))
 
     @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
 
     @property
-    def sharding(self) -> NamedSharding:
-        return to_sharding(self._spec, self._submesh)
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
 
     @property
     def spec(self) -> jax.sharding.PartitionSpec:
-        return self.sharding.spec
+        return to_sharding(self._spec, self.submesh).spec
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding:
+        return jax.numpy.empty(0).sharding
+
+    @property
+    def _impl(self) -> Any:
+        self._check_is_key("_impl")
+        return key_impl(self.dtype)
+
+    @property
+    def _base_array(self) -> jax.Array:
+        self._check_is_key("_base_array")
+        return jax.random.key_data(self.value)
+
+    def _check_is_key(self, name: str) -> None:
+        """Only key arrays have what ``jax.random`` reads of them."""
+        if not is_key(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def placement(self) -> Placement:
@@ -191,41 +209,14 @@ class MpmdArray(NDArrayOperatorsMixin):
         copying, self._copying = self._copying, None
         return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
         if is_key(self):
             raise TypeError(f"{self!r} has no numpy equivalent; see jax.random.key_data")
         return np.array(self.raw_value(), dtype=dtype, copy=copy)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        written = inputs[:1] if method == "at" else kwargs.get("out", ())
-        if any(isinstance(array, MpmdArray) for array in written):
-            raise TypeError(
-                f"np.{ufunc.__name__} cannot write into an MpmdArray, which does not change: leave out "
-                "`out=` and use the result, or write into a copy, np.array(the_array)"
-            )
-        values = [np.asarray(value) if isinstance(value, MpmdArray) else value for value in inputs]
-        return getattr(ufunc, method)(*values, **kwargs)
-
-    def _not_in_place(self, other: Any) -> Any:
-        """Has Python compute ``a += b`` as ``a = a + b``, as for jax arrays."""
-        return NotImplemented
-
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = _not_in_place
-    __imatmul__ = __ilshift__ = __irshift__ = __iand__ = __ixor__ = __ior__ = _not_in_place
-
-    def __getattr__(self, name: str) -> Any:
-        """The attributes of arrays that change nothing; the results are numpy's."""
-        if name not in _ARRAY_ATTRIBUTES:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(np.asarray(self), name)
-
-    def __getitem__(self, index: Any) -> Any:
-        return np.asarray(self)[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(np.asarray(self))
-
-    def __jax_array__(self) -> jax.Array:
+    @property
+    def value(self) -> jax.Array:
+        """The value, an array of this process on its default device."""
         return decode(jax.numpy.asarray(self.raw_value()), self._aval)
 
     def __float__(self) -> float:
@@ -247,9 +238,9 @@ class MpmdArray(NDArrayOperatorsMixin):
         """Pickled and deep-copied as the value, a numpy array: another process cannot reach the groups."""
         return np.asarray, (np.asarray(self),)
 
-    def item(self) -> Any:
-        """The value of an array of one element, as a Python number."""
-        return np.asarray(self).item()
+    def item(self, *args: int) -> Any:
+        """The value of an array of one element, or of the element at an index, as a Python number."""
+        return np.asarray(self).item(*args)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -275,7 +266,7 @@ def to_host(tree: Any) -> Any:
       array that was donated or deleted.
     """
     for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, MpmdArray | jax.Array):
+        if isinstance(leaf, jax.Array):
             leaf.copy_to_host_async()
     return jax.tree.map(_leaf_to_host, tree)
 
@@ -283,4 +274,14 @@ def to_host(tree: Any) -> Any:
 def _leaf_to_host(leaf: Any) -> Any:
     if not isinstance(leaf, MpmdArray):
         return jax.device_get(leaf)
-    return leaf.__jax_array__() if is_key(leaf) else np.asarray(leaf)
+    return leaf.value if is_key(leaf) else np.asarray(leaf)
+
+
+def _values(arrays: Sequence[MpmdArray]) -> list[jax.Array]:
+    """The values; they are fetched together."""
+    for array in arrays:
+        array.copy_to_host_async()
+    return [array.value for array in arrays]
+
+
+register_array_type(MpmdArray, _values)

@@ -5,6 +5,10 @@ Nothing else in the project reaches below JAX's public modules.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr
 
 NAMELESS = DebugInfo("mpmd", "mpmd", None, None)
@@ -26,7 +30,12 @@ def key_impl_name(dtype) -> str:
 
     ``jax.random.key_impl`` answers this for arrays only, not for the abstract values of a jaxpr.
     """
-    return dtype._impl.name
+    return key_impl(dtype).name
+
+
+def key_impl(dtype):
+    """The random number generator of a key dtype, which ``jax.random`` reads from key arrays."""
+    return dtype._impl
 
 
 def use_cpu_collectives_at(host: str) -> None:
@@ -44,3 +53,32 @@ def use_cpu_collectives_at(host: str) -> None:
         return xla_bridge.make_cpu_client(collectives)
 
     xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+def register_array_type(array_type: type, values_of: Callable[[Sequence[Any]], Sequence[jax.Array]]) -> None:
+    """Has JAX's functions take instances of a subclass of ``jax.Array``, which they only know by its value.
+
+    JAX finds what it needs to know of an argument by the argument's type, and has no public way to add one
+    that is no pytree: the abstract value, the value in JAX's own types, and the value as a constant.
+
+    Args:
+      array_type: its instances have ``shape``, ``dtype`` and ``weak_type``.
+      values_of: the values of several instances as JAX's own arrays.
+    """
+    from jax._src import core, dtypes
+    from jax._src.interpreters import mlir, pxla
+
+    def abstract_value(array: Any) -> Any:
+        return core.ShapedArray(array.shape, array.dtype, weak_type=array.weak_type)
+
+    def arguments(arrays: Any, shardings: Any, layouts: Any, copy_semantics: Any) -> Any:
+        return pxla.shard_args(shardings, layouts, copy_semantics, values_of(arrays))
+
+    def constant(val: Any, aval: Any) -> Any:
+        (value,) = values_of([val])
+        return mlir.get_constant_handler(type(value))(value, aval)
+
+    core.pytype_aval_mappings[array_type] = abstract_value
+    dtypes.register_canonicalize_value_handler(array_type, None)
+    pxla.shard_arg_handlers[array_type] = arguments
+    mlir.register_constant_handler(array_type, constant)

@@ -220,7 +220,8 @@ class LoadedStep:
                 handles[i] = leaf.handle
                 continue
             # Only an array that cannot change or be deleted is the same at the next call.
-            array = leaf if isinstance(leaf, jax.Array) and not call.donated[i] else None
+            lasts = isinstance(leaf, jax.Array) and not isinstance(leaf, MpmdArray) and not call.donated[i]
+            array = leaf if lasts else None
             handle = None if array is None else delivery.find(array, wanted.mpmd_idxs)
             if handle is None:
                 value = host_value(leaf, call.avals[i], call.donated[i])

@@ -13,6 +13,7 @@ FILES = sorted([*(ROOT / "mpmd").rglob("*.py"), *(ROOT / "cluster").rglob("*.py"
 MAY_IMPORT = {
     # Shared ground.
     "mpmd.compat": "",
+    "mpmd.delegation": "",
     "mpmd.errors": "",
     "mpmd.executable_memory": "",
     "mpmd.ir": "mpmd.executable_memory",
@@ -118,7 +119,8 @@ MAY_IMPORT = {
     "cluster.trial": "cluster mpmd",
     # The user's face.
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
-    "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding",
+    "mpmd.array": "mpmd.compat mpmd.delegation mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime "
+    "mpmd.sharding",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
     "mpmd.tree",
     "mpmd.checkpoint": "mpmd.arguments mpmd.array mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.mesh "

@@ -149,7 +149,7 @@ class Call:
         faults = []
         first_seen: dict[int, int] = {}
         for i, leaf in enumerate(self.leaves):
-            if isinstance(leaf, jax.Array | MpmdArray):
+            if isinstance(leaf, jax.Array):
                 if leaf.is_deleted():
                     faults.append(
                         f"{self.paths[i]} was deleted or donated to an earlier call; pass that call's result"
@@ -166,7 +166,7 @@ class Call:
     def delete_donated(self) -> None:
         """Deletes the arrays that the caller gives up."""
         for leaf, donated in zip(self.leaves, self.donated, strict=True):
-            if donated and isinstance(leaf, jax.Array | MpmdArray):
+            if donated and isinstance(leaf, jax.Array):
                 leaf.delete()
 
 

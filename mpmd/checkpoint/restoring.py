@@ -45,12 +45,11 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
     @classmethod
     def of_array(cls, array: MpmdArray) -> GroupRestoreArgs:
         """To where an array is, or was."""
-        submesh: Any = array.sharding.mesh
         return cls(
             aval=array.aval,
             mpmd_idxs=array.mpmd_idxs,
             spec=to_spec(array.spec),
-            submesh=submesh,
+            submesh=array.submesh,
             runtime=array.runtime,
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from jax.sharding import NamedSharding
 from orbax.checkpoint import type_handlers
 
 from mpmd.array import MpmdArray
@@ -117,7 +118,9 @@ def _write_specs(part: Part, runtime: Runtime) -> _ProcessSpecs:
 def _write_spec(leaf: Leaf, writer: str) -> orbax_internals.WriteSpec:
     array = leaf.array
     described = raw(array.aval)
-    shard_shape = array.sharding.shard_shape(array.shape) + described.shape[array.ndim :]
+    shard_shape = (
+        NamedSharding(array.submesh, array.spec).shard_shape(array.shape) + described.shape[array.ndim :]
+    )
     key_impl = key_impl_name(array.dtype) if is_key(array) else None
     return orbax_internals.write_spec(leaf.info, leaf.args, described, shard_shape, writer, key_impl)
 

@@ -210,9 +210,7 @@ def test_an_operation_in_place_makes_another_array():
 )
 def test_results_cannot_be_written_to(write):
     total = compiled(totals)(jnp.ones((2, 4, 4), int))
-    with pytest.raises(
-        TypeError, match=r"cannot write into an MpmdArray.*leave out `out=` and use the result"
-    ):
+    with pytest.raises(TypeError, match=r"must be (of ArrayType|an array|array)"):
         write(total)
 
 

@@ -1,0 +1,192 @@
+"""``MpmdArray`` is an array to JAX and to libraries: each call gives what it gives for jax arrays."""
+
+import copy
+import pickle
+import warnings
+
+import equinox as eqx
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import mpmd
+from tests.support.parity import mesh_of
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of names that jmp takes from JAX
+    import jmp
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    """The same pytree as ``MpmdArray``s on two groups, sharded there, and as jax arrays."""
+    with mesh_of(2, data=2) as mesh:
+        values = {
+            "w": jnp.linspace(-1, 1, 16).reshape(4, 4),
+            "v": jnp.arange(4, dtype=jnp.bfloat16),
+            "scale": jnp.float32(3),
+            "count": jnp.int32(7),
+            "key": jax.random.key(3),
+        }
+
+        def step(values, xs):
+            def task(x):
+                x = mpmd.mark_stage_end(x * values["scale"])
+                return jnp.sum(x * values["w"])
+
+            return values, mpmd.treduce(task, xs, schedule=mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
+
+        held, _ = mpmd.jit(
+            step, mesh, in_specs=({**dict.fromkeys(values, jax.P()), "w": jax.P("data")}, None)
+        )(values, jnp.ones((2, 4)))
+        assert all(isinstance(leaf, mpmd.MpmdArray) for leaf in jax.tree.leaves(held))
+        yield held, values
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    name: str = eqx.field(static=True)
+
+    def __call__(self, x):
+        return x @ self.weight
+
+
+CALLS = {
+    # JAX's functions.
+    "jnp.mean": lambda t: jnp.mean(t["w"]),
+    "jnp.where": lambda t: jnp.where(t["w"] > 0, t["w"], 0),
+    "jnp.einsum": lambda t: jnp.einsum("ij,jk->ik", t["w"], t["w"]),
+    "jnp.stack": lambda t: jnp.stack([t["w"], t["w"]]),
+    "jnp.asarray": lambda t: jnp.asarray(t["w"], jnp.bfloat16),
+    "jnp.array": lambda t: jnp.array(t["w"]),
+    "jnp.allclose": lambda t: jnp.allclose(t["w"], t["w"]),
+    "jax.lax.dot": lambda t: jax.lax.dot(t["w"], t["w"]),
+    "jax.lax.scan": lambda t: jax.lax.scan(lambda c, x: (c + x, x), t["w"][0], t["w"]),
+    "jax.lax.cond": lambda t: jax.lax.cond(t["scale"] > 0, jnp.sin, jnp.cos, t["w"]),
+    "jax.jit": lambda t: jax.jit(lambda t: t["w"] * t["scale"] + t["v"])(t),
+    "jax.jit of a closure": lambda t: jax.jit(lambda: t["w"] + 1)(),
+    "jax.jit of static shapes": lambda t: jax.jit(lambda x: x).lower(t["w"]).compile()(t["w"]),
+    "jax.grad": lambda t: jax.grad(lambda w: jnp.sum(w**3))(t["w"]),
+    "jax.jvp": lambda t: jax.jvp(jnp.sin, (t["w"],), (t["w"],)),
+    "jax.vmap": lambda t: jax.vmap(jnp.sum)(t["w"]),
+    "jax.checkpoint": lambda t: jax.checkpoint(jnp.tanh)(t["w"]),
+    "jax.nn.relu": lambda t: jax.nn.relu(t["w"]),
+    "jax.eval_shape": lambda t: jax.eval_shape(lambda t: t["w"] @ t["w"], t),
+    "jax.typeof": lambda t: str(jax.typeof(t["v"])),
+    "jax.make_jaxpr": lambda t: str(jax.make_jaxpr(jnp.sin)(t["w"])),
+    "jax.device_put": lambda t: jax.device_put(t),
+    "jax.device_put to a device": lambda t: jax.device_put(t["w"], jax.devices()[1]),
+    "jax.device_get": lambda t: jax.device_get({**t, "key": 0}),
+    "jax.block_until_ready": lambda t: jax.block_until_ready(t),
+    "jax.tree.map": lambda t: jax.tree.map(jnp.add, {**t, "key": 0}, {**t, "key": 0}),
+    "jax.pure_callback": lambda t: jax.pure_callback(np.sin, jax.eval_shape(jnp.sin, t["w"]), t["w"]),
+    "jax.flatten_util.ravel_pytree": lambda t: jax.flatten_util.ravel_pytree([t["w"], t["scale"]])[0],
+    "isinstance": lambda t: [isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(t)],
+    # Keys.
+    "jax.random.split": lambda t: jax.random.split(t["key"]),
+    "jax.random.fold_in": lambda t: jax.random.fold_in(t["key"], 2),
+    "jax.random.normal": lambda t: jax.random.normal(t["key"], (3,)),
+    "jax.random.bits": lambda t: jax.random.bits(t["key"]),
+    "jax.random.key_data": lambda t: jax.random.key_data(t["key"]),
+    "jax.random.key_impl": lambda t: jax.random.key_impl(t["key"]),
+    "jax.jit of a key": lambda t: jax.jit(jax.random.uniform)(t["key"]),
+    # What arrays do.
+    "arithmetic": lambda t: -t["w"] + 2 * t["w"] @ t["w"] / t["scale"] - 1,
+    "promotion": lambda t: [t["v"] + 1.5, t["v"] * t["w"], t["count"] / 2, t["count"] + 1.5],
+    "arithmetic with numpy": lambda t: [np.ones((4, 4)) + t["w"], t["w"] + np.ones((4, 4))],
+    "arithmetic with jax arrays": lambda t: [jnp.ones((4, 4)) + t["w"], t["w"] + jnp.ones((4, 4))],
+    "comparison": lambda t: [t["w"] == t["w"], t["w"] < 0],
+    "at": lambda t: t["w"].at[0].set(5.0),
+    "indices": lambda t: [t["w"][1:, 0], t["w"][jnp.array([0, 2])]],
+    "methods": lambda t: [t["w"].T, t["w"].sum(0), t["w"].astype(jnp.int8), t["w"].reshape(2, 8)],
+    "iteration": lambda t: list(t["w"]),
+    "len": lambda t: len(t["w"]),
+    "numbers": lambda t: [float(t["scale"]), int(t["count"]), bool(t["count"]), list(range(t["count"]))],
+    "format": lambda t: f"{t['scale']:.3f}",
+    "item": lambda t: [t["scale"].item(), t["w"].item(3)],
+    "copy": lambda t: [copy.deepcopy(t["w"]), copy.copy(t["w"]), t["w"].copy()],
+    "pickle": lambda t: np.asarray(pickle.loads(pickle.dumps(t["w"]))),
+    "numpy": lambda t: [np.asarray(t["w"]), np.mean(np.asarray(t["w"])), np.add(t["w"], t["w"])],
+    "dlpack": lambda t: np.from_dlpack(t["w"]),
+    "sizes": lambda t: [(x.shape, x.dtype, x.ndim, x.size, x.nbytes, x.itemsize) for x in (t["w"], t["v"])],
+    "where": lambda t: [t["w"].sharding, t["w"].devices(), t["w"].is_fully_addressable],
+    # Libraries.
+    "eqx.is_array": lambda t: [eqx.is_array(t["w"]), eqx.is_inexact_array(t["w"])],
+    "eqx.partition": lambda t: eqx.combine(*eqx.partition(t, eqx.is_inexact_array)),
+    "eqx.filter_jit": lambda t: eqx.filter_jit(lambda model, x: model(x))(Model(t["w"], "m"), t["w"]),
+    "eqx.filter_grad": lambda t: eqx.filter_grad(lambda model: jnp.sum(model(t["w"])))(Model(t["w"], "m")),
+    "eqx.tree_equal": lambda t: eqx.tree_equal(t, t),
+    "eqx.apply_updates": lambda t: eqx.apply_updates([t["w"]], [t["w"]]),
+    "flax.serialization.to_state_dict": lambda t: flax.serialization.to_state_dict(t),
+    "flax.serialization.to_bytes": lambda t: flax.serialization.to_bytes({"w": t["w"], "v": t["v"]}),
+    "flax.serialization.from_bytes": lambda t: flax.serialization.from_bytes(
+        {"w": t["w"]}, flax.serialization.to_bytes({"w": t["w"]})
+    ),
+    "optax.tree.norm": lambda t: optax.tree.norm([t["w"], t["scale"]]),
+    "optax.apply_updates": lambda t: optax.apply_updates([t["w"]], [t["w"]]),
+    "optax.adam": lambda t: optax.adam(0.1).update([t["w"]], optax.adam(0.1).init([t["w"]]))[0],
+    "jmp.DynamicLossScale": lambda t: (
+        jmp.DynamicLossScale(t["scale"], t["count"]).adjust(t["scale"] > 0).loss_scale
+    ),
+    "jmp.all_finite": lambda t: jmp.all_finite([t["w"], t["scale"]]),
+    "jmp.cast": lambda t: jmp.get_policy("half").cast_to_compute([t["w"]]),
+}
+
+
+def plain(leaf):
+    """What can be compared with ``==``: of arrays the type, the kind and the bits."""
+    if isinstance(leaf, mpmd.MpmdArray):
+        leaf = leaf.value
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return "key", plain(jax.random.key_data(leaf))
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        kind = "jax" if isinstance(leaf, jax.Array) else "numpy"
+        return kind, leaf.shape, leaf.dtype, np.asarray(leaf).tobytes()
+    return leaf
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_gives_what_it_gives_for_jax_arrays(arrays, name):
+    held, values = arrays
+    actual, expected = CALLS[name](held), CALLS[name](values)
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    assert list(map(plain, jax.tree.leaves(actual))) == list(map(plain, jax.tree.leaves(expected)))
+
+
+def test_what_jax_refuses_is_refused_with_jax_s_words(arrays):
+    held, values = arrays
+    for call in (
+        lambda t: hash(t["w"]),
+        lambda t: t["w"].__setitem__(0, 1),
+        lambda t: bool(t["w"]),
+        lambda t: len(t["scale"]),
+        lambda t: t["w"].no_such_attribute,
+        lambda t: np.asarray(t["key"]),
+    ):
+        with pytest.raises(Exception) as expected:
+            call(values)
+        with pytest.raises(expected.type):
+            call(held)
+
+
+def test_arguments_of_a_jitted_function_are_fetched_together(arrays, monkeypatch):
+    held, _ = arrays
+    asked = []
+    start, read = mpmd.MpmdArray.copy_to_host_async, mpmd.MpmdArray.raw_value
+    monkeypatch.setattr(mpmd.MpmdArray, "copy_to_host_async", lambda a: (asked.append("ask"), start(a))[1])
+    monkeypatch.setattr(mpmd.MpmdArray, "raw_value", lambda a: (asked.append("read"), read(a))[1])
+    jax.jit(lambda t: t["w"] * t["scale"])(held)
+    assert asked.index("read") == asked.count("ask") > 1
+
+
+def test_looking_at_an_array_does_not_fetch_it(arrays, monkeypatch):
+    held, _ = arrays
+    monkeypatch.setattr(mpmd.MpmdArray, "raw_value", lambda array: pytest.fail("fetched"))
+    for leaf in jax.tree.leaves(held):
+        assert eqx.is_array(leaf)
+        jax.eval_shape(lambda x: x, leaf)
+        repr(leaf), leaf.sharding, leaf.nbytes, leaf.spec, leaf.mpmd_idxs, leaf.submesh
+        hasattr(leaf, "no_such_attribute")
