@@ -117,14 +117,14 @@ MAY_IMPORT = {
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
     "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
-    "mpmd.tree",
+    "mpmd.specs mpmd.tree",
     "mpmd.checkpoint": "mpmd.arguments mpmd.array mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.mesh "
     "mpmd.runtime mpmd.sharding",
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
     "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
     "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.verify",
-    "mpmd.step": "mpmd.arguments mpmd.compiler.graph mpmd.compiler.pipeline mpmd.loaded_step mpmd.mesh "
-    "mpmd.placement mpmd.runtime",
+    "mpmd.step": "mpmd.arguments mpmd.compiler.graph mpmd.compiler.pipeline mpmd.ir mpmd.loaded_step "
+    "mpmd.mesh mpmd.placement mpmd.runtime",
     "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
 }

@@ -33,7 +33,7 @@ class ArgumentLeaf:
 def describe(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape, dtype and weak type of an argument leaf. Raises ``TypeError`` when it is not an array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
+        return as_described(leaf) if leaf.sharding is not None else leaf
     if isinstance(leaf, MpmdArray):
         return leaf.aval
     return as_described(jax.typeof(leaf))
