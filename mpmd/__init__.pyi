@@ -1,4 +1,5 @@
 from . import checkpoint, render, simulate
+from .abstract_mesh import AbstractMpmdMesh
 from .annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
 from .array import MpmdArray, to_host
 from .checkpoint import restore, save, save_async
@@ -11,9 +12,9 @@ from .errors import (
     StepAborted,
     TaskError,
 )
-from .loaded_step import explain
 from .mesh import MpmdMesh
 from .per_group import per_group
+from .planned_step import explain
 from .reduce import Add, Concat, Max, Op, treduce, treduce_i
 from .schedules import (
     CustomSchedule,
@@ -39,6 +40,7 @@ from .schedules import (
 from .step import jit, mpmd_jit_with_loop
 
 __all__ = [
+    "AbstractMpmdMesh",
     "Add",
     "CheckpointError",
     "CompileError",

@@ -17,12 +17,14 @@ from mpmd.arguments.leaves import as_described
 from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import output_specs
 from mpmd.arguments.specs_of_calls import SpecsOfCalls
+from mpmd.array import MpmdArray
 from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.ir import Spec
 from mpmd.loaded_step import LoadedStep
+from mpmd.lowered_step import LoweredStep
 from mpmd.mesh import GroupMesh
-from mpmd.placement import Placement
+from mpmd.placement import ANYWHERE, Placement
 from mpmd.runtime.protocol import Runtime
 
 
@@ -63,7 +65,8 @@ def mpmd_jit_with_loop(
         function without ``treduce`` runs where the ``MpmdArray``s are that it is called with: averages, casts
         and norms of a train step's state leave it where it is. It is compiled anew for arrays elsewhere.
         Without ``fun``, the result is a decorator.
-      mpmd_mesh: the groups: an ``MpmdMesh``, or what ``cluster.launch`` returns.
+      mpmd_mesh: the groups: an ``MpmdMesh``, or what ``cluster.launch`` returns; or an ``AbstractMpmdMesh``,
+        for which steps are only planned.
       in_specs: a pytree prefix of the tuple of (not static) arguments with a ``PartitionSpec`` over the axes
         of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: as the array that
         is passed, if it is an ``MpmdArray`` or has a ``NamedSharding`` with axes that groups have; otherwise
@@ -157,6 +160,16 @@ class MpmdFunction:
         """Compiles for arguments like these, arrays or ``ShapeDtypeStruct``s, and has the groups load it."""
         return self._load(self._signature.bind(args, kwargs))
 
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
+        """Plans the step for arguments like these, arrays or ``ShapeDtypeStruct``s, and proves the plan.
+
+        It needs no devices, and nothing is compiled; the mesh may be an ``AbstractMpmdMesh``. The result has
+        ``plan``, ``report()`` and ``simulate()``, and ``mpmd.explain`` explains it; ``compile()`` goes on.
+        """
+        call = self._signature.bind(args, kwargs)
+        compiled, stable = self._compile(call, self._in_specs.of(call), self._held(call))
+        return LoweredStep(compiled, stable, self._mesh, self._signature)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.bind(args, kwargs)
         return self._load(call).submit(call)[0]
@@ -168,7 +181,7 @@ class MpmdFunction:
         if step := loaded.get((traced_as, call.key)):
             return step
         # Without a loop, what runs where follows from where the arguments are.
-        placements = call.placements(self._mesh.runtime)
+        placements = self._held(call)
         if step := loaded.get((traced_as, call.key, placements)):
             return step
         compiled, stable = self._compile(call, specs, placements)
@@ -177,6 +190,12 @@ class MpmdFunction:
             loaded[traced_as, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
         step = loaded[traced_as, call.key, *where] = loaded[traced_as, stable.key, *where]
         return step
+
+    def _held(self, call: Call) -> tuple[Placement, ...]:
+        """Where the groups hold each leaf. Groups that hold none do not have to run."""
+        if not any(isinstance(leaf, MpmdArray) for leaf in call.leaves):
+            return (ANYWHERE,) * len(call.leaves)
+        return call.placements(self._mesh.runtime)
 
     def _compile(
         self, call: Call, in_specs: Sequence[Spec | None] | None, held: Sequence[Placement]

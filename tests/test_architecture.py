@@ -34,9 +34,8 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
     "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
-    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.ir mpmd.memory mpmd.routes mpmd.specs mpmd.tables "
-    "mpmd.verify",
-    "mpmd.cli": "mpmd.ir mpmd.render mpmd.schedules mpmd.simulate mpmd.tables",
+    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.ir mpmd.memory mpmd.routes mpmd.simulate mpmd.specs "
+    "mpmd.tables mpmd.verify",
     # The compiler. A pass imports no other pass.
     "mpmd.annotate": "",
     "mpmd.per_group": "",
@@ -114,6 +113,7 @@ MAY_IMPORT = {
     "cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
+    "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
     "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
@@ -121,10 +121,16 @@ MAY_IMPORT = {
     "mpmd.checkpoint": "mpmd.arguments mpmd.array mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.mesh "
     "mpmd.runtime mpmd.sharding",
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
+    "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate",
     "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.verify",
-    "mpmd.step": "mpmd.arguments mpmd.compiler.graph mpmd.compiler.pipeline mpmd.ir mpmd.loaded_step "
-    "mpmd.mesh mpmd.placement mpmd.runtime",
+    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.planned_step mpmd.routes mpmd.runtime "
+    "mpmd.stopwatch mpmd.verify",
+    "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
+    "mpmd.mesh mpmd.planned_step mpmd.routes",
+    "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.ir "
+    "mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement mpmd.runtime",
+    "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.planned_step mpmd.render mpmd.schedules mpmd.simulate "
+    "mpmd.step mpmd.tables",
     "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
 }

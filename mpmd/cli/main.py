@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mpmd.cli import schedule
+from mpmd.cli import plan, schedule
 from mpmd.cli.exit_codes import ExitCode
 
 
@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mpmd", description="Tools for pipeline schedules.")
+    parser = argparse.ArgumentParser(prog="mpmd", description="Tools for pipeline schedules and plans.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     schedule.add_commands(commands)
+    plan.add_commands(commands)
     return parser
