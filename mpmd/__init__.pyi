@@ -14,8 +14,9 @@ from .errors import (
 )
 from .mesh import MpmdMesh
 from .per_group import per_group
+from .pieces import microbatches, stage_ends
 from .planned_step import explain
-from .reduce import Add, Concat, Max, Op, treduce, treduce_i
+from .reduce import Add, Concat, Max, Mean, Op, treduce, treduce_i
 from .schedules import (
     CustomSchedule,
     DualPipeV,
@@ -58,6 +59,7 @@ __all__ = [
     "ListSchedule",
     "LoopedBFS",
     "Max",
+    "Mean",
     "MpmdArray",
     "MpmdMesh",
     "Op",
@@ -78,6 +80,7 @@ __all__ = [
     "jit",
     "mark_pipeline_boundary",
     "mark_stage_end",
+    "microbatches",
     "mpmd_jit_with_loop",
     "per_group",
     "pipeline_enter_stage",
@@ -86,6 +89,7 @@ __all__ = [
     "save",
     "save_async",
     "simulate",
+    "stage_ends",
     "to_host",
     "treduce",
     "treduce_i",

@@ -39,6 +39,7 @@ MAY_IMPORT = {
     # The compiler. A pass imports no other pass.
     "mpmd.annotate": "",
     "mpmd.per_group": "",
+    "mpmd.pieces": "",
     "mpmd.reduce": "mpmd.compat mpmd.schedules mpmd.tree",
     "mpmd.compiler.jaxprs": "mpmd.compat",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
