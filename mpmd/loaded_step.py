@@ -20,7 +20,7 @@ from mpmd.explanation import Report, report
 from mpmd.initialize import compile_init
 from mpmd.ir import Plan
 from mpmd.mesh import GroupMesh
-from mpmd.planned_step import PlannedStep
+from mpmd.planned_step import PlannedStep, explain
 from mpmd.routes import Topology
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.protocol import Runtime
@@ -84,7 +84,8 @@ class LoadedStep(PlannedStep):
             seconds=self._seconds,
             xla_seconds=self._loaded.xla_seconds,
             holdings=self._loaded.holdings,
-            measured_peaks=runtime.measured_peaks() if runtime else (None,) * len(self.plan.programs),
+            measured_peaks=runtime.measured_peaks() if runtime else None,
+            findings=explain(self).findings,
         )
 
     def argument_leaves(self, argnum: int | str = 0) -> Any:

@@ -9,7 +9,7 @@ from mpmd.explanation import Report, report
 from mpmd.ir import Plan
 from mpmd.loaded_step import LoadedStep
 from mpmd.mesh import GroupMesh
-from mpmd.planned_step import PlannedStep
+from mpmd.planned_step import PlannedStep, explain
 from mpmd.routes import Topology
 
 
@@ -46,6 +46,7 @@ class LoweredStep(PlannedStep):
             verified=self._compiled.verified,
             updated={argument for argument, _ in self._compiled.traced.carried_state},
             seconds=self._compiled.seconds,
+            findings=explain(self).findings,
         )
 
     def compile(self, mpmd_mesh: GroupMesh | None = None) -> LoadedStep:

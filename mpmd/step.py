@@ -20,6 +20,7 @@ from mpmd.arguments.specs_of_calls import SpecsOfCalls
 from mpmd.array import MpmdArray
 from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.explanation import warn_of_uneven_work
 from mpmd.ir import Spec
 from mpmd.loaded_step import LoadedStep
 from mpmd.lowered_step import LoweredStep
@@ -226,5 +227,6 @@ class MpmdFunction:
             gather=options.gather,
             held=held,
         )
+        warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
         traced = compiled.traced.arguments
         return compiled, call.described_by(tuple(as_described(argument.var.aval) for argument in traced))

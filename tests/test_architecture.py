@@ -34,8 +34,8 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
     "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
-    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.ir mpmd.memory mpmd.routes mpmd.simulate mpmd.specs "
-    "mpmd.tables mpmd.verify",
+    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
+    "mpmd.specs mpmd.tables mpmd.verify",
     # The compiler. A pass imports no other pass.
     "mpmd.annotate": "",
     "mpmd.per_group": "",
@@ -128,8 +128,8 @@ MAY_IMPORT = {
     "mpmd.stopwatch mpmd.verify",
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes",
-    "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.ir "
-    "mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement mpmd.runtime",
+    "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.explanation "
+    "mpmd.ir mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement mpmd.runtime",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.planned_step mpmd.render mpmd.schedules mpmd.simulate "
     "mpmd.step mpmd.tables",
     "mpmd.__main__": "mpmd.cli",

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
+from mpmd.explanation.explanation import findings_text
 from mpmd.ir import Edge, Executable, Plan
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
 from mpmd.routes import Routes, Topology
@@ -71,12 +72,14 @@ class Report:
         shardings are left to the groups' compiler, the groups have compiled before, in ``resolve``.
       are_specs_open: whether shardings are left to the groups' compilers, which have not chosen them: their
         values count as replicated.
+      findings: what is probably not as the user meant it, as ``mpmd.explain`` says.
     """
 
     groups: tuple[GroupReport, ...]
     executables: int
     seconds: Mapping[str, float]
     are_specs_open: bool = False
+    findings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         compiled = any(group.xla_seconds is not None for group in self.groups)
@@ -101,6 +104,7 @@ class Report:
                 *([_OPEN] if self.are_specs_open else []),
                 f"{'compiled' if compiled else 'planned'} in seconds:",
                 *aligned([list(passes), [f"{seconds:.2f}" for seconds in passes.values()]], left=()),
+                *filter(None, [findings_text(self.findings)]),
             ]
         )
 
@@ -149,8 +153,9 @@ def report(
     xla_seconds: Sequence[float] | None = None,
     holdings: Mapping[Edge, Holding] | None = None,
     measured_peaks: Sequence[int | None] | None = None,
+    findings: Sequence[str] = (),
 ) -> Report:
-    """Reports on a plan; the last three arguments are of one that was loaded.
+    """Reports on a plan; what XLA took, where messages are and what was measured is of one that was loaded.
 
     Args:
       plan: with what XLA needs to run its executables, if groups have compiled them.
@@ -161,6 +166,7 @@ def report(
       xla_seconds: for each group, how long XLA took.
       holdings: where the messages of each edge are until they are used; by default in the receiver's memory.
       measured_peaks: for each group, the most bytes that were allocated on one of its devices.
+      findings: what the plan's explanation finds.
     """
     sent: collections.Counter[tuple[int, int]] = collections.Counter()
     for (source, _), by_processes in Routes(plan, topology).sent_bytes().items():
@@ -193,4 +199,4 @@ def report(
         for group, program in enumerate(plan.programs)
     )
     are_open = any(None in (*e.in_specs, *e.out_specs) for e in plan.executables)
-    return Report(groups, len(plan.executables), seconds, are_open)
+    return Report(groups, len(plan.executables), seconds, are_open, tuple(findings))
