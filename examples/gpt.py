@@ -33,10 +33,9 @@ class GPTConfig:
             raise ValueError(f"{self.num_layers} layers cannot fill {self.num_stages} stages")
 
     @property
-    def stage_ends(self) -> frozenset[int]:
-        """The layers that end a stage, as even as can be; the last stage ends with the loss."""
-        ends = (self.num_layers * stage // self.num_stages for stage in range(1, self.num_stages))
-        return frozenset(end - 1 for end in ends)
+    def stage_ends(self) -> tuple[int, ...]:
+        """The layers that end a stage; the last stage ends with the loss."""
+        return mpmd.stage_ends(self.num_layers, self.num_stages)
 
 
 def init_params(key: jax.Array, config: GPTConfig) -> dict:

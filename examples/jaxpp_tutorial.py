@@ -120,15 +120,12 @@ def loss_fn(params, apply_fn, x, targets):
 def train_step(state: TrainState, xs, targets, num_microbatches: int, schedule):
     """One step of AdamW; returns the new state and the sum of the microbatches' losses."""
 
-    def microbatches(batch):
-        return batch.reshape(num_microbatches, -1, *batch.shape[1:])
-
     def loss_and_gradients(microbatch):
         return jax.value_and_grad(loss_fn)(state.params, state.apply_fn, *microbatch)
 
     loss, gradients = mpmd.treduce(
         loss_and_gradients,
-        (microbatches(xs), microbatches(targets)),
+        mpmd.microbatches((xs, targets), num_microbatches),
         schedule=schedule,
         operation=mpmd.Add,
     )

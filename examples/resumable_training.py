@@ -127,8 +127,9 @@ def train_step(state: TrainState, tokens: jax.Array, targets: jax.Array) -> tupl
         return jax.value_and_grad(loss_of_microbatch)(state.params, *microbatch)
 
     schedule = mpmd.Std1F1B(num_stages=NUM_STAGES)
-    sums = mpmd.treduce(loss_and_gradients, (tokens, targets), schedule=schedule, operation=mpmd.Add)
-    loss, gradients = jax.tree.map(lambda leaf: leaf / len(tokens), sums)
+    loss, gradients = mpmd.treduce(
+        loss_and_gradients, (tokens, targets), schedule=schedule, operation=mpmd.Mean
+    )
     updates, opt_state = OPTIMIZER.update(gradients, state.opt_state)
     return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
 

@@ -113,8 +113,9 @@ def make_train_step(config: gpt.GPTConfig, optimizer: optax.GradientTransformati
         def loss_and_gradients(microbatch):
             return jax.value_and_grad(gpt.loss)(state.params, *microbatch, config)
 
-        sums = mpmd.treduce(loss_and_gradients, (tokens, targets), schedule=schedule, operation=mpmd.Add)
-        loss, gradients = jax.tree.map(lambda leaf: leaf / len(tokens), sums)
+        loss, gradients = mpmd.treduce(
+            loss_and_gradients, (tokens, targets), schedule=schedule, operation=mpmd.Mean
+        )
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         return TrainState(optax.apply_updates(state.params, updates), opt_state), loss
 
@@ -128,7 +129,7 @@ def make_evaluate(config: gpt.GPTConfig, schedule):
         def loss(microbatch):
             return gpt.loss(params, *microbatch, config)
 
-        return mpmd.treduce(loss, (tokens, targets), schedule=schedule, operation=mpmd.Add) / len(tokens)
+        return mpmd.treduce(loss, (tokens, targets), schedule=schedule, operation=mpmd.Mean)
 
     return evaluate
 

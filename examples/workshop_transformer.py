@@ -205,13 +205,12 @@ def train_step(state: nnx.State, inputs, targets, graphdef: nnx.GraphDef):
     def loss(params, x, target):
         return jnp.mean((nnx.merge(definition, params)(x) - target) ** 2)
 
-    sums = mpmd.treduce(
+    mean_loss, gradients = mpmd.treduce(
         lambda microbatch: jax.value_and_grad(loss)(params, *microbatch),
         (inputs, targets),
         schedule=mpmd.Std1F1B(NUM_STAGES),
-        operation=mpmd.Add,
+        operation=mpmd.Mean,
     )
-    mean_loss, gradients = jax.tree.map(lambda leaf: leaf / len(inputs), sums)
     optimizer.update(model, gradients)
     return nnx.state((model, optimizer)), mean_loss
 

@@ -1,4 +1,5 @@
 from . import checkpoint, render, simulate
+from .abstract_mesh import AbstractMpmdMesh
 from .annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
 from .array import MpmdArray, to_host
 from .checkpoint import restore, save, save_async
@@ -11,10 +12,11 @@ from .errors import (
     StepAborted,
     TaskError,
 )
-from .loaded_step import explain
 from .mesh import MpmdMesh
 from .per_group import per_group
-from .reduce import Add, Concat, Max, Op, treduce, treduce_i
+from .pieces import microbatches, stage_ends
+from .planned_step import explain
+from .reduce import Add, Concat, Max, Mean, Op, treduce, treduce_i
 from .schedules import (
     CustomSchedule,
     DualPipeV,
@@ -40,6 +42,7 @@ from .step import jit, mpmd_jit_with_loop
 from .version import __version__
 
 __all__ = [
+    "AbstractMpmdMesh",
     "Add",
     "CheckpointError",
     "CompileError",
@@ -57,6 +60,7 @@ __all__ = [
     "ListSchedule",
     "LoopedBFS",
     "Max",
+    "Mean",
     "MpmdArray",
     "MpmdMesh",
     "Op",
@@ -78,6 +82,7 @@ __all__ = [
     "jit",
     "mark_pipeline_boundary",
     "mark_stage_end",
+    "microbatches",
     "mpmd_jit_with_loop",
     "per_group",
     "pipeline_enter_stage",
@@ -86,6 +91,7 @@ __all__ = [
     "save",
     "save_async",
     "simulate",
+    "stage_ends",
     "to_host",
     "treduce",
     "treduce_i",

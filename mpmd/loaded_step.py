@@ -16,10 +16,11 @@ from mpmd.arguments.signature import CallSignature
 from mpmd.array import MpmdArray, StepFuture
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.events import Event
-from mpmd.explanation import Explanation, Report, explain_plan, report
+from mpmd.explanation import Report, report
 from mpmd.initialize import compile_init
 from mpmd.ir import Plan
 from mpmd.mesh import GroupMesh
+from mpmd.planned_step import PlannedStep, explain
 from mpmd.routes import Topology
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.protocol import Runtime
@@ -28,7 +29,7 @@ from mpmd.stopwatch import Stopwatch
 from mpmd.verify import verify
 
 
-class LoadedStep:
+class LoadedStep(PlannedStep):
     """A step compiled for arguments of certain shapes and dtypes, and loaded by the groups.
 
     Called like the function it was made from, with arguments of just these shapes and dtypes. When it is
@@ -58,7 +59,6 @@ class LoadedStep:
 
     @property
     def compiled(self) -> CompiledStep:
-        """What the compiler made; its specs may still be open."""
         return self._compiled
 
     @property
@@ -68,7 +68,6 @@ class LoadedStep:
 
     @property
     def topology(self) -> Topology:
-        """The processes of the groups that have loaded the step."""
         return self._mesh.topology
 
     def report(self) -> Report:
@@ -85,7 +84,8 @@ class LoadedStep:
             seconds=self._seconds,
             xla_seconds=self._loaded.xla_seconds,
             holdings=self._loaded.holdings,
-            measured_peaks=runtime.measured_peaks() if runtime else (None,) * len(self.plan.programs),
+            measured_peaks=runtime.measured_peaks() if runtime else None,
+            findings=explain(self).findings,
         )
 
     def argument_leaves(self, argnum: int | str = 0) -> Any:
@@ -255,17 +255,3 @@ class LoadedStep:
 def _unload(runtime: weakref.ref[Runtime], program: int) -> None:
     if (running := runtime()) is not None:
         running.unload(program)
-
-
-def explain(step: LoadedStep) -> Explanation:
-    """Explains a step that ``mpmd_jit_with_loop(...).compile(...)`` returned.
-
-    ``print(mpmd.explain(step))`` is an overview: where arguments and results are, what is sent, and what the
-    tasks do. ``print(mpmd.explain(step).leaf("params['w']"))`` tells all about one of them.
-
-    Raises: ``TypeError`` for anything but a compiled step.
-    """
-    if not isinstance(step, LoadedStep):
-        raise TypeError(f"explain takes a compiled step, mpmd_jit_with_loop(...).compile(...), not {step!r}")
-    compiled = step.compiled
-    return explain_plan(step.plan, step.topology, compiled.program.jaxprs, compiled.traced.carried_state)

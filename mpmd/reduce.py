@@ -50,6 +50,20 @@ class _Add:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Mean(_Add):
+    """Elementwise mean: a sum, which is divided after the loop. Of integers and booleans it is a float."""
+
+    def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
+        is_summed_as_it_is = jnp.issubdtype(a.dtype, jnp.inexact)
+        return jnp.zeros(a.shape, a.dtype if is_summed_as_it_is else jax.eval_shape(jnp.mean, a).dtype)
+
+    def of_sum(self, total: jax.Array, n: int) -> jax.Array:
+        """The mean of ``n`` values. ``n`` is float32 at least, because half precision cannot count far."""
+        wide = total.dtype if total.dtype.itemsize >= 4 else jnp.float32
+        return lax.div(total.astype(wide), jnp.full(total.shape, n, wide)).astype(total.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class _Max:
     """Elementwise maximum."""
 
@@ -69,6 +83,7 @@ def _lowest(dtype) -> Any:
 
 
 Add = _Add()
+Mean = _Mean()
 Max = _Max()
 
 
@@ -111,7 +126,8 @@ def treduce(
       schedule: the order of the stages' work, e.g. ``mpmd.Std1F1B(num_stages=4)``.
       axis: the axis of every leaf of ``xs`` that counts microbatches.
       operation: an ``Op``, or a pytree prefix of the result with one for each part. By default the first
-        of two results is stacked and the second summed: the losses and the gradients.
+        of two results is stacked and the second summed: the losses and the gradients. ``Mean`` gives what
+        the whole batch would, if ``fun`` takes the mean over its microbatch: ``Add`` gives ``n`` times that.
 
     Returns: the accumulated results.
     Raises: ``ValueError`` when the leaves of ``xs`` differ in size along ``axis``, or when there is no
@@ -171,8 +187,10 @@ def treduce_i(
         values = core.jaxpr_as_fun(traced)(i)
         remaining = iter(carried)
         return [
-            value if is_sum else _updated(op, next(remaining), value, i)
-            for op, is_sum, value in zip(ops, summed, values, strict=True)
+            lax.convert_element_type(value, state.dtype)
+            if is_sum
+            else _updated(op, next(remaining), value, i)
+            for op, is_sum, value, state in zip(ops, summed, values, states, strict=True)
         ]
 
     carried = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
@@ -187,7 +205,11 @@ def treduce_i(
         length=length,
         schedule=schedule,
     )
-    return jax.tree.unflatten(out_tree, results)
+    means = (
+        op.of_sum(result, length) if isinstance(op, _Mean) else result
+        for op, result in zip(ops, results, strict=True)
+    )
+    return jax.tree.unflatten(out_tree, means)
 
 
 def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:

@@ -2,36 +2,59 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import types
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, get_args, overload
 
 import jax
 
 from mpmd.arguments.call import Call
+from mpmd.arguments.keywords import check_keywords, names, positions, specs_or_shardings
 from mpmd.arguments.leaves import as_described
 from mpmd.arguments.signature import CallSignature
-from mpmd.arguments.specs import input_specs, output_specs
+from mpmd.arguments.specs import output_specs
+from mpmd.arguments.specs_of_calls import SpecsOfCalls
+from mpmd.array import MpmdArray
 from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.explanation import warn_of_uneven_work
+from mpmd.ir import Spec
 from mpmd.loaded_step import LoadedStep
+from mpmd.lowered_step import LoweredStep
 from mpmd.mesh import GroupMesh
-from mpmd.placement import Placement
+from mpmd.placement import ANYWHERE, Placement
 from mpmd.runtime.protocol import Runtime
 
 
+@overload
+def mpmd_jit_with_loop(fun: Callable, mpmd_mesh: GroupMesh, *args: Any, **kwargs: Any) -> MpmdFunction: ...
+
+
+@overload
 def mpmd_jit_with_loop(
-    fun: Callable,
-    mpmd_mesh: GroupMesh,
+    fun: None = None, *, mpmd_mesh: GroupMesh, **kwargs: Any
+) -> Callable[[Callable], MpmdFunction]: ...
+
+
+def mpmd_jit_with_loop(
+    fun: Callable | None = None,
+    mpmd_mesh: GroupMesh | None = None,
     in_specs: Any = None,
     out_specs: Any = None,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
     partial_sums: PartialSums = "replicated",
     gather: Gather = "task",
-) -> MpmdFunction:
+    *,
+    donate_argnames: str | Iterable[str] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    **others: Any,
+) -> MpmdFunction | Callable[[Callable], MpmdFunction]:
     """Compiles a train step with a ``treduce`` loop, or another function, for groups of devices.
 
     The result is called like ``fun``. What it returns are ``MpmdArray``s, which stay on the groups and can be
@@ -42,15 +65,18 @@ def mpmd_jit_with_loop(
       fun: an ordinary function of pytrees of arrays, with one ``treduce`` whose function marks its stages. A
         function without ``treduce`` runs where the ``MpmdArray``s are that it is called with: averages, casts
         and norms of a train step's state leave it where it is. It is compiled anew for arrays elsewhere.
-      mpmd_mesh: the groups: an ``MpmdMesh``, or what ``cluster.launch`` returns.
+        Without ``fun``, the result is a decorator.
+      mpmd_mesh: the groups: an ``MpmdMesh``, or what ``cluster.launch`` returns; or an ``AbstractMpmdMesh``,
+        for which steps are only planned.
       in_specs: a pytree prefix of the tuple of (not static) arguments with a ``PartitionSpec`` over the axes
-        of a group for each; ``None`` anywhere: replicated within the groups that hold it; without a loop,
-        sharded as the ``MpmdArray`` that is passed.
+        of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: as the array that
+        is passed, if it is an ``MpmdArray`` or has a ``NamedSharding`` with axes that groups have; otherwise
+        replicated within the groups that hold it.
       out_specs: the same for the result; ``None`` anywhere: as the argument that it updates, or left to
         the compiler.
       static_argnums, static_argnames: hashable arguments that are not arrays.
-      donate_argnums: arguments, such as the state, whose buffers the step may take over; they
-        cannot be used after the call.
+      donate_argnums, donate_argnames: arguments, such as the state, whose buffers the step may take over;
+        they cannot be used after the call.
       partial_sums: which accumulators hold partial sums over the devices of a group, which are reduced once
         per step rather than in every microbatch. ``"replicated"``: along mesh axes over which the batch is
         sharded and the sum, as a weight and its gradient, is not; this takes no memory. ``"all"``: also
@@ -59,65 +85,91 @@ def mpmd_jit_with_loop(
       gather: when weights that are sharded over an axis of the batch, as for FSDP, are gathered along it.
         ``"task"``: in every task that reads them. ``"step"``: once per step and group, before its first
         task; from there to the last task that reads it, each device also holds the gathered weight.
+      in_shardings, out_shardings: what ``jax.jit`` calls ``in_specs`` and ``out_specs``.
+      others: nothing; the other keywords of ``jax.jit`` get an error that says what to use instead.
 
-    Raises: ``TypeError`` when ``mpmd_mesh`` is no mesh of groups, ``ValueError`` for positions that ``fun``
-      does not have, and for another ``partial_sums`` or ``gather``. When called: ``CompileError`` (a
-      ``ValueError``) for what cannot be compiled, ``TypeError`` for arguments that are not arrays, and,
-      without a loop, ``ValueError`` for ``MpmdArray``s of another mesh.
+    Raises: ``TypeError`` when ``mpmd_mesh`` is no mesh of groups, and for other keywords; ``ValueError`` for
+      positions and names that ``fun`` does not have, for another ``partial_sums`` or ``gather``, and when
+      both specs and shardings are given. When called: ``CompileError`` (a ``ValueError``) for what cannot be
+      compiled, ``TypeError`` for arguments that are not arrays, and, without a loop, ``ValueError`` for
+      ``MpmdArray``s of another mesh.
     """
-    if not hasattr(mpmd_mesh, "abstract_submeshes"):
+    check_keywords(others)
+    if mpmd_mesh is None or not hasattr(mpmd_mesh, "abstract_submeshes"):
         raise TypeError(
-            "mpmd_mesh must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, or what "
-            f"cluster.launch returns, got {mpmd_mesh!r}"
+            "mpmd_mesh must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, what "
+            f"cluster.launch returns, or an mpmd.AbstractMpmdMesh, to plan without devices; got {mpmd_mesh!r}"
         )
-    signature = CallSignature.of(fun, _ints(static_argnums), _names(static_argnames), _ints(donate_argnums))
     for option, value, allowed in (
         ("partial_sums", partial_sums, get_args(PartialSums)),
         ("gather", gather, get_args(Gather)),
     ):
         if value not in allowed:
             raise ValueError(f"{option} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return MpmdFunction(
-        fun=fun,
-        mesh=mpmd_mesh,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        signature=signature,
+    options = StepOptions(
+        in_specs=specs_or_shardings("in", in_specs, in_shardings),
+        out_specs=specs_or_shardings("out", out_specs, out_shardings),
         partial_sums=partial_sums,
         gather=gather,
     )
+    arguments = (
+        positions(static_argnums),
+        names(static_argnames),
+        positions(donate_argnums),
+        names(donate_argnames),
+    )
+
+    def made_of(fun: Callable) -> MpmdFunction:
+        if not callable(fun):
+            raise TypeError(f"mpmd.jit takes a function, got {fun!r}")
+        return MpmdFunction(fun, mpmd_mesh, CallSignature.of(fun, *arguments), options)
+
+    return made_of if fun is None else made_of(fun)
 
 
 jit = mpmd_jit_with_loop
 
 
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """What ``mpmd_jit_with_loop`` was told beside the function, the mesh and the kinds of arguments."""
+
+    in_specs: Any
+    out_specs: Any
+    partial_sums: PartialSums
+    gather: Gather
+
+
 class MpmdFunction:
     """What ``mpmd_jit_with_loop`` returns: compiles once for each kind of arguments it is called with."""
 
-    def __init__(
-        self,
-        fun: Callable,
-        mesh: GroupMesh,
-        in_specs: Any,
-        out_specs: Any,
-        signature: CallSignature,
-        partial_sums: PartialSums,
-        gather: Gather,
-    ):
+    def __init__(self, fun: Callable, mesh: GroupMesh, signature: CallSignature, options: StepOptions):
         functools.update_wrapper(self, fun, updated=())
         self._fun = fun
         self._mesh = mesh
-        self._in_specs = in_specs
-        self._out_specs = out_specs
         self._signature = signature
-        self._partial_sums = partial_sums
-        self._gather = gather
+        self._options = options
+        self._in_specs = SpecsOfCalls(options.in_specs, mesh.abstract_submeshes, mesh.mpmd_axis_name)
         # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
         self._loaded: weakref.WeakKeyDictionary[Runtime, dict[Any, LoadedStep]] = weakref.WeakKeyDictionary()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Binds a method's first argument, as functions do."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def compile(self, *args: Any, **kwargs: Any) -> LoadedStep:
         """Compiles for arguments like these, arrays or ``ShapeDtypeStruct``s, and has the groups load it."""
         return self._load(self._signature.bind(args, kwargs))
+
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
+        """Plans the step for arguments like these, arrays or ``ShapeDtypeStruct``s, and proves the plan.
+
+        It needs no devices, and nothing is compiled; the mesh may be an ``AbstractMpmdMesh``. The result has
+        ``plan``, ``report()`` and ``simulate()``, and ``mpmd.explain`` explains it; ``compile()`` goes on.
+        """
+        call = self._signature.bind(args, kwargs)
+        compiled, stable = self._compile(call, self._in_specs.of(call), self._held(call))
+        return LoweredStep(compiled, stable, self._mesh, self._signature)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.bind(args, kwargs)
@@ -125,35 +177,45 @@ class MpmdFunction:
 
     def _load(self, call: Call) -> LoadedStep:
         loaded = self._loaded.setdefault(self._mesh.runtime, {})
-        enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        if step := loaded.get((enable_x64, call.key)):
+        specs = self._in_specs.of(call)
+        traced_as = (jax.config.jax_enable_x64, specs)  # type: ignore[attr-defined]
+        if step := loaded.get((traced_as, call.key)):
             return step
         # Without a loop, what runs where follows from where the arguments are.
-        placements = call.placements(self._mesh.runtime)
-        if step := loaded.get((enable_x64, call.key, placements)):
+        placements = self._held(call)
+        if step := loaded.get((traced_as, call.key, placements)):
             return step
-        compiled = self._compile(call, placements)
+        compiled, stable = self._compile(call, specs, placements)
         where = () if compiled.traced.loop else (placements,)
-        # The state's weak types may change with the first step: the step was traced as for later ones.
-        traced = compiled.traced.arguments
-        stable = call.described_by(tuple(as_described(argument.var.aval) for argument in traced))
-        if (enable_x64, stable.key, *where) not in loaded:
-            loaded[enable_x64, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
-        step = loaded[enable_x64, call.key, *where] = loaded[enable_x64, stable.key, *where]
+        if (traced_as, stable.key, *where) not in loaded:
+            loaded[traced_as, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
+        step = loaded[traced_as, call.key, *where] = loaded[traced_as, stable.key, *where]
         return step
 
-    def _compile(self, call: Call, held: Sequence[Placement]) -> CompiledStep:
-        submeshes, axis = self._mesh.abstract_submeshes, self._mesh.mpmd_axis_name
-        axis_names = submeshes[0].axis_names
+    def _held(self, call: Call) -> tuple[Placement, ...]:
+        """Where the groups hold each leaf. Groups that hold none do not have to run."""
+        if not any(isinstance(leaf, MpmdArray) for leaf in call.leaves):
+            return (ANYWHERE,) * len(call.leaves)
+        return call.placements(self._mesh.runtime)
+
+    def _compile(
+        self, call: Call, in_specs: Sequence[Spec | None] | None, held: Sequence[Placement]
+    ) -> tuple[CompiledStep, Call]:
+        """Compiles the step for a call; also returns what calls it was compiled for, without arrays.
+
+        The state's weak types may change with the first step: the step is traced as for later ones.
+        """
+        submeshes, options = self._mesh.abstract_submeshes, self._options
         args, kwargs = jax.tree.unflatten(call.treedef, call.avals)
-        in_specs = out_specs = None
-        if self._in_specs is not None:
-            in_specs = input_specs(self._in_specs, call, axis_names, axis)
-        if self._out_specs is not None:
+        out_specs = None
+        if options.out_specs is not None:
             out_specs = functools.partial(
-                output_specs, self._out_specs, axis_names=axis_names, mpmd_axis_name=axis
+                output_specs,
+                options.out_specs,
+                axis_names=submeshes[0].axis_names,
+                mpmd_axis_name=self._mesh.mpmd_axis_name,
             )
-        return compile_step(
+        compiled = compile_step(
             fun=call.function(self._fun),
             args=args,
             kwargs=kwargs,
@@ -161,15 +223,10 @@ class MpmdFunction:
             in_specs=in_specs,
             out_specs=out_specs,
             donated=call.donated,
-            partial_sums=self._partial_sums,
-            gather=self._gather,
+            partial_sums=options.partial_sums,
+            gather=options.gather,
             held=held,
         )
-
-
-def _ints(numbers: int | Sequence[int]) -> tuple[int, ...]:
-    return (numbers,) if isinstance(numbers, int) else tuple(numbers)
-
-
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+        warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
+        traced = compiled.traced.arguments
+        return compiled, call.described_by(tuple(as_described(argument.var.aval) for argument in traced))

@@ -36,12 +36,14 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
     "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
-    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.ir mpmd.memory mpmd.routes mpmd.specs mpmd.tables "
-    "mpmd.verify",
-    "mpmd.cli": "mpmd.ir mpmd.render mpmd.schedules mpmd.simulate mpmd.tables mpmd.version",
+    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
+    "mpmd.specs mpmd.tables mpmd.verify",
+    "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.planned_step mpmd.render mpmd.schedules mpmd.simulate "
+    "mpmd.step mpmd.tables mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.annotate": "",
     "mpmd.per_group": "",
+    "mpmd.pieces": "",
     "mpmd.reduce": "mpmd.compat mpmd.schedules mpmd.tree",
     "mpmd.compiler.jaxprs": "mpmd.compat",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
@@ -118,18 +120,23 @@ MAY_IMPORT = {
     "cluster": "cluster.launch cluster.mesh cluster.recovery",
     "cluster.trial": "cluster mpmd",
     # The user's face.
+    "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
     "mpmd.array": "mpmd.compat mpmd.delegation mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime "
     "mpmd.sharding",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
-    "mpmd.tree",
+    "mpmd.specs mpmd.tree",
     "mpmd.checkpoint": "mpmd.arguments mpmd.array mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.mesh "
     "mpmd.runtime mpmd.sharding",
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
+    "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate",
     "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.verify",
-    "mpmd.step": "mpmd.arguments mpmd.compiler.graph mpmd.compiler.pipeline mpmd.loaded_step mpmd.mesh "
-    "mpmd.placement mpmd.runtime",
+    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.planned_step mpmd.routes mpmd.runtime "
+    "mpmd.stopwatch mpmd.verify",
+    "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
+    "mpmd.mesh mpmd.planned_step mpmd.routes",
+    "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.explanation "
+    "mpmd.ir mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement mpmd.runtime",
     "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ class ArgumentLeaf:
 def describe(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape, dtype and weak type of an argument leaf. Raises ``TypeError`` when it is not an array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
+        return as_described(leaf) if leaf.sharding is not None else leaf
     if isinstance(leaf, MpmdArray):
         return leaf.aval
     return as_described(jax.typeof(leaf))
@@ -53,14 +54,22 @@ def fault_of(path: str, leaf: Any) -> str | None:
     else:
         return None
     if not isinstance(leaf, np.ndarray | np.generic):
-        return (
-            f"{path} is a {type(leaf).__name__}, not an array or a number; name its argument in "
-            "static_argnums or static_argnames if the step depends on it"
-        )
+        return f"{path} is a {type(leaf).__name__}, not an array or a number; {_instead_of(path, leaf)}"
     advice = "convert it to numbers, or leave it out of the step's arguments"
     if leaf.dtype == object:
         advice += "; numpy makes such an array of rows of different lengths"
     return f"{path} is an array of dtype {leaf.dtype}, and JAX computes with numbers only: {advice}"
+
+
+def _instead_of(path: str, leaf: Any) -> str:
+    """What to do with a leaf that is no array: functions are often parts of a model."""
+    if not callable(leaf) or re.fullmatch(r"args\[\d+\]|kwargs\['\w+'\]", path):
+        return "name its argument in static_argnums or static_argnames if the step depends on it"
+    return (
+        "pass the arrays of its argument alone, and put the rest back in the step: of an equinox model, "
+        "`arrays, rest = eqx.partition(model, eqx.is_array)` before the call, and "
+        "`eqx.combine(arrays, rest)` in the step"
+    )
 
 
 def host_value(leaf: Any, described: jax.ShapeDtypeStruct, donated: bool) -> np.ndarray:

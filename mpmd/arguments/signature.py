@@ -22,13 +22,14 @@ class CallSignature:
       names: of the positional parameters, which may also be passed by name.
       static_argnums, donate_argnums: positions. Negative ones count from the last positional parameter that a
         call gives, by position or by name.
-      static_argnames: names of static arguments that are passed by name.
+      static_argnames, donate_argnames: names of such arguments that are passed by name.
     """
 
     names: tuple[str, ...]
     static_argnums: tuple[int, ...]
     static_argnames: tuple[str, ...]
     donate_argnums: tuple[int, ...]
+    donate_argnames: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -37,18 +38,34 @@ class CallSignature:
         static_argnums: tuple[int, ...],
         static_argnames: tuple[str, ...],
         donate_argnums: tuple[int, ...],
+        donate_argnames: tuple[str, ...] = (),
     ) -> CallSignature:
         """An argument that is named by position may be passed by name, and the other way round.
 
-        Raises: ``ValueError`` for positions that ``fun`` does not have.
+        Raises: ``ValueError`` for positions and names that ``fun`` does not have.
         """
         names = _positional_names(fun)
+        faults = []
         for what, positions in (("static_argnums", static_argnums), ("donate_argnums", donate_argnums)):
             wrong = [i for i in positions if not -len(names) <= i < len(names)]
             if wrong and not _takes_any_number(fun):
-                raise ValueError(f"{what} has {wrong}, but the step takes {len(names)} positional arguments")
-        by_position = [names.index(name) for name in static_argnames if name in names]
-        return cls(names, (*static_argnums, *by_position), static_argnames, donate_argnums)
+                faults.append(f"{what} has {wrong}, but the step takes {len(names)} positional arguments")
+        for what, given in (("static_argnames", static_argnames), ("donate_argnames", donate_argnames)):
+            if (known := _all_names(fun)) is not None and (unknown := [n for n in given if n not in known]):
+                faults.append(f"{what} has {unknown}, but the step's arguments are {list(known)}")
+        if faults:
+            raise ValueError("\n".join(faults))
+
+        def with_positions(argnums: tuple[int, ...], argnames: tuple[str, ...]) -> tuple[int, ...]:
+            return (*argnums, *(names.index(name) for name in argnames if name in names))
+
+        return cls(
+            names=names,
+            static_argnums=with_positions(static_argnums, static_argnames),
+            static_argnames=static_argnames,
+            donate_argnums=with_positions(donate_argnums, donate_argnames),
+            donate_argnames=donate_argnames,
+        )
 
     def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> Call:
         """Flattens a call's arguments.
@@ -59,6 +76,7 @@ class CallSignature:
         static, static_names = self._meant(self.static_argnums, args, kwargs)
         static_names.update(self.static_argnames)
         donated, donated_names = self._meant(self.donate_argnums, args, kwargs)
+        donated_names.update(name for name in self.donate_argnames if name in kwargs)
         if both := [*sorted(static & donated), *sorted(static_names & donated_names)]:
             raise ValueError(f"the arguments {both} are both static and donated")
         static_args = tuple((i, args[i]) for i in sorted(static))
@@ -132,9 +150,19 @@ def _positional_names(fun: Callable) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in _parameters(fun) if parameter.kind in positional)
 
 
+def _all_names(fun: Callable) -> tuple[str, ...] | None:
+    """The names by which arguments can be passed; ``None`` where any can."""
+    parameters = _parameters(fun)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in keyword)
+
+
 def _parameters(fun: Callable) -> list[inspect.Parameter]:
-    """The parameters of ``fun``; ``*args`` for a callable that does not tell them."""
+    """The parameters of ``fun``; ``*args`` and ``**kwargs`` for a callable that does not tell them."""
     try:
         return list(inspect.signature(fun).parameters.values())
     except (ValueError, TypeError):
-        return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
+        kinds = {"args": inspect.Parameter.VAR_POSITIONAL, "kwargs": inspect.Parameter.VAR_KEYWORD}
+        return [inspect.Parameter(name, kind) for name, kind in kinds.items()]

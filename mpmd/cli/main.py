@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mpmd.cli import doctor, schedule
+from mpmd.cli import doctor, plan, schedule
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.version import __version__
 
@@ -36,5 +36,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mpmd {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     schedule.add_commands(commands)
+    plan.add_commands(commands)
     doctor.add_commands(commands)
     return parser

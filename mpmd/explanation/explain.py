@@ -6,19 +6,21 @@ All of it follows from the plan that runs, and from the equations of its tasks.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from jax.extend.core import Jaxpr
 
 from mpmd.explanation.explanation import Explanation
+from mpmd.explanation.findings import groups_without_backward, values_sent_again
 from mpmd.explanation.leaves import InputSummary, OutputSummary
 from mpmd.explanation.provenance import TaskEquations, lines_of
 from mpmd.explanation.tasks import TaskSummary
 from mpmd.explanation.traffic import EdgeTraffic, SentValue
 from mpmd.explanation.uses import TaskUse
+from mpmd.explanation.work import loop_work, uneven_work
 from mpmd.ir import AnyTask, Edge, FusedTask, InputLeaf, Name, OutputLeaf, OutsideTask, Plan, Run, Send, Task
 from mpmd.memory import device_bytes
 from mpmd.routes import Routes, Topology
@@ -53,6 +55,8 @@ class _Analysis:
     ):
         self._plan = plan
         self._routes = Routes(plan, topology)
+        self._jaxprs = jaxprs
+        self._are_equal = functools.cache(self._compare)
         self._avals = plan.avals()
         self._arguments = {leaf.name: leaf.path for leaf in plan.inputs if leaf.name}
         self._result_paths = [f"result{leaf.path}" for leaf in plan.outputs]
@@ -74,11 +78,17 @@ class _Analysis:
                     self._readers[program.mpmd_idx, name].append((run, position))
 
     def explanation(self) -> Explanation:
+        edges, tasks = tuple(self._edges()), tuple(self._tasks())
         return Explanation(
             inputs=tuple(map(self._input, self._plan.inputs)),
             outputs=tuple(map(self._output, self._plan.outputs, self._result_paths)),
-            edges=tuple(self._edges()),
-            tasks=tuple(self._tasks()),
+            edges=edges,
+            tasks=tasks,
+            findings=(
+                *uneven_work(self._plan, loop_work(self._plan, self._jaxprs)),
+                *groups_without_backward(tasks),
+                *values_sent_again(edges),
+            ),
         )
 
     def _input(self, leaf: InputLeaf) -> InputSummary:
@@ -199,7 +209,20 @@ class _Analysis:
             made_by=self._making(name, src) if src in self._makers[name] else None,
             read_by=tuple(self._reading(dst, name)),
             kept_as=tuple(self._kept_as[dst, name]),
+            is_repeated=len(names) > 1 and self._are_equal(names[0], names[1]),
         )
+
+    def _compare(self, name: Name, other: Name) -> bool:
+        """Whether two values are made by equal equations of equal values, as far as names tell."""
+        if name == other:
+            return True
+        for group in self._makers[name].keys() & self._makers[other].keys():
+            (run, position), (other_run, other_position) = (self._makers[n][group] for n in (name, other))
+            equations = self._equations[group, run.task]
+            if equations is self._equations[group, other_run.task] and position == other_position:
+                pairs = ((run.inputs[i], other_run.inputs[i]) for i in equations.inputs_of(position))
+                return all(self._are_equal(*pair) for pair in pairs)
+        return False
 
     def _tasks(self) -> Iterator[TaskSummary]:
         runs: dict[tuple[int, str, TaskEquations], list[Run]] = collections.defaultdict(list)
@@ -209,8 +232,12 @@ class _Analysis:
                 runs[group, _without_microbatch(run.task), self._equations[group, run.task]].append(run)
         for (group, task, equations), equal in runs.items():
             executable, axes = self._plan.executable(equal[0].executable), self._plan.submesh(group)
-            inputs = list(map(partial(device_bytes, sizes=axes), executable.inputs, executable.in_specs))
-            outputs = map(partial(device_bytes, sizes=axes), executable.outputs, executable.out_specs)
+            inputs = list(
+                map(functools.partial(device_bytes, sizes=axes), executable.inputs, executable.in_specs)
+            )
+            outputs = map(
+                functools.partial(device_bytes, sizes=axes), executable.outputs, executable.out_specs
+            )
             yield TaskSummary(
                 task=task,
                 mpmd_idx=group,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Sequence
 
 from mpmd.explanation.leaves import (
     InputSummary,
@@ -24,14 +25,24 @@ where what it is made of is. Bytes of arguments, results and tasks are those on 
 sent count with the bytes that travel."""
 
 
+def findings_text(findings: Sequence[str]) -> str:
+    """Findings as a list for people; the empty text without any."""
+    return "\n".join(["look at this:", *(f"  - {text}" for text in findings)]) if findings else ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Why the values of a step are where they are. ``str(explanation)`` is an overview."""
+    """Why the values of a step are where they are. ``str(explanation)`` is an overview.
+
+    ``findings`` are sentences on what is probably not as the user meant it: a group with most of the work, or
+    without a backward, or a value that is sent again and again.
+    """
 
     inputs: tuple[InputSummary, ...]
     outputs: tuple[OutputSummary, ...]
     edges: tuple[EdgeTraffic, ...]
     tasks: tuple[TaskSummary, ...]
+    findings: tuple[str, ...]
 
     @property
     def leaves(self) -> tuple[LeafSummary, ...]:
@@ -70,4 +81,4 @@ class Explanation:
             edge_table(self.edges),
             task_table(self.tasks),
         )
-        return "\n\n".join([_RULE, *filter(None, tables)])
+        return "\n\n".join([_RULE, *filter(None, tables), *filter(None, [findings_text(self.findings)])])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import collections
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import aval_of, operands, size, subjaxprs
+from mpmd.compiler.jaxprs.equations import operands, size, subjaxprs
 from mpmd.compiler.jaxprs.source import is_installed, package_of, user_frames
 from mpmd.explanation.tasks import FunctionShare
 from mpmd.explanation.uses import SourceLine
+from mpmd.explanation.work import operations
 
 
 class TaskEquations:
@@ -54,6 +54,11 @@ class TaskEquations:
             if var in self._maker and (lines := lines_of(self._maker[var])):
                 return lines
         return ()
+
+    def inputs_of(self, position: int) -> tuple[int, ...]:
+        """The positions of the inputs that an output depends on."""
+        found = self._traced_back(position, lambda var: True)
+        return tuple(self._position[var] for var in found if var in self._position)
 
     def made_of(self, position: int) -> tuple[list[int], list[JaxprEqn]]:
         """What an output is made from, as far as values have the size of the output.
@@ -110,19 +115,7 @@ def _work(
         for jaxpr in inner:
             yield from _work(jaxpr.eqns, times * eqn.params.get("length", 1), line)
         if not inner:
-            yield line, times * _operations(eqn)
-
-
-def _operations(eqn: JaxprEqn) -> int:
-    """Multiplications and additions of a matrix product or convolution; else one for each output element."""
-    made = sum(map(size, eqn.outvars))
-    if eqn.primitive.name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        return 2 * made * math.prod(aval_of(eqn.invars[0]).shape[axis] for axis in contracted)
-    if eqn.primitive.name == "conv_general_dilated":
-        kernel = aval_of(eqn.invars[1]).shape
-        return 2 * made * math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-    return made
+            yield line, times * operations(eqn)
 
 
 def lines_of(eqn: JaxprEqn) -> tuple[SourceLine, ...]:

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
+from mpmd.explanation.explanation import findings_text
 from mpmd.ir import Edge, Executable, Plan
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
 from mpmd.routes import Routes, Topology
@@ -30,7 +31,8 @@ class GroupReport:
       sent_bytes: the bytes that go from the group to other groups in one step.
       process_sent_bytes: those that each of the group's processes sends. What processes of one group
         exchange, as they do in collective operations, is not counted.
-      xla_seconds: how long XLA took to compile the executables; groups compile at the same time.
+      xla_seconds: how long XLA took to compile the executables; groups compile at the same time. ``None``
+        for a step that is only planned.
     """
 
     mpmd_idx: int
@@ -43,7 +45,7 @@ class GroupReport:
     measured_peak_bytes: int | None
     sent_bytes: int
     process_sent_bytes: tuple[int, ...]
-    xla_seconds: float
+    xla_seconds: float | None
 
     @property
     def peak_bytes(self) -> int:
@@ -68,21 +70,27 @@ class Report:
         ``verify`` are the other passes of the compiler. ``export`` makes the executables ready for other
         processes, if there are any. ``load`` ends when the last group has compiled its executables; where
         shardings are left to the groups' compiler, the groups have compiled before, in ``resolve``.
+      are_specs_open: whether shardings are left to the groups' compilers, which have not chosen them: their
+        values count as replicated.
+      findings: what is probably not as the user meant it, as ``mpmd.explain`` says.
     """
 
     groups: tuple[GroupReport, ...]
     executables: int
     seconds: Mapping[str, float]
+    are_specs_open: bool = False
+    findings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        header = ("group", "tasks", "executables", "sent per step", "XLA compile")
+        compiled = any(group.xla_seconds is not None for group in self.groups)
+        header = ("group", "tasks", "executables", "sent per step", *(["XLA compile"] if compiled else []))
         rows = [
             (
                 self._label(g),
                 str(g.tasks),
                 str(len(g.executables)),
                 _sent_text(g),
-                f"{g.xla_seconds:.2f} s",
+                *([f"{g.xla_seconds or 0:.2f} s"] if compiled else []),
             )
             for g in self.groups
         ]
@@ -93,8 +101,10 @@ class Report:
                 f"{self.executables} different executables in all",
                 "memory of each device at its peak:",
                 *self._memory_table(),
-                "compiled in seconds:",
+                *([_OPEN] if self.are_specs_open else []),
+                f"{'compiled' if compiled else 'planned'} in seconds:",
                 *aligned([list(passes), [f"{seconds:.2f}" for seconds in passes.values()]], left=()),
+                *filter(None, [findings_text(self.findings)]),
             ]
         )
 
@@ -119,6 +129,9 @@ class Report:
         return " ".join([f"{group.mpmd_idx}:", *(f"{axis} {size}" for axis, size in group.submesh.items())])
 
 
+_OPEN = "shardings that XLA chooses when the step is compiled are not known: they count as replicated"
+
+
 def _bytes_text(count: int | None, unknown: str) -> str:
     return unknown if count is None else human_bytes(count)
 
@@ -137,21 +150,23 @@ def report(
     verified: Verified,
     updated: Collection[int],
     seconds: Mapping[str, float],
-    xla_seconds: Sequence[float],
-    holdings: Mapping[Edge, Holding],
-    measured_peaks: Sequence[int | None],
+    xla_seconds: Sequence[float] | None = None,
+    holdings: Mapping[Edge, Holding] | None = None,
+    measured_peaks: Sequence[int | None] | None = None,
+    findings: Sequence[str] = (),
 ) -> Report:
-    """Reports on a plan that was loaded.
+    """Reports on a plan; what XLA took, where messages are and what was measured is of one that was loaded.
 
     Args:
-      plan: with what XLA needs to run its executables.
-      topology: of the mesh that has loaded it.
+      plan: with what XLA needs to run its executables, if groups have compiled them.
+      topology: of the mesh that it is for.
       verified: what is known of the plan without what XLA needs.
       updated: the positions of the arguments that the step returns updated.
       seconds: how long each pass took.
       xla_seconds: for each group, how long XLA took.
-      holdings: where the messages of each edge are until they are used.
+      holdings: where the messages of each edge are until they are used; by default in the receiver's memory.
       measured_peaks: for each group, the most bytes that were allocated on one of its devices.
+      findings: what the plan's explanation finds.
     """
     sent: collections.Counter[tuple[int, int]] = collections.Counter()
     for (source, _), by_processes in Routes(plan, topology).sent_bytes().items():
@@ -176,11 +191,12 @@ def report(
             ),
             memory=memories[group],
             devices_per_process=topology.groups[group].devices_per_process,
-            measured_peak_bytes=measured_peaks[group],
+            measured_peak_bytes=measured_peaks[group] if measured_peaks else None,
             sent_bytes=sum(sent_by[group]),
             process_sent_bytes=sent_by[group],
-            xla_seconds=xla_seconds[group],
+            xla_seconds=xla_seconds[group] if xla_seconds else None,
         )
         for group, program in enumerate(plan.programs)
     )
-    return Report(groups, len(plan.executables), seconds)
+    are_open = any(None in (*e.in_specs, *e.out_specs) for e in plan.executables)
+    return Report(groups, len(plan.executables), seconds, are_open, tuple(findings))

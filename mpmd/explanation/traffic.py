@@ -24,6 +24,7 @@ class SentValue:
       made_by, read_by: the task that makes the value, none for an argument, and those of the receiver that
         read it.
       kept_as: the paths of the results that the value is.
+      is_repeated: whether it is sent for each microbatch, and does not depend on the microbatch.
     """
 
     aval: Aval
@@ -32,6 +33,7 @@ class SentValue:
     made_by: TaskUse | None
     read_by: tuple[TaskUse, ...]
     kept_as: tuple[str, ...]
+    is_repeated: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,54 @@
+"""The keywords of ``mpmd.jit``: those of ``jax.jit`` that it takes, and what to use instead of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_INSTEAD = {
+    "keep_unused": "leaves that the step does not read are never sent, and a donated one is still given up",
+    "device": "the groups' devices are those of mpmd_mesh",
+    "backend": "the groups' devices are those of mpmd_mesh; cluster.launch(platform=...) chooses their kind",
+    "inline": "calls within the step are inlined as far as its marks need it",
+    "abstracted_axes": "the step compiles for each shape that it is called with",
+    "compiler_options": "give XLA's options to the groups' processes in XLA_FLAGS: in the environment, or "
+    'with cluster.launch(runtime_env={"env_vars": {"XLA_FLAGS": ...}})',
+    "axis_resources": "use in_specs and out_specs",
+    "mesh": "the mesh of groups is mpmd_mesh",
+}
+"""For keywords of ``jax.jit``, and names that are easily taken for ours, what there is in their place."""
+
+
+def check_keywords(keywords: Mapping[str, Any]) -> None:
+    """Raises ``TypeError`` for keywords that ``mpmd.jit`` does not take, with what to use instead."""
+    if keywords:
+        raise TypeError(
+            "\n".join(
+                f"mpmd.jit takes no {name!r}: {_INSTEAD[name]}"
+                if name in _INSTEAD
+                else f"mpmd.jit got an unexpected keyword argument {name!r}"
+                for name in keywords
+            )
+        )
+
+
+def specs_or_shardings(which: str, specs: Any, shardings: Any) -> Any:
+    """What the user gave as ``in_specs`` or as ``in_shardings``, or the same for ``out``.
+
+    Raises: ``ValueError`` when both are given.
+    """
+    if specs is not None and shardings is not None:
+        raise ValueError(
+            f"{which}_specs and {which}_shardings are two names for the same: leave out one of them"
+        )
+    return shardings if specs is None else specs
+
+
+def positions(numbers: int | Iterable[int] | None) -> tuple[int, ...]:
+    """The positions of arguments, of which one may be given alone."""
+    return () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
+
+
+def names(given: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The names of arguments, of which one may be given alone."""
+    return () if given is None else (given,) if isinstance(given, str) else tuple(given)

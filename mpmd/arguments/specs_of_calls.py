@@ -1,0 +1,76 @@
+"""The specs of a call's leaves: those that the user gave, or else those of the arrays that are passed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from mpmd.arguments.call import Call
+from mpmd.arguments.specs import input_specs
+from mpmd.array import MpmdArray
+from mpmd.ir import Spec
+from mpmd.sharding import to_spec
+from mpmd.specs import indivisible, num_parts
+
+
+class SpecsOfCalls:
+    """Finds the spec of each argument leaf of a call, as ``jax.jit`` finds its sharding.
+
+    An array that carries a ``NamedSharding``, or an ``MpmdArray``, gives its own spec where none is given for
+    it: the axes of it that groups have, if it divides by them on every group.
+
+    Args:
+      in_specs: what the user gave; ``None``: nothing.
+      submeshes: those of the groups.
+      mpmd_axis_name: the axis along which the groups are, if any.
+    """
+
+    def __init__(self, in_specs: Any, submeshes: Sequence[AbstractMesh], mpmd_axis_name: str | None):
+        self._in_specs = in_specs
+        self._axis_names = submeshes[0].axis_names
+        self._mpmd_axis_name = mpmd_axis_name
+        self._sizes = [dict(submesh.shape) for submesh in submeshes]
+        self._given: dict[Any, tuple[Spec | None, ...]] = {}
+        self._usable = functools.cache(self._find_usable)
+
+    def of(self, call: Call) -> tuple[Spec | None, ...] | None:
+        """The specs; ``None`` for a replicated leaf, or for all when nothing is given and all are replicated.
+
+        Raises: ``CompileError`` that names every leaf whose given spec does not fit it.
+        """
+        if self._in_specs is None:
+            specs = tuple(map(self._carried, call.leaves))
+            return specs if any(specs) else None
+        given = self._given.get(call.key)
+        if given is None:
+            given = tuple(input_specs(self._in_specs, call, self._axis_names, self._mpmd_axis_name))
+            self._given[call.key] = given
+        if None not in given:
+            return given
+        pairs = zip(given, call.leaves, strict=True)
+        return tuple(self._carried(leaf) if spec is None else spec for spec, leaf in pairs)
+
+    def _carried(self, leaf: Any) -> Spec | None:
+        if isinstance(leaf, MpmdArray):
+            return self._usable(leaf.placement.spec, leaf.shape)
+        if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and isinstance(leaf.sharding, NamedSharding):
+            return self._usable(leaf.sharding.spec, leaf.shape)
+        return None
+
+    def _find_usable(self, spec: Spec | PartitionSpec, shape: tuple[int, ...]) -> Spec | None:
+        """What of an array's spec the groups can use; ``None`` where that is the same as to replicate it."""
+        found = to_spec(PartitionSpec(*map(self._of_groups, spec)))
+        if any(any(indivisible(found, shape, sizes)) for sizes in self._sizes):
+            return None
+        return found if any(num_parts(found, sizes) > 1 for sizes in self._sizes) else None
+
+    def _of_groups(self, entry: Any) -> tuple[str, ...] | str | None:
+        """The axes of one entry of a spec that groups have, other than the one along which they are."""
+        if not isinstance(entry, tuple):
+            return entry if entry in self._axis_names and entry != self._mpmd_axis_name else None
+        known = tuple(axis for axis in entry if self._of_groups(axis))
+        return known or None

@@ -1,0 +1,128 @@
+"""The command ``mpmd plan``: plans a step of the user's, and reports on it, without devices or a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mpmd.cli.arguments import add_command, add_output, count
+from mpmd.cli.exit_codes import ExitCode
+from mpmd.render import chrome_trace, draw_timeline
+
+EPILOG = """\
+STEP and SHAPES are names in a module or a file, as package.module:name or path/file.py:name.
+
+STEP is a train step, with --groups for the groups to plan for, or what mpmd.jit has made of one; that has a
+mesh of its own, which may be an mpmd.AbstractMpmdMesh. SHAPES are the step's arguments, arrays or
+jax.ShapeDtypeStructs: a tuple of them, or a function without arguments that returns one; anything else is the
+only argument. Functions are called for their shapes alone: nothing that they make is in memory.
+
+examples:
+  mpmd plan train.py:train_step --shapes train.py:example_arguments --groups 4
+  mpmd plan train.py:train_step --shapes train.py:example_arguments --groups 4 --submesh data=2 model=4
+  mpmd plan my.package.training:step --shapes my.package.training:shapes -o timeline.svg -o timeline.json
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Adds the command to what ``ArgumentParser.add_subparsers`` returned."""
+    plan = add_command(commands, "plan", _plan, "plan a train step without devices, and report on it", EPILOG)
+    plan.add_argument("step", metavar="STEP", help="the step, as module:name or file.py:name")
+    plan.add_argument("--shapes", required=True, metavar="SHAPES", help="its arguments, in the same way")
+    plan.add_argument("--groups", type=count, metavar="P", help="groups of devices to plan for")
+    axes = "the devices of each group, by axis (default: one device)"
+    plan.add_argument("--submesh", type=_axis, nargs="+", default=[], metavar="AXIS=SIZE", help=axes)
+    formats = "the simulated step, as a picture (.svg, .png, .pdf) or a trace for Perfetto (.json)"
+    add_output(plan, (".svg", ".png", ".pdf", ".json"), f"{formats}; can be repeated", action="append")
+
+
+def _axis(argument: str) -> tuple[str, int]:
+    name, _, size = argument.partition("=")
+    if not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{argument!r} is not an axis with its size, such as data=2")
+    return name, count(size)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    import jax
+
+    from mpmd.planned_step import explain
+
+    with _importing_from(Path.cwd()):
+        step = _step(_named(options.step), options)
+        shapes = _named(options.shapes)
+        if callable(shapes):
+            shapes = jax.eval_shape(shapes)
+        lowered = step.lower(*(shapes if isinstance(shapes, tuple) else (shapes,)))
+    simulation = lowered.simulate()
+    print(f"{lowered.report()}\n\n{explain(lowered)}\n")
+    print("simulated, where tasks take the time of their operations, and messages none:")
+    print(f"makespan {simulation.makespan:.3g} operations of a device, bubble {simulation.bubble:.1%}")
+    for path in options.output or []:
+        if path.suffix.lower() == ".json":
+            path.write_text(json.dumps(chrome_trace(simulation)), encoding="utf-8")
+        else:
+            draw_timeline(simulation, path, f"{options.step}, simulated", of_plan=True)
+    return ExitCode.OK
+
+
+def _step(found: Any, options: argparse.Namespace) -> Any:
+    """The step with a mesh: its own, or that of the options."""
+    from mpmd.abstract_mesh import AbstractMpmdMesh
+    from mpmd.step import MpmdFunction, jit
+
+    if isinstance(found, MpmdFunction):
+        if options.groups or options.submesh:
+            raise ValueError(f"{options.step} has a mesh of its own: leave out --groups and --submesh")
+        return found
+    if not callable(found):
+        raise ValueError(f"{options.step} is a {type(found).__name__}, not a step")
+    if not options.groups:
+        raise ValueError(f"{options.step} has no mesh: say for how many groups to plan, with --groups")
+    return jit(found, AbstractMpmdMesh([dict(options.submesh)] * options.groups))
+
+
+@contextlib.contextmanager
+def _importing_from(directory: Path) -> Iterator[None]:
+    """Has modules in a directory found, as ``python -m`` does."""
+    sys.path.insert(0, str(directory))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(directory))
+
+
+def _named(text: str) -> Any:
+    """What ``module:name`` or ``file.py:name`` means. Raises ``ValueError`` and ``ImportError``."""
+    where, _, name = text.rpartition(":")
+    if not where or not name:
+        raise ValueError(f"{text!r} is not the name of something in a module or a file: write module:name")
+    found: Any = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{where} has no {name!r}")
+        found = getattr(found, part)
+    return found
+
+
+def _from_file(path: Path) -> ModuleType:
+    """The module in a file, which finds the modules beside it, as a script does."""
+    path = path.resolve()
+    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path):
+        return sys.modules[path.stem]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    with _importing_from(path.parent):
+        spec.loader.exec_module(module)
+    return module

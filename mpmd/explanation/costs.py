@@ -1,0 +1,44 @@
+"""How long tasks take, as far as their operations tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from mpmd.explanation.tasks import TaskSummary
+from mpmd.ir import Cell, FusedTask, OutsideTask, Plan, TaskType, parse_task
+from mpmd.simulate import Costs
+from mpmd.simulate.costs import types_of
+
+
+def operation_costs(plan: Plan, tasks: Iterable[TaskSummary]) -> Costs:
+    """Costs in operations of a device, for a step that has not run: what a task takes is what it computes.
+
+    They show how evenly stages share the work. They leave out what memory and messages take, so a step is
+    slower, and small tasks more so.
+    """
+    alone: dict[TaskType, float] = {}
+    fused: dict[tuple[TaskType, ...], float] = {}
+    outside: dict[tuple[int, OutsideTask], float] = {}
+    for summary in tasks:
+        operations = summary.operations / math.prod(plan.submesh(summary.mpmd_idx).values())
+        task = _any_microbatch(summary.task)
+        if isinstance(task, OutsideTask):
+            outside[summary.mpmd_idx, task] = operations
+            continue
+        types = types_of(task)
+        if isinstance(task, FusedTask):
+            fused[types] = max(operations, fused.get(types, 0))
+        else:
+            alone[types[0]] = max(operations, alone.get(types[0], 0))
+    return Costs(tasks=alone, fused=fused, outside=outside)
+
+
+def _any_microbatch(text: str) -> Cell | OutsideTask:
+    """A task as a ``TaskSummary`` has it, with some microbatch."""
+    try:
+        return parse_task(text)
+    except ValueError:
+        members = text.removeprefix("FusedTask(").removesuffix(")").split(", ")
+        cells = ", ".join(f"{member}__0" for member in members)
+        return parse_task(f"FusedTask({cells})" if len(members) > 1 else cells)

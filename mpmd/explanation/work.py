@@ -1,0 +1,76 @@
+"""How much work tasks and groups have, in operations."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+
+from jax.extend.core import Jaxpr, JaxprEqn
+
+from mpmd.compiler.jaxprs.equations import aval_of, size, subjaxprs
+from mpmd.errors import PerformanceWarning
+from mpmd.explanation.uses import numbers_text
+from mpmd.ir import AnyTask, OutsideTask, Plan
+
+_LARGE = 1e9
+"""From so many operations of a loop on, their number tells what takes time."""
+
+
+def operations(eqn: JaxprEqn) -> int:
+    """Multiplications and additions of a matrix product or convolution; else one for each output element."""
+    made = sum(map(size, eqn.outvars))
+    if eqn.primitive.name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return 2 * made * math.prod(aval_of(eqn.invars[0]).shape[axis] for axis in contracted)
+    if eqn.primitive.name == "conv_general_dilated":
+        kernel = aval_of(eqn.invars[1]).shape
+        return 2 * made * math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+    return made
+
+
+def _total(eqns: Iterable[JaxprEqn]) -> int:
+    """The operations of equations, with those within them."""
+    return sum(
+        eqn.params.get("length", 1) * sum(_total(jaxpr.eqns) for jaxpr in inner)
+        if (inner := subjaxprs(eqn))
+        else operations(eqn)
+        for eqn in eqns
+    )
+
+
+def loop_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> list[float]:
+    """For each group, the operations of its stages in one step, on each of its devices."""
+    known: dict[int, int] = {}
+    work = [0.0] * len(plan.programs)
+    for (group, task), jaxpr in jaxprs.items():
+        if not isinstance(task, OutsideTask):
+            if id(jaxpr) not in known:
+                known[id(jaxpr)] = _total(jaxpr.eqns)
+            work[group] += known[id(jaxpr)] / math.prod(plan.submesh(group).values())
+    return work
+
+
+def uneven_work(plan: Plan, work: list[float]) -> Iterator[str]:
+    """What is to be said of a group that has twice its share of the loop's work, or three quarters of it."""
+    total, even = sum(work), 1 / len(work)
+    for program, of_group in zip(plan.programs, work, strict=True):
+        if len(work) > 1 and of_group > min(2 * even, 0.75) * total:
+            cells = [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]
+            stages = sorted({task.stage for cell in cells for task in cell.tasks})
+            where = f"{'stage' if len(stages) == 1 else 'stages'} {numbers_text(stages)}"
+            yield (
+                f"group {program.mpmd_idx} ({where}) has {of_group / total:.0%} of the operations of the "
+                f"loop, of which {even:.0%} would be even; the other groups wait for it. Stages end where "
+                "mark_stage_end is called, in the order of the calls, and all that comes after the last call "
+                "is in the last stage, a second model too: move the marks, or mark both models and give the "
+                "schedule as many stages as both have"
+            )
+
+
+def warn_of_uneven_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> None:
+    """Warns, by a ``PerformanceWarning``, when one group has most of a large loop's work."""
+    work = loop_work(plan, jaxprs)
+    if sum(work) >= _LARGE:
+        for text in uneven_work(plan, work):
+            warnings.warn(text, PerformanceWarning, stacklevel=2)

@@ -1,0 +1,71 @@
+"""Cuts what a pipeline works on into even pieces: a batch into microbatches, layers into stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def microbatches(batch: Any, n: int) -> Any:
+    """Cuts a batch into ``n`` microbatches, for ``treduce``.
+
+    Args:
+      batch: a pytree of arrays, all with the same leading axis of rows, ``(rows, ...)``.
+      n: the number of microbatches, by which the number of rows divides.
+
+    Returns: the pytree with leaves of shape ``(n, rows // n, ...)``: microbatch 0 has the first rows. A numpy
+      array is a view of the batch's.
+    Raises: ``ValueError`` that names every leaf that cannot be cut, or when leaves differ in their rows;
+      ``TypeError`` for leaves that are not arrays.
+    """
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+        raise ValueError(f"the number of microbatches must be a whole number of at least 1, got {n!r}")
+    leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(batch)]
+    if not leaves:
+        raise ValueError("the batch has no array to cut into microbatches")
+    named = [(f"batch{path}", leaf) for path, leaf in leaves]
+    if wrong := [f"{path} is a {type(leaf).__name__}" for path, leaf in named if not hasattr(leaf, "shape")]:
+        raise TypeError(
+            f"{'; '.join(wrong[:5])}: pass arrays (each number in a list is a leaf of its own; np.asarray "
+            "makes one array of the list)"
+        )
+    texts = [f"{path} has shape {tuple(leaf.shape)}" for path, leaf in named]
+    if scalars := [text for text, (_, leaf) in zip(texts, named, strict=True) if not leaf.shape]:
+        raise ValueError(f"{'; '.join(scalars)}: there are no rows to cut into microbatches")
+    if len({leaf.shape[0] for _, leaf in named}) > 1:
+        raise ValueError(f"the leaves of a batch need the same number of rows, and {'; '.join(texts)}")
+    rows = named[0][1].shape[0]
+    if rows % n or not rows:
+        raise ValueError(f"{rows} rows do not divide into {n} microbatches of equal size: {'; '.join(texts)}")
+    return jax.tree.map(lambda leaf: leaf.reshape(n, rows // n, *leaf.shape[1:]), batch)
+
+
+def stage_ends(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """After which layers to mark the end of a stage, so that stages have as many layers as one another.
+
+    ::
+
+        ends = mpmd.stage_ends(len(layers), num_stages=4)     # of 30 layers: (7, 15, 22)
+        for i, layer in enumerate(layers):
+            x = layer(x)
+            if i in ends:
+                x = mpmd.mark_stage_end(x)
+
+    Where the layers do not divide, the first stages have one more, so that the last one has room for the
+    loss: 30 layers in 4 stages are 8, 8, 7 and 7.
+
+    Args:
+      num_layers: at least ``num_stages``.
+      num_stages: of the schedule.
+
+    Returns: the positions of ``num_stages - 1`` layers.
+    Raises: ``ValueError`` for fewer layers than stages, or no stage.
+    """
+    if not 1 <= num_stages <= num_layers:
+        raise ValueError(
+            f"{num_layers} layers cannot be cut into {num_stages} stages: each stage needs a layer at least"
+        )
+    layers, more = divmod(num_layers, num_stages)
+    return tuple(layers * stage + min(stage, more) - 1 for stage in range(1, num_stages))

@@ -1,0 +1,89 @@
+"""``mpmd plan``: a step of the user's is planned, reported, explained and simulated."""
+
+import json
+import sys
+
+import pytest
+
+from mpmd.cli.main import main
+
+STEP = """
+import jax, mpmd
+from sizes import WIDTH
+
+def loss_fn(params, x):
+    return (mpmd.mark_stage_end(x @ params[0]) @ params[1]).sum()
+
+def train_step(params, xs):
+    grad = jax.value_and_grad(loss_fn)
+    loss, grads = mpmd.treduce(lambda x: grad(params, x), xs, mpmd.Std1F1B(2), operation=mpmd.Add)
+    return jax.tree.map(lambda p, g: p - g, params, grads), loss
+
+def shapes():
+    weight = jax.numpy.zeros((WIDTH, WIDTH))
+    return [weight, weight], jax.numpy.zeros((3, 2, WIDTH))
+
+xs = jax.ShapeDtypeStruct((3, 2, WIDTH), "float32")
+jitted = mpmd.jit(lambda xs: xs * 2, mpmd.AbstractMpmdMesh({"stage": 2}, "stage"))
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A module of the user's, with another one beside it."""
+    (tmp_path / "program.py").write_text(STEP)
+    (tmp_path / "sizes.py").write_text("WIDTH = 1 << 22\n")  # whose square is too large for any memory
+    yield tmp_path / "program.py"
+    for name in ("program", "sizes"):
+        sys.modules.pop(name, None)
+
+
+def run(capsys, *arguments):
+    """The exit code, and what is printed and what is said about errors."""
+    try:
+        code = main(["plan", *map(str, arguments)])
+    except SystemExit as error:
+        code = error.code
+    return code, *capsys.readouterr()
+
+
+def test_a_train_step(capsys, program):
+    shapes = ("--shapes", f"{program}:shapes", "--groups", 2)
+    picture, trace = program.with_name("step.svg"), program.with_name("step.json")
+    code, out, err = run(capsys, f"{program}:train_step", *shapes, "-o", picture, "-o", trace)
+    assert (code, err) == (0, "")
+    assert "planned in seconds" in out and "64.0 TiB" in out
+    assert "args[0]" in out and "fwd_0" in out and "bubble" in out
+    assert "<svg" in picture.read_text() and json.loads(trace.read_text())["traceEvents"]
+
+
+def test_submeshes_share_what_arrays_shard(capsys, program):
+    shapes = ("--shapes", f"{program}:shapes", "--groups", 2, "--submesh", "data=2", "model=4")
+    code, out, _ = run(capsys, f"{program}:train_step", *shapes)
+    assert code == 0 and "on groups" in out
+
+
+def test_modules_beside_the_caller(capsys, program, monkeypatch):
+    monkeypatch.chdir(program.parent)
+    code, out, err = run(capsys, "program:jitted", "--shapes", "program:xs")
+    assert (code, err) == (0, "")
+    assert "args[0]" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{}:train_step", "--shapes", "{}:shapes"], "has no mesh: say for how many groups"),
+        (["{}:jitted", "--shapes", "{}:xs", "--groups", "2"], "has a mesh of its own"),
+        (["{}:xs", "--shapes", "{}:xs"], "is a ShapeDtypeStruct, not a step"),
+        (["{}:step", "--shapes", "{}:xs"], "has no 'step'"),
+        (["{}:jitted", "--shapes", "shapes"], "write module:name"),
+        (["{}:jitted", "--shapes", "nowhere.py:xs"], "there is no file"),
+        (["{}:jitted", "--shapes", "nowhere:xs"], "No module named 'nowhere'"),
+        (["{}:train_step", "--shapes", "{}:shapes", "--groups", "1"], "2 groups"),
+        (["{}:jitted", "--shapes", "{}:xs", "--groups", "2", "--submesh", "2"], "such as data=2"),
+    ],
+)
+def test_wrong_usage(capsys, program, arguments, message):
+    code, _, err = run(capsys, *(text.format(program) for text in arguments))
+    assert code == 2 and message in err

@@ -1,0 +1,191 @@
+"""``mpmd.jit`` takes what ``jax.jit`` takes, in the ways in which ``jax.jit`` takes it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.models import BATCH, WIDTH, batch, mse, weights
+from tests.support.parity import assert_close, compiles, mesh_of
+from tests.support.programs.table import descend, loop
+
+
+@pytest.fixture
+def mesh():
+    with mesh_of(2) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+def wide():
+    """Groups of two devices each."""
+    with mesh_of(2, data=2) as mesh:
+        yield mesh
+
+
+def train(state, xs, ys, rate=0.1):
+    total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys), 2)
+    return descend(state, grads, rate), total
+
+
+def copy(tree):
+    return jax.tree.map(jnp.copy, tree)
+
+
+def specs_of(tree):
+    return {leaf.spec for leaf in jax.tree.leaves(tree)}
+
+
+@pytest.mark.parametrize(
+    "decorate",
+    [
+        lambda mesh: mpmd.jit(mpmd_mesh=mesh, donate_argnums=0),
+        lambda mesh: functools.partial(mpmd.jit, mpmd_mesh=mesh, donate_argnums=0),
+    ],
+    ids=["keywords alone", "partial"],
+)
+def test_a_decorator_like_jax_jit(mesh, decorate):
+    @decorate(mesh)
+    def step(state, xs, ys):
+        """Trains."""
+        return train(state, xs, ys)
+
+    state = weights(2)
+    expected = jax.jit(train)(state, *batch())
+    assert step.__name__ == "step" and step.__doc__ == "Trains."
+    assert_close(step(state, *batch()), expected)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_methods_are_bound(mesh):
+    class Trainer:
+        @mpmd.jit(mpmd_mesh=mesh, static_argnums=0)
+        def step(self, state, xs, ys):
+            return train(state, xs, ys, self.rate)
+
+        rate = 0.5
+
+    assert_close(Trainer().step(weights(2), *batch()), train(weights(2), *batch(), 0.5))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_donation_by_name(mesh, by_name):
+    step = mpmd.jit(train, mesh, donate_argnames="state")
+    state = weights(2)
+    data = dict(zip(("xs", "ys"), batch(), strict=True))
+    result = step(state=state, **data) if by_name else step(state, **data)
+    assert_close(result, train(weights(2), *batch()))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("option", ["donate_argnames", "static_argnames"])
+def test_names_that_the_step_does_not_have(mesh, option):
+    with pytest.raises(ValueError, match=rf"{option} has \['params'\], but the step's arguments are"):
+        mpmd.jit(train, mesh, **{option: "params"})
+
+
+@pytest.mark.parametrize(
+    ("keyword", "advice"),
+    [
+        ("keep_unused", "never sent"),
+        ("device", "those of mpmd_mesh"),
+        ("backend", "those of mpmd_mesh"),
+        ("inline", "inlined"),
+        ("abstracted_axes", "each shape"),
+        ("compiler_options", "XLA_FLAGS"),
+        ("mesh", "is mpmd_mesh"),
+        ("donate_argnms", "unexpected keyword argument 'donate_argnms'"),
+    ],
+)
+def test_other_keywords_say_what_to_use(mesh, keyword, advice):
+    with pytest.raises(TypeError, match=advice):
+        mpmd.jit(train, mesh, **{keyword: None})
+
+
+def test_specs_are_called_shardings_too(wide):
+    shardings = (P(), P(None, "data"), P(None, "data"))
+    step = mpmd.jit(train, wide, in_shardings=shardings, out_shardings=(P("data"), P()))
+    state, total = step(weights(2), *batch())
+    assert_close((state, total), train(weights(2), *batch()))
+    assert specs_of(state) == {P("data")}
+    with pytest.raises(ValueError, match="in_specs and in_shardings are two names"):
+        mpmd.jit(train, wide, in_specs=shardings, in_shardings=shardings)
+    with pytest.raises(ValueError, match="out_specs and out_shardings are two names"):
+        mpmd.jit(train, wide, out_specs=P(), out_shardings=P())
+
+
+def placed(tree, mesh, *spec):
+    return jax.device_put(tree, NamedSharding(mesh, P(*spec)))
+
+
+def test_arrays_give_the_sharding_that_they_carry(wide):
+    """The whole mesh has the axis of the groups, too; along it, values are where stages need them."""
+    state = placed(weights(2), wide.jax_mesh, "data")
+    xs, ys = placed(batch(), wide.jax_mesh, None, ("stage", "data"))
+    step = mpmd.jit(train, wide)
+    compiled = step.compile(state, xs, ys)
+    assert {leaf.spec for leaf in jax.tree.leaves(compiled.argument_leaves(0))} == {("data",)}
+    assert compiled.argument_leaves("xs").spec == (None, "data")
+    with compiles() as counted:
+        new, total = step(state, xs, ys)
+        assert specs_of(new) == {P("data")}
+        new, total = step(new, xs, ys)
+        jax.block_until_ready(jax.tree.leaves(new))
+        assert not counted
+    once, _ = train(weights(2), *batch())
+    assert_close((new, total), train(once, *batch()))
+
+
+def test_shapes_carry_shardings_too(wide):
+    """A shape needs no devices for it."""
+    abstract = wide.jax_mesh.abstract_mesh
+    state = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=NamedSharding(abstract, P(None, "data"))
+        ),
+        [stage["w"] for stage in weights(2)],
+    )
+
+    def average(state):
+        return jax.tree.map(lambda w: w * 0.5, state)
+
+    compiled = mpmd.jit(average, wide).compile(state)
+    assert {leaf.spec for leaf in compiled.argument_leaves(0)} == {(None, "data")}
+
+
+def test_given_specs_come_before_carried_ones(wide):
+    state = placed(weights(2), wide.jax_mesh, "data")
+    step = mpmd.jit(train, wide, in_specs=(P(), None, P(None, "data")))
+    xs, ys = batch()
+    compiled = step.compile(state, placed(xs, wide.jax_mesh, None, "data"), ys)
+    leaves = jax.tree.leaves([compiled.argument_leaves(i) for i in range(3)])
+    assert [leaf.spec for leaf in leaves] == [()] * 4 + [(None, "data")] * 2
+
+
+def test_carried_shardings_that_no_group_can_use_are_left_out(wide):
+    other = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("model",))
+    state = placed(weights(2), other, "model")
+    odd = jnp.ones((3, BATCH + 1, WIDTH))
+    leaves = mpmd.jit(train, wide).compile(state, odd, odd).argument_leaves(0)
+    assert {leaf.spec for leaf in jax.tree.leaves(leaves)} == {()}
+
+
+def test_results_of_one_step_give_the_next_their_sharding(wide):
+    """As weights that were trained sharded, and are evaluated by another function."""
+    train_step = mpmd.jit(train, wide, in_specs=(P("data"), P(None, "data"), P(None, "data")))
+    state, _ = train_step(weights(2), *batch())
+
+    def evaluate(state, xs, ys):
+        return mpmd.treduce(
+            lambda mb: mse(state, *mb), (xs, ys), schedule=mpmd.ForwardOnly(2, 2), operation=mpmd.Add
+        )
+
+    step = mpmd.jit(evaluate, wide)
+    leaves = step.compile(state, *batch()).argument_leaves(0)
+    assert {leaf.spec for leaf in jax.tree.leaves(leaves)} == {("data",)}
+    assert_close(step(state, *batch()), evaluate(train(weights(2), *batch())[0], *batch()))

@@ -1,0 +1,165 @@
+"""``step.lower`` plans a step without devices, for meshes that are not there."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from mpmd.ir import Task
+from mpmd.simulate import Costs
+from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.parity import assert_close, mesh_of
+
+STEP = make_step(mse, mpmd.Std1F1B(3))
+SHAPES = jax.eval_shape(lambda: (init(weights(3)), *batch()))
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    return mpmd.jit(STEP, mpmd.AbstractMpmdMesh({"stage": 3}, "stage")).lower(*SHAPES)
+
+
+def test_a_plan_goes_on_to_a_loaded_step(lowered):
+    """With the same programs as the step that is compiled at once."""
+    with mesh_of(3) as mesh:
+        loaded = lowered.compile(mesh)
+        at_once = mpmd.jit(STEP, mesh).compile(*SHAPES)
+        assert loaded.plan.programs == at_once.plan.programs == lowered.plan.programs
+        arguments = init(weights(3)), *batch()
+        assert_close(loaded(*arguments), jax.jit(STEP)(*arguments))
+
+
+def test_a_launched_mesh_is_planned_for_without_starting_it():
+    with mesh_of(3) as mesh:
+        lowered = mpmd.jit(STEP, mesh).lower(*SHAPES)
+        assert "runtime" not in vars(mesh)
+        arguments = init(weights(3)), *batch()
+        assert_close(lowered.compile()(*arguments), jax.jit(STEP)(*arguments))
+
+
+def test_report_without_what_xla_knows(lowered):
+    report = lowered.report()
+    text = str(report)
+    assert all(group.peak_bytes > 0 and group.parameter_bytes > 0 for group in report.groups)
+    assert "not compiled" in text and "planned in seconds" in text
+    assert "XLA compile" not in text and "replicated" not in text
+    assert set(report.seconds) == {"trace", "jax", "split", "shard", "place", "lower", "verify"}
+
+
+def test_explanation(lowered):
+    explanation = mpmd.explain(lowered)
+    assert explanation.leaf("args[0][0][1]['w']").input.mpmd_idxs == (1,)
+    assert [edge.src for edge in explanation.edges] == [0, 1, 1, 2]
+
+
+def test_simulation_takes_operations_for_time():
+    """A stage with twice as many layers takes twice as long."""
+
+    def loss_fn(params, x, y):
+        first, *others = params
+        return mse([*others], mpmd.mark_stage_end(product(first, x)), y)
+
+    def product(params, x):
+        for _ in range(2):
+            x = x @ params["w"]
+        return x
+
+    def step(params, xs, ys):
+        return mpmd.treduce(
+            lambda mb: loss_fn(params, *mb), (xs, ys), schedule=mpmd.ForwardOnly(3, 3), operation=mpmd.Add
+        )
+
+    mesh = mpmd.AbstractMpmdMesh([{"data": 1}] * 3)
+    lowered = mpmd.jit(step, mesh).lower(*jax.eval_shape(lambda: (weights(3), *batch())))
+    simulation = lowered.simulate()
+    durations = {
+        event.activity: event.duration for event in simulation.events if isinstance(event.activity, Task)
+    }
+    first, second = durations[Task("fwd", 0, 0)], durations[Task("fwd", 1, 0)]
+    assert 1.5 * second < first < 2 * second
+    assert lowered.simulate(Costs()).makespan < simulation.makespan
+
+
+def test_open_shardings_count_as_replicated():
+    mesh = mpmd.AbstractMpmdMesh({"stage": 3, "data": 2}, "stage")
+    step = mpmd.jit(STEP, mesh, in_specs=(P(), P(None, "data"), P(None, "data")))
+    report = step.lower(*SHAPES).report()
+    assert report.are_specs_open and "count as replicated" in str(report)
+
+
+def test_carried_shardings_need_no_devices():
+    mesh = mpmd.AbstractMpmdMesh({"stage": 3, "data": 2}, "stage")
+    sharding = jax.sharding.NamedSharding(mesh.abstract_submeshes[0], P(None, "data"))
+    state, *data = SHAPES
+    xs, ys = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in data)
+    assert [leaf.spec for leaf in mpmd.jit(STEP, mesh).lower(state, xs, ys).plan.inputs[-2:]] == [
+        (None, "data")
+    ] * 2
+
+
+def test_groups_of_another_shape_are_refused(lowered):
+    with mesh_of(3, data=2) as mesh, pytest.raises(ValueError, match=r"planned for groups .*stage=1"):
+        lowered.compile(mesh)
+
+
+def test_an_abstract_mesh_does_not_run(lowered):
+    step = mpmd.jit(STEP, mpmd.AbstractMpmdMesh([{}] * 3))
+    for run in (lowered.compile, lambda: step.compile(*SHAPES), lambda: step(init(weights(3)), *batch())):
+        with pytest.raises(RuntimeError, match=r"has no devices: step\.lower"):
+            run()
+
+
+def test_shapes_of_groups():
+    mesh = mpmd.AbstractMpmdMesh([{"data": 4}, {"data": 2, "model": 2}])
+    assert [dict(m.shape) for m in mesh.abstract_submeshes] == [
+        {"data": 4, "model": 1},
+        {"data": 2, "model": 2},
+    ]
+    types = (AxisType.Auto, AxisType.Explicit)
+    explicit = mpmd.AbstractMpmdMesh(AbstractMesh((2, 4), ("stage", "data"), types), "stage")
+    assert [m.axis_types for m in explicit.abstract_submeshes] == [types, types]
+    assert explicit.mpmd_dim == 2 and dict(explicit.abstract_submeshes[0].shape) == {"stage": 1, "data": 4}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (({"stage": 4, "data": 2}, "pipe"), ValueError, "no axis 'pipe'; its axes are stage, data"),
+        (({"stage": 4}, None), ValueError, "no axis None"),
+        (({"stage": 0}, "stage"), ValueError, "'stage' has the size 0"),
+        (([{"data": 2.0}],), ValueError, "'data' has the size 2.0"),
+        (([],), ValueError, "no shape in the list"),
+        (([{"data": 2}], "data"), ValueError, "leave out 'data'"),
+        ((4, "stage"), TypeError, "not 4"),
+        (([4], None), TypeError, "not 4"),
+    ],
+)
+def test_what_is_no_shape(arguments, error, message):
+    with pytest.raises(error, match=message):
+        mpmd.AbstractMpmdMesh(*arguments)
+
+
+def test_planning_compiles_nothing_with_xla():
+    """In a process of its own, whose only backend cannot be had."""
+    program = """
+import jax, mpmd
+def loss(w, x):
+    return (mpmd.mark_stage_end(x @ w[0]) @ w[1]).sum()
+def step(w, xs):
+    return mpmd.treduce(lambda x: jax.value_and_grad(loss)(w, x), xs, mpmd.Std1F1B(2), operation=mpmd.Add)
+shape = jax.ShapeDtypeStruct
+mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
+lowered = mpmd.jit(step, mesh).lower([shape((4, 4), "float32")] * 2, shape((3, 2, 4), "float32"))
+print(lowered.report(), mpmd.explain(lowered), lowered.simulate().makespan)
+"""
+    environment = {"JAX_PLATFORMS": "no_such_platform", "PYTHONPATH": "."}
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

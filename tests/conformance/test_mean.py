@@ -1,0 +1,160 @@
+"""``Mean`` over microbatches, and the helpers that cut batches and layers into even pieces."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.models import MICROBATCHES, batch, init, layer, make_step, mse, weights
+from tests.support.parity import assert_close, mesh_of
+
+
+def test_gradients_are_those_of_the_whole_batch():
+    """So a step that is ported trains as before; with ``Add`` it would with larger gradients."""
+    with mesh_of(3) as mesh:
+        step = make_step(mse, mpmd.Std1F1B(3), operation=mpmd.Mean)
+        state = init(weights(3))
+        new, (loss, grads) = mpmd.jit(step, mesh)(state, *batch())
+        whole = [x.reshape(-1, x.shape[-1]) for x in batch()]
+        expected = jax.value_and_grad(mse)(state[0], *whole)
+        assert_close((loss, grads), expected)
+        assert_close((new, (loss, grads)), jax.jit(step)(state, *batch()))
+        assert_close((new, (loss, grads)), step(state, *batch()))
+
+
+def test_a_mean_costs_no_more_than_a_sum():
+    """The same accumulators and messages: the division is in the task after the loop."""
+
+    def plan_of(operation):
+        step = make_step(mse, mpmd.Std1F1B(3), operation=operation)
+        mesh = mpmd.AbstractMpmdMesh({"stage": 3}, "stage")
+        return mpmd.jit(step, mesh).lower(init(weights(3)), *batch()).plan
+
+    mean, total = (
+        [[str(run.task) for run in program.runs] for program in plan_of(operation).programs]
+        for operation in (mpmd.Mean, mpmd.Add)
+    )
+    assert mean == total
+
+
+@pytest.mark.parametrize("partial_sums", ["replicated", "none"])
+def test_means_of_shards_and_of_shared_weights(partial_sums):
+    with mesh_of(2, data=2) as mesh:
+
+        def loss_fn(params, x, y):
+            h = mpmd.mark_stage_end(layer(params, x))
+            return jnp.mean((layer(params, h) - y) ** 2)
+
+        step = make_step(loss_fn, mpmd.Std1F1B(2), optax.adam(1e-2), mpmd.Mean)
+        specs = (P(), P(None, "data"), P(None, "data"))
+        state = init(weights(1)[0], optax.adam(1e-2))
+        actual = mpmd.jit(step, mesh, in_specs=specs, partial_sums=partial_sums)(state, *batch())
+        assert_close(actual[1], jax.jit(step)(state, *batch())[1])
+
+
+DTYPES = ["float32", "bfloat16", "float16", "complex64", "int8", "int32", "uint8", "bool", "float8_e4m3fn"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(dtype):
+    """As ``jnp.mean``, but for the order in which a sum in half precision rounds."""
+    numbers = jnp.array([[1, 0], [1, 1], [0, 1], [100 if dtype != "float8_e4m3fn" else 2, 0]])
+    values = numbers.astype(dtype)
+
+    def step(values):
+        return mpmd.treduce(
+            lambda v: mpmd.mark_stage_end(v), values, schedule=mpmd.ForwardOnly(1, 1), operation=mpmd.Mean
+        )
+
+    with mesh_of(1) as mesh:
+        actual = mpmd.jit(step, mesh)(values)
+    expected = jnp.mean(values, axis=0)
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(np.asarray(actual, "complex64"), np.asarray(expected, "complex64"))
+    np.testing.assert_array_equal(np.asarray(actual), np.asarray(step(values)))
+
+
+def test_half_precision_does_not_count():
+    """bfloat16 has no 257, so the sum stops at 256; but it is divided by 257."""
+    ones = jnp.ones(257, jnp.bfloat16)
+    mean = mpmd.treduce(lambda x: x, ones, schedule=mpmd.ForwardOnly(1, 1), operation=mpmd.Mean)
+    assert mean.dtype == jnp.bfloat16
+    assert float(mean) == float(jnp.bfloat16(256 / 257)) < 1
+
+
+def test_operations_of_parts():
+    def step(xs):
+        return mpmd.treduce(
+            lambda x: {"mean": x, "sum": x, "all": x},
+            xs,
+            schedule=mpmd.ForwardOnly(1, 1),
+            operation={"mean": mpmd.Mean, "sum": mpmd.Add, "all": mpmd.Concat()},
+        )
+
+    xs = jnp.arange(4)
+    assert_close(jax.jit(step)(xs), {"mean": jnp.float32(1.5), "sum": jnp.int32(6), "all": xs})
+
+
+# Microbatches.
+
+
+def test_microbatches_are_consecutive_rows():
+    data = {"x": np.arange(24).reshape(12, 2), "y": jnp.arange(12)}
+    cut = mpmd.microbatches(data, 3)
+    np.testing.assert_array_equal(cut["x"][1], data["x"][4:8])
+    np.testing.assert_array_equal(cut["y"][2], data["y"][8:])
+    assert isinstance(cut["x"], np.ndarray) and np.shares_memory(cut["x"], data["x"])
+    shapes = jax.eval_shape(lambda batch: mpmd.microbatches(batch, MICROBATCHES), data)
+    assert shapes["x"].shape == (MICROBATCHES, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "n", "error", "message"),
+    [
+        (
+            {"x": np.zeros((6, 2))},
+            4,
+            ValueError,
+            r"6 rows do not divide into 4 .*batch\['x'\] has shape \(6, 2\)",
+        ),
+        ((np.zeros(4), np.zeros(8)), 2, ValueError, r"same number of rows, and batch\[0\] has shape \(4,\)"),
+        (
+            {"x": np.zeros(4), "n": np.float32(1)},
+            2,
+            ValueError,
+            r"batch\['n'\] has shape \(\): there are no rows",
+        ),
+        ([[1, 2], [3, 4]], 2, TypeError, r"batch\[0\]\[0\] is a int; .*np.asarray makes"),
+        (np.zeros((0, 2)), 2, ValueError, "0 rows do not divide"),
+        ((), 2, ValueError, "no array"),
+        (np.zeros(4), 0, ValueError, "at least 1, got 0"),
+        (np.zeros(4), 2.0, ValueError, r"at least 1, got 2\.0"),
+    ],
+)
+def test_what_cannot_be_cut(data, n, error, message):
+    with pytest.raises(error, match=message):
+        mpmd.microbatches(data, n)
+
+
+# Layers.
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "sizes"),
+    [(30, 4, [8, 8, 7, 7]), (8, 4, [2, 2, 2, 2]), (5, 5, [1] * 5), (3, 1, [3]), (7, 3, [3, 2, 2])],
+)
+def test_stage_ends(layers, stages, sizes):
+    ends = mpmd.stage_ends(layers, stages)
+    bounds = [-1, *ends, layers - 1]
+    assert [b - a for a, b in itertools.pairwise(bounds)] == sizes
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(3, 4), (3, 0)])
+def test_stages_without_layers(layers, stages):
+    with pytest.raises(ValueError, match=f"{layers} layers cannot be cut into {stages} stages"):
+        mpmd.stage_ends(layers, stages)
