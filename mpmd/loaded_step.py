@@ -20,6 +20,7 @@ from mpmd.explanation import Explanation, Report, explain_plan, report
 from mpmd.initialize import compile_init
 from mpmd.ir import Plan
 from mpmd.mesh import GroupMesh
+from mpmd.placement import Placement
 from mpmd.routes import Topology
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.protocol import Runtime
@@ -219,12 +220,13 @@ class LoadedStep:
             if isinstance(leaf, MpmdArray) and leaf.is_on(runtime, wanted.mpmd_idxs):
                 handles[i] = leaf.handle
                 continue
+            placement = Placement(wanted.mpmd_idxs, wanted.spec)
             # Only an array that cannot change or be deleted is the same at the next call.
             array = leaf if isinstance(leaf, jax.Array) and not call.donated[i] else None
-            handle = None if array is None else delivery.find(array, wanted.mpmd_idxs)
+            handle = None if array is None else delivery.find(array, placement)
             if handle is None:
                 value = host_value(leaf, call.avals[i], call.donated[i])
-                handle = delivery.send(value, wanted.mpmd_idxs, array)
+                handle = delivery.send(value, placement, array)
             handles[i] = handle
         return handles
 

@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "mpmd.placement mpmd.program mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names "
-    "mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
+    "mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.endpoint": "",
     "cluster.environment": "",
@@ -122,7 +122,8 @@ MAY_IMPORT = {
     "mpmd.runtime mpmd.sharding",
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
     "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.verify",
+    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.routes mpmd.runtime "
+    "mpmd.stopwatch mpmd.verify",
     "mpmd.step": "mpmd.arguments mpmd.compiler.graph mpmd.compiler.pipeline mpmd.loaded_step mpmd.mesh "
     "mpmd.placement mpmd.runtime",
     "mpmd.__main__": "mpmd.cli",
