@@ -56,6 +56,8 @@ class LoadedStep:
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
+        # What makes an argument, by the function, which its user may drop.
+        self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
     @property
     def compiled(self) -> CompiledStep:
@@ -113,7 +115,8 @@ class LoadedStep:
 
         Each group computes the leaves that it reads, sharded as it reads them. The whole is nowhere, and the
         driver holds none of it. The values are those of ``jax.jit(fun)(*args)``; random numbers are, too, if
-        they do not depend on how they are sharded, as JAX's default keys do not.
+        they do not depend on how they are sharded, as JAX's default keys do not. The same function is not
+        compiled again for arguments of the same shapes and dtypes.
 
         Args:
           fun: makes a pytree like the argument.
@@ -126,8 +129,13 @@ class LoadedStep:
         """
         signature = CallSignature.of(fun, (), (), ())
         call = signature.bind(args, {})
-        compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
-        return LoadedStep(compiled, call, self._mesh, signature).submit(call)[0]
+        enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        key = (argnum, call.key, call.placements(self._mesh.runtime), enable_x64)
+        known = self._inits.setdefault(fun, {})
+        if key not in known:
+            compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
+            known[key] = LoadedStep(compiled, call.described_by(call.avals), self._mesh, signature)
+        return known[key].submit(call)[0]
 
     def restore(self, path: str | os.PathLike, argnum: int | str = 0) -> Any:
         """Restores an argument, such as the state, from a checkpoint, to where the step reads it.
