@@ -45,7 +45,7 @@ class ArgumentCache:
     def __init__(self, next_handle: Callable[[], Handle], free: Callable[[tuple[int, ...], Handle], None]):
         self._next_handle = next_handle
         self._free = free
-        self._submitting = threading.Lock()
+        self._delivering = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
         # Arrays die in garbage collection, at any point of any thread, where no lock may be taken.
         self._invalid: collections.deque[tuple[_Key, Handle]] = collections.deque()
@@ -56,7 +56,7 @@ class ArgumentCache:
 
         Other threads wait until it is left, so that no step reads an array before the step that sends it.
         """
-        with self._submitting:
+        with self._delivering:
             self._free_invalid()
             yield Delivery(self, self._next_handle, self._free, num_groups)
 
