@@ -8,7 +8,7 @@ from tests.support.parity import mesh_of
 
 @pytest.mark.parametrize(
     ("steps", "programs"),
-    [(100, 12), pytest.param(2000, 500, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+    [(100, 12), pytest.param(2000, 500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
 )
 def test_steps_and_programs_leave_nothing(steps, programs):
     with mesh_of(2) as mesh:
