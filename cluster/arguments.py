@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.packing import PackedValue, pack
 from mpmd.ir import Aval, Plan, Spec
-from mpmd.reshard import Box, GroupShape, boxes_by_process, joined
+from mpmd.reshard import Box, GroupShape, boxes_by_process, merged
 from mpmd.routes import Topology
 from mpmd.runtime.requests import Handle, StepRequest
 
@@ -32,18 +32,17 @@ class HostArguments:
 
     def packed(self, mpmd_idx: int, rank: int, request: StepRequest) -> dict[Handle, PackedValue]:
         """The request's host arrays for a process of a group."""
-        wanted: dict[Handle, Boxes] = {}
-        for handle, by_process in zip(request.inputs, self._boxes[mpmd_idx], strict=True):
-            # An array that is several arguments, sharded in several ways, is sent whole.
-            boxes = by_process[rank]
-            wanted[handle] = boxes if wanted.get(handle, boxes) == boxes else None
-        return {handle: _packed(array, wanted[handle]) for handle, array in request.host_arrays.items()}
+        # A handle stands for an array in one sharding, whichever inputs it is.
+        by_handle = dict(zip(request.inputs, self._boxes[mpmd_idx], strict=True))
+        return {
+            handle: _packed(array, by_handle[handle][rank]) for handle, array in request.host_arrays.items()
+        }
 
 
 def _boxes(aval: Aval, spec: Spec, shape: GroupShape) -> Sequence[Boxes]:
     if not aval.nbytes:
         return [None] * shape.num_processes
-    held = [tuple(joined(boxes)) for boxes in boxes_by_process(aval.shape, spec, shape)]
+    held = [tuple(merged(boxes)) for boxes in boxes_by_process(aval.shape, spec, shape)]
     whole = tuple((0, size) for size in aval.shape)
     return [None if boxes == (whole,) else boxes for boxes in held]
 

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -73,6 +74,7 @@ class RayRuntime(RuntimeBase):
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
         super().__init__(len(submeshes), max_in_flight)
+        self._calling = threading.Lock()  # so that all processes of a group get its calls in the same order
         self._numbers = collections.defaultdict(list)  # of each group's processes
         for process in calls.processes:
             self._numbers[process.mpmd_idx].append(process.number)
@@ -153,7 +155,7 @@ class RayRuntime(RuntimeBase):
 
         Raises: as ``ActorCalls.call``.
         """
-        with self._submitting:
+        with self._calling:
             return [self._calls.call(number, method, *arguments) for number in self._numbers[mpmd_idx]]
 
     def unload(self, number: int) -> None:
@@ -169,7 +171,7 @@ class RayRuntime(RuntimeBase):
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         self.check_process()
         (step,) = {request.step for request in requests.values()}
-        with self._submitting:
+        with self._calling:
             try:
                 calls: dict[int, tuple] = {}
                 for mpmd_idx, request in requests.items():

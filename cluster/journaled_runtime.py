@@ -45,7 +45,7 @@ from mpmd.runtime.journal import (
     ResultChangedError,
 )
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
+from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.storage import JsonSpec, StoredArray
 
 _DEATH_SECONDS = 90.0
@@ -83,6 +83,7 @@ class JournaledRuntime(RuntimeBase):
         self._journal = Journal()
         self._copied_snapshot = BEGINNING  # the committed one, as far as the fleet knows
         self._loads: dict[int, LoadRequests] = {}
+        self._unloaded = collections.deque[int]()  # programs of which the journal does not know it yet
         self._futures: dict[tuple[Request, int], Future] = {}
         self._dead: dict[int, GroupDiedError] = {}  # the groups that are being replaced
         self._error: RuntimeError | None = None  # why nothing works any more
@@ -123,6 +124,7 @@ class JournaledRuntime(RuntimeBase):
                 if self._error is not None:
                     raise copy_of(self._error)
                 attempt = self._journal.attempt
+                self._unload_unused()
             try:
                 loaded, requests = self._groups.load_with_requests(program)
             except GroupDiedError:
@@ -139,7 +141,7 @@ class JournaledRuntime(RuntimeBase):
                 self._groups.unload(loaded.number)  # new processes do not have it
 
     def unload(self, number: int) -> None:
-        self._released.add_program(number)
+        self._unloaded.append(number)
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         """As in the protocol. Waits while groups recover, and for a snapshot that is late."""
@@ -147,11 +149,10 @@ class JournaledRuntime(RuntimeBase):
             self._wait_until_running(lambda: not self._recovery.must_wait(self._journal))
             if self._error is not None:
                 return {i: failed(copy_of(self._error)) for i in requests}
-            released = self._take_released(requests)
             number = self.next_handle()
             step = self._journal.add_step(
                 {
-                    i: dataclasses.replace(request, step=number, released=released[i])
+                    i: dataclasses.replace(request, step=number, released=self._released.take(i))
                     for i, request in requests.items()
                 }
             )
@@ -236,11 +237,13 @@ class JournaledRuntime(RuntimeBase):
                 lambda: self._error is not None or attempt != self._journal.attempt or unless(), seconds
             )
 
-    def _take_released(self, groups: Iterable[int]) -> dict[int, Released]:
-        """The values that groups are to drop with a request; of programs the journal has to know first."""
-        taken = {i: self._released.take(i) for i in groups}
-        self._journal.release_programs(number for released in taken.values() for number in released.programs)
-        return {i: Released(handles=released.handles) for i, released in taken.items()}
+    def _unload_unused(self) -> None:
+        """Has groups drop, with what they are asked next, the programs that neither user nor replay needs."""
+        while self._unloaded:
+            self._journal.release_programs([self._unloaded.popleft()])
+        for number in self._journal.take_unused_programs():
+            self._loads.pop(number, None)
+            self._groups.unload(number)
 
     def _future_of(self, request: Request, mpmd_idx: int) -> Future:
         future: Future = Future()
@@ -311,9 +314,7 @@ class JournaledRuntime(RuntimeBase):
             if self._copied_snapshot != self._journal.committed:
                 self._copied_snapshot = self._journal.committed
                 self._fleet.mark_committed()
-            for number in self._journal.take_unused_programs():
-                self._loads.pop(number, None)
-                self._groups.unload(number)
+            self._unload_unused()
             for request, mpmd_idx, result, error in outcomes:
                 future = self._futures.pop((request, mpmd_idx))
                 if error is None:
@@ -325,7 +326,7 @@ class JournaledRuntime(RuntimeBase):
     # Snapshots.
 
     def _begin_snapshot(self) -> None:
-        snapshot = self._journal.begin_snapshot(self._take_released(range(self._num_groups)))
+        snapshot = self._journal.begin_snapshot({i: self._released.take(i) for i in range(self._num_groups)})
         try:
             self._ask_snapshot(snapshot)
         except BaseException:  # an interrupt: perhaps nobody waits for the copies

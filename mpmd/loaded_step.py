@@ -20,6 +20,7 @@ from mpmd.explanation import Report, report
 from mpmd.initialize import compile_init
 from mpmd.ir import Plan
 from mpmd.mesh import GroupMesh
+from mpmd.placement import Placement
 from mpmd.planned_step import PlannedStep, explain
 from mpmd.routes import Topology
 from mpmd.runtime.argument_cache import Delivery
@@ -56,6 +57,8 @@ class LoadedStep(PlannedStep):
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
+        # What makes an argument, by the function, which its user may drop.
+        self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
     @property
     def compiled(self) -> CompiledStep:
@@ -112,7 +115,8 @@ class LoadedStep(PlannedStep):
 
         Each group computes the leaves that it reads, sharded as it reads them. The whole is nowhere, and the
         driver holds none of it. The values are those of ``jax.jit(fun)(*args)``; random numbers are, too, if
-        they do not depend on how they are sharded, as JAX's default keys do not.
+        they do not depend on how they are sharded, as JAX's default keys do not. The same function is not
+        compiled again for arguments of the same shapes and dtypes.
 
         Args:
           fun: makes a pytree like the argument.
@@ -125,8 +129,13 @@ class LoadedStep(PlannedStep):
         """
         signature = CallSignature.of(fun, (), (), ())
         call = signature.bind(args, {})
-        compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
-        return LoadedStep(compiled, call, self._mesh, signature).submit(call)[0]
+        enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        key = (argnum, call.key, call.placements(self._mesh.runtime), enable_x64)
+        known = self._inits.setdefault(fun, {})
+        if key not in known:
+            compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
+            known[key] = LoadedStep(compiled, call.described_by(call.avals), self._mesh, signature)
+        return known[key].submit(call)[0]
 
     def restore(self, path: str | os.PathLike, argnum: int | str = 0) -> Any:
         """Restores an argument, such as the state, from a checkpoint, to where the step reads it.
@@ -219,13 +228,14 @@ class LoadedStep(PlannedStep):
             if isinstance(leaf, MpmdArray) and leaf.is_on(runtime, wanted.mpmd_idxs):
                 handles[i] = leaf.handle
                 continue
+            placement = Placement(wanted.mpmd_idxs, wanted.spec)
             # Only an array that cannot change or be deleted is the same at the next call.
             lasts = isinstance(leaf, jax.Array) and not isinstance(leaf, MpmdArray) and not call.donated[i]
             array = leaf if lasts else None
-            handle = None if array is None else delivery.find(array, wanted.mpmd_idxs)
+            handle = None if array is None else delivery.find(array, placement)
             if handle is None:
                 value = host_value(leaf, call.avals[i], call.donated[i])
-                handle = delivery.send(value, wanted.mpmd_idxs, array)
+                handle = delivery.send(value, placement, array)
             handles[i] = handle
         return handles
 

@@ -112,7 +112,7 @@ def transfers(aval: Aval, src_spec: Spec, src: GroupShape, dst_spec: Spec, dst: 
 
     The parts of the sender and those of the receiver are cut along one another's edges. A part that several
     processes hold is sent by the one with the least to send so far; parts with few holders come first. Parts
-    that lie side by side and go the same way are joined. A part that several processes read travels to each.
+    that lie side by side and go the same way are merged. A part that several processes read travels to each.
     """
     holders = _processes_by_box(boxes_by_process(aval.shape, src_spec, src))
     readers = _processes_by_box(boxes_by_process(aval.shape, dst_spec, dst))
@@ -135,7 +135,7 @@ def transfers(aval: Aval, src_spec: Spec, src: GroupShape, dst_spec: Spec, dst: 
         sender = min(senders, key=lambda p: (load[p], (p - reader) % src.num_processes))
         load[sender] += volume(box)
         boxes[sender, reader].append(box)
-    return [Transfer(*way, box) for way in sorted(boxes) for box in joined(boxes[way])]
+    return [Transfer(*way, box) for way in sorted(boxes) for box in merged(boxes[way])]
 
 
 class _Piece(NamedTuple):
@@ -193,24 +193,24 @@ def within(box: Box, outer: Box) -> tuple[slice, ...]:
     )
 
 
-def joined(boxes: Iterable[Box]) -> list[Box]:
+def merged(boxes: Iterable[Box]) -> list[Box]:
     """Fewer boxes with the same elements: those side by side along one dimension become one."""
     found = list(boxes)
     for dimension in reversed(range(len(found[0]) if found else 0)):
-        found = _joined_along(found, dimension)
+        found = _merged_along(found, dimension)
     return found
 
 
-def _joined_along(boxes: Iterable[Box], dimension: int) -> list[Box]:
+def _merged_along(boxes: Iterable[Box], dimension: int) -> list[Box]:
     rows: dict[tuple[Box, Box], list[Interval]] = collections.defaultdict(list)
     for box in boxes:
         rows[box[:dimension], box[dimension + 1 :]].append(box[dimension])
     found = []
     for (before, after), intervals in rows.items():
-        merged: list[Interval] = []
+        disjoint: list[Interval] = []
         for start, stop in sorted(intervals):
-            if merged and merged[-1][1] == start:
-                start = merged.pop()[0]
-            merged.append((start, stop))
-        found += [(*before, interval, *after) for interval in merged]
+            if disjoint and disjoint[-1][1] == start:
+                start = disjoint.pop()[0]
+            disjoint.append((start, stop))
+        found += [(*before, interval, *after) for interval in disjoint]
     return found

@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "mpmd.placement mpmd.program mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names "
-    "mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
+    "mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.endpoint": "",
     "cluster.environment": "",
@@ -131,8 +131,8 @@ MAY_IMPORT = {
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
     "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate",
     "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.planned_step mpmd.routes mpmd.runtime "
-    "mpmd.stopwatch mpmd.verify",
+    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.planned_step mpmd.routes "
+    "mpmd.runtime mpmd.stopwatch mpmd.verify",
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.explanation "

@@ -16,8 +16,8 @@ from mpmd.reshard import (
     GroupShape,
     Transfer,
     boxes_by_process,
-    joined,
     landing_spec,
+    merged,
     transfers,
     volume,
 )
@@ -162,9 +162,9 @@ def test_replicas_share_the_sending_of_large_values_only():
     assert [(t.src, t.dst, volume(t.box)) for t in to_each] == [(0, 0, 2**16), (1, 1, 2**16)]
 
 
-def test_joined_boxes_have_the_same_elements():
+def test_merged_boxes_have_the_same_elements():
     quarters = [((i, i + 2), (j, j + 2)) for i in (0, 2) for j in (0, 2)]
-    assert joined(quarters) == [((0, 4), (0, 4))]
-    assert joined([quarters[0], quarters[3]]) == [quarters[0], quarters[3]]
-    assert joined([()]) == [()]
-    assert joined([]) == []
+    assert merged(quarters) == [((0, 4), (0, 4))]
+    assert merged([quarters[0], quarters[3]]) == [quarters[0], quarters[3]]
+    assert merged([()]) == [()]
+    assert merged([]) == []

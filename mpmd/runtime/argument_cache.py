@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from mpmd.placement import Placement
 from mpmd.runtime.requests import Handle
 
 
 class _Key(NamedTuple):
-    """An array, by its ``id``, and the groups that have it."""
+    """An array, by its ``id``, and where groups have it."""
 
     array_id: int
-    mpmd_idxs: tuple[int, ...]
+    placement: Placement
 
 
 class _Entry(NamedTuple):
@@ -33,7 +34,8 @@ class ArgumentCache:
     """Knows which of the caller's arrays groups have, as long as the caller has them: they cannot change.
 
     So frozen weights that are passed to every step travel once. When the caller drops an array, the groups
-    drop it with the next step.
+    drop it with the next step. What one program reads sharded and another one replicated is there twice: to
+    change it in each step would cost more.
 
     Args:
       next_handle: gives a handle that was never used before.
@@ -43,7 +45,7 @@ class ArgumentCache:
     def __init__(self, next_handle: Callable[[], Handle], free: Callable[[tuple[int, ...], Handle], None]):
         self._next_handle = next_handle
         self._free = free
-        self._submitting = threading.Lock()
+        self._delivering = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
         # Arrays die in garbage collection, at any point of any thread, where no lock may be taken.
         self._invalid: collections.deque[tuple[_Key, Handle]] = collections.deque()
@@ -54,20 +56,20 @@ class ArgumentCache:
 
         Other threads wait until it is left, so that no step reads an array before the step that sends it.
         """
-        with self._submitting:
+        with self._delivering:
             self._free_invalid()
             yield Delivery(self, self._next_handle, self._free, num_groups)
 
-    def find(self, array: jax.Array, mpmd_idxs: tuple[int, ...]) -> Handle | None:
-        """The handle of an array on these groups, if they have it."""
-        entry = self._entries.get(_Key(id(array), mpmd_idxs))
+    def find(self, array: jax.Array, placement: Placement) -> Handle | None:
+        """The handle of an array, if these groups have it so."""
+        entry = self._entries.get(_Key(id(array), placement))
         return entry.handle if entry and entry.array() is array else None
 
-    def add(self, array: jax.Array, mpmd_idxs: tuple[int, ...], handle: Handle) -> _Key:
-        """Notes that these groups have an array. From now on the cache frees the handle, and nothing else."""
-        key = _Key(id(array), mpmd_idxs)
+    def add(self, array: jax.Array, placement: Placement, handle: Handle) -> _Key:
+        """Notes where groups have an array. From now on the cache frees the handle, and nothing else."""
+        key = _Key(id(array), placement)
         if key in self._entries:  # of an array that has died since, or an invalid one
-            self._free(mpmd_idxs, self._entries[key].handle)
+            self._free(placement.mpmd_idxs, self._entries[key].handle)
         died = functools.partial(self._died, key, handle)
         self._entries[key] = _Entry(weakref.ref(array, died), handle)
         return key
@@ -85,7 +87,7 @@ class ArgumentCache:
             entry = self._entries.get(key)
             if entry is not None and entry.handle == handle:  # otherwise it has been freed already
                 del self._entries[key]
-                self._free(key.mpmd_idxs, handle)
+                self._free(key.placement.mpmd_idxs, handle)
 
 
 class Delivery:
@@ -111,21 +113,21 @@ class Delivery:
         self._transient: dict[Handle, tuple[int, ...]] = {}
         self._to_cache: dict[_Key, tuple[jax.Array, Handle]] = {}
 
-    def find(self, array: jax.Array, mpmd_idxs: tuple[int, ...]) -> Handle | None:
-        """The handle of an array on these groups, if they have it or are sent it with this step."""
-        if added := self._to_cache.get(_Key(id(array), mpmd_idxs)):
+    def find(self, array: jax.Array, placement: Placement) -> Handle | None:
+        """The handle of an array, if these groups have it so, or are sent it with this step."""
+        if added := self._to_cache.get(_Key(id(array), placement)):
             return added[1]
-        return self._cache.find(array, mpmd_idxs)
+        return self._cache.find(array, placement)
 
-    def send(self, value: np.ndarray, mpmd_idxs: tuple[int, ...], array: jax.Array | None) -> Handle:
+    def send(self, value: np.ndarray, placement: Placement, array: jax.Array | None) -> Handle:
         """Adds a value for groups; they keep it for later steps when it is that of ``array``."""
         handle = self._next_handle()
-        for mpmd_idx in mpmd_idxs:
+        for mpmd_idx in placement.mpmd_idxs:
             self.host_arrays[mpmd_idx][handle] = value
         if array is None:
-            self._transient[handle] = mpmd_idxs
+            self._transient[handle] = placement.mpmd_idxs
         else:
-            self._to_cache[_Key(id(array), mpmd_idxs)] = array, handle
+            self._to_cache[_Key(id(array), placement)] = array, handle
         return handle
 
     def transient(self, mpmd_idx: int) -> tuple[Handle, ...]:
@@ -135,7 +137,7 @@ class Delivery:
     def commit(self, replies: Iterable[Future[Any]]) -> None:
         """The step was submitted. Should it fail, groups may lack what it sent, which is then sent again."""
         entries = [
-            (self._cache.add(array, key.mpmd_idxs, handle), handle)
+            (self._cache.add(array, key.placement, handle), handle)
             for key, (array, handle) in self._to_cache.items()
         ]
         if entries:
@@ -146,7 +148,7 @@ class Delivery:
     def cancel(self) -> None:
         """The step was perhaps submitted to some groups: has them drop what they were to keep."""
         for key, (_, handle) in self._to_cache.items():
-            self._free(key.mpmd_idxs, handle)
+            self._free(key.placement.mpmd_idxs, handle)
 
 
 def _invalidate_failed(cache: ArgumentCache, entries: list[tuple[_Key, Handle]], reply: Future[Any]) -> None:

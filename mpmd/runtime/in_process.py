@@ -145,6 +145,7 @@ class InProcessRuntime(RuntimeBase):
 
     def __init__(self, submeshes: Sequence[jax.sharding.Mesh], max_in_flight: int = MAX_IN_FLIGHT):
         super().__init__(len(submeshes), max_in_flight)
+        self._submitting = threading.Lock()  # a step is submitted to all groups or to none
         self.processes_per_group = (1,) * len(submeshes)
         self._mailboxes = [Mailbox() for _ in submeshes]
         self._groups = [
@@ -242,7 +243,7 @@ class InProcessRuntime(RuntimeBase):
         """
         if os.getpid() != self._process:
             return
-        with self._submitting:  # a step is submitted to all groups or to none
+        with self._submitting:
             for group in self._groups:
                 group.end()
         self._writers.shutdown()

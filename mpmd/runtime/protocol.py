@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import itertools
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
@@ -180,7 +179,6 @@ class RuntimeBase(Runtime):
         self._released = ReleaseQueue(num_groups)
         # It gets no method of this object, which would then live until the garbage collector finds it.
         self.arguments = ArgumentCache(self._handles.__next__, self._released.add_handle)
-        self._submitting = threading.Lock()  # so that all groups see the steps in the same order
 
     def check_process(self) -> None:
         if os.getpid() != self._process:

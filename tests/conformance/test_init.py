@@ -1,6 +1,8 @@
 """State that is made where a step reads it: the bits of ``jax.jit``, in the right place, or an error."""
 
 import functools
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +75,27 @@ def test_the_state_has_the_bits_of_jit_and_is_where_the_step_reads_it(mesh):
             assert np.isfinite(float(loss))
         assert not counted, "the first step moves or compiles something"
         assert_placed(state, step)
+
+
+def test_the_same_function_is_compiled_once_and_dropped_with_its_user():
+    def make(key, *unused):
+        return init_fn(key)
+
+    with mesh_of(GROUPS) as mesh:
+        step = compiled_on(mesh, sharded=False)
+        first = step.init(make, jax.random.key(3))
+        with compiles() as counted:
+            assert_bits_equal(step.init(make, jax.random.key(3)), first)
+        assert not counted
+        with compiles() as counted:
+            assert_bits_equal(step.init(make, jax.random.key(3), 1.5), first)
+        assert counted
+        made = weakref.ref(make)
+        del make
+        gc.collect()
+        assert made() is None
+        programs = [group.submit(lambda g=group: len(g.worker._programs)) for group in mesh.runtime._groups]
+        assert [future.result() for future in programs] == [1] * GROUPS
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])

@@ -1,18 +1,11 @@
 """Every program of the table, on groups of this process's devices, against plain JAX."""
 
-import jax
 import pytest
 
 from tests.support.parity import assert_parity, mesh_of
 from tests.support.programs import PROGRAMS
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    """The programs are many and tiny: compiling them takes longer than running them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def as_parameters(programs):

@@ -11,13 +11,7 @@ from mpmd.ir import Free, Recv, Run, Send
 from tests.support.parity import raw, uneven_mesh_of
 from tests.support.random_programs import arguments_of, axes_of, options_of, programs, step_of, submeshes_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    """The programs are many and tiny: compiling them takes longer than running them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def check(program, steps=2):

@@ -23,12 +23,7 @@ SIZES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    """The programs are many and tiny: compiling them takes longer than running them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 @pytest.mark.parametrize(("name", "stages", "groups"), SIZES)

@@ -20,11 +20,16 @@ from mpmd.ir import (
 )
 from mpmd.program import Program
 from mpmd.runtime.requests import StepRequest
+from tests.support.models import too_much
 from tests.support.plans import run_of
 
 
 def compute_forever(x):
     return (jax.lax.while_loop(lambda y: y < 2, jnp.sin, x),)
+
+
+def allocate_too_much(x):
+    return (too_much(x),)
 
 
 def aval(shape, dtype="float32"):

@@ -11,7 +11,6 @@ import time
 import types
 import weakref
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from mpmd.runtime.transport import MessageId
 from tests.ray.hand_written_programs import (
     TRAIN_FEEDBACK,
     ProgramDriver,
+    allocate_too_much,
     compute_forever,
     echo_program,
     relay_program,
@@ -37,11 +37,6 @@ from tests.support.models import batch, init, make_step, mse, weights
 SECONDS = 60
 SOON = 15
 """Seconds within which a failure ends all waiting for the group."""
-
-
-def allocate_too_much(x):
-    # A loop carries it, so it has to be there.
-    return (jax.lax.while_loop(lambda y: y[7, 7] < 0, jnp.sin, jnp.zeros((2**24, 2**23)) + x)[7, 7],)
 
 
 def add_one(x):

@@ -1,5 +1,6 @@
 """Groups that die are replaced, and the run goes on as if nothing had happened, bit by bit."""
 
+import gc
 import os
 import signal
 import socket
@@ -58,6 +59,24 @@ def kill(mesh, mpmd_idx, number=signal.SIGKILL):
     os.kill(mesh.groups[mpmd_idx].pid, number)
 
 
+def loaded_programs(mesh):
+    """The numbers of the programs that each process has."""
+    asked = [a.__ray_call__.remote(lambda self: set(self._worker._programs)) for a in mesh.runtime.actors]
+    return ray.get(asked, timeout=60)
+
+
+def test_programs_that_are_dropped_before_they_run_do_not_wait_for_a_step(recovering_mesh):
+    arguments = init(weights(2), CLIPPED_ADAM), *batch()
+    before = loaded_programs(recovering_mesh)
+    for _ in range(3):
+        step = None
+        gc.collect()
+        step = compiled(recovering_mesh).compile(*arguments)
+    after = loaded_programs(recovering_mesh)
+    assert [len(now - then) for then, now in zip(before, after, strict=True)] == [1, 1]
+    assert len(step.plan.programs) == 2
+
+
 def test_each_group_may_die(recovering_mesh, capsys):
     mesh = recovering_mesh
     step = compiled(mesh)
@@ -82,10 +101,7 @@ def test_each_group_may_die(recovering_mesh, capsys):
     assert 0 < first.num_replayed <= 8
     assert first.reason.startswith("group 0 died")
     assert capsys.readouterr().err.count("cluster: recovered group") == 2
-    programs = [
-        actor.__ray_call__.remote(lambda self: set(self._worker._programs)) for actor in mesh.runtime.actors
-    ]
-    first_has, second_has = ray.get(programs)
+    first_has, second_has = loaded_programs(mesh)
     assert first_has == second_has, "what was not loaded by all stays nowhere"
     expected = jax.jit(make_step(mse, mpmd.GPipe(2)))(init(weights(2)), *batch())[1][0]
     for other in others:  # which only one of the present processes was there to load

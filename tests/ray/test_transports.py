@@ -27,6 +27,8 @@ from mpmd.sharding import to_sharding
 from tests.ray.hand_written_programs import (
     TRAIN_FEEDBACK,
     ProgramDriver,
+    allocate_too_much,
+    compute_forever,
     relay_program,
     train_program,
     train_reference,
@@ -322,10 +324,6 @@ def test_with_the_object_store_the_driver_calls_groups_by_ray_alone(mesh):
     assert mesh.runtime._calls.by_ray == (set(mesh.transports.values()) == {"object_store"})
 
 
-def allocate_too_much(x):
-    return (jax.lax.while_loop(lambda y: y[7, 7] < 0, jnp.sin, jnp.zeros((2**24, 2**23)) + x)[7, 7],)
-
-
 def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
     failing = ProgramDriver(mesh.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
     for _ in range(3):
@@ -338,10 +336,6 @@ def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
     assert isinstance(futures[0].exception(SOON), TypeError)
     assert type(futures[1].exception(SOON)) is StepAborted
     assert_training_matches(mesh)
-
-
-def compute_forever(x):
-    return (jax.lax.while_loop(lambda y: y < 2, jnp.sin, x),)
 
 
 def test_a_killed_actor_is_named_in_all_pending_steps(mesh):

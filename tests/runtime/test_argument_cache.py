@@ -64,6 +64,29 @@ def test_an_array_twice_in_a_call_and_on_other_groups(mesh, monkeypatch):
             np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-5)
 
 
+def test_programs_that_shard_an_array_differently_each_have_theirs(monkeypatch):
+    """Neither is sent it again, nor changes how it is sharded in each step."""
+    params, data = weights(2), batch(3)
+    with mesh_of(2, data=2) as mesh:
+        steps = [
+            mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh, in_specs=(spec, None, None)).compile(
+                params, *data
+            )
+            for spec in (None, jax.P("data"))
+        ]
+        before = [float(step(params, *data)) for step in steps]
+        sent, moved, device_put = watch(monkeypatch, mesh), [], jax.device_put
+
+        def watched(value, *arguments, **options):
+            moved.append(value)
+            return device_put(value, *arguments, **options)
+
+        monkeypatch.setattr(jax, "device_put", watched)
+        assert [float(step(params, *data)) for step in steps] == before
+    assert sent == [[], []]
+    assert not moved
+
+
 def test_what_the_caller_drops_the_groups_drop(mesh):
     step = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
     params, data = weights(2), batch(3)

@@ -64,3 +64,8 @@ def make_step(loss_fn, schedule, optimizer=SGD, operation=mpmd.Add):
 
 def init(params, optimizer=SGD):
     return params, optimizer.init(params)
+
+
+def too_much(x):
+    """A number that takes more memory than there is: a loop carries an array, so it has to be there."""
+    return jax.lax.while_loop(lambda y: y[7, 7] < 0, jnp.sin, jnp.zeros((2**24, 2**23)) + x)[7, 7]

@@ -39,8 +39,10 @@ def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequen
     return (tuple(avals_of(invars)), tuple(map(eqn_key, eqns)), tuple(map(atom_key, outvars)))
 
 
-# Rules that a differentiated function no longer needs, and that are new objects in every trace.
-_PARAMS_FOR_DIFFERENTIATION = frozenset({"jvp_jaxpr_fun", "jvp", "fwd_jaxpr_thunk", "fwd", "bwd"})
+# Of custom_jvp and custom_vjp: a differentiated function needs them no more, and every trace makes new ones.
+_PARAMS_FOR_DIFFERENTIATION = frozenset(
+    {"jvp_jaxpr_fun", "jvp", "fwd_jaxpr_thunk", "fwd", "bwd", "out_trees"}
+)
 
 
 def _param_key(value: Any) -> Any:

@@ -30,7 +30,7 @@ def dimensions_of(spec: Spec, ndim: int) -> Dimensions:
     return entries + ((),) * (ndim - len(entries))
 
 
-def spec_of(dimensions: Dimensions) -> Spec:
+def as_spec(dimensions: Dimensions) -> Spec:
     """The spec of a value with these dimensions."""
     entries = list(dimensions)
     while entries and not entries[-1]:

@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import ShardedGraph, TaskGraph
 from mpmd.compiler.jaxprs.equations import substitute, traced_eqns
-from mpmd.compiler.shard.dimensions import Dimensions, axes_in, spec_of, without
+from mpmd.compiler.shard.dimensions import Dimensions, as_spec, axes_in, without
 
 
 def gather_weights(
@@ -47,7 +47,7 @@ def gather_weights(
         if found and var not in left:
             copies, (gathered[var],) = traced_eqns(_copied, [var])
             eqns += copies
-            specs[gathered[var]] = spec_of(without(dimensions[var], found))
+            specs[gathered[var]] = as_spec(without(dimensions[var], found))
     changed = dataclasses.replace(
         graph,
         outer=(*graph.outer, *eqns),

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import Accumulator, Gather, PartialSums, ShardedGraph, StageWork, TaskGraph
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
-from mpmd.compiler.shard.dimensions import Dimensions, axes_in, dimensions_of, follow, spec_of, without
+from mpmd.compiler.shard.dimensions import Dimensions, as_spec, axes_in, dimensions_of, follow, without
 from mpmd.compiler.shard.gather import gather_weights
 from mpmd.compiler.shard.infer_specs import infer_specs
 from mpmd.compiler.shard.partial_sums import in_parts, live_eqns, without_calls
@@ -113,7 +113,7 @@ def _with_partial_sums(
             result = Parts(Var(aval_of(initial.var)), axes)
             after[a.result] = maker.sum_up(result, a.result)
             # An axis that shards the parts shards nothing else.
-            spec = spec_of((axes, *without(_dimensions(a.result, specs), axes)))
+            spec = as_spec((axes, *without(_dimensions(a.result, specs), axes)))
             a = dataclasses.replace(
                 a,
                 state=parts[a.state].var,

@@ -1,0 +1,80 @@
+"""Equal stages share an executable, whatever rules their functions have for differentiation."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import mpmd
+from mpmd.compiler.pipeline import compile_step
+from tests.support.models import batch, init, make_step, weights
+
+STAGES = 4
+
+
+@jax.custom_jvp
+def with_jvp(h):
+    return jnp.sin(h)
+
+
+with_jvp.defjvp(lambda primals, tangents: (with_jvp(*primals), jnp.cos(primals[0]) * tangents[0]))
+
+
+@jax.custom_vjp
+def with_vjp(h):
+    return jnp.sin(h)
+
+
+with_vjp.defvjp(lambda h: (with_vjp(h), h), lambda h, g: (jnp.cos(h) * g,))
+
+
+def of_optax(h):
+    """Has a ``custom_jvp`` in it."""
+    return optax.losses.safe_softmax_cross_entropy(h, jax.nn.softmax(h))[..., None] * h
+
+
+def in_a_scan(layer):
+    return lambda params, h: jax.lax.scan(lambda h, _: (layer(params, h), None), h, length=2)[0]
+
+
+WRAPPERS = {"plain": lambda layer: layer, "jit": jax.jit, "remat": jax.checkpoint, "scan": in_a_scan}
+
+
+def executables(apply, wrap, *, backward):
+    """The names of the executables for tasks of a pipeline of equal stages."""
+
+    def forward(params, x):
+        h = x
+        for stage, of_stage in enumerate(params):
+            h = wrap(lambda p, h: apply(h @ p["w"] + p["b"]))(of_stage, h)
+            h = mpmd.mark_stage_end(h) if stage < STAGES - 1 else h
+        return h
+
+    def evaluate(params, xs, ys):
+        schedule = mpmd.ForwardOnly(STAGES, STAGES)
+        return mpmd.treduce(lambda mb: forward(params, mb[0]).sum(), (xs, ys), schedule, operation=mpmd.Add)
+
+    def loss(params, x, y):
+        return jnp.mean((forward(params, x) - y) ** 2)
+
+    params = weights(STAGES)
+    args = (init(params) if backward else params, *batch())
+    compiled = compile_step(
+        make_step(loss, mpmd.Std1F1B(STAGES)) if backward else evaluate,
+        args,
+        {},
+        submeshes=[jax.sharding.AbstractMesh((1,), ("data",))] * STAGES,
+        donated=[False] * len(jax.tree.leaves(args)),
+    )
+    names = (executable.name for executable in compiled.program.plan.executables)
+    return sorted(name for name in names if name.startswith(("fwd", "bwd")))
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
+@pytest.mark.parametrize(
+    "apply", [jax.nn.relu, jax.nn.gelu, jax.nn.silu, with_jvp, with_vjp, of_optax], ids=lambda f: f.__name__
+)
+def test_the_stages_between_the_first_and_the_last_share_executables(apply, wrap):
+    assert executables(apply, wrap, backward=False) == ["fwd_0", "fwd_1", "fwd_3"]
+    trained = executables(apply, wrap, backward=True)
+    assert trained == ["bwd_0", "bwd_2", "bwd_3", "fwd_0", "fwd_1", "fwd_3"]

@@ -1,0 +1,45 @@
+"""Driver and actors hold after many steps, failures and programs what they held after the first."""
+
+import time
+
+import pytest
+import ray
+
+import cluster
+from tests.support.endurance import Training, held
+
+SECONDS = 60
+
+FEW = (100, 12)
+MANY = pytest.param(2000, 500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])
+
+
+def held_by_all(actors):
+    return [held(), *ray.get([actor.__ray_call__.remote(held) for actor in actors], timeout=SECONDS)]
+
+
+@pytest.mark.parametrize(("steps", "programs"), [FEW, MANY])
+def test_steps_and_programs_leave_nothing(two_groups, steps, programs):
+    actors = two_groups.runtime.actors
+    Training(two_groups).endure(steps, programs, lambda: held_by_all(actors))
+
+
+@pytest.mark.parametrize(("steps", "programs"), [FEW, MANY])
+def test_steps_and_programs_leave_nothing_with_recovery(local_ray, steps, programs):
+    recovery = cluster.Recovery(every=5)
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery) as mesh:
+        training = Training(mesh)
+
+        def measure():
+            """Right after a snapshot, when the journal has nothing else."""
+            journal = mesh.runtime._journal
+            for _ in range(3):  # processes have two snapshots, of which neither is to have what was before
+                training.step()
+                deadline = time.monotonic() + SECONDS
+                while journal.num_steps and time.monotonic() < deadline:
+                    if journal.snapshot is None:
+                        training.step()
+                    time.sleep(0.01)
+            return held_by_all(mesh.runtime._fleet.actors)
+
+        training.endure(steps, programs, measure)

@@ -1,0 +1,15 @@
+"""The process of a mesh holds after many steps, failures and programs what it held after the first."""
+
+import pytest
+
+from tests.support.endurance import Training, held
+from tests.support.parity import mesh_of
+
+
+@pytest.mark.parametrize(
+    ("steps", "programs"),
+    [(100, 12), pytest.param(2000, 500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
+)
+def test_steps_and_programs_leave_nothing(steps, programs):
+    with mesh_of(2) as mesh:
+        Training(mesh).endure(steps, programs, lambda: [held()])

@@ -1,0 +1,177 @@
+"""Groups and a fleet that only pretend, for the runtime that recovers."""
+
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+
+from cluster.driver import RayRuntime
+from cluster.endpoint import endpoints
+from cluster.fleet import CopiesLostError
+from cluster.process_info import ProcessInfo
+from cluster.recovering_runtime import RecoveringRuntime
+from cluster.recovery import Recovery
+from cluster.watchdog import Limits
+from mpmd.errors import GroupDiedError
+from mpmd.routes import Topology
+from mpmd.runtime.requests import StepReply, StepRequest
+
+SOON = 20
+"""Seconds within which what a test waits for has happened."""
+
+
+class Calls:
+    """In place of ``ActorCalls``: the test answers the calls.
+
+    ``sent`` are the host arrays of each step, for each process.
+    """
+
+    by_ray = False
+
+    def __init__(self, processes):
+        self.processes = processes
+        self.made = []
+        self.steps = []
+        self.sent = []
+        self.detached = None
+
+    def call(self, number, method, *arguments):
+        if self.detached is not None:
+            raise self.detached
+        self.made.append((number, method, arguments, Future()))
+        return self.made[-1][-1]
+
+    call_ray = call
+
+    def call_step(self, step, arguments):
+        futures = {number: Future() for number in arguments}
+        self.steps.append((step, futures))
+        self.sent.append({number: dict(packed) for number, (_, packed) in arguments.items()})
+        for _, packed in arguments.values():
+            packed.clear()  # as who runs the step does
+        return dict(futures)
+
+    def named(self, method):
+        """The arguments of all calls of a method, with the process."""
+        return [(number, *arguments) for number, name, arguments, _ in self.made if name == method]
+
+    def future(self, method):
+        """That of the last call of a method."""
+        return [future for _, name, _, future in self.made if name == method][-1]
+
+    def close(self):
+        pass
+
+    close_soon = close
+
+    def detach(self, reason):
+        self.detached = reason
+        for *_, future in self.made:
+            if not future.done():
+                future.set_exception(reason)
+
+    def reply(self, index, value=1.0):
+        for future in self.steps[index][1].values():
+            future.set_result(StepReply({7: np.float32(value)}))
+
+
+class Fleet:
+    """In place of the processes. ``failures`` are what the next replacements raise."""
+
+    def __init__(self, failures=()):
+        self.processes = endpoints([1, 1])
+        self.infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
+        self.actors = ()
+        self.starter = self
+        self.stop = threading.Event()
+        self.failures = list(failures)
+        self.copied = []
+        self.restored = []
+        self.may_copy, self.may_replace = threading.Event(), threading.Event()
+        self.may_replace.set()
+
+    def replace_all(self, dead, loads, snapshot, watch, count_failure):
+        assert self.may_replace.wait(SOON)
+        replaced = set(dead)
+        while self.failures:
+            failure = self.failures.pop(0)
+            if isinstance(failure, CopiesLostError):
+                raise failure
+            count_failure(failure)
+        self.restored.append(snapshot)
+        return replaced, []
+
+    def copy_away(self, snapshot, base, is_wanted):
+        assert self.may_copy.wait(SOON)
+        self.copied.append((snapshot, base))
+
+    def mark_committed(self):
+        pass
+
+    def start_spares(self):
+        pass
+
+    def release(self):
+        pass
+
+
+class Whole:
+    """In place of ``HostArguments``: each process gets the whole arrays."""
+
+    def packed(self, mpmd_idx, rank, request):
+        return dict(request.host_arrays)
+
+
+def groups_of(calls):
+    groups = RayRuntime(calls, [None, None], Topology(()), "cpu", {})
+    groups._arguments[0] = Whole()
+    return groups
+
+
+class Driven(RecoveringRuntime):
+    """Has the calls of each attempt in ``attempts``."""
+
+    def _calls(self, connections):
+        self.attempts = [*getattr(self, "attempts", []), Calls(self._fleet.processes)]
+        return self.attempts[-1]
+
+    def step(self, host_arrays=None):
+        return self.submit_step({i: StepRequest(0, 0, (), (), host_arrays or {}) for i in range(2)})
+
+    def die(self, mpmd_idx):
+        before = len(self.attempts)
+        self._note_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: len(self.attempts) > before or self._error is not None, SOON
+            )
+
+
+def runtime(recovery=None, failures=(), max_in_flight=16):
+    recovery = recovery or Recovery(every=100)
+    return Driven(Fleet(failures), [], Limits(), groups_of, recovery, [], max_in_flight)
+
+
+def begin_recovery(driven, mpmd_idx):
+    """A group dies, and is not replaced before ``end_recovery``."""
+    driven._fleet.may_replace.clear()
+    driven._note_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+    with driven._changed:
+        assert driven._changed.wait_for(lambda: driven.attempts[-1].detached is not None, SOON)
+
+
+def end_recovery(driven):
+    count = len(driven.attempts)
+    driven._fleet.may_replace.set()
+    with driven._changed:
+        assert driven._changed.wait_for(lambda: len(driven.attempts) > count, SOON)
+
+
+def commit_snapshot(driven):
+    """Ends the snapshot that the first step has begun."""
+    driven._fleet.may_copy.set()
+    for _, method, _, future in driven.attempts[-1].made:
+        if method == "snapshot":
+            future.set_result(None)
+    with driven._changed:
+        assert driven._changed.wait_for(lambda: driven._journal.snapshot is None, SOON)

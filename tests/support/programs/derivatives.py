@@ -1,0 +1,174 @@
+"""Derivatives inside a stage: rules of one's own, and gradients of gradients."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+import mpmd
+from tests.support.models import batch, layer, mse, weights
+from tests.support.programs.control_flow import stages_of
+from tests.support.programs.table import Case, descend, loop, program, train
+
+
+@jax.custom_vjp
+def clipped_gradient(h):
+    return h
+
+
+clipped_gradient.defvjp(lambda h: (h, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
+
+
+@program(on_ray=True)
+def custom_vjp():
+    return stages_of(lambda p, h: clipped_gradient(layer(p, clipped_gradient(h))))
+
+
+@program()
+def custom_vjp_with_residuals_and_static_arguments():
+    @partial(jax.custom_vjp, nondiff_argnums=(2,))
+    def scaled(w, h, power):
+        return jnp.tanh(h @ w) ** power
+
+    def forward(w, h, power):
+        return scaled(w, h, power), (w, h)
+
+    def backward(power, residuals, g):
+        w, h = residuals
+        _, back = jax.vjp(lambda w, h: jnp.tanh(h @ w) ** power, w, h)
+        return tuple(2 * gradient for gradient in back(g))
+
+    scaled.defvjp(forward, backward)
+    return stages_of(lambda p, h: scaled(p["w"], h, 2) + p["b"])
+
+
+@program()
+def custom_vjp_around_the_mark():
+    """A boundary that quantises what it passes on, both ways."""
+
+    @jax.custom_vjp
+    def narrow(h):
+        return h.astype(jnp.bfloat16).astype(jnp.float32)
+
+    narrow.defvjp(lambda h: (narrow(h), None), lambda _, g: (g.astype(jnp.bfloat16).astype(jnp.float32),))
+
+    def loss(params, x, y):
+        h = narrow(mpmd.mark_stage_end(narrow(layer(params[0], x))))
+        return jnp.mean((layer(params[1], h) - y) ** 2)
+
+    return train(loss, weights(2), stages=2, tolerance=1e-3)
+
+
+@program()
+def custom_jvp():
+    @jax.custom_jvp
+    def soft(h):
+        return jnp.log1p(jnp.exp(h))
+
+    @soft.defjvp
+    def _(primals, tangents):
+        return soft(*primals), jax.nn.sigmoid(primals[0]) * tangents[0]
+
+    return stages_of(lambda p, h: soft(layer(p, h)))
+
+
+@program()
+def straight_through_estimator():
+    return stages_of(lambda p, h: layer(p, h + jax.lax.stop_gradient(jnp.round(h) - h)))
+
+
+@program(on_ray=True)
+def gradient_penalty_within_the_last_stage():
+    """Second derivatives, with respect to what the stage gets."""
+
+    def loss(params, x, y):
+        h = mpmd.mark_stage_end(layer(params[0], x))
+        h = mpmd.mark_stage_end(layer(params[1], h))
+        slopes = jax.grad(lambda h: jnp.sum(layer(params[2], h)))(h)
+        return jnp.mean((layer(params[2], h) - y) ** 2) + 0.1 * jnp.mean(slopes**2)
+
+    return train(loss, weights(3))
+
+
+@program()
+def gradient_penalty_within_the_first_stage():
+    def loss(params, x, y):
+        slopes = jax.grad(lambda x: jnp.sum(layer(params[0], x)))(x)
+        h = mpmd.mark_stage_end(layer(params[0], x) + 0.1 * slopes)
+        h = mpmd.mark_stage_end(layer(params[1], h))
+        return jnp.mean((layer(params[2], h) - y) ** 2) + jnp.mean(slopes**2)
+
+    return train(loss, weights(3))
+
+
+@program()
+def derivatives_of_a_stage_in_its_forward():
+    """Forward mode, Hessians and Jacobians: a physics-informed loss."""
+
+    def stage(params, h):
+        def unit(row):
+            return jnp.sum(layer(params, row))
+
+        slopes = jax.jvp(lambda h: layer(params, h), (h,), (jnp.ones_like(h),))[1]
+        curvature = jax.vmap(lambda row: jnp.diagonal(jax.hessian(unit)(row)))(h)
+        return layer(params, h) + 0.1 * slopes + 0.1 * curvature
+
+    return stages_of(stage)
+
+
+@program()
+def forward_mode_through_all_stages():
+    """A gradient from a directional derivative."""
+
+    def step(state, xs, ys):
+        direction = jax.tree.map(jnp.ones_like, state)
+        total, slope = loop(lambda x, y: jax.jvp(lambda p: mse(p, x, y), (state,), (direction,)), (xs, ys))
+        return jax.tree.map(lambda p, d: p - 0.01 * slope * d, state, direction), (total, slope)
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def linearised_and_transposed_by_hand():
+    def step(state, xs, ys):
+        def run(x, y):
+            loss, tangent = jax.linearize(lambda p: mse(p, x, y), state)
+            return loss, jax.linear_transpose(tangent, state)(jnp.float32(1.0))[0]
+
+        total, grads = loop(run, (xs, ys))
+        return descend(state, grads), (total, grads)
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def an_inner_step_of_gradient_descent_in_a_stage():
+    """Meta-learning: the last stage adapts its head before it is judged."""
+
+    def loss(params, x, y):
+        h = mpmd.mark_stage_end(layer(params[0], x))
+        h = mpmd.mark_stage_end(layer(params[1], h))
+
+        def fit(head):
+            return jnp.mean((layer(head, h[:2]) - y[:2]) ** 2)
+
+        adapted = descend(params[2], jax.grad(fit)(params[2]))
+        return jnp.mean((layer(adapted, h[2:]) - y[2:]) ** 2)
+
+    return train(loss, weights(3))
+
+
+@program()
+def fixed_point_with_implicit_gradient():
+    @jax.custom_vjp
+    def solve(w, h):
+        return jax.lax.fori_loop(0, 20, lambda _, z: jnp.tanh(0.1 * z @ w + h), jnp.zeros_like(h))
+
+    def backward(residuals, g):
+        w, h, z = residuals
+        _, back = jax.vjp(lambda w, h, z: jnp.tanh(0.1 * z @ w + h), w, h, z)
+        u = jax.lax.fori_loop(0, 20, lambda _, u: g + back(u)[2], g)
+        return back(u)[:2]
+
+    solve.defvjp(lambda w, h: ((z := solve(w, h)), (w, h, z)), backward)
+    return stages_of(lambda p, h: solve(p["w"], h) + p["b"])
