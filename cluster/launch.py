@@ -17,6 +17,7 @@ from cluster.actor import Member
 from cluster.actor_calls import ActorCalls
 from cluster.actors import ActorStarter, Reserved
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
+from cluster.connection import Connection
 from cluster.driver import RayRuntime
 from cluster.endpoint import endpoints
 from cluster.environment import actor_environment
@@ -57,6 +58,7 @@ def launch(
     address: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
     transport: str = AUTO,
+    encryption: bool | None = None,
     compilation_cache: str | os.PathLike[str] | None = COMPILATION_CACHE,
     recovery: Recovery | None = None,
     timeout: float = 60.0,
@@ -88,11 +90,14 @@ def launch(
       address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``.
       transport: how groups exchange messages: ``shared_memory``, within a node; ``network``, by TCP between
-        the memory of hosts; ``device``, JAX's transfers between devices, over TCP, which whoever reaches the
-        port can end; ``object_store``, Ray's; or ``auto``, the best for each pair of processes.
+        the memory of hosts; ``device``, JAX's transfers between devices, over a port at which whoever reaches
+        it can end the process; ``object_store``, Ray's; or ``auto``, which is ``shared_memory`` within a node
+        and ``network`` across nodes, where the system has them.
         With ``object_store`` the driver's requests are made by Ray, too, with Ray's encryption if that is on;
-        else the driver connects with all processes by TCP. Neither TCP nor ``device`` is encrypted, nor are
-        the collectives within a group of several processes.
+        else the driver connects with all processes by TCP.
+      encryption: whether TCP connections are encrypted, by default those between machines. It limits what a
+        connection carries to some GB/s; ``False`` is for networks that nobody else has access to. What
+        ``device`` transfers is never encrypted, nor are the collectives within a group of several processes.
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
         what one run has compiled, no later run compiles. ``None`` keeps nothing. In ``runtime_env``, a
         ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
@@ -160,8 +165,10 @@ def launch(
         with watch("transports"):
             transports = choose(transport, infos)
             topology = Topology(shapes, gathering_edges(infos, transports))
-            connect_groups(starting, infos, transports, topology.gathering)
-            connections = [] if transport == OBJECT_STORE else connect_driver(starting, infos, undo)
+            connect_groups(starting, infos, transports, topology.gathering, encryption)
+            connections: list[Connection] = []
+            if transport != OBJECT_STORE:
+                connections = connect_driver(starting, infos, encryption, undo)
         placement = Placement(tuple(infos), transports)
         runtime_of = functools.partial(
             RayRuntime,
@@ -178,7 +185,15 @@ def launch(
             runtime = runtime_of(calls)
         else:
             fleet = Fleet(
-                starter, actors, processes, placement, transport, topology.gathering, timeout, limits
+                starter,
+                actors,
+                processes,
+                placement,
+                transport,
+                encryption,
+                topology.gathering,
+                timeout,
+                limits,
             )
             runtime = RecoveringRuntime(
                 fleet, connections, limits, runtime_of, recovery, recoveries, max_in_flight

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from cluster.credentials import make_credentials
 from cluster.endpoint import endpoints
 from cluster.transports import inbox as inbox_module
 from cluster.transports.router import Router
@@ -27,7 +28,8 @@ def connected(name):
 
 
 def connect(ends, name):
-    addresses = [router.listen([name], "127.0.0.1", b"secret") for router in ends]
+    credentials = make_credentials(encryption=True)
+    addresses = [router.listen([name], "127.0.0.1", credentials) for router in ends]
     threads = [
         threading.Thread(target=router.connect, args=({1 - i: name}, addresses))
         for i, router in enumerate(ends)
@@ -166,7 +168,8 @@ def test_waiting_for_a_peer_that_does_not_come_can_be_ended(name):
     ends = connected(name)
     for router in ends:
         router.reset()
-    addresses = [router.listen([name], "127.0.0.1", b"secret") for router in ends]
+    credentials = make_credentials()
+    addresses = [router.listen([name], "127.0.0.1", credentials) for router in ends]
     failures = queue.SimpleQueue()
 
     def connect_alone(index):

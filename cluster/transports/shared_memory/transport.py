@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 
+from cluster.credentials import Credentials
 from cluster.transports.inbox import Inbox
 from cluster.transports.peer_transport import PeerTransport
 from cluster.transports.shared_memory.receiver import Receiver
@@ -37,7 +38,7 @@ class SharedMemoryTransport(PeerTransport):
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
 
-    def listen(self, host: str, secret: bytes) -> str:
+    def listen(self, host: str, credentials: Credentials) -> str:
         """The address is the name of a socket. It accepts only processes of the same user."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         name = f"mpmd-{secrets.token_hex(16)}"
