@@ -86,7 +86,7 @@ class SendMessage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReceiveMessage:
-    """Waits for a message, and puts its values into their slots."""
+    """Waits for a message, and puts its values into their slots; on the devices if ``on_devices``."""
 
     transport: Transport
     values: tuple[int, ...]
@@ -94,6 +94,7 @@ class ReceiveMessage:
     src: int
     dst: int
     tag: int
+    on_devices: bool
 
     def __str__(self) -> str:
         return f"waiting for message {self.tag} of group {self.src}"
@@ -104,6 +105,8 @@ class ReceiveMessage:
         state.activity.now = (self, state.number, start)
         message = MessageId(state.number, self.src, self.dst, self.tag)
         received = self.transport.recv(message, self.shardings)
+        if self.on_devices:  # once, and not by each task that reads them
+            received = jax.device_put(list(received), list(self.shardings))
         for slot, array in zip(self.values, received, strict=True):
             state.table[slot] = array
         if state.events is not None:
@@ -167,6 +170,7 @@ def operations_of(
                 src=recv.src,
                 dst=here,
                 tag=recv.tag,
+                on_devices=not synchronous,
             )
             for name in recv.values:
                 del posted[name]
