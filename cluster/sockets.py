@@ -27,7 +27,7 @@ _GREETING_SECONDS = 5
 """The most that a greeting may take, once it has begun."""
 
 _MAX_GREETINGS = 256
-"""How many greetings may be under way; beyond that the oldest is given up."""
+"""How many greetings may be under way; beyond that the oldest is given up that has proven nothing."""
 
 
 class Address(NamedTuple):
@@ -81,7 +81,8 @@ class Listener:
         with contextlib.suppress(OSError):  # who has connected is gone already
             tcp, _ = self._socket.accept()
             if len(self._greetings) >= _MAX_GREETINGS:
-                self._refuse(self._greetings[0])
+                strangers = (greeting for greeting in self._greetings if greeting.handshake is None)
+                self._refuse(next(strangers, self._greetings[0]))
             greeting = Greeting(tcp, time.monotonic() + _GREETING_SECONDS, self.address.identity)
             tcp.setblocking(False)
             self._selector.register(tcp, selectors.EVENT_READ, greeting)

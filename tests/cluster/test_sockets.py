@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -197,3 +198,51 @@ def test_connecting_to_a_peer_that_does_not_answer_fails():
             sockets.connect(address, CREDENTIALS, 0.2)
     with pytest.raises(ConnectionError, match=f"no connection to {host}:{port}: .*refused"):
         sockets.connect(address, CREDENTIALS, 0.2)
+
+
+@pytest.fixture
+def silent():
+    """A listener's address, at which nobody greets."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield sockets.Address(*server.getsockname(), bytes(32))
+
+
+def test_who_connects_can_be_interrupted(silent):
+    is_wanted = threading.Event()
+    is_wanted.set()
+
+    def check():
+        if not is_wanted.is_set():
+            raise InterruptedError("nobody wants it any more")
+
+    with ThreadPoolExecutor(1) as thread:
+        connecting = thread.submit(sockets.connect, silent, CREDENTIALS, 1000, check=check)
+        time.sleep(0.1)
+        assert not connecting.done()
+        is_wanted.clear()
+        with pytest.raises(ConnectionError, match="nobody wants it any more"):
+            connecting.result(SECONDS)
+
+
+def test_a_peer_that_is_stopped_in_the_middle_of_its_greeting_is_not_waited_for(monkeypatch):
+    """However long its first word may take."""
+    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        address = sockets.Address(*server.getsockname(), bytes(32))
+        connecting = thread.submit(sockets.connect, address, CREDENTIALS, 1000)
+        with server.accept()[0] as peer:
+            peer.sendall(bytes(32))
+            with pytest.raises(ConnectionError, match="no answer"):
+                connecting.result(SECONDS)
+
+
+def test_to_interrupt_a_listener_ends_the_connecting_with_peers_too(silent):
+    """Process 0 has to connect with 1, which is stopped, before it listens."""
+    listener = sockets.Listener("127.0.0.1")
+    with ThreadPoolExecutor(1) as thread:
+        connecting = thread.submit(connect_peers, listener, CREDENTIALS, 0, {1: silent})
+        time.sleep(0.1)
+        assert not connecting.done()
+        listener.interrupt()
+        with pytest.raises(ConnectionError, match="nobody is waited for any more"):
+            connecting.result(SECONDS)
