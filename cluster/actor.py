@@ -33,7 +33,7 @@ from mpmd.ir import Edge, Executable, Name, Plan, Spec
 from mpmd.program import Variant
 from mpmd.reshard import GroupShape, box_of
 from mpmd.routes import Routes, Topology
-from mpmd.runtime.activity import Activity, Doing
+from mpmd.runtime.activity import Activity, Doing, Loading
 from mpmd.runtime.requests import (
     NOTHING_RELEASED,
     Handle,
@@ -232,7 +232,7 @@ class GroupActor:
         names = [executable.name for executable in shipment.plan.executables_of(self._mpmd_idx)]
         needed = [name for name in names if name not in shipment.compiled]
         here = [leaf.name for leaf in shipment.plan.constants_of(self._mpmd_idx)]
-        with self._naming_failures(), self._activity.during("loading the program"):
+        with self._naming_failures(), self._activity.during(Loading("loading the program")):
             functions = {name: _function(name, shipment.exported[name]) for name in needed}
             self._router.trim()  # what is sent from now on may be of other sizes
             # The shipment is in Ray's memory, which device_put may alias: copy.

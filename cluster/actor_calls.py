@@ -322,7 +322,7 @@ class ActorCalls:
         now, watchdog = time.monotonic(), self._watchdog
         step = self._pending.oldest_step
         watchdog.observe(step, now)
-        if watchdog.asks(now):
+        if watchdog.asks(now, self._pending.are_awaited):
             self._ping(now)
         if step is not None and (late := watchdog.late_step(now)) is not None:
             self._broadcast_aborts(self._pending.time_out(step, late))

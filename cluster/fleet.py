@@ -199,7 +199,7 @@ class Fleet:
                 for executable, exported in requests.compiled.get(self.processes[i].mpmd_idx, ()):
                     loading[self.actors[i].compile.remote(program, executable, exported)] = i
                 loading[self.actors[i].load.remote(program)] = i
-        self.wait_for(loading)
+        self.wait_for(loading, limits=self._limits)
 
     def _connecting_actors(self) -> StartingActors:
         """All actors; one that is stopped while the others wait for it is noticed, and so is ``stop``."""

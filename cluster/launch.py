@@ -35,7 +35,7 @@ from cluster.resources import (
     threads_per_process,
 )
 from cluster.shapes import GPU_PLATFORMS, Request, check, shapes_of, submeshes_of
-from cluster.transports.choice import AUTO, OBJECT_STORE, check_name, choose, holdings
+from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
 from cluster.versions import versions_here
 from cluster.watchdog import Limits, check_limits
 from mpmd.reshard import GroupShape
@@ -65,6 +65,7 @@ def launch(
     max_in_flight: int = MAX_IN_FLIGHT,
     step_timeout: float | None = None,
     stuck_after: float | None = None,
+    load_timeout: float | None = None,
 ) -> ClusterMesh:
     """Starts the actors of MPMD groups on a Ray cluster and returns the mesh of the groups.
 
@@ -95,9 +96,10 @@ def launch(
         and ``network`` across nodes, where the system has them.
         With ``object_store`` the driver's requests are made by Ray, too, with Ray's encryption if that is on;
         else the driver connects with all processes by TCP.
-      encryption: whether TCP connections are encrypted, by default those between machines. It limits what a
-        connection carries to some GB/s; ``False`` is for networks that nobody else has access to. What
-        ``device`` transfers is never encrypted, nor are the collectives within a group of several processes.
+      encryption: whether the groups' TCP connections with one another and the driver are encrypted; by default
+        those between machines. A core encrypts about a gigabyte in a second, so ``False`` is for faster networks
+        that nobody else has access to. What ``device`` transfers is never encrypted, nor are the collectives
+        within a group of several processes.
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
         what one run has compiled, no later run compiles. ``None`` keeps nothing. In ``runtime_env``, a
         ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
@@ -109,6 +111,8 @@ def launch(
         ``mpmd.errors.StepTimeoutError``; a group that does not leave it is killed. ``None`` is no limit.
       stuck_after: seconds that a process may be in one task of a step. Then its group is killed, and the step
         raises ``mpmd.errors.GroupStuckError``.
+      load_timeout: seconds that a process may compile one executable, or do another part of loading a
+        program, such as placing its constants. Then its group is killed, and loading raises that error.
 
     Raises:
       ValueError: shapes, processes or resources are not valid, or ``transport`` cannot connect the groups.
@@ -122,8 +126,9 @@ def launch(
     )
     check(request)
     check_name(transport)
+    check_encryption(encryption, transport)
     check_max_in_flight(max_in_flight)
-    limits = Limits(step_timeout, stuck_after)
+    limits = Limits(step_timeout, stuck_after, load_timeout)
     check_limits(limits)
     submeshes = submeshes_of(request)
     check_recovery(recovery, submeshes)

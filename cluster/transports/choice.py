@@ -33,6 +33,17 @@ def check_name(transport: str) -> None:
         raise ValueError(f"transport must be one of {', '.join((AUTO, *NAMES))}, not {transport!r}")
 
 
+def check_encryption(encryption: bool | None, transport: str) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for what is no choice, or what a transport cannot do."""
+    if encryption is not None and not isinstance(encryption, bool):
+        raise TypeError(f"encryption must be True, False or None, not {encryption!r}")
+    if encryption and transport in (DEVICE, OBJECT_STORE):
+        raise ValueError(
+            f"transport {transport!r} does not encrypt what groups send one another: use {NETWORK!r}, or the "
+            "encryption of the network, or for the object store Ray's"
+        )
+
+
 def choose(transport: str, processes: Sequence[ProcessInfo]) -> dict[tuple[int, int], str]:
     """The transport between each two processes of different groups, in both directions.
 

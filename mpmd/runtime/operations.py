@@ -12,7 +12,7 @@ import jax
 from mpmd.errors import TaskError
 from mpmd.events import Event, Wait
 from mpmd.ir import AnyTask, Free, GroupProgram, Name, Plan, Recv, Run, Send
-from mpmd.runtime.activity import Activity
+from mpmd.runtime.activity import Activity, Kind
 from mpmd.runtime.transport import MessageId, Transport
 
 Compiled = Callable[..., Sequence[jax.Array]]
@@ -40,7 +40,7 @@ class RunTask:
     outputs: tuple[int, ...]
     donated: tuple[int, ...]
     synchronous: bool
-    is_task: ClassVar[bool] = True
+    kind: ClassVar[Kind] = Kind.TASK
 
     def __str__(self) -> str:
         return f"running {self.task}"

@@ -9,7 +9,7 @@ from cluster.agreement import Agreement
 from cluster.credentials import make_credentials
 from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
-from mpmd.runtime.activity import Activity
+from mpmd.runtime.activity import Activity, Kind
 
 SECONDS = 20
 CREDENTIALS = make_credentials(encryption=True)
@@ -140,10 +140,10 @@ def test_a_process_that_waits_for_the_others_says_so():
             time.sleep(0.01)
         second.agree(5)
         waiting.result(SECONDS)
-    assert (doing.what, doing.step, doing.is_task) == (
+    assert (doing.what, doing.step, doing.kind) == (
         "agreeing with the other processes of the group",
         5,
-        False,
+        Kind.OTHER,
     )
     assert activity.read().what == "idle"
     first.close()

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.process_info import ProcessInfo
-from cluster.transports.choice import check_name, choose, holdings, supported
+from cluster.transports.choice import check_encryption, check_name, choose, holdings, supported
 from mpmd.memory import Holding
 
 ALL = ("shared_memory", "network", "device", "object_store")
@@ -84,3 +84,14 @@ def test_messages_are_held_as_the_transport_of_the_edge_holds_them():
 def test_of_several_transports_between_groups_the_one_counts_that_takes_most_memory():
     processes = [group(0, "a"), group(0, "b", rank=1), group(1, "b")]
     assert holdings(choose("auto", processes), processes, "cpu")[0, 1] == Holding.SLOTS
+
+
+@pytest.mark.parametrize("transport", ["device", "object_store"])
+def test_encryption_that_a_transport_does_not_have_is_not_promised(transport):
+    with pytest.raises(ValueError, match=f"transport '{transport}' does not encrypt"):
+        check_encryption(True, transport)
+    for encryption in (None, False):
+        check_encryption(encryption, transport)
+    check_encryption(True, "auto")
+    with pytest.raises(TypeError, match="must be True, False or None, not 'yes'"):
+        check_encryption("yes", "auto")
