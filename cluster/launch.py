@@ -96,10 +96,10 @@ def launch(
         and ``network`` across nodes, where the system has them.
         With ``object_store`` the driver's requests are made by Ray, too, with Ray's encryption if that is on;
         else the driver connects with all processes by TCP.
-      encryption: whether the groups' TCP connections with one another and the driver are encrypted; by default
-        those between machines. A core encrypts about a gigabyte in a second, so ``False`` is for faster networks
-        that nobody else has access to. What ``device`` transfers is never encrypted, nor are the collectives
-        within a group of several processes.
+      encryption: whether the TCP connections of groups with one another and with the driver are encrypted;
+        by default those between machines. To encrypt takes processor time, and may be slower than the
+        network: ``False`` is for networks that nobody else has access to. What ``device`` transfers is never
+        encrypted, nor are the collectives within a group of several processes.
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
         what one run has compiled, no later run compiles. ``None`` keeps nothing. In ``runtime_env``, a
         ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
