@@ -126,12 +126,9 @@ class Wait:
     def until(self, tcp: socket.socket, event: int) -> None:
         poll = select.poll()
         poll.register(tcp, event)
-        while True:
+        while not poll.poll(max(min(self.deadline - time.monotonic(), _CHECK_SECONDS), 0) * 1000):
             self.check()
-            remaining = self.deadline - time.monotonic()
-            if poll.poll(max(min(remaining, _CHECK_SECONDS), 0) * 1000):
-                return
-            if remaining <= 0:
+            if time.monotonic() >= self.deadline:
                 raise TimeoutError("timed out")
 
     def for_connection(self, tcp: socket.socket, host: str, port: int) -> None:
