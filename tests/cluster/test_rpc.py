@@ -251,3 +251,15 @@ def test_foreign_clients_are_refused_and_the_driver_is_still_accepted(group, for
     driver.client.close()
     group.thread.join(SECONDS)
     assert not group.thread.is_alive()
+
+
+def test_a_group_whose_driver_does_not_come_closes_its_port():
+    server = Server("group 3", "127.0.0.1", CREDENTIALS)
+    stranger = socket.create_connection(server.address[:2], SECONDS)
+    assert len(stranger.recv(32, socket.MSG_WAITALL)) == 32
+    server.stop_listening()
+    assert stranger.recv(1) == b""
+    stranger.close()
+    with pytest.raises(ConnectionError, match="refused"):
+        sockets.connect(server.address, CREDENTIALS, SECONDS)
+    server.stop_listening()
