@@ -27,6 +27,7 @@ import ray
 
 from benchmarks.measure import Conditions, Result, Table, Target, Times, interleaved, ratio
 from benchmarks.peers import cpu_environment
+from cluster.credentials import Credentials, make_credentials
 from cluster.endpoint import endpoints
 from cluster.transports.choice import NAMES, NETWORK, SHARED_MEMORY
 from cluster.transports.router import Router
@@ -38,6 +39,9 @@ SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
 QUICK = (4 * KIB, MIB)
 RAW, MEMCPY = "raw round trip", "memcpy"
 TCP = "tcp"
+ENCRYPTED = f"{NETWORK}, encrypted"
+WAYS = {**{name: name for name in NAMES}, ENCRYPTED: NETWORK}
+"""The transport of each way that is measured."""
 WAIT_SECONDS = 1.0
 
 _most_bytes = 32 * MIB
@@ -47,23 +51,26 @@ _most_messages = 50
 class End:
     """One of two processes that send to each other."""
 
-    def __init__(self, index: int, directory: str, shared_bytes: int):
+    def __init__(self, index: int, directory: str, shared_bytes: int, credentials: dict[bool, Credentials]):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[index % len(cores)]})
         self.index, self.peer = index, 1 - index
         self.submesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("stage",))
-        self.routers = {name: Router(endpoints([1, 1])[index], self.submesh) for name in NAMES}
+        self.routers = {name: Router(endpoints([1, 1])[index], self.submesh) for name in WAYS}
         self.directory, self.shared_bytes = directory, shared_bytes
+        self.credentials = credentials
 
     def listen(self) -> dict[str, object]:
-        listening = [router.listen([name], "127.0.0.1", b"secret") for name, router in self.routers.items()]
+        addresses: dict[str, object] = {}
+        for way, router in self.routers.items():
+            credentials = self.credentials[way == ENCRYPTED]
+            addresses[way] = router.listen([WAYS[way]], "127.0.0.1", credentials)
         self.listener = socket.create_server(("127.0.0.1", 0))
-        addresses = {name: address for named in listening for name, address in named.items()}
         return {**addresses, TCP: self.listener.getsockname()}
 
-    def connect(self, addresses: list[dict[str, object]]) -> None:
-        for name, router in self.routers.items():
-            router.connect({self.peer: name}, addresses)
+    def connect(self, addresses: list[dict[str, Any]]) -> None:
+        for way, router in self.routers.items():
+            router.connect({self.peer: WAYS[way]}, [each[way] for each in addresses])
         with self.listener:
             if self.index:
                 self.tcp, _ = self.listener.accept()
@@ -205,7 +212,7 @@ def run(conditions: Conditions) -> Result:
     sizes = QUICK if conditions.quick else SIZES
     with _connected(2 * max(sizes)) as ends:
         found = {size: _measure(ends, size, conditions.effort.repetitions) for size in sizes}
-        waits = {name: _wait(ends, name) for name in NAMES}
+        waits = {name: _wait(ends, name) for name in WAYS}
     tables = [_round_trips(found), _streams(found), _over_tcp(found), _waits(waits)]
     data = {"seconds": {str(size): times for size, times in found.items()}, "processor_seconds": waits}
     return Result(tables, _targets(found), data)
@@ -220,7 +227,11 @@ def _connected(shared_bytes: int) -> Iterator[Ends]:
             os.mkfifo(f"{directory}/pipe{i}")
         with open(f"{directory}/memory", "wb") as file:
             file.truncate(shared_bytes)
-        ends = [actor.options(runtime_env=environment).remote(i, directory, shared_bytes) for i in range(2)]
+        credentials = {encryption: make_credentials(encryption) for encryption in (False, True)}
+        ends = [
+            actor.options(runtime_env=environment).remote(i, directory, shared_bytes, credentials)
+            for i in range(2)
+        ]
         addresses = ray.get([end.listen.remote() for end in ends])
         ray.get([end.connect.remote(addresses) for end in ends])
         yield ends
@@ -237,7 +248,7 @@ def _measure(ends: Ends, size: int, repetitions: int) -> dict[str, Times]:
         f"{TCP} stream": lambda: _both(ends, "tcp_stream", size, count),
         MEMCPY: lambda: ray.get(ends[0].memcpy.remote(size, count)),
     }
-    for name in NAMES:
+    for name in WAYS:
         for kind in ("round_trip", "stream"):
             things[f"{name} {kind}"] = functools.partial(_in_a_step, ends, kind, name, size, count)
     return {kind: times[1:] for kind, times in interleaved(things, repetitions + 1).items()}
@@ -267,11 +278,11 @@ def _round_trips(found: Found) -> Table:
         (
             _size(size),
             _us(times[RAW]),
-            *(_against(times[f"{name} round_trip"], times[RAW], "{:.1f}x") for name in (TCP, *NAMES)),
+            *(_against(times[f"{name} round_trip"], times[RAW], "{:.1f}x") for name in (TCP, *WAYS)),
         )
         for size, times in found.items()
     ]
-    return Table("Transport: round trips", ("us (times raw)", "raw", TCP, *NAMES), tuple(rows))
+    return Table("Transport: round trips", ("us (times raw)", "raw", TCP, *WAYS), tuple(rows))
 
 
 def _streams(found: Found) -> Table:
@@ -281,18 +292,18 @@ def _streams(found: Found) -> Table:
             _us(times[MEMCPY]),
             *(
                 f"{_us(stream)} ({ratio(times[MEMCPY], stream):.0%})"
-                for stream in (times[f"{name} stream"] for name in (TCP, *NAMES))
+                for stream in (times[f"{name} stream"] for name in (TCP, *WAYS))
             ),
         )
         for size, times in found.items()
     ]
-    header = ("us per message (of the bandwidth of memcpy)", MEMCPY, TCP, *NAMES)
+    header = ("us per message (of the bandwidth of memcpy)", MEMCPY, TCP, *WAYS)
     return Table("Transport: streams", header, tuple(rows))
 
 
 def _over_tcp(found: Found) -> Table:
     """What can connect nodes, beside the connection itself."""
-    names = [name for name in NAMES if name != SHARED_MEMORY]
+    names = [name for name in WAYS if name != SHARED_MEMORY]
     rows = []
     for size, times in found.items():
         tcp = times[f"{TCP} stream"]

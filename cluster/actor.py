@@ -18,6 +18,7 @@ from jax import export
 
 from cluster import sockets, world
 from cluster.agreement import Agreement
+from cluster.credentials import Credentials
 from cluster.devices import keep_compiled, submesh_of
 from cluster.endpoint import Endpoint
 from cluster.packing import PackedArray, PackedValue, pack, unpack
@@ -32,7 +33,7 @@ from mpmd.ir import Edge, Executable, Name, Plan, Spec
 from mpmd.program import Variant
 from mpmd.reshard import GroupShape, box_of
 from mpmd.routes import Routes, Topology
-from mpmd.runtime.activity import Activity, Doing
+from mpmd.runtime.activity import Activity, Doing, Loading
 from mpmd.runtime.requests import (
     NOTHING_RELEASED,
     Handle,
@@ -154,7 +155,7 @@ class GroupActor:
         node_id = ray.get_runtime_context().get_node_id()
         return Place(ray.util.get_node_ip_address(), node_id, port, versions_here())
 
-    def open(self, coordinator: sockets.Address | None, host: str, timeout: float) -> ProcessInfo:
+    def open(self, coordinator: world.Address | None, host: str, timeout: float) -> ProcessInfo:
         """Takes the group's devices.
 
         Args:
@@ -182,20 +183,19 @@ class GroupActor:
         if all(group == GroupShape(self._member.shape.axes) for group in self._member.groups):
             return self._router  # whole values go from one process to another with the same submesh
         routes = Routes(plan, Topology(self._member.groups, self._gathering)).of_group(self._mpmd_idx)
-        return SliceTransport(
-            self._router, self._member.endpoint, self._agreement, routes, self._worker.submesh
-        )
+        me, submesh = self._member.endpoint, self._worker.submesh
+        return SliceTransport(self._router, me, self._agreement, routes, submesh)
 
-    def listen(self, transports: Iterable[str], host: str, secret: bytes) -> Addresses:
+    def listen(self, transports: Iterable[str], host: str, credentials: Credentials) -> Addresses:
         """Gets ready for the other processes to connect. Returns this one's addresses."""
-        return Addresses(self._router.listen(transports, host, secret), self._agreement.listen(host))
+        return Addresses(self._router.listen(transports, host, credentials), self._agreement.listen(host))
 
     def connect(
         self,
         routes: Mapping[int, str],
         gathering: frozenset[Edge],
         addresses: Sequence[Addresses],
-        secret: bytes,
+        credentials: Credentials,
         timeout: float,
     ) -> None:
         """Connects with the other processes, when all listen.
@@ -207,11 +207,11 @@ class GroupActor:
         self._gathering = gathering
         self._router.connect(routes, [address.transports for address in addresses])
         leader = self._member.endpoint.number_of(self._mpmd_idx, 0)
-        self._agreement.connect(addresses[leader].agreement, secret, timeout)
+        self._agreement.connect(addresses[leader].agreement, credentials, timeout)
 
-    def await_driver(self, host: str, secret: bytes) -> sockets.Address:
+    def await_driver(self, host: str, credentials: Credentials) -> sockets.Address:
         """Opens the port to which the driver connects, and returns its address. Call ``serve`` next."""
-        self._server = Server(repr(self), host, secret)
+        self._server = Server(repr(self), host, credentials)
         return self._server.address
 
     @ray.method(concurrency_group="control")
@@ -232,7 +232,7 @@ class GroupActor:
         names = [executable.name for executable in shipment.plan.executables_of(self._mpmd_idx)]
         needed = [name for name in names if name not in shipment.compiled]
         here = [leaf.name for leaf in shipment.plan.constants_of(self._mpmd_idx)]
-        with self._naming_failures(), self._activity.during("loading the program"):
+        with self._naming_failures(), self._activity.during(Loading("loading the program")):
             functions = {name: _function(name, shipment.exported[name]) for name in needed}
             self._router.trim()  # what is sent from now on may be of other sizes
             # The shipment is in Ray's memory, which device_put may alias: copy.

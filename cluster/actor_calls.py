@@ -12,7 +12,6 @@ import contextlib
 import functools
 import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +22,16 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 
+from cluster.connection import Connection
 from cluster.endpoint import Endpoint
+from cluster.frames import Frame, FrameConnection, encode
 from cluster.health import GroupHealth
 from cluster.pending_calls import AbortRequest, PendingCall, PendingCalls
 from cluster.post_mortem import obituary, place_of
 from cluster.process_info import ProcessInfo
 from cluster.ray_errors import translate
 from cluster.ray_session import RaySession
-from cluster.rpc import Client, Frame, FrameConnection, encode
+from cluster.rpc import Client
 from cluster.status import ProcessStatus, Status
 from cluster.transports.inbox import PeerLostError
 from cluster.watchdog import Limits, Watchdog
@@ -68,7 +69,7 @@ class ActorCalls:
         actors: Sequence[ActorHandle],
         processes: Sequence[Endpoint],
         placement_group: PlacementGroup,
-        connections: Sequence[socket.socket],
+        connections: Sequence[Connection],
         infos: Sequence[ProcessInfo],
         limits: Limits,
         on_death: Callable[[GroupDiedError], object] = lambda error: None,
@@ -99,11 +100,9 @@ class ActorCalls:
 
     def _watch(self, number: int) -> None:
         """Makes the call that ends, or fails, when the process does."""
-        if self.by_ray:
-            self._call_ray(number, "watch", endless=True)
-        else:
-            serving = self._call_ray(number, "serve", endless=True)
-            serving.add_done_callback(lambda end: self._on_disconnect(number, end.exception()))
+        ending = self._call_ray(number, "watch" if self.by_ray else "serve", endless=True)
+        if not self.by_ray:
+            ending.add_done_callback(lambda end: self._on_disconnect(number, end.exception()))
 
     @property
     def by_ray(self) -> bool:
@@ -323,7 +322,7 @@ class ActorCalls:
         now, watchdog = time.monotonic(), self._watchdog
         step = self._pending.oldest_step
         watchdog.observe(step, now)
-        if watchdog.asks(now):
+        if watchdog.asks(now, self._pending.are_awaited):
             self._ping(now)
         if step is not None and (late := watchdog.late_step(now)) is not None:
             self._broadcast_aborts(self._pending.time_out(step, late))

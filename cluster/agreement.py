@@ -9,12 +9,11 @@ it tells them whether all can.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
-from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from cluster import sockets
+from cluster.credentials import Credentials
+from cluster.frames import FrameConnection, encode
 from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
 from mpmd.runtime.activity import Activity
@@ -41,7 +40,7 @@ class Agreement:
         self._rank = rank
         self._num_processes = num_processes
         self._listener: sockets.Listener | None = None
-        self._connections: list[Connection] = []
+        self._connections: list[FrameConnection] = []
 
     def listen(self, host: str) -> sockets.Address | None:
         """Rank 0 lets the others connect, if they are not connected. Returns the address for them."""
@@ -50,7 +49,7 @@ class Agreement:
         self._listener = sockets.Listener(host)
         return self._listener.address
 
-    def connect(self, address: sockets.Address | None, secret: bytes, timeout: float) -> None:
+    def connect(self, address: sockets.Address | None, credentials: Credentials, timeout: float) -> None:
         """Connects the processes, all of which call this; later calls do nothing.
 
         Raises: ``ConnectionError`` when rank 0 cannot be reached.
@@ -58,14 +57,12 @@ class Agreement:
         if self._listener is not None:
             with self._listener:
                 for _ in range(1, self._num_processes):
-                    self._add(self._listener.accept(secret))
+                    _, connection = self._listener.accept(credentials)
+                    self._connections.append(FrameConnection(connection))
             self._listener = None
         elif address is not None:
-            self._add(sockets.connect(address, secret, timeout))
-
-    def _add(self, tcp: socket.socket) -> None:
-        with tcp:
-            self._connections.append(Connection(os.dup(tcp.fileno())))
+            connection = sockets.connect(address, credentials, timeout)
+            self._connections.append(FrameConnection(connection))
 
     def agree(self, step: int, reason: str | None = None) -> None:
         """Waits until every process of the group has come here, or has left the step.
@@ -101,19 +98,25 @@ class Agreement:
         for connection in self._connections:
             self._send(connection, _Vote(step, reason))
 
-    @staticmethod
-    def _send(connection: Connection, vote: _Vote) -> None:
-        with contextlib.suppress(OSError):  # the process is gone, and the driver ends its group
-            connection.send(vote)
+    def close(self) -> None:
+        """Ends the connections, so that the others take this process for dead."""
+        for connection in self._connections:
+            connection.end()
+            connection.close()
 
     @staticmethod
-    def _receive(connection: Connection, step: int) -> _Vote:
+    def _send(connection: FrameConnection, vote: _Vote) -> None:
+        with contextlib.suppress(OSError):  # the process is gone, and the driver ends its group
+            connection.write(encode(vote.step, vote))
+
+    @staticmethod
+    def _receive(connection: FrameConnection, step: int) -> _Vote:
         """The other end's vote on a step; those on steps that this process has left come before it."""
         try:
-            while (vote := connection.recv()).step < step:
+            while (frame := connection.read()).number < step:
                 pass
         except (EOFError, OSError) as error:
             raise WorldLostError("a process has lost its connection to another one of its group") from error
-        if vote.step > step:  # it has never got the request
+        if frame.number > step:  # it has never got the request
             raise WorldLostError(f"a process has missed step {step}")
-        return vote
+        return frame.decode()

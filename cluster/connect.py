@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +12,8 @@ from ray.actor import ActorHandle
 
 from cluster import sockets
 from cluster.actor import Member, Place
+from cluster.connection import Connection
+from cluster.credentials import make_credentials
 from cluster.endpoint import Endpoint
 from cluster.process_info import ProcessInfo
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY
@@ -103,31 +103,37 @@ def connect_groups(
     infos: Sequence[ProcessInfo],
     transports: Mapping[tuple[int, int], str],
     gathering: frozenset[Edge],
+    encryption: bool | None,
 ) -> None:
     """Connects the processes with one another."""
-    secret = secrets.token_bytes(32)
+    credentials = make_credentials(encryption)
     routes: list[dict[int, str]] = [{} for _ in infos]
     for (a, b), name in transports.items():
         routes[a][b] = routes[b][a] = name
     listening = [
-        (sorted(set(route.values())), host, secret) for route, host in zip(routes, _hosts(infos), strict=True)
+        (sorted(set(route.values())), host, credentials)
+        for route, host in zip(routes, _hosts(infos), strict=True)
     ]
     addresses = actors.call("listen", listening)
-    actors.call("connect", [(route, gathering, addresses, secret, actors.timeout) for route in routes])
+    actors.call("connect", [(route, gathering, addresses, credentials, actors.timeout) for route in routes])
 
 
 def connect_driver(
-    actors: StartingActors, infos: Sequence[ProcessInfo], undo: contextlib.ExitStack
-) -> list[socket.socket]:
+    actors: StartingActors,
+    infos: Sequence[ProcessInfo],
+    encryption: bool | None,
+    undo: contextlib.ExitStack,
+) -> list[Connection]:
     """Connects the driver with every process."""
-    secret = secrets.token_bytes(32)
+    credentials = make_credentials(encryption)
     here = ray.get_runtime_context().get_node_id()
     hosts = ["127.0.0.1" if info.node_id == here else info.node for info in infos]
-    addresses = actors.call("await_driver", [(host, secret) for host in hosts])
+    addresses = actors.call("await_driver", [(host, credentials) for host in hosts])
     connections = []
     for process, address in zip(actors.processes, addresses, strict=True):
         try:
-            connections.append(undo.enter_context(sockets.connect(address, secret, actors.timeout)))
+            connection = sockets.connect(address, credentials, actors.timeout, check=actors.check)
+            connections.append(undo.enter_context(connection))
         except ConnectionError as error:
             hint = f"If the network closes its ports, use transport={OBJECT_STORE!r}, which leaves all to Ray"
             raise RuntimeError(f"the driver cannot reach {process.name}: {error}. {hint}") from error

@@ -7,7 +7,6 @@ set. ``find_dead`` then tells which, and the replacement starts again.
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from ray.actor import ActorHandle
 from cluster import health
 from cluster.actors import ActorStarter
 from cluster.connect import StartingActors, connect_driver, connect_groups, open_groups
+from cluster.connection import Connection
 from cluster.driver import LoadRequests
 from cluster.endpoint import Endpoint
 from cluster.process_info import Placement, ProcessInfo
@@ -56,7 +56,7 @@ class Fleet:
       actors: one for each process.
       processes: which process of which group each of them is.
       placement: where they are; kept up to date.
-      transport: as ``launch`` was asked.
+      transport, encryption: as ``launch`` was asked.
       gathering: the edges over which values are gathered, as loaded programs know them.
       timeout: seconds that a process may take to start, and the connections to be made.
       limits: a process that is in one task for longer, when others have died, counts as dead as well.
@@ -69,6 +69,7 @@ class Fleet:
         processes: Sequence[Endpoint],
         placement: Placement,
         transport: str,
+        encryption: bool | None,
         gathering: frozenset[Edge],
         timeout: float,
         limits: Limits,
@@ -79,6 +80,7 @@ class Fleet:
         self._infos = list(placement.processes)
         self._placement = placement
         self._transport = transport
+        self._encryption = encryption
         self._gathering = gathering
         self._timeout = timeout
         self._limits = limits
@@ -101,7 +103,7 @@ class Fleet:
         snapshot: int,
         watch: Stopwatch,
         count_failure: Callable[[Exception], None],
-    ) -> tuple[set[int], list[socket.socket]]:
+    ) -> tuple[set[int], list[Connection]]:
         """As ``replace``, again and again while other groups die.
 
         Args:
@@ -122,7 +124,7 @@ class Fleet:
 
     def replace(
         self, dead: Collection[int], loads: Mapping[int, LoadRequests], snapshot: int, watch: Stopwatch
-    ) -> list[socket.socket]:
+    ) -> list[Connection]:
         """Puts new processes in place of those of dead groups, and has all go back to a snapshot.
 
         Args:
@@ -197,28 +199,31 @@ class Fleet:
                 for executable, exported in requests.compiled.get(self.processes[i].mpmd_idx, ()):
                     loading[self.actors[i].compile.remote(program, executable, exported)] = i
                 loading[self.actors[i].load.remote(program)] = i
-        self.wait_for(loading)
+        self.wait_for(loading, limits=self._limits)
 
     def _connecting_actors(self) -> StartingActors:
-        """All actors; one that is stopped while the others wait for it is noticed."""
+        """All actors; one that is stopped while the others wait for it is noticed, and so is ``stop``."""
         pings: Pings = {}
-        numbers = range(len(self.actors))
-        return StartingActors(
-            self.actors, self.processes, self._timeout, lambda: self._check_alive(numbers, pings)
-        )
+
+        def check() -> None:
+            if self.stop.is_set():
+                raise SupersededError("the mesh was closed")
+            self._check_alive(range(len(self.actors)), pings)
+
+        return StartingActors(self.actors, self.processes, self._timeout, check)
 
     def _connect(self) -> None:
         starting = self._connecting_actors()
         transports = choose(self._transport, self._infos)
-        connect_groups(starting, self._infos, transports, self._gathering)
+        connect_groups(starting, self._infos, transports, self._gathering, self._encryption)
         self._placement.processes, self._placement.transports = tuple(self._infos), transports
 
-    def _connect_driver(self) -> list[socket.socket]:
+    def _connect_driver(self) -> list[Connection]:
         if self._transport == OBJECT_STORE:
             return []
         starting = self._connecting_actors()
         with contextlib.ExitStack() as undo:
-            connections = connect_driver(starting, self._infos, undo)
+            connections = connect_driver(starting, self._infos, self._encryption, undo)
             undo.pop_all()
         return connections
 

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import jax
 import numpy as np
 
 from cluster.actor_calls import ActorCalls
+from cluster.connection import Connection
 from cluster.driver import LoadRequests, RayRuntime
 from cluster.fleet import Fleet, SupersededError
 from cluster.joined import failed
@@ -69,7 +69,7 @@ class JournaledRuntime(RuntimeBase):
     def __init__(
         self,
         fleet: Fleet,
-        connections: Sequence[socket.socket],
+        connections: Sequence[Connection],
         limits: Limits,
         runtime_of: Callable[[ActorCalls], RayRuntime],
         recovery: Recovery,
@@ -92,7 +92,7 @@ class JournaledRuntime(RuntimeBase):
         self._groups = runtime_of(self._calls(connections))
         self.processes_per_group = self._groups.processes_per_group
 
-    def _calls(self, connections: Sequence[socket.socket]) -> ActorCalls:
+    def _calls(self, connections: Sequence[Connection]) -> ActorCalls:
         note_death = weakref.WeakMethod(self._note_death)
 
         def on_death(error: GroupDiedError) -> None:

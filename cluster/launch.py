@@ -17,6 +17,7 @@ from cluster.actor import Member
 from cluster.actor_calls import ActorCalls
 from cluster.actors import ActorStarter, Reserved
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
+from cluster.connection import Connection
 from cluster.driver import RayRuntime
 from cluster.endpoint import endpoints
 from cluster.environment import actor_environment
@@ -35,7 +36,7 @@ from cluster.resources import (
     threads_per_process,
 )
 from cluster.shapes import GPU_PLATFORMS, Request, check, shapes_of, submeshes_of
-from cluster.transports.choice import AUTO, OBJECT_STORE, check_name, choose, holdings
+from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
 from cluster.versions import versions_here
 from cluster.watchdog import Limits, check_limits
 from mpmd.reshard import GroupShape
@@ -58,12 +59,14 @@ def launch(
     address: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
     transport: str = AUTO,
+    encryption: bool | None = None,
     compilation_cache: str | os.PathLike[str] | None = COMPILATION_CACHE,
     recovery: Recovery | None = None,
     timeout: float = 60.0,
     max_in_flight: int = MAX_IN_FLIGHT,
     step_timeout: float | None = None,
     stuck_after: float | None = None,
+    load_timeout: float | None = None,
 ) -> ClusterMesh:
     """Starts the actors of MPMD groups on a Ray cluster and returns the mesh of the groups.
 
@@ -89,11 +92,15 @@ def launch(
       address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``.
       transport: how groups exchange messages: ``shared_memory``, within a node; ``network``, by TCP between
-        the memory of hosts; ``device``, JAX's transfers between devices, over TCP, which whoever reaches the
-        port can end; ``object_store``, Ray's; or ``auto``, the best for each pair of processes.
+        the memory of hosts; ``device``, JAX's transfers between devices, over a port at which whoever reaches
+        it can end the process; ``object_store``, Ray's; or ``auto``, which is ``shared_memory`` within a node
+        and ``network`` across nodes, where the system has them.
         With ``object_store`` the driver's requests are made by Ray, too, with Ray's encryption if that is on;
-        else the driver connects with all processes by TCP. Neither TCP nor ``device`` is encrypted, nor are
-        the collectives within a group of several processes.
+        else the driver connects with all processes by TCP.
+      encryption: whether the TCP connections of groups with one another and with the driver are encrypted;
+        by default those between machines. To encrypt takes processor time, and may be slower than the
+        network: ``False`` is for networks that nobody else has access to. What ``device`` transfers is never
+        encrypted, nor are the collectives within a group of several processes.
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
         what one run has compiled, no later run compiles. ``None`` keeps nothing. In ``runtime_env``, a
         ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
@@ -105,6 +112,8 @@ def launch(
         ``mpmd.errors.StepTimeoutError``; a group that does not leave it is killed. ``None`` is no limit.
       stuck_after: seconds that a process may be in one task of a step. Then its group is killed, and the step
         raises ``mpmd.errors.GroupStuckError``.
+      load_timeout: seconds that a process may compile one executable, or do another part of loading a
+        program, such as placing its constants. Then its group is killed, and loading raises that error.
 
     Raises:
       ValueError: shapes, processes or resources are not valid, or ``transport`` cannot connect the groups.
@@ -118,8 +127,9 @@ def launch(
     )
     check(request)
     check_name(transport)
+    check_encryption(encryption, transport)
     check_max_in_flight(max_in_flight)
-    limits = Limits(step_timeout, stuck_after)
+    limits = Limits(step_timeout, stuck_after, load_timeout)
     check_limits(limits)
     submeshes = submeshes_of(request)
     check_recovery(recovery, submeshes)
@@ -161,8 +171,10 @@ def launch(
         with watch("transports"):
             transports = choose(transport, infos)
             topology = Topology(shapes, gathering_edges(infos, transports))
-            connect_groups(starting, infos, transports, topology.gathering)
-            connections = [] if transport == OBJECT_STORE else connect_driver(starting, infos, undo)
+            connect_groups(starting, infos, transports, topology.gathering, encryption)
+            connections: list[Connection] = []
+            if transport != OBJECT_STORE:
+                connections = connect_driver(starting, infos, encryption, undo)
         placement = Placement(tuple(infos), transports)
         runtime_of = functools.partial(
             RayRuntime,
@@ -179,7 +191,15 @@ def launch(
             runtime = runtime_of(calls)
         else:
             fleet = Fleet(
-                starter, actors, processes, placement, transport, topology.gathering, timeout, limits
+                starter,
+                actors,
+                processes,
+                placement,
+                transport,
+                encryption,
+                topology.gathering,
+                timeout,
+                limits,
             )
             runtime = RecoveringRuntime(
                 fleet, connections, limits, runtime_of, recovery, recoveries, max_in_flight

@@ -69,6 +69,8 @@ class RecoverableActor(GroupActor):
         with self._serving:  # ``serve`` has ended
             self._forever.set()
             self._forever = threading.Event()
+            if self._server is not None:
+                self._server.stop_listening()
             self._router.reset()
         with self._shipping:
             self._shipments.clear()

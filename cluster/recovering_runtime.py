@@ -7,7 +7,6 @@ again what the journal has. Meanwhile steps wait to be submitted. Callers notice
 from __future__ import annotations
 
 import functools
-import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from ray.actor import ActorHandle
 
 from cluster.actor_calls import ActorCalls
+from cluster.connection import Connection
 from cluster.driver import RayRuntime
 from cluster.fleet import Fleet, SupersededError
 from cluster.journaled_runtime import FROM_DISK, JournaledRuntime
@@ -38,7 +38,7 @@ class RecoveringRuntime(JournaledRuntime):
     def __init__(
         self,
         fleet: Fleet,
-        connections: Sequence[socket.socket],
+        connections: Sequence[Connection],
         limits: Limits,
         runtime_of: Callable[[ActorCalls], RayRuntime],
         recovery: Recovery,

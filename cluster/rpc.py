@@ -3,118 +3,22 @@
 Actor calls of Ray would do the same, and do so with ``transport="object_store"``, but each of them takes as
 much processor time as several small tasks, in the driver and again in the actor.
 
-A message is a frame: a number, a pickle, and the large buffers that the pickle refers to, which are written
-and read without a copy. Both ends authenticate with a shared secret; the frames are not encrypted.
+Requests and replies are frames (``cluster.frames``), by whose numbers a reply finds its request.
 """
 
 from __future__ import annotations
 
-import contextlib
-import pickle
 import queue
-import socket
-import struct
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import ray
 
+from cluster.credentials import Credentials
+from cluster.frames import Frame, FrameConnection, encode
 from cluster.sockets import Address, Listener
-
-_LARGE_BYTES = 64 * 1024
-"""Buffers above this size are not copied into the pickle."""
-
-_MAX_IO_BYTES = 2**30
-"""The most that is written or read by one system call; some systems refuse more than 2 GiB."""
-
-_HEAD = struct.Struct("<QQI")  # the number, the bytes of the pickle, the number of buffers
-_SIZE = struct.Struct("<Q")
-
-Buffer = bytes | memoryview
-
-
-class Frame(NamedTuple):
-    """An encoded message: a pickle, and the large buffers beside it."""
-
-    number: int
-    content: Buffer
-    buffers: tuple[memoryview, ...]
-
-    def decode(self) -> Any:
-        """The message. Raises what unpickling raises."""
-        return pickle.loads(self.content, buffers=self.buffers)
-
-
-def encode(number: int, message: object, dumps: Callable[..., bytes] = pickle.dumps) -> Frame:
-    """Makes a frame of a message; its buffers are views of the message's. Raises what pickling raises.
-
-    Args:
-      number: by which a reply finds its request.
-      message: of classes that can be imported, where ``dumps`` is Python's own pickle.
-      dumps: another pickle, which takes longer and takes more.
-    """
-    large: list[memoryview] = []
-
-    def is_small(buffer: pickle.PickleBuffer) -> bool:
-        view = buffer.raw()
-        if view.nbytes > _LARGE_BYTES:
-            large.append(view)
-            return False
-        return True
-
-    content = dumps(message, protocol=5, buffer_callback=is_small)
-    return Frame(number, content, tuple(large))
-
-
-class FrameConnection:
-    """One end of a TCP connection. One thread may write while another one reads.
-
-    Args:
-      tcp: the socket, which ``close`` closes.
-    """
-
-    def __init__(self, tcp: socket.socket):
-        self._socket = tcp
-
-    def write(self, message: Frame) -> None:
-        """Returns when the network has taken the frame. After an ``OSError`` the connection must end."""
-        number, content, buffers = message
-        head = _HEAD.pack(number, len(content), len(buffers))
-        sizes = [_SIZE.pack(view.nbytes) for view in buffers]
-        for view in (memoryview(b"".join([head, *sizes, content])), *buffers):
-            for start in range(0, view.nbytes, _MAX_IO_BYTES):
-                self._socket.sendall(view[start : start + _MAX_IO_BYTES])
-
-    def read(self) -> Frame:
-        """Waits for a frame, whose buffers belong to the caller.
-
-        Raises: ``EOFError`` or ``OSError`` when the connection has ended.
-        """
-        number, num_bytes, num_buffers = _HEAD.unpack(self._read_bytes(_HEAD.size))
-        sizes = [size for (size,) in _SIZE.iter_unpack(self._read_bytes(num_buffers * _SIZE.size))]
-        content = self._read_bytes(num_bytes)
-        return Frame(number, content, tuple([self._read_bytes(size) for size in sizes]))
-
-    def _read_bytes(self, num_bytes: int) -> memoryview:
-        buffer = np.empty(num_bytes, np.uint8).data
-        rest = buffer
-        while rest:
-            received = self._socket.recv_into(rest[:_MAX_IO_BYTES])
-            if not received:
-                raise EOFError("the other end has closed the connection")
-            rest = rest[received:]
-        return buffer
-
-    def end(self) -> None:
-        """Ends the connection, and all reading and writing, at both ends. ``close`` is still to be called."""
-        with contextlib.suppress(OSError):  # the connection has ended already
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 class Client:
@@ -183,27 +87,37 @@ class Server:
     Args:
       name: the group's, for the tracebacks that the driver gets.
       host: the address of this machine to which the driver connects.
-      secret: what the driver uses to authenticate.
+      credentials: the driver's.
     """
 
-    def __init__(self, name: str, host: str, secret: bytes):
+    def __init__(self, name: str, host: str, credentials: Credentials):
         self._name = name
         self._listener = Listener(host)
         self.address: Address = self._listener.address
         self._requests: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self._connection: queue.SimpleQueue[FrameConnection] = queue.SimpleQueue()
-        threading.Thread(target=self._read_requests, args=(secret,), name="requests", daemon=True).start()
+        threading.Thread(
+            target=self._read_requests, args=(credentials,), name="requests", daemon=True
+        ).start()
 
-    def _read_requests(self, secret: bytes) -> None:
+    def _read_requests(self, credentials: Credentials) -> None:
         """Runs in a thread of its own, so that large requests arrive while the group computes."""
         with self._listener:
-            connection = FrameConnection(self._listener.accept(secret))
+            try:
+                _, accepted = self._listener.accept(credentials)
+            except ConnectionError:  # it was told that nobody comes
+                return
+        connection = FrameConnection(accepted)
         self._connection.put(connection)
         try:
             while True:
                 self._requests.put(connection.read())
         except Exception as error:  # after any of them, the rest of the request is still to come
             self._requests.put(error)
+
+    def stop_listening(self) -> None:
+        """Closes the port, if the driver has not connected; then ``serve`` must not be called."""
+        self._listener.interrupt()
 
     def serve(self, answer: Callable[[str, tuple], Any]) -> None:
         """Answers requests, each a method and its arguments, until the driver's end is closed.

@@ -1,20 +1,21 @@
-"""TCP connections between processes that share a secret, set up so that a lost peer is noticed.
+"""TCP connections between processes that have the same credentials, set up so that a lost peer is noticed.
 
-A connection begins with a greeting: the end that listens sends a challenge; the other one answers with a
-challenge of its own and a proof that it knows the secret; the first one replies with its proof. A proof is an
-HMAC of both challenges and the end's role. Every part has a fixed length, so nothing that a stranger sends is
-interpreted before it is proven.
+Both ends greet each other first (``cluster.greeting``), so that nothing of a stranger is interpreted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hmac
 import secrets
 import selectors
 import socket
 import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cluster.connection import Connection, EncryptedConnection
+from cluster.credentials import Credentials, Handshake
+from cluster.greeting import CHALLENGE_BYTES, Greeting, Wait, introduce
 
 UNREACHABLE_SECONDS = 60
 """A peer that acknowledges nothing for this long, or accepts no data, counts as lost."""
@@ -26,47 +27,19 @@ _GREETING_SECONDS = 5
 """The most that a greeting may take, once it has begun."""
 
 _MAX_GREETINGS = 256
-"""How many greetings may be under way; beyond that the oldest is given up."""
-
-_CHALLENGE_BYTES = _PROOF_BYTES = 32
-
-Address = tuple[str, int]
-"""Host and port."""
+"""How many greetings may be under way; beyond that the oldest is given up that has proven nothing."""
 
 
-def _proof(secret: bytes, role: bytes, challenge: bytes, answer: bytes) -> bytes:
-    return hmac.digest(secret, role + challenge + answer, "sha256")
+class Address(NamedTuple):
+    """Where a ``Listener`` is, and which one it is: no other one can answer in its place."""
 
-
-@dataclasses.dataclass
-class _Greeting:
-    """A greeting under way, at the end that listens."""
-
-    tcp: socket.socket
-    deadline: float
-    challenge: bytes = dataclasses.field(default_factory=lambda: secrets.token_bytes(_CHALLENGE_BYTES))
-    answer: bytes = b""
-
-    def proceed(self, secret: bytes) -> bool:
-        """Reads what has arrived; whether the peer has proven that it knows the secret, and got our proof.
-
-        Raises: ``OSError`` when it cannot prove it, or is gone.
-        """
-        received = self.tcp.recv(_CHALLENGE_BYTES + _PROOF_BYTES - len(self.answer))
-        if not received:
-            raise ConnectionError("the other end has closed the connection")
-        self.answer += received
-        if len(self.answer) < _CHALLENGE_BYTES + _PROOF_BYTES:
-            return False
-        challenge, proof = self.answer[:_CHALLENGE_BYTES], self.answer[_CHALLENGE_BYTES:]
-        if not hmac.compare_digest(proof, _proof(secret, b"connects", self.challenge, challenge)):
-            raise ConnectionError("the other end does not know the secret")
-        self.tcp.send(_proof(secret, b"listens", self.challenge, challenge))  # fits in the empty buffer
-        return True
+    host: str
+    port: int
+    identity: bytes
 
 
 class Listener:
-    """Accepts connections at a free port of a host from peers that know a secret, and from no others.
+    """Accepts connections at a free port of a host from peers with credentials, and from no others.
 
     All who connect are greeted at the same time. So a stranger that stays silent keeps nobody waiting.
 
@@ -77,25 +50,26 @@ class Listener:
     def __init__(self, host: str):
         self._socket = socket.create_server((host, 0), backlog=socket.SOMAXCONN)
         self._socket.setblocking(False)
-        self.address: Address = self._socket.getsockname()
+        host, port = self._socket.getsockname()
+        self.address = Address(host, port, secrets.token_bytes(CHALLENGE_BYTES))
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
-        self._greetings: list[_Greeting] = []  # the oldest first
+        self._greetings: list[Greeting] = []  # the oldest first
         self._is_interrupted = False
 
-    def accept(self, secret: bytes) -> socket.socket:
-        """Waits for a peer that knows the secret. One thread at a time may call this.
+    def accept(self, credentials: Credentials) -> tuple[int, Connection]:
+        """Waits for a peer that has the credentials. One thread at a time may call this.
 
+        Returns: the number that the peer has given itself, and the connection.
         Raises: ``ConnectionError`` after ``interrupt``.
         """
         while True:
-            if self._is_interrupted:
-                raise ConnectionError("nobody is waited for any more")
+            self.check()
             for key, _ in self._selector.select(self._seconds_left()):
                 if key.data is None:
                     self._greet()
-                elif self._is_welcome(key.data, secret):
-                    return _configured(key.data.tcp)
+                elif self._is_welcome(key.data, credentials):
+                    return key.data.number, _connection(key.data.tcp, key.data.handshake)
             now = time.monotonic()
             for greeting in [greeting for greeting in self._greetings if greeting.deadline <= now]:
                 self._refuse(greeting)
@@ -107,19 +81,20 @@ class Listener:
         with contextlib.suppress(OSError):  # who has connected is gone already
             tcp, _ = self._socket.accept()
             if len(self._greetings) >= _MAX_GREETINGS:
-                self._refuse(self._greetings[0])
-            greeting = _Greeting(tcp, time.monotonic() + _GREETING_SECONDS)
+                strangers = (greeting for greeting in self._greetings if greeting.handshake is None)
+                self._refuse(next(strangers, self._greetings[0]))
+            greeting = Greeting(tcp, time.monotonic() + _GREETING_SECONDS, self.address.identity)
             tcp.setblocking(False)
             self._selector.register(tcp, selectors.EVENT_READ, greeting)
             self._greetings.append(greeting)
             tcp.send(greeting.challenge)
 
-    def _is_welcome(self, greeting: _Greeting, secret: bytes) -> bool:
+    def _is_welcome(self, greeting: Greeting, credentials: Credentials) -> bool:
         """Whether the greeting has come to its good end; strangers are refused."""
         if greeting.tcp.fileno() < 0:
             return False  # given up in the same round
         try:
-            if not greeting.proceed(secret):
+            if not greeting.proceed(credentials):
                 return False
         except OSError:
             self._refuse(greeting)
@@ -127,13 +102,18 @@ class Listener:
         self._forget(greeting)
         return True
 
-    def _forget(self, greeting: _Greeting) -> None:
+    def _forget(self, greeting: Greeting) -> None:
         self._greetings.remove(greeting)
         self._selector.unregister(greeting.tcp)
 
-    def _refuse(self, greeting: _Greeting) -> None:
+    def _refuse(self, greeting: Greeting) -> None:
         self._forget(greeting)
         greeting.tcp.close()
+
+    def check(self) -> None:
+        """Raises ``ConnectionError`` after ``interrupt``. May be called from any thread."""
+        if self._is_interrupted:
+            raise ConnectionError("nobody is waited for any more")
 
     def interrupt(self) -> None:
         """Ends ``accept``, now and later. May be called from any thread, also after ``close``."""
@@ -155,44 +135,43 @@ class Listener:
         self.close()
 
 
-def connect(address: Address, secret: bytes, timeout: float) -> socket.socket:
+def connect(
+    address: Address,
+    credentials: Credentials,
+    timeout: float,
+    number: int = -1,
+    check: Callable[[], None] = lambda: None,
+) -> Connection:
     """Connects with a ``Listener`` that accepts.
 
-    Raises: ``ConnectionError`` when nothing listens at the address, the peer does not know the secret, or it
-      has not greeted within ``timeout`` seconds.
+    Args:
+      timeout: seconds until the peer begins the greeting, which it may do late. The rest takes a few seconds
+        at most.
+      number: what this process is to the peer.
+      check: is called several times a second, and raises to wait no longer.
+
+    Raises: ``ConnectionError`` when nothing listens at the address, or the peer does not have the credentials
+      or is late.
     """
-    deadline = time.monotonic() + timeout
+    wait = Wait(time.monotonic() + timeout, check)
     try:
-        tcp = socket.create_connection(address, timeout)
+        tcp = socket.socket()
         try:
-            challenge = _receive(tcp, _CHALLENGE_BYTES, deadline)
-            answer = secrets.token_bytes(_CHALLENGE_BYTES)
-            tcp.sendall(answer + _proof(secret, b"connects", challenge, answer))
-            proof = _receive(tcp, _PROOF_BYTES, deadline)
-            if not hmac.compare_digest(proof, _proof(secret, b"listens", challenge, answer)):
-                raise ConnectionError("what answers there does not know the secret")
-            return _configured(tcp)
+            tcp.setblocking(False)
+            wait.for_connection(tcp, address.host, address.port)
+            challenge = wait.for_bytes(tcp, CHALLENGE_BYTES)
+            wait = Wait(time.monotonic() + _GREETING_SECONDS, check)
+            handshake = introduce(tcp, address.identity, challenge, credentials, number, wait)
+            return _connection(tcp, handshake)
         except BaseException:
             tcp.close()
             raise
     except OSError as error:
         reason = "no answer" if isinstance(error, TimeoutError) else error
-        raise ConnectionError(f"no connection to {address[0]}:{address[1]}: {reason}") from error
+        raise ConnectionError(f"no connection to {address.host}:{address.port}: {reason}") from error
 
 
-def _receive(tcp: socket.socket, num_bytes: int, deadline: float) -> bytes:
-    received = b""
-    while len(received) < num_bytes:
-        if (remaining := deadline - time.monotonic()) <= 0:
-            raise TimeoutError("timed out")
-        tcp.settimeout(remaining)
-        if not (part := tcp.recv(num_bytes - len(received))):
-            raise ConnectionError("the other end has closed the connection, as it does if the secrets differ")
-        received += part
-    return received
-
-
-def _configured(tcp: socket.socket) -> socket.socket:
+def _connection(tcp: socket.socket, handshake: Handshake | None) -> Connection:
     tcp.setblocking(True)
     tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -203,4 +182,4 @@ def _configured(tcp: socket.socket) -> socket.socket:
     ):
         if hasattr(socket, name):  # some systems lack these options
             tcp.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    return tcp
+    return Connection(tcp) if handshake is None else EncryptedConnection(tcp, handshake.session)

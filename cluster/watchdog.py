@@ -1,4 +1,4 @@
-"""When a step takes too long, and what each process does meanwhile. Knows neither Ray nor the clock."""
+"""When a step, a task or loading takes too long, and what processes do meanwhile. Has no clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from cluster.endpoint import Endpoint
 from mpmd.errors import GroupStuckError, StepTimeoutError
-from mpmd.runtime.activity import Doing
+from mpmd.runtime.activity import Doing, Kind
 
 ANSWER_SECONDS = 1.0
 """How long a step that has taken too long goes on, for its processes to say what they are doing."""
@@ -26,18 +26,27 @@ class Limits:
     Attributes:
       step_timeout: seconds from the end of the steps before it to the answer of all groups.
       stuck_after: seconds that a process may be in one task of a step.
+      load_timeout: seconds that a process may compile one executable, or do another part of loading.
     """
 
     step_timeout: float | None = None
     stuck_after: float | None = None
+    load_timeout: float | None = None
+
+    def exceeded(self, doing: Doing) -> str | None:
+        """The limit that a process has exceeded by what it is doing, as text, if any."""
+        if doing.kind is Kind.TASK and self.stuck_after is not None and doing.seconds >= self.stuck_after:
+            return f"it is in one task for longer than stuck_after={self.stuck_after:g} s"
+        if doing.kind is Kind.LOAD and self.load_timeout is not None and doing.seconds >= self.load_timeout:
+            return f"it is in one part of loading for longer than load_timeout={self.load_timeout:g} s"
+        return None
 
     def exclude(self, doing: Doing) -> bool:
-        """Whether a process is in one task for longer than it may, whoever watches its steps."""
-        if not doing.is_task:
-            return False
-        is_stuck = self.stuck_after is not None and doing.seconds >= self.stuck_after
-        return is_stuck or (
-            self.step_timeout is not None and doing.seconds >= self.step_timeout + LEAVE_SECONDS
+        """Whether a process exceeds a limit, whoever watches its steps."""
+        return self.exceeded(doing) is not None or (
+            doing.kind is Kind.TASK
+            and self.step_timeout is not None
+            and doing.seconds >= self.step_timeout + LEAVE_SECONDS
         )
 
 
@@ -57,7 +66,7 @@ def check_limits(limits: Limits) -> None:
 
 
 class Watchdog:
-    """Finds steps and tasks that take longer than the limits.
+    """Finds what takes longer than the limits.
 
     All times are seconds of one monotonic clock. Used by one thread, except for ``report`` and ``doing``,
     which may be called from any thread.
@@ -93,19 +102,26 @@ class Watchdog:
         if oldest_step != self._step:
             self._step, self._since, self._ended = oldest_step, now, None
 
-    def asks(self, now: float) -> bool:
-        """Whether all processes are to be asked now what they are doing."""
-        if self._step is None or now - self._asked < _LEAST_INTERVAL:
+    def asks(self, now: float, is_awaited: bool) -> bool:
+        """Whether all processes are to be asked now what they are doing.
+
+        Args:
+          is_awaited: whether any reply is, of a step or not.
+        """
+        if now - self._asked < _LEAST_INTERVAL:
             return False
-        stuck_after = self._limits.stuck_after
-        due = stuck_after is not None and now - self._asked >= max(stuck_after / 4, _LEAST_INTERVAL)
+        limits = (
+            self._limits.stuck_after if self._step is not None else None,
+            self._limits.load_timeout if is_awaited else None,
+        )
+        due = any(limit is not None and now - self._asked >= limit / 4 for limit in limits)
         if due or (self._is_late(now) and self._asked < self._late_at):
             self._asked = now
             return True
         return False
 
     def _is_late(self, now: float) -> bool:
-        return self._limits.step_timeout is not None and now >= self._late_at
+        return self._step is not None and self._limits.step_timeout is not None and now >= self._late_at
 
     @property
     def _late_at(self) -> float:
@@ -142,22 +158,18 @@ class Watchdog:
         ]
 
     def stuck(self, now: float) -> list[GroupStuckError]:
-        """The groups of which a process is in one task for too long; each process is returned once."""
-        limit = self._limits.stuck_after
-        if limit is None:
-            return []
+        """The groups of which a process exceeds a limit; each process is returned once."""
         errors = []
         for number, (doing, _) in list(self._reports.items()):
-            if doing.is_task and doing.seconds >= limit and number not in self._stuck:
+            exceeded = self._limits.exceeded(doing)
+            if exceeded is not None and number not in self._stuck:
                 self._stuck.add(number)
                 process = self._processes[number]
-                errors.append(
-                    GroupStuckError(
-                        f"{process.name} is stuck: it is in one task for longer than "
-                        f"stuck_after={limit:g} s. What the processes were doing:\n{self.describe(now)}",
-                        process.mpmd_idx,
-                    )
+                message = (
+                    f"{process.name} is stuck: {exceeded}. "
+                    f"What the processes were doing:\n{self.describe(now)}"
                 )
+                errors.append(GroupStuckError(message, process.mpmd_idx))
         return errors
 
     def describe(self, now: float) -> str:

@@ -6,8 +6,10 @@ import socket
 
 import jax
 
-from cluster.sockets import Address
 from mpmd.compat import use_cpu_collectives_at
+
+Address = tuple[str, int]
+"""Host and port."""
 
 _HEARTBEAT_SECONDS = 120
 """The driver notices earlier that a process hangs, and then ends the group."""

@@ -71,15 +71,21 @@ MAY_IMPORT = {
     "cluster.notices": "",
     "cluster.packing": "",
     "cluster.resources": "",
-    "cluster.sockets": "",
+    "cluster.connection": "",
+    "cluster.credentials": "cluster.connection",
+    "cluster.greeting": "cluster.credentials",
+    "cluster.sockets": "cluster.connection cluster.credentials cluster.greeting",
+    "cluster.frames": "cluster.connection",
     "cluster.versions": "",
-    "cluster.rpc": "cluster.sockets",
-    "cluster.world": "cluster.sockets mpmd.compat",
-    "cluster.agreement": "cluster.sockets cluster.world mpmd.errors mpmd.runtime",
-    "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
-    "cluster.sockets mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
+    "cluster.rpc": "cluster.credentials cluster.frames cluster.sockets",
+    "cluster.world": "mpmd.compat",
+    "cluster.agreement": "cluster.credentials cluster.frames cluster.sockets cluster.world mpmd.errors "
+    "mpmd.runtime",
+    "cluster.transports": "cluster.agreement cluster.connection cluster.credentials cluster.endpoint "
+    "cluster.frames cluster.packing cluster.process_info cluster.sockets mpmd.errors mpmd.ir mpmd.memory "
+    "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "cluster.devices": "mpmd.reshard",
-    "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
+    "cluster.actor": "cluster.agreement cluster.credentials cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.rpc cluster.sockets cluster.transports cluster.versions cluster.world "
     "mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.snapshots": "mpmd.ir mpmd.reshard mpmd.runtime mpmd.sharding",
@@ -93,30 +99,31 @@ MAY_IMPORT = {
     "cluster.pending_calls": "cluster.endpoint mpmd.errors",
     "cluster.ray_errors": "cluster.endpoint mpmd.errors",
     "cluster.ray_session": "",
-    "cluster.actor_calls": "cluster.endpoint cluster.health cluster.pending_calls cluster.post_mortem "
-    "cluster.process_info cluster.ray_errors cluster.ray_session cluster.rpc cluster.status "
-    "cluster.transports cluster.watchdog cluster.world mpmd.errors mpmd.runtime",
+    "cluster.actor_calls": "cluster.connection cluster.endpoint cluster.frames cluster.health "
+    "cluster.pending_calls cluster.post_mortem cluster.process_info cluster.ray_errors cluster.ray_session "
+    "cluster.rpc cluster.status cluster.transports cluster.watchdog cluster.world mpmd.errors mpmd.runtime",
     "cluster.joined": "mpmd.errors",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.driver": "cluster.actor cluster.actor_calls cluster.arguments cluster.joined cluster.packing "
     "cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.shapes": "mpmd.reshard",
-    "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "
-    "cluster.transports cluster.versions mpmd.ir",
-    "cluster.fleet": "cluster.actors cluster.connect cluster.driver cluster.endpoint cluster.health "
-    "cluster.process_info cluster.ray_session cluster.recovery cluster.transports cluster.versions "
-    "cluster.watchdog mpmd.ir mpmd.runtime mpmd.stopwatch",
-    "cluster.journaled_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.joined "
-    "cluster.pending_calls cluster.recovery cluster.status cluster.watchdog mpmd.errors mpmd.program "
-    "mpmd.runtime",
-    "cluster.recovering_runtime": "cluster.actor_calls cluster.driver cluster.fleet "
+    "cluster.connect": "cluster.actor cluster.connection cluster.credentials cluster.endpoint "
+    "cluster.process_info cluster.sockets cluster.transports cluster.versions mpmd.ir",
+    "cluster.fleet": "cluster.actors cluster.connect cluster.connection cluster.driver cluster.endpoint "
+    "cluster.health cluster.process_info cluster.ray_session cluster.recovery cluster.transports "
+    "cluster.versions cluster.watchdog mpmd.ir mpmd.runtime mpmd.stopwatch",
+    "cluster.journaled_runtime": "cluster.actor_calls cluster.connection cluster.driver cluster.fleet "
+    "cluster.joined cluster.pending_calls cluster.recovery cluster.status cluster.watchdog mpmd.errors "
+    "mpmd.program mpmd.runtime",
+    "cluster.recovering_runtime": "cluster.actor_calls cluster.connection cluster.driver cluster.fleet "
     "cluster.journaled_runtime cluster.recovery cluster.watchdog mpmd.errors mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovering_runtime cluster.recovery "
     "cluster.status mpmd.routes",
-    "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.driver "
-    "cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.notices cluster.process_info "
-    "cluster.recovering_runtime cluster.recovery cluster.resources cluster.shapes cluster.transports "
-    "cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.connection "
+    "cluster.driver cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.notices "
+    "cluster.process_info cluster.recovering_runtime cluster.recovery cluster.resources cluster.shapes "
+    "cluster.transports cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime "
+    "mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh cluster.recovery",
     "cluster.trial": "cluster mpmd",
     # The user's face.

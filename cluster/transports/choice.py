@@ -22,13 +22,9 @@ _TRANSFER_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 def supported(platform: str) -> tuple[str, ...]:
     """The transports that a process with devices of ``platform`` can use, the best first."""
-    names = []
-    if sys.platform == "linux":
-        through_host = [SHARED_MEMORY, NETWORK]
-        direct = [DEVICE] if platform in _TRANSFER_PLATFORMS else []
-        # A CPU computes in host memory; for an accelerator it is a detour.
-        names = through_host + direct if platform == "cpu" else direct + through_host
-    return (*names, OBJECT_STORE)
+    if sys.platform != "linux":
+        return (OBJECT_STORE,)
+    return tuple(name for name in NAMES if name != DEVICE or platform in _TRANSFER_PLATFORMS)
 
 
 def check_name(transport: str) -> None:
@@ -37,10 +33,22 @@ def check_name(transport: str) -> None:
         raise ValueError(f"transport must be one of {', '.join((AUTO, *NAMES))}, not {transport!r}")
 
 
+def check_encryption(encryption: bool | None, transport: str) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for what is no choice, or what a transport cannot do."""
+    if encryption is not None and not isinstance(encryption, bool):
+        raise TypeError(f"encryption must be True, False or None, not {encryption!r}")
+    if encryption and transport in (DEVICE, OBJECT_STORE):
+        raise ValueError(
+            f"transport {transport!r} does not encrypt what groups send one another: use {NETWORK!r}, or the "
+            "encryption of the network, or for the object store Ray's"
+        )
+
+
 def choose(transport: str, processes: Sequence[ProcessInfo]) -> dict[tuple[int, int], str]:
     """The transport between each two processes of different groups, in both directions.
 
-    ``auto`` takes the best that both can use, for the one that computes in host memory if only one does;
+    ``auto`` takes the best that both can use, but never ``device``: that one opens a port at which strangers
+    can end the process, so it is for networks that are trusted, and who asks for it by name says so.
     ``shared_memory`` is possible only within a node.
 
     Args:
@@ -54,13 +62,13 @@ def choose(transport: str, processes: Sequence[ProcessInfo]) -> dict[tuple[int, 
     for (i, a), (j, b) in itertools.combinations(enumerate(processes), 2):
         if a.mpmd_idx == b.mpmd_idx:
             continue  # XLA connects them
-        first, second = (b, a) if a.transports[0] == DEVICE else (a, b)
-        usable = [name for name in first.transports if name in second.transports]
+        usable = [name for name in a.transports if name in b.transports]
         if a.node_id != b.node_id:
             usable = [name for name in usable if name != SHARED_MEMORY]
         if transport not in (AUTO, *usable):
             faults[f"groups {a.mpmd_idx} and {b.mpmd_idx} can use {', '.join(usable)}"] = None
-        chosen[i, j] = usable[0] if transport == AUTO else transport
+        best = next(name for name in usable if name != DEVICE)
+        chosen[i, j] = best if transport == AUTO else transport
     if faults:
         raise ValueError(
             f"transport {transport!r} does not connect all groups: {'; '.join(faults)}. "

@@ -12,6 +12,7 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
+from cluster.credentials import Credentials
 from cluster.packing import PackedArray, pack, unpack
 from cluster.transports.inbox import Inbox
 from cluster.transports.peer_transport import PeerTransport
@@ -31,7 +32,7 @@ class ObjectStoreTransport(PeerTransport):
         self._peers: Mapping[int, ActorHandle] = {}
         self._sent: queue.SimpleQueue[tuple[MessageId, ray.ObjectRef] | None] = queue.SimpleQueue()
 
-    def listen(self, host: str, secret: bytes) -> ActorHandle:
+    def listen(self, host: str, credentials: Credentials) -> ActorHandle:
         """The address is this actor."""
         return ray.get_runtime_context().current_actor
 

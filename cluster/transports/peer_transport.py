@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from cluster.credentials import Credentials
 from cluster.transports.inbox import Inbox
 from mpmd.runtime.transport import Array, MessageId, Transport
 
@@ -23,7 +24,7 @@ class PeerTransport(Transport, abc.ABC):
         self._inbox = inbox
 
     @abc.abstractmethod
-    def listen(self, host: str, secret: bytes) -> Any:
+    def listen(self, host: str, credentials: Credentials) -> Any:
         """Lets peers connect, at an address of ``host`` if that is by TCP. Returns the address for them."""
 
     @abc.abstractmethod

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from cluster.credentials import Credentials
 from cluster.endpoint import Endpoint
 from cluster.packing import PackedArray
 from cluster.transports.choice import DEVICE, NETWORK, OBJECT_STORE, SHARED_MEMORY
@@ -44,9 +45,9 @@ class Router:
         }
         self._routes: dict[int, PeerTransport] = {}  # by peer
 
-    def listen(self, names: Iterable[str], host: str, secret: bytes) -> dict[str, Any]:
+    def listen(self, names: Iterable[str], host: str, credentials: Credentials) -> dict[str, Any]:
         """Lets peers connect by the named transports. Returns the address of each."""
-        return {name: self._transports[name].listen(host, secret) for name in names}
+        return {name: self._transports[name].listen(host, credentials) for name in names}
 
     def connect(self, routes: Mapping[int, str], addresses: Sequence[Mapping[str, Any]]) -> None:
         """Connects with every peer.

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 IDLE = "idle"
+
+
+class Kind(enum.Enum):
+    """A task, or a part of loading a program, which nothing can interrupt; or else, such as a wait."""
+
+    TASK = "task"
+    LOAD = "load"
+    OTHER = "other"
+
+
+class Loading(str):
+    """The text for a part of loading a program, such as compiling one executable."""
+
+    kind = Kind.LOAD
 
 
 class Doing(NamedTuple):
@@ -16,13 +31,13 @@ class Doing(NamedTuple):
     Attributes:
       what: such as ``running bwd_1__3``, ``waiting for message 2 of group 0`` or ``compiling fwd_1``.
       step: the number of the step that it belongs to; ``None`` outside of steps.
-      is_task: whether it is a task, which nothing can interrupt, rather than a wait.
+      kind: by which it has a limit, if the user has set one.
       seconds: for how long.
     """
 
     what: str
     step: int | None
-    is_task: bool
+    kind: Kind
     seconds: float
 
     def __str__(self) -> str:
@@ -34,7 +49,8 @@ class Activity:
     """Says what a group is doing. Its thread writes, any thread reads.
 
     Attributes:
-      now: what is being done, as an object whose text says it; the step; and since when, a time of
+      now: what is being done, as an object whose text says it, and which may have a ``kind``; the step; and
+        since when, a time of
         ``time.perf_counter``. Operations of a step assign it, which costs next to nothing.
     """
 
@@ -56,4 +72,4 @@ class Activity:
     def read(self) -> Doing:
         """What is being done now. May be called from any thread."""
         what, step, since = self.now
-        return Doing(str(what), step, getattr(what, "is_task", False), time.perf_counter() - since)
+        return Doing(str(what), step, getattr(what, "kind", Kind.OTHER), time.perf_counter() - since)

@@ -12,7 +12,7 @@ import jax
 from mpmd.errors import TaskError
 from mpmd.events import Event, Wait
 from mpmd.ir import AnyTask, Free, GroupProgram, Name, Plan, Recv, Run, Send
-from mpmd.runtime.activity import Activity
+from mpmd.runtime.activity import Activity, Kind
 from mpmd.runtime.transport import MessageId, Transport
 
 Compiled = Callable[..., Sequence[jax.Array]]
@@ -40,7 +40,7 @@ class RunTask:
     outputs: tuple[int, ...]
     donated: tuple[int, ...]
     synchronous: bool
-    is_task: ClassVar[bool] = True
+    kind: ClassVar[Kind] = Kind.TASK
 
     def __str__(self) -> str:
         return f"running {self.task}"
@@ -86,7 +86,7 @@ class SendMessage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReceiveMessage:
-    """Waits for a message, and puts its values into their slots."""
+    """Waits for a message, and puts its values into their slots; on the devices if ``on_devices``."""
 
     transport: Transport
     values: tuple[int, ...]
@@ -94,6 +94,7 @@ class ReceiveMessage:
     src: int
     dst: int
     tag: int
+    on_devices: bool
 
     def __str__(self) -> str:
         return f"waiting for message {self.tag} of group {self.src}"
@@ -104,6 +105,8 @@ class ReceiveMessage:
         state.activity.now = (self, state.number, start)
         message = MessageId(state.number, self.src, self.dst, self.tag)
         received = self.transport.recv(message, self.shardings)
+        if self.on_devices:  # once, and not by each task that reads them
+            received = jax.device_put(list(received), list(self.shardings))
         for slot, array in zip(self.values, received, strict=True):
             state.table[slot] = array
         if state.events is not None:
@@ -167,6 +170,7 @@ def operations_of(
                 src=recv.src,
                 dst=here,
                 tag=recv.tag,
+                on_devices=not synchronous,
             )
             for name in recv.values:
                 del posted[name]

@@ -17,7 +17,7 @@ from mpmd.ir import Executable, Name, Plan, Spec
 from mpmd.program import Function, Variant, arguments, jitted
 from mpmd.routes import held_specs
 from mpmd.runtime import storage
-from mpmd.runtime.activity import Activity
+from mpmd.runtime.activity import Activity, Kind, Loading
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.requests import INLINE_BYTES, Handle, HostParts, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.transport import Transport
@@ -39,7 +39,7 @@ class LostValueError(RuntimeError):
 class _Finishing:
     """The end of a step, at which what the devices have been given is waited for."""
 
-    is_task = True
+    kind = Kind.TASK
 
     def __str__(self) -> str:
         return "waiting for the devices at the end"
@@ -143,7 +143,7 @@ class GroupWorker:
 
     def _compiled(self, executable: Executable, function: Function, watch: Stopwatch) -> jax.stages.Compiled:
         lowered = jitted(function, executable, self.submesh).lower(*arguments(executable))
-        with watch("xla"), self.activity.during(f"compiling {executable.name}"):
+        with watch("xla"), self.activity.during(Loading(f"compiling {executable.name}")):
             return lowered.compile()
 
     def load(

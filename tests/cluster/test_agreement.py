@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cluster.agreement import Agreement
+from cluster.credentials import make_credentials
 from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
-from mpmd.runtime.activity import Activity
+from mpmd.runtime.activity import Activity, Kind
 
 SECONDS = 20
+CREDENTIALS = make_credentials(encryption=True)
 
 
 @pytest.fixture
@@ -19,8 +21,10 @@ def group():
     members = [Agreement(rank, 3) for rank in range(3)]
     addresses = [member.listen("127.0.0.1") for member in members]
     assert addresses[1:] == [None, None]
-    each(members, lambda member: member.connect(addresses[0], b"secret", SECONDS))
-    return members
+    each(members, lambda member: member.connect(addresses[0], CREDENTIALS, SECONDS))
+    yield members
+    for member in members:
+        member.close()
 
 
 def each(members, call):
@@ -86,8 +90,7 @@ def test_one_that_has_left_keeps_nobody_waiting_in_the_next_steps(group):
 
 
 def test_the_end_of_a_process_ends_the_waiting_of_the_others(group):
-    for connection in group[2]._connections:
-        connection.close()
+    group[2].close()
     lost = "a process has lost its connection to another one of its group"
     assert each(group[:2], lambda member: member.agree(1)) == [lost, lost]
 
@@ -100,8 +103,7 @@ def test_a_process_that_misses_a_step_ends_the_waiting_of_the_others(group):
             member.agree(2)
         finally:  # the driver ends a process that raises this
             if member is group[0]:
-                for connection in member._connections:
-                    connection.close()
+                member.close()
 
     first, second, third = each(group, run)
     assert first == third == "a process has missed step 1"
@@ -112,14 +114,14 @@ def test_processes_that_are_connected_stay_so(group):
     """When other groups connect anew."""
     addresses = [member.listen("127.0.0.1") for member in group]
     assert addresses == [None] * 3
-    each(group, lambda member: member.connect(addresses[0], b"other", SECONDS))
+    each(group, lambda member: member.connect(addresses[0], make_credentials(), SECONDS))
     assert each(group, lambda member: member.agree(1)) == [None] * 3
 
 
 def test_one_process_agrees_with_itself():
     alone = Agreement(0, 1)
     assert alone.listen("127.0.0.1") is None
-    alone.connect(None, b"", SECONDS)
+    alone.connect(None, CREDENTIALS, SECONDS)
     alone.agree(1)
     with pytest.raises(StepAborted, match="why"):
         alone.agree(1, "why")
@@ -130,16 +132,19 @@ def test_a_process_that_waits_for_the_others_says_so():
     activity = Activity()
     first, second = Agreement(0, 2, activity), Agreement(1, 2)
     address = first.listen("127.0.0.1")
-    each([first, second], lambda member: member.connect(address if member is second else None, b"s", SECONDS))
+    addresses = {first: None, second: address}
+    each(list(addresses), lambda member: member.connect(addresses[member], CREDENTIALS, SECONDS))
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(first.agree, 5)
         while (doing := activity.read()).what == "idle":
             time.sleep(0.01)
         second.agree(5)
         waiting.result(SECONDS)
-    assert (doing.what, doing.step, doing.is_task) == (
+    assert (doing.what, doing.step, doing.kind) == (
         "agreeing with the other processes of the group",
         5,
-        False,
+        Kind.OTHER,
     )
     assert activity.read().what == "idle"
+    first.close()
+    second.close()

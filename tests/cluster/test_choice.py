@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.process_info import ProcessInfo
-from cluster.transports.choice import check_name, choose, holdings, supported
+from cluster.transports.choice import check_encryption, check_name, choose, holdings, supported
 from mpmd.memory import Holding
 
 ALL = ("shared_memory", "network", "device", "object_store")
@@ -50,17 +50,20 @@ def test_unknown_transports_are_refused():
         check_name("pigeon")
 
 
-def test_accelerators_prefer_a_transport_that_avoids_host_memory():
-    assert supported("cpu") == ("shared_memory", "network", "device", "object_store")
-    assert supported("cuda") == ("device", "shared_memory", "network", "object_store")
-    assert supported("unreceived of") == ("shared_memory", "network", "object_store")
+def test_jax_has_transfers_for_some_platforms():
+    for platform in ("cpu", "cuda"):
+        assert supported(platform) == ("shared_memory", "network", "device", "object_store")
+    assert supported("unheard of") == ("shared_memory", "network", "object_store")
 
 
-@pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu")])
-def test_between_a_cpu_and_an_accelerator_messages_go_by_host_memory(platforms):
+@pytest.mark.parametrize("platforms", [("cpu", "cpu"), ("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")])
+def test_a_port_that_strangers_can_kill_is_opened_only_by_name(platforms):
     here, there = (supported(platform) for platform in platforms)
     assert choose("auto", [group(0, "a", here), group(1, "a", there)]) == {(0, 1): "shared_memory"}
     assert choose("auto", [group(0, "a", here), group(1, "b", there)]) == {(0, 1): "network"}
+    assert choose("device", [group(0, "a", here), group(1, "b", there)]) == {(0, 1): "device"}
+    alone = ("device", "object_store")
+    assert choose("auto", [group(0, "a", alone), group(1, "b", alone)]) == {(0, 1): "object_store"}
 
 
 def test_messages_are_held_as_the_transport_of_the_edge_holds_them():
@@ -81,3 +84,14 @@ def test_messages_are_held_as_the_transport_of_the_edge_holds_them():
 def test_of_several_transports_between_groups_the_one_counts_that_takes_most_memory():
     processes = [group(0, "a"), group(0, "b", rank=1), group(1, "b")]
     assert holdings(choose("auto", processes), processes, "cpu")[0, 1] == Holding.SLOTS
+
+
+@pytest.mark.parametrize("transport", ["device", "object_store"])
+def test_encryption_that_a_transport_does_not_have_is_not_promised(transport):
+    with pytest.raises(ValueError, match=f"transport '{transport}' does not encrypt"):
+        check_encryption(True, transport)
+    for encryption in (None, False):
+        check_encryption(encryption, transport)
+    check_encryption(True, "auto")
+    with pytest.raises(TypeError, match="must be True, False or None, not 'yes'"):
+        check_encryption("yes", "auto")

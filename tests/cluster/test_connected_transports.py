@@ -1,13 +1,16 @@
 """Transports that are connected with one another within this process."""
 
 import queue
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 import pytest
 
+from cluster.credentials import make_credentials
 from cluster.endpoint import endpoints
 from cluster.transports import inbox as inbox_module
 from cluster.transports.router import Router
@@ -27,7 +30,8 @@ def connected(name):
 
 
 def connect(ends, name):
-    addresses = [router.listen([name], "127.0.0.1", b"secret") for router in ends]
+    credentials = make_credentials(encryption=True)
+    addresses = [router.listen([name], "127.0.0.1", credentials) for router in ends]
     threads = [
         threading.Thread(target=router.connect, args=({1 - i: name}, addresses))
         for i, router in enumerate(ends)
@@ -166,7 +170,8 @@ def test_waiting_for_a_peer_that_does_not_come_can_be_ended(name):
     ends = connected(name)
     for router in ends:
         router.reset()
-    addresses = [router.listen([name], "127.0.0.1", b"secret") for router in ends]
+    credentials = make_credentials()
+    addresses = [router.listen([name], "127.0.0.1", credentials) for router in ends]
     failures = queue.SimpleQueue()
 
     def connect_alone(index):
@@ -190,5 +195,26 @@ def test_waiting_for_a_peer_that_does_not_come_can_be_ended(name):
     ends[0].send(message, [np.arange(5)])
     wanted = [jax.sharding.SingleDeviceSharding(jax.devices()[1])]
     np.testing.assert_array_equal(ends[1].recv(message, wanted)[0], np.arange(5))
+    for router in ends:
+        router.close()
+
+
+def test_a_peer_that_is_stopped_while_it_connects_in_shared_memory_need_not_be_waited_for():
+    """It has connected, and does not say which process it is."""
+    ends = connected("shared_memory")
+    for router in ends:
+        router.reset()
+    credentials = make_credentials()
+    addresses = [router.listen(["shared_memory"], "127.0.0.1", credentials) for router in ends]
+    stopped = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stopped.connect("\0" + addresses[1]["shared_memory"])
+    with ThreadPoolExecutor(1) as thread:
+        connecting = thread.submit(ends[1].connect, {0: "shared_memory"}, addresses)
+        while not ends[1]._transports["shared_memory"]._incoming:
+            time.sleep(0.01)
+        ends[1].interrupt()
+        with pytest.raises(ConnectionError):
+            connecting.result(20)
+    stopped.close()
     for router in ends:
         router.close()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cluster import sockets
+from cluster.credentials import make_credentials
 from cluster.transports import connections
 from cluster.transports import inbox as inbox_module
 from cluster.transports.inbox import Inbox, PeerLostError
@@ -25,17 +26,18 @@ from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
 
 SECONDS = 20
-SECRET = b"known to both"
+CREDENTIALS = make_credentials()
 HOST = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 class Pair:
     """Two transports that are connected with one another; ``ends`` has them by their numbers."""
 
-    def __init__(self):
+    def __init__(self, encryption):
         self.inboxes = [Inbox() for _ in range(2)]
         self.ends = [NetworkTransport(inbox, i) for i, inbox in enumerate(self.inboxes)]
-        addresses = [end.listen("127.0.0.1", SECRET) for end in self.ends]
+        credentials = make_credentials(encryption)
+        addresses = [end.listen("127.0.0.1", credentials) for end in self.ends]
         connecting = threading.Thread(target=self.ends[0].connect, args=({1: addresses[1]},))
         connecting.start()
         self.ends[1].connect({0: addresses[0]})
@@ -52,9 +54,9 @@ class Pair:
         return self.ends[1].recv(MessageId(step, 0, 1, tag), [HOST] * count)
 
 
-@pytest.fixture
-def pair():
-    pair = Pair()
+@pytest.fixture(params=[False, True], ids=["in clear", "encrypted"])
+def pair(request):
+    pair = Pair(request.param)
     yield pair
     for end in pair.ends:
         end.close()
@@ -266,7 +268,7 @@ def test_the_reason_for_a_lost_connection_is_told(pair, monkeypatch, error, reas
 def test_a_peer_that_dies_in_the_middle_of_a_message_is_gone(pair, stalled, monkeypatch):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
     pair.send(0, 0, np.ones(LARGE, "float32"))
-    pair.peer(0)._socket.shutdown(socket.SHUT_RDWR)
+    pair.peer(0)._connection.end()
     stalled.set()
     with pytest.raises(StepAborted, match="group 0 is gone: its process has closed its connections"):
         pair.take(0, 0)
@@ -277,7 +279,7 @@ def test_a_peer_that_dies_in_the_middle_of_a_message_is_gone(pair, stalled, monk
 def connect_among_strangers(strange):
     """Connects two transports while a stranger is at the port of the one that accepts."""
     ends = [NetworkTransport(Inbox(), i) for i in range(2)]
-    addresses = [end.listen("127.0.0.1", SECRET) for end in ends]
+    addresses = [end.listen("127.0.0.1", CREDENTIALS) for end in ends]
     with contextlib.ExitStack() as open_until_the_end:
         strange(addresses[1], open_until_the_end)
         accepting = threading.Thread(target=ends[1].connect, args=({0: addresses[0]},), daemon=True)
@@ -300,7 +302,7 @@ def test_strangers_neither_harm_nor_delay_those_who_connect(monkeypatch, content
 
     def strange(address, stack):
         for _ in range(number):
-            stack.enter_context(socket.create_connection(address, SECONDS)).sendall(content)
+            stack.enter_context(socket.create_connection(address[:2], SECONDS)).sendall(content)
 
     connect_among_strangers(strange)
 
@@ -312,7 +314,7 @@ def test_nothing_of_a_stranger_is_unpickled(monkeypatch):
 
     def strange(address, stack):
         frame = peer_module.Header(peer_module.Kind.LAYOUT, 500).pack() + bytes(500)
-        stack.enter_context(socket.create_connection(address, SECONDS)).sendall(frame)
+        stack.enter_context(socket.create_connection(address[:2], SECONDS)).sendall(frame)
 
     monkeypatch.setattr(NetworkTransport, "send", lambda *_: None)
     monkeypatch.setattr(NetworkTransport, "recv", lambda *_: [np.arange(3)])

@@ -14,11 +14,13 @@ import pytest
 import ray
 
 from cluster import sockets
+from cluster.credentials import make_credentials
+from cluster.frames import FrameConnection, encode
 from cluster.packing import pack, unpack
-from cluster.rpc import Client, FrameConnection, Server, encode
+from cluster.rpc import Client, Server
 
 SECONDS = 20
-SECRET = b"known to both"
+CREDENTIALS = make_credentials()
 
 
 class FailsToUnpickle(Exception):
@@ -32,7 +34,7 @@ class GroupThread:
     """A server whose requests a thread of this process answers."""
 
     def __init__(self):
-        self.server = Server("group 3", "127.0.0.1", SECRET)
+        self.server = Server("group 3", "127.0.0.1", CREDENTIALS)
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
         self.may_answer = threading.Event()
@@ -76,7 +78,7 @@ class WaitingClient:
 
     def __init__(self, address):
         self.replies, self.ends = queue.SimpleQueue(), queue.SimpleQueue()
-        self.connection = FrameConnection(sockets.connect(address, SECRET, SECONDS))
+        self.connection = FrameConnection(sockets.connect(address, CREDENTIALS, SECONDS))
         self.client = Client(self.connection, self.replies.put, self.ends.put)
 
     def send(self, number, method, *arguments):
@@ -127,7 +129,7 @@ def test_arrays_of_any_layout_travel(driver, make):
 
 
 def test_buffers_larger_than_what_is_written_at_once_travel(driver, monkeypatch):
-    monkeypatch.setattr("cluster.rpc._MAX_IO_BYTES", 100_000)
+    monkeypatch.setattr("cluster.connection._MAX_BYTES", 100_000)
     array = np.arange(300_001)
     (back,) = driver.ask("echo", array)
     np.testing.assert_array_equal(back, array)
@@ -203,7 +205,7 @@ def test_a_request_that_breaks_off_ends_the_connection(group, driver, monkeypatc
     """The group would take the next request for the rest of it."""
 
     def breaks_off(message):
-        driver.connection._socket.sendall(message.content[:5])
+        driver.connection._connection.write([memoryview(message.content[:5])])
         raise MemoryError("no room for the rest")
 
     monkeypatch.setattr(driver.connection, "write", breaks_off)
@@ -227,18 +229,18 @@ def test_a_request_too_large_for_the_group_ends_the_connection(group, driver, mo
 
 
 def speak_http(address):
-    with socket.create_connection(address, SECONDS) as foreign_client, contextlib.suppress(OSError):
+    with socket.create_connection(address[:2], SECONDS) as foreign_client, contextlib.suppress(OSError):
         foreign_client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         foreign_client.recv(1000)
 
 
 def guess_the_secret(address):
     with pytest.raises(ConnectionError, match="secrets differ"):
-        sockets.connect(address, b"a guess", SECONDS)
+        sockets.connect(address, make_credentials(), SECONDS)
 
 
 def disconnect(address):
-    socket.create_connection(address, SECONDS).close()
+    socket.create_connection(address[:2], SECONDS).close()
 
 
 @pytest.mark.parametrize("foreign_client", [speak_http, guess_the_secret, disconnect])
@@ -249,3 +251,15 @@ def test_foreign_clients_are_refused_and_the_driver_is_still_accepted(group, for
     driver.client.close()
     group.thread.join(SECONDS)
     assert not group.thread.is_alive()
+
+
+def test_a_group_whose_driver_does_not_come_closes_its_port():
+    server = Server("group 3", "127.0.0.1", CREDENTIALS)
+    stranger = socket.create_connection(server.address[:2], SECONDS)
+    assert len(stranger.recv(32, socket.MSG_WAITALL)) == 32
+    server.stop_listening()
+    assert stranger.recv(1) == b""
+    stranger.close()
+    with pytest.raises(ConnectionError, match="refused"):
+        sockets.connect(server.address, CREDENTIALS, SECONDS)
+    server.stop_listening()

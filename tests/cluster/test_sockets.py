@@ -3,14 +3,16 @@
 import socket
 import struct
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cluster import sockets
+from cluster.credentials import make_credentials
 from cluster.transports.connections import connect_peers
 
-SECRET = b"known to both"
+CREDENTIALS = make_credentials()
 SECONDS = 20
 
 
@@ -24,15 +26,27 @@ def listener():
 def accepted(listener):
     """The next peer that is let in, in the future."""
     with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(listener.accept, SECRET)
+        future = thread.submit(listener.accept, CREDENTIALS)
         yield future
         if not future.done():
-            sockets.connect(listener.address, SECRET, SECONDS).close()
-        future.result(SECONDS).close()
+            sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
+        future.result(SECONDS)[1].close()
+
+
+def write(connection, content):
+    connection.write([memoryview(content)])
+
+
+def read(connection, num_bytes):
+    buffer = memoryview(bytearray(num_bytes))
+    rest = buffer
+    while rest:
+        rest = rest[connection.read_into(rest) :]
+    return bytes(buffer)
 
 
 def stranger(address):
-    return socket.create_connection(address, SECONDS)
+    return socket.create_connection(address[:2], SECONDS)
 
 
 def is_refused(tcp):
@@ -47,12 +61,13 @@ def is_refused(tcp):
 
 
 def test_both_ends_are_connected(listener, accepted):
-    with sockets.connect(listener.address, SECRET, SECONDS) as tcp:
-        tcp.sendall(b"first")
-        other = accepted.result(SECONDS)
-        assert other.recv(5, socket.MSG_WAITALL) == b"first"
-        other.sendall(b"second")
-        assert tcp.recv(6, socket.MSG_WAITALL) == b"second"
+    with sockets.connect(listener.address, CREDENTIALS, SECONDS, number=7) as connection:
+        number, other = accepted.result(SECONDS)
+        assert number == 7
+        write(connection, b"first")
+        assert read(other, 5) == b"first"
+        write(other, b"second")
+        assert read(connection, 6) == b"second"
 
 
 STRANGERS = {
@@ -71,22 +86,23 @@ def test_strangers_are_refused_and_a_peer_is_still_accepted(listener, accepted, 
             tcp.shutdown(socket.SHUT_WR)
         assert is_refused(tcp)
     assert not accepted.done()
-    sockets.connect(listener.address, SECRET, SECONDS).close()
+    sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
     accepted.result(SECONDS)
 
 
 def test_an_eavesdropper_cannot_use_what_it_has_heard(listener, accepted):
     """Neither to connect, nor by sending the listener's own challenge back."""
     with socket.create_server(("127.0.0.1", 0)) as middle, ThreadPoolExecutor(1) as thread:
-        connecting = thread.submit(sockets.connect, middle.getsockname(), SECRET, SECONDS)
+        address = listener.address._replace(port=middle.getsockname()[1])
+        connecting = thread.submit(sockets.connect, address, CREDENTIALS, SECONDS)
         with middle.accept()[0] as victim:
             victim.sendall(b"c" * 32)
-            heard = victim.recv(64, socket.MSG_WAITALL)
+            heard = victim.recv(69, socket.MSG_WAITALL)
             for answer in (lambda challenge: heard, lambda challenge: challenge + heard[32:]):
                 with stranger(listener.address) as tcp:
                     tcp.sendall(answer(tcp.recv(32, socket.MSG_WAITALL)))
                     assert is_refused(tcp)
-            victim.sendall(heard[32:])
+            victim.sendall(heard[-32:])
         with pytest.raises(ConnectionError, match="does not know the secret"):
             connecting.result(SECONDS)
 
@@ -96,7 +112,7 @@ def test_those_who_are_silent_keep_nobody_waiting(monkeypatch, listener, accepte
     monkeypatch.setattr(sockets, "_GREETING_SECONDS", 1000)
     monkeypatch.setattr(sockets, "_MAX_GREETINGS", 64)
     silent = [stranger(listener.address) for _ in range(100)]
-    sockets.connect(listener.address, SECRET, SECONDS).close()
+    sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
     accepted.result(SECONDS)
     assert len(listener._greetings) <= 64
     for tcp in silent:
@@ -121,7 +137,7 @@ def test_a_greeting_as_a_whole_takes_a_limited_time(monkeypatch, listener, accep
         assert is_refused(slow)
         stop.set()
         dripping.join()
-        assert len(sent) < 64, "it has sent a whole answer"
+        assert len(sent) < 69, "it has sent a whole answer"
 
 
 def test_a_closed_listener_leaves_nothing_open():
@@ -131,19 +147,19 @@ def test_a_closed_listener_leaves_nothing_open():
     assert is_refused(tcp)
     tcp.close()
     with pytest.raises(ConnectionError, match="refused"):
-        sockets.connect(listener.address, SECRET, SECONDS)
+        sockets.connect(listener.address, CREDENTIALS, SECONDS)
 
 
 def test_a_listener_that_is_interrupted_accepts_nobody_now_and_later():
     with sockets.Listener("127.0.0.1") as listener, ThreadPoolExecutor(1) as thread:
-        accepting = thread.submit(listener.accept, SECRET)
+        accepting = thread.submit(listener.accept, CREDENTIALS)
         with stranger(listener.address) as silent:
             assert len(silent.recv(32, socket.MSG_WAITALL)) == 32  # so the thread waits
             listener.interrupt()
             with pytest.raises(ConnectionError, match="nobody is waited for any more"):
                 accepting.result(SECONDS)
             with pytest.raises(ConnectionError, match="nobody is waited for any more"):
-                listener.accept(SECRET)
+                listener.accept(CREDENTIALS)
             listener.interrupt()
             listener.close()
             assert is_refused(silent)
@@ -154,29 +170,79 @@ def test_a_listener_that_is_interrupted_accepts_nobody_now_and_later():
 def test_a_listener_may_be_interrupted_before_it_accepts(listener):
     listener.interrupt()
     with pytest.raises(ConnectionError, match="nobody is waited for any more"):
-        listener.accept(SECRET)
+        listener.accept(CREDENTIALS)
 
 
 def test_who_waits_for_a_peer_in_vain_closes_the_connections_that_it_has():
     """Process 1 is connected with 2, and waits for 0."""
     with sockets.Listener("127.0.0.1") as later, ThreadPoolExecutor(2) as threads:
         listener = sockets.Listener("127.0.0.1")
-        accepting = threads.submit(later.accept, SECRET)
+        accepting = threads.submit(later.accept, CREDENTIALS)
         addresses = {0: listener.address, 2: later.address}
-        connecting = threads.submit(connect_peers, listener, SECRET, 1, addresses)
-        with accepting.result(SECONDS) as tcp:
-            assert tcp.recv(4, socket.MSG_WAITALL) == struct.pack("<i", 1)
+        connecting = threads.submit(connect_peers, listener, CREDENTIALS, 1, addresses)
+        number, connection = accepting.result(SECONDS)
+        with connection:
+            assert number == 1
             listener.interrupt()
             with pytest.raises(ConnectionError, match="nobody is waited for any more"):
                 connecting.result(SECONDS)
-            tcp.settimeout(SECONDS)
-            assert tcp.recv(1) == b""
+            with pytest.raises(EOFError):
+                read(connection, 1)
 
 
 def test_connecting_to_a_peer_that_does_not_answer_fails():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
+        address = sockets.Address(host, port, bytes(32))
         with pytest.raises(ConnectionError, match=f"no connection to {host}:{port}: no answer"):
-            sockets.connect((host, port), SECRET, 0.2)
+            sockets.connect(address, CREDENTIALS, 0.2)
     with pytest.raises(ConnectionError, match=f"no connection to {host}:{port}: .*refused"):
-        sockets.connect((host, port), SECRET, 0.2)
+        sockets.connect(address, CREDENTIALS, 0.2)
+
+
+@pytest.fixture
+def silent():
+    """A listener's address, at which nobody greets."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield sockets.Address(*server.getsockname(), bytes(32))
+
+
+def test_who_connects_can_be_interrupted(silent):
+    is_wanted = threading.Event()
+    is_wanted.set()
+
+    def check():
+        if not is_wanted.is_set():
+            raise InterruptedError("nobody wants it any more")
+
+    with ThreadPoolExecutor(1) as thread:
+        connecting = thread.submit(sockets.connect, silent, CREDENTIALS, 1000, check=check)
+        time.sleep(0.1)
+        assert not connecting.done()
+        is_wanted.clear()
+        with pytest.raises(ConnectionError, match="nobody wants it any more"):
+            connecting.result(SECONDS)
+
+
+def test_a_peer_that_is_stopped_in_the_middle_of_its_greeting_is_not_waited_for(monkeypatch):
+    """However long its first word may take."""
+    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        address = sockets.Address(*server.getsockname(), bytes(32))
+        connecting = thread.submit(sockets.connect, address, CREDENTIALS, 1000)
+        with server.accept()[0] as peer:
+            peer.sendall(bytes(32))
+            with pytest.raises(ConnectionError, match="no answer"):
+                connecting.result(SECONDS)
+
+
+def test_to_interrupt_a_listener_ends_the_connecting_with_peers_too(silent):
+    """Process 0 has to connect with 1, which is stopped, before it listens."""
+    listener = sockets.Listener("127.0.0.1")
+    with ThreadPoolExecutor(1) as thread:
+        connecting = thread.submit(connect_peers, listener, CREDENTIALS, 0, {1: silent})
+        time.sleep(0.1)
+        assert not connecting.done()
+        listener.interrupt()
+        with pytest.raises(ConnectionError, match="nobody is waited for any more"):
+            connecting.result(SECONDS)

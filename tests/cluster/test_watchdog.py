@@ -9,11 +9,12 @@ from cluster.process_info import ProcessInfo
 from cluster.status import ProcessStatus, Status
 from cluster.watchdog import ANSWER_SECONDS, LEAVE_SECONDS, Limits, Watchdog
 from mpmd.errors import GroupDiedError, GroupStuckError, StepAborted, StepTimeoutError
-from mpmd.runtime.activity import Doing
+from mpmd.runtime.activity import Doing, Kind
 
 TWO = endpoints([1, 1])
-WAITS = Doing("waiting for message 2 of group 1", 7, False, 33.0)
-RUNS = Doing("running bwd_1__3", 7, True, 34.0)
+WAITS = Doing("waiting for message 2 of group 1", 7, Kind.OTHER, 33.0)
+RUNS = Doing("running bwd_1__3", 7, Kind.TASK, 34.0)
+COMPILES = Doing("compiling fwd_1", None, Kind.LOAD, 90.0)
 
 
 def watchdog_of(**limits):
@@ -24,16 +25,17 @@ def test_without_limits_nothing_is_asked_or_ended():
     watchdog = watchdog_of()
     watchdog.observe(7, 100.0)
     watchdog.report(1, RUNS, 100.0)
-    assert not watchdog.asks(1e6)
+    watchdog.report(0, COMPILES, 100.0)
+    assert not watchdog.asks(1e6, is_awaited=True)
     assert watchdog.late_step(1e6) is None and watchdog.stuck(1e6) == []
 
 
 def test_a_late_step_is_ended_once_and_its_processes_are_asked_before():
     watchdog = watchdog_of(step_timeout=30)
     watchdog.observe(7, 100.0)
-    assert not watchdog.asks(129.9)
-    assert watchdog.asks(130.0)
-    assert not watchdog.asks(130.6)
+    assert not watchdog.asks(129.9, True)
+    assert watchdog.asks(130.0, True)
+    assert not watchdog.asks(130.6, True)
     watchdog.report(0, WAITS, 130.1)
     watchdog.report(1, RUNS, 130.1)
     assert watchdog.late_step(130.0 + ANSWER_SECONDS - 0.1) is None
@@ -75,7 +77,7 @@ def test_a_group_that_does_not_leave_an_ended_step_is_stuck():
 def test_a_process_in_one_task_for_too_long_is_stuck_and_one_that_waits_is_not():
     watchdog = watchdog_of(stuck_after=32)
     watchdog.observe(7, 100.0)
-    assert watchdog.asks(100.0 + 8) and not watchdog.asks(100.0 + 15) and watchdog.asks(100.0 + 16)
+    assert [watchdog.asks(100.0 + seconds, True) for seconds in (8, 15, 16)] == [True, False, True]
     watchdog.report(0, WAITS, 120.0)
     watchdog.report(1, RUNS._replace(seconds=31.0), 120.0)
     assert watchdog.stuck(120.0) == []
@@ -84,6 +86,26 @@ def test_a_process_in_one_task_for_too_long_is_stuck_and_one_that_waits_is_not()
     assert (type(error), error.mpmd_idx) == (GroupStuckError, 1)
     assert "group 1 is stuck: it is in one task for longer than stuck_after=32 s" in str(error)
     assert watchdog.stuck(124.0) == []
+
+
+def test_a_process_that_compiles_one_executable_for_too_long_is_stuck():
+    """Whether a step is under way or not; and a process that runs a task has the limit of tasks alone."""
+    watchdog = watchdog_of(load_timeout=80)
+    watchdog.observe(None, 100.0)
+    assert not watchdog.asks(120.0, is_awaited=False)
+    assert [watchdog.asks(now, is_awaited=True) for now in (120.0, 139.0, 140.0)] == [True, False, True]
+    watchdog.report(0, COMPILES._replace(seconds=79.0), 140.0)
+    watchdog.report(1, RUNS._replace(seconds=1000.0), 140.0)
+    assert watchdog.stuck(140.0) == []
+    watchdog.report(0, COMPILES, 151.0)
+    (error,) = watchdog.stuck(151.0)
+    assert (type(error), error.mpmd_idx) == (GroupStuckError, 0)
+    assert str(error).splitlines()[0] == (
+        "group 0 is stuck: it is in one part of loading for longer than load_timeout=80 s. "
+        "What the processes were doing:"
+    )
+    assert "  group 0: compiling fwd_1 for 90.0 s" in str(error)
+    assert watchdog.stuck(152.0) == []
 
 
 def test_groups_that_leave_a_late_step_live_on():
@@ -120,6 +142,7 @@ def test_every_call_is_watched_but_those_that_end_with_their_process():
         ({"step_timeout": 0}, ValueError, "step_timeout must be positive, or None for no limit, not 0"),
         ({"stuck_after": float("nan")}, ValueError, "stuck_after must be positive"),
         ({"stuck_after": "1 min"}, TypeError, "stuck_after must be a number of seconds, or None"),
+        ({"load_timeout": -1}, ValueError, "load_timeout must be positive"),
         ({"max_in_flight": 0}, ValueError, "max_in_flight must be at least 1, not 0"),
     ],
 )
@@ -146,4 +169,7 @@ def test_what_a_task_may_take_when_nobody_watches_the_steps():
     assert not Limits(stuck_after=34.1).exclude(RUNS)
     assert Limits(step_timeout=34 - LEAVE_SECONDS).exclude(RUNS)
     assert not Limits(step_timeout=34.1 - LEAVE_SECONDS).exclude(RUNS)
-    assert not Limits(step_timeout=1, stuck_after=1).exclude(WAITS)
+    assert not Limits(step_timeout=1, stuck_after=1, load_timeout=1).exclude(WAITS)
+    assert not Limits(step_timeout=1, stuck_after=1).exclude(COMPILES)
+    assert Limits(load_timeout=90).exclude(COMPILES)
+    assert not Limits(load_timeout=90.1).exclude(COMPILES)

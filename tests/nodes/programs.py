@@ -67,11 +67,20 @@ def placement(mesh):
     }
 
 
+def connections_of(actor):
+    """The kinds of a process's connections with other groups and, of the first one of a group, within it."""
+    peers = [peer for transport in set(actor._router._routes.values()) for peer in transport._peers.values()]
+    frames = actor._agreement._connections
+    return [type(end._connection).__name__ for end in (*peers, *frames)]
+
+
 def groups_on_nodes_of_their_own(network):
     """Groups of two processes, on a node each."""
     with launch(processes_per_group=2, cpus_per_group=2) as mesh:
         assert_trains(mesh)
-        return placement(mesh)
+        found = ray.get([actor.__ray_call__.remote(connections_of) for actor in mesh.runtime.actors])
+        driver = [type(client._connection._connection).__name__ for client in mesh.runtime._calls._clients]
+        return placement(mesh) | {"connections": found, "driver": driver}
 
 
 def a_group_on_two_nodes(network):

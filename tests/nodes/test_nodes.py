@@ -13,6 +13,10 @@ def test_groups_on_nodes_of_their_own_train_as_plain_jax(nodes):
     first, second = (nodes.network.address(node) for node in (1, 2))
     assert found["nodes"] in ([first, first, second, second], [second, second, first, first])
     assert found["transports"] == ["network"]
+    # Those with the other group and the driver leave the node, and that within a group does not.
+    for kinds in found["connections"]:
+        assert kinds == ["EncryptedConnection", "EncryptedConnection", "Connection"]
+    assert set(found["driver"]) == {"EncryptedConnection"}
 
 
 def test_a_group_on_two_nodes_trains_as_plain_jax(nodes):

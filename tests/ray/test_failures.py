@@ -5,7 +5,6 @@ import itertools
 import os
 import queue
 import signal
-import socket
 import threading
 import time
 import types
@@ -21,6 +20,7 @@ import mpmd
 import mpmd.errors
 from cluster.transports.inbox import Inbox
 from cluster.transports.object_store import ObjectStoreTransport
+from mpmd.runtime.activity import Loading
 from mpmd.runtime.transport import MessageId
 from tests.ray.hand_written_programs import (
     TRAIN_FEEDBACK,
@@ -101,7 +101,7 @@ def test_groups_that_lose_each_other_are_both_named_though_both_live(local_ray):
     def lose_the_peer(actor):
         (transport,) = actor._router._routes.values()
         (peer,) = transport._peers.values()
-        peer._socket.shutdown(socket.SHUT_RDWR)
+        peer._connection.end()
 
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, transport="network") as mesh:
         driver = ProgramDriver(mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
@@ -114,6 +114,24 @@ def test_groups_that_lose_each_other_are_both_named_though_both_live(local_ray):
             error = outcome(future, SECONDS)
             assert type(error) is mpmd.errors.GroupDiedError
             assert "group 0" in str(error) and "group 1" in str(error)
+
+
+def test_a_process_that_compiles_for_too_long_ends_its_group(local_ray):
+    """Nobody knows whether it would ever end, and no step is under way whose time could be limited."""
+
+    def compile_forever(actor):
+        def compiled(executable, function, watch):
+            with actor._activity.during(Loading(f"compiling {executable.name}")):
+                time.sleep(1000)
+
+        actor._worker._compiled = compiled
+
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, load_timeout=2) as mesh:
+        ray.get(mesh.runtime.actors[1].__ray_call__.remote(compile_forever), timeout=SECONDS)
+        with pytest.raises(mpmd.errors.GroupStuckError, match="group 1 is stuck") as caught:
+            ProgramDriver(mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
+    assert "longer than load_timeout=2 s" in str(caught.value)
+    assert "group 1: compiling" in str(caught.value)
 
 
 def test_a_program_that_does_not_compile_names_the_group(two_groups):

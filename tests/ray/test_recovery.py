@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import socket
 import time
 
 import jax
@@ -189,7 +188,7 @@ def test_of_two_groups_that_lose_each_other_one_is_replaced(local_ray):
     def lose_the_peer(actor):
         (transport,) = actor._router._routes.values()
         (peer,) = transport._peers.values()
-        peer._socket.shutdown(socket.SHUT_RDWR)
+        peer._connection.end()
 
     def disturb(number, state):
         if number == 6:

@@ -17,6 +17,7 @@ import ray
 
 import cluster
 import mpmd.errors
+from cluster.credentials import make_credentials
 from cluster.endpoint import endpoints
 from cluster.transports import inbox
 from cluster.transports.choice import NAMES
@@ -48,13 +49,16 @@ every_transport = pytest.mark.parametrize("transport", NAMES)
 class End:
     """A process of two devices, with a router for each transport."""
 
-    def __init__(self, mpmd_idx):
+    def __init__(self, mpmd_idx, credentials):
+        self.credentials = credentials
         self.submesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(1, 2), ("stage", "fsdp"))
         self.routers = {name: Router(endpoints([1] * 3)[mpmd_idx], self.submesh) for name in NAMES}
         self.kept = {}
 
     def listen(self):
-        listening = [router.listen([name], "127.0.0.1", b"secret") for name, router in self.routers.items()]
+        listening = [
+            router.listen([name], "127.0.0.1", self.credentials) for name, router in self.routers.items()
+        ]
         return {name: address for addresses in listening for name, address in addresses.items()}
 
     def connect(self, peer, addresses):
@@ -79,7 +83,9 @@ def ends(local_ray):
     """Two connected processes. Tests leave them usable, and use steps of their own."""
     variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     actor = ray.remote(concurrency_groups={"control": 2})(End)
-    pair = [actor.options(num_cpus=0, runtime_env={"env_vars": variables}).remote(i) for i in range(2)]
+    credentials = make_credentials(encryption=True)
+    options = {"num_cpus": 0, "runtime_env": {"env_vars": variables}}
+    pair = [actor.options(**options).remote(i, credentials) for i in range(2)]
     addresses = ray.get([end.listen.remote() for end in pair], timeout=SECONDS)
     ray.get([end.connect.remote(1 - i, addresses) for i, end in enumerate(pair)], timeout=SECONDS)
     yield pair

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.runtime.activity import Activity
+from mpmd.runtime.activity import Activity, Kind, Loading
 from mpmd.runtime.in_flight import StepsInFlight
 from tests.support.models import batch, init, make_step, mse, weights
 
@@ -69,7 +69,7 @@ def test_a_driver_that_reads_nothing_is_at_most_so_many_steps_ahead():
 
 def test_a_group_says_what_it_does_and_for_how_long():
     activity = Activity()
-    with activity.during("loading the program"):
+    with activity.during(Loading("loading the program")):
         with activity.during("compiling fwd_1"):
             assert activity.read().what == "compiling fwd_1"
         activity.now = (*activity.now[:2], time.perf_counter() - 7)
@@ -102,8 +102,11 @@ def test_a_group_in_a_task_names_it(monkeypatch):
         step = mpmd.mpmd_jit_with_loop(train_step, mpmd_mesh=mesh)
         x = np.ones((1, 2, 2), "float32")
         step([x[0], x[0]], x, x).block_until_ready()
-        assert (seen["task"].what, seen["task"].is_task) == ("running fwd_0__0", True)
-        assert (seen["wait"].what, seen["wait"].is_task) == ("waiting for message 0 of group 0", False)
+        assert (seen["task"].what, seen["task"].kind) == ("running fwd_0__0", Kind.TASK)
+        assert (seen["wait"].what, seen["wait"].kind) == (
+            "waiting for message 0 of group 0",
+            Kind.OTHER,
+        )
         assert seen["task"].step == seen["wait"].step is not None
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import queue
-import socket
 import threading
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from cluster.connection import Connection
+from cluster.frames import FrameConnection, encode
 from cluster.packing import PackedArray, unpack
 from cluster.transports.inbox import Inbox
 from cluster.transports.window import SendWindow
@@ -71,18 +69,17 @@ class Peer:
       submesh: this group's devices.
       process: the number of the other process.
       server: the connection to the other group's transfer server.
-      tcp: the socket to the other group, which ``close`` closes.
+      connection: to the other group, which ``close`` closes.
     """
 
     def __init__(
-        self, inbox: Inbox, submesh: jax.sharding.Mesh, process: int, server: Any, tcp: socket.socket
+        self, inbox: Inbox, submesh: jax.sharding.Mesh, process: int, server: Any, connection: Connection
     ):
         self._inbox = inbox
         self._process = process
         self._submesh = submesh
         self._server = server
-        self._socket = tcp
-        self._connection = Connection(os.dup(tcp.fileno()))
+        self._connection = FrameConnection(connection)
         self._writing = threading.Lock()
         self._window = SendWindow()
         self._num_confirmed = 0
@@ -126,7 +123,7 @@ class Peer:
     def _try_send(self, content: PacketMessage | OfferMessage | None) -> bool:
         try:
             with self._writing:
-                self._connection.send(content)
+                self._connection.write(encode(0, content))
         except OSError:  # the reader notices, too, and reports it
             return False
         return True
@@ -134,7 +131,7 @@ class Peer:
     def _read(self) -> None:
         try:
             while True:
-                self._receive(self._connection.recv())
+                self._receive(self._connection.read().decode())
                 self._inbox.wake()
         except (EOFError, OSError):
             pass
@@ -175,13 +172,11 @@ class Peer:
         return self._disconnected.wait(_DETECTION_SECONDS)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the peer has closed it
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._connection.end()
         self._confirmations.put(False)
         for thread in (self._reader, self._confirmer):
             if thread.is_alive():  # they may not have been started
                 thread.join()
-        self._socket.close()
         self._connection.close()
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from cluster import sockets
+from cluster.credentials import Credentials
 from cluster.packing import pack
 from cluster.transports.connections import connect_peers
 from cluster.transports.device.peer import OfferedArray, OfferMessage, PacketMessage, Peer, offered_sharding
@@ -52,10 +53,10 @@ class DeviceTransport(PeerTransport):
         self._listener: sockets.Listener | None = None
         self._peers: dict[int, Peer] = {}
 
-    def listen(self, host: str, secret: bytes) -> DeviceAddress:
+    def listen(self, host: str, credentials: Credentials) -> DeviceAddress:
         from jax.experimental import transfer  # not at the top: on some systems JAX does not have it
 
-        self._secret = secret
+        self._credentials = credentials
         self._server = transfer.start_transfer_server(
             self._submesh.local_devices[0].client,
             f"{host}:0",
@@ -71,7 +72,7 @@ class DeviceTransport(PeerTransport):
         assert self._listener is not None, "connect comes after listen"
         connections = connect_peers(
             self._listener,
-            self._secret,
+            self._credentials,
             self._process,
             {peer: address.connections for peer, address in addresses.items()},
         )
@@ -81,9 +82,9 @@ class DeviceTransport(PeerTransport):
                 submesh=self._submesh,
                 process=peer,
                 server=self._server.connect(addresses[peer].server),
-                tcp=tcp,
+                connection=connection,
             )
-            for peer, tcp in connections.items()
+            for peer, connection in connections.items()
         }
         for peer in self._peers.values():
             peer.start()

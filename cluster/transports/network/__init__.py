@@ -10,6 +10,6 @@ Both ends have a thread that reads, whatever their programs wait for, and one th
 does not take at once. So no program waits for the network when it sends, and no order of messages is a
 deadlock.
 
-Connections are authenticated by a shared secret, and not encrypted. Nothing is interpreted before.
+Connections are authenticated by a shared secret before anything is interpreted, and encrypted between nodes.
 Start reading at ``transport``; ``peer`` is the connection to one other process.
 """

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import pickle
-import socket
+import ssl
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from cluster.connection import Connection
 from cluster.sockets import UNREACHABLE_SECONDS
 from cluster.transports.inbox import Inbox
 from cluster.transports.layouts import ArrayTypes, MessageLayout
@@ -40,17 +40,17 @@ class Peer:
       inbox: where the messages that arrive go, and where senders wait.
       here: the number of this process.
       process: that of the other one.
-      tcp: the connection, which ``close`` closes.
+      connection: what ``close`` closes.
     """
 
-    def __init__(self, inbox: Inbox, here: int, process: int, tcp: socket.socket):
+    def __init__(self, inbox: Inbox, here: int, process: int, connection: Connection):
         self._inbox = inbox
         self._here = here
         self._process = process
-        self._socket = tcp
-        self._reader = Reader(tcp)
+        self._connection = connection
+        self._reader = Reader(connection)
         self._buffers = BufferPool()
-        self._writer = Writer(tcp, f"to {process}")
+        self._writer = Writer(connection, f"to {process}")
         self._window = SendWindow()
         self._num_confirmed = 0  # of the messages that were sent
         self._is_waiting = False
@@ -96,8 +96,7 @@ class Peer:
         except (EOFError, OSError) as caught:
             error = caught
         finally:
-            with contextlib.suppress(OSError):  # the connection has ended
-                self._socket.shutdown(socket.SHUT_RDWR)
+            self._connection.end()
             self._writer.close()
             self._disconnected.set()
             self._inbox.mark_disconnected(self._process, _reason(error, self._writer.error))
@@ -134,10 +133,9 @@ class Peer:
 
     def close(self) -> None:
         """Ends the connection, so that the peer takes this process for dead."""
-        with contextlib.suppress(OSError):  # the peer has closed it
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._connection.end()
         self._thread.join()
-        self._socket.close()
+        self._connection.close()
 
 
 def _reason(*errors: Exception | None) -> str:
@@ -147,6 +145,8 @@ def _reason(*errors: Exception | None) -> str:
             return f"the network has not reached it for {UNREACHABLE_SECONDS} s ({error})"
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return "there is no memory here for its message"
+        if isinstance(error, ssl.SSLError):
+            return f"what arrives from it cannot be decrypted ({error})"
     return "its process has closed its connections"
 
 

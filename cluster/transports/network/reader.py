@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import mmap
-import socket
 import weakref
 
 import numpy as np
 
+from cluster.connection import Connection
 from cluster.transports.layouts import round_up
 
 _READ_AHEAD_BYTES = 64 * 1024
-
-_MAX_READ_BYTES = 2**30
-"""The most that is read by one system call; some systems refuse more than 2 GiB."""
 
 
 class Reader:
     """The reading half of a connection. One thread uses it.
 
     Args:
-      tcp: the connection, which stays the caller's.
+      connection: stays the caller's.
     """
 
-    def __init__(self, tcp: socket.socket):
-        self._tcp = tcp
+    def __init__(self, connection: Connection):
+        self._connection = connection
         self._memory = memoryview(bytearray(_READ_AHEAD_BYTES))
         self._ahead = self._memory[:0]  # what was read and not asked for yet
 
@@ -41,20 +38,14 @@ class Reader:
         """Fills a buffer of bytes. Raises ``EOFError`` or ``OSError`` when the connection has ended."""
         while buffer:
             if not self._ahead and len(buffer) < _READ_AHEAD_BYTES:
-                self._ahead = self._memory[: self._receive(self._memory, 0)]
+                self._ahead = self._memory[: self._connection.read_into(self._memory)]
             if self._ahead:
                 count = min(len(self._ahead), len(buffer))
                 buffer[:count] = self._ahead[:count]
                 self._ahead = self._ahead[count:]
             else:
-                count = self._receive(buffer[:_MAX_READ_BYTES], socket.MSG_WAITALL)
+                count = self._connection.read_into(buffer, whole=True)
             buffer = buffer[count:]
-
-    def _receive(self, buffer: memoryview, flags: int) -> int:
-        count = self._tcp.recv_into(buffer, len(buffer), flags)
-        if not count:
-            raise EOFError("the other end has closed the connection")
-        return count
 
 
 class BufferPool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cluster import sockets
+from cluster.credentials import Credentials
 from cluster.transports.connections import connect_peers
 from cluster.transports.inbox import Inbox
 from cluster.transports.network.peer import Peer
@@ -26,16 +27,19 @@ class NetworkTransport(PeerTransport):
         self._listener: sockets.Listener | None = None
         self._peers: dict[int, Peer] = {}
 
-    def listen(self, host: str, secret: bytes) -> sockets.Address:
-        self._secret = secret
+    def listen(self, host: str, credentials: Credentials) -> sockets.Address:
+        self._credentials = credentials
         self._listener = sockets.Listener(host)
         return self._listener.address
 
     def connect(self, addresses: Mapping[int, sockets.Address]) -> None:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
         assert self._listener is not None, "connect comes after listen"
-        connections = connect_peers(self._listener, self._secret, self._process, addresses)
-        self._peers = {peer: Peer(self._inbox, self._process, peer, tcp) for peer, tcp in connections.items()}
+        connections = connect_peers(self._listener, self._credentials, self._process, addresses)
+        self._peers = {
+            peer: Peer(self._inbox, self._process, peer, connection)
+            for peer, connection in connections.items()
+        }
         for peer in self._peers.values():
             peer.start()
 

@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 
+from cluster.credentials import Credentials
 from cluster.transports.inbox import Inbox
 from cluster.transports.peer_transport import PeerTransport
 from cluster.transports.shared_memory.receiver import Receiver
@@ -33,11 +34,12 @@ class SharedMemoryTransport(PeerTransport):
         self._process = process
         self._listener: socket.socket | None = None
         self._outgoing: dict[int, socket.socket] = {}
+        self._incoming: list[socket.socket] = []
         self._watcher: threading.Thread | None = None
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
 
-    def listen(self, host: str, secret: bytes) -> str:
+    def listen(self, host: str, credentials: Credentials) -> str:
         """The address is the name of a socket. It accepts only processes of the same user."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         name = f"mpmd-{secrets.token_hex(16)}"
@@ -46,14 +48,19 @@ class SharedMemoryTransport(PeerTransport):
         return name
 
     def connect(self, addresses: Mapping[int, str]) -> None:
-        """Raises: ``PermissionError`` when a process of another user answers."""
+        """Raises: ``PermissionError`` when a process of another user answers, ``ConnectionError`` when a peer
+        has closed its connection."""
         assert self._listener is not None, "connect comes after listen"
         for process, name in addresses.items():
             self._outgoing[process] = self._connect_to(name)
         while len(self._receivers) < len(addresses):
             connection, _ = self._listener.accept()
             if _is_of_this_user(connection):
-                (src,) = _HELLO.unpack(connection.recv(_HELLO.size))
+                self._incoming.append(connection)
+                hello = connection.recv(_HELLO.size)
+                if not hello:
+                    raise ConnectionError("a group has closed its connection as soon as it was made")
+                (src,) = _HELLO.unpack(hello)
                 self._receivers[src] = Receiver(self._inbox, src, self._process, connection)
             else:
                 connection.close()
@@ -92,12 +99,12 @@ class SharedMemoryTransport(PeerTransport):
             sender.trim()
 
     def interrupt(self) -> None:
-        for connection in (self._listener, *self._outgoing.values()):
+        for connection in (self._listener, *self._outgoing.values(), *self._incoming):
             if connection is not None:
                 _shut_down(connection)
 
     def close(self) -> None:
-        connections = [*self._outgoing.values(), *(receiver.socket for receiver in self._receivers.values())]
+        connections = [*self._outgoing.values(), *self._incoming]
         for connection in connections:
             _shut_down(connection)
         if self._watcher is not None:

@@ -1,0 +1,177 @@
+"""A TCP connection between two processes, in clear or encrypted, that two threads use at a time.
+
+Every connection of the project has a thread that reads and one that writes, so that neither end waits for the
+other. A session of TLS is one state that reading and writing share, which OpenSSL does not protect. So an
+``EncryptedConnection`` has the session work on memory only, under a lock that is never held while the network
+is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+_MAX_PIECES = min(os.sysconf("SC_IOV_MAX"), 1024)
+"""The most that one system call writes."""
+
+_MAX_BYTES = 2**30
+"""The most that is written or read by one system call; some systems refuse more than 2 GiB."""
+
+_ENCRYPTED_BYTES = 128 * 1024
+"""How much is encrypted at a time."""
+
+_RECEIVED_BYTES = 256 * 1024
+"""How much is received at a time to be decrypted."""
+
+
+class Connection:
+    """One end of a TCP connection in clear. One thread may write while another one reads.
+
+    Args:
+      tcp: the socket, which blocks, and which ``close`` closes.
+    """
+
+    def __init__(self, tcp: socket.socket):
+        self._tcp = tcp
+
+    def encoded(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+        """What is to be written for these bytes, in parts, which are made when they are asked for.
+
+        Parts have to be written in the order in which they are made.
+        """
+        yield list(pieces)
+
+    def write_part(self, part: list[memoryview], wait: bool) -> None:
+        """Writes from the front of a part what one system call takes, and removes it from the list.
+
+        Args:
+          wait: until the network takes something.
+
+        Raises: ``OSError`` when the connection has ended.
+        """
+        views = [part[0][:_MAX_BYTES]] if part[0].nbytes > _MAX_BYTES else part[:_MAX_PIECES]
+        try:
+            written = self._tcp.sendmsg(views, [], 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        count = 0
+        while count < len(part) and written >= part[count].nbytes:
+            written -= part[count].nbytes
+            count += 1
+        del part[:count]
+        if written:
+            part[0] = part[0][written:]
+
+    def write(self, pieces: Iterable[memoryview]) -> None:
+        """Returns when the network has taken all. After an ``OSError`` the connection must end."""
+        for part in self.encoded(pieces):
+            while part:
+                self.write_part(part, wait=True)
+
+    def read_into(self, buffer: memoryview, whole: bool = False) -> int:
+        """Waits for bytes, and returns how many were read: at least one, or all if ``whole``.
+
+        It may be less than all, as when the process gets a signal.
+
+        Raises: ``EOFError`` or ``OSError`` when the connection has ended.
+        """
+        count = self._tcp.recv_into(buffer[:_MAX_BYTES], 0, socket.MSG_WAITALL if whole else 0)
+        if not count:
+            raise EOFError("the other end has closed the connection")
+        return count
+
+    def end(self) -> None:
+        """Ends reading and writing, at both ends. May be called from any thread; ``close`` is still to be."""
+        with contextlib.suppress(OSError):  # the connection has ended already
+            self._tcp.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Gives the socket back. No thread may use it any more."""
+        self._tcp.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Session(NamedTuple):
+    """A session of TLS whose handshake is done.
+
+    Attributes:
+      tls: encrypts and decrypts.
+      incoming, outgoing: the memory with what has arrived, and with what is to be sent.
+    """
+
+    tls: ssl.SSLObject
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+
+
+class EncryptedConnection(Connection):
+    """One end of a TCP connection that is encrypted by TLS.
+
+    Args:
+      tcp: as for ``Connection``.
+      session: TLS's, which is this object's from now on.
+    """
+
+    def __init__(self, tcp: socket.socket, session: Session):
+        super().__init__(tcp)
+        self._session = session
+        self._lock = threading.Lock()
+        self._received = memoryview(bytearray(_RECEIVED_BYTES))
+
+    def encoded(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+        for plain in _joined(pieces):
+            with self._lock:
+                self._session.tls.write(plain)
+                encrypted = self._session.outgoing.read()
+            yield [memoryview(encrypted)]
+
+    def read_into(self, buffer: memoryview, whole: bool = False) -> int:
+        """Raises: also ``ssl.SSLError``, an ``OSError``, when somebody has changed what arrives."""
+        count = 0
+        while True:
+            with self._lock:
+                count += self._decrypt_into(buffer[count:])
+            if count and (count == len(buffer) or not whole):
+                return count
+            received = self._tcp.recv_into(self._received)
+            if not received:
+                raise EOFError("the other end has closed the connection")
+            with self._lock:
+                self._session.incoming.write(self._received[:received])
+
+    def _decrypt_into(self, buffer: memoryview) -> int:
+        """As much of what has arrived as there is room for; one call of OpenSSL gives 16 KiB at most."""
+        tls, incoming, _ = self._session
+        count = 0
+        while count < len(buffer) and (incoming.pending or tls.pending()):
+            try:
+                count += tls.read(len(buffer) - count, buffer[count:])  # type: ignore[operator]
+            except ssl.SSLWantReadError:  # the rest is a part of a record
+                break
+        return count
+
+
+def _joined(pieces: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes in pieces of a good size to encrypt: small ones together, large ones divided."""
+    small: list[memoryview] = []
+    num_bytes = 0
+    for piece in pieces:
+        for start in range(0, piece.nbytes, _ENCRYPTED_BYTES):
+            part = piece[start : start + _ENCRYPTED_BYTES]
+            if num_bytes + part.nbytes > _ENCRYPTED_BYTES:
+                yield b"".join(small)
+                small, num_bytes = [], 0
+            small.append(part)
+            num_bytes += part.nbytes
+    if small:
+        yield small[0] if len(small) == 1 else b"".join(small)

@@ -1,0 +1,98 @@
+"""Messages of any objects over a connection: a number, a pickle, and the large buffers that it refers to.
+
+The buffers are written and read without a copy. Only ends of a connection that is authenticated may use it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cluster.connection import Connection
+
+_LARGE_BYTES = 64 * 1024
+"""Buffers above this size are not copied into the pickle."""
+
+_HEAD = struct.Struct("<QQI")  # the number, the bytes of the pickle, the number of buffers
+_SIZE = struct.Struct("<Q")
+
+Buffer = bytes | memoryview
+
+
+class Frame(NamedTuple):
+    """An encoded message: a pickle, and the large buffers beside it."""
+
+    number: int
+    content: Buffer
+    buffers: tuple[memoryview, ...]
+
+    def decode(self) -> Any:
+        """The message. Raises what unpickling raises."""
+        return pickle.loads(self.content, buffers=self.buffers)
+
+
+def encode(number: int, message: object, dumps: Callable[..., bytes] = pickle.dumps) -> Frame:
+    """Makes a frame of a message; its buffers are views of the message's. Raises what pickling raises.
+
+    Args:
+      number: by which a reply finds its request.
+      message: of classes that can be imported, where ``dumps`` is Python's own pickle.
+      dumps: another pickle, which takes longer and takes more.
+    """
+    large: list[memoryview] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes > _LARGE_BYTES:
+            large.append(view)
+            return False
+        return True
+
+    content = dumps(message, protocol=5, buffer_callback=is_small)
+    return Frame(number, content, tuple(large))
+
+
+class FrameConnection:
+    """Frames over one end of a connection. One thread may write while another one reads.
+
+    Args:
+      connection: what ``close`` closes.
+    """
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+
+    def write(self, message: Frame) -> None:
+        """Returns when the network has taken the frame. After an ``OSError`` the connection must end."""
+        number, content, buffers = message
+        head = _HEAD.pack(number, len(content), len(buffers))
+        sizes = [_SIZE.pack(view.nbytes) for view in buffers]
+        self._connection.write([memoryview(b"".join([head, *sizes, content])), *buffers])
+
+    def read(self) -> Frame:
+        """Waits for a frame, whose buffers belong to the caller.
+
+        Raises: ``EOFError`` or ``OSError`` when the connection has ended.
+        """
+        number, num_bytes, num_buffers = _HEAD.unpack(self._read_bytes(_HEAD.size))
+        sizes = [size for (size,) in _SIZE.iter_unpack(self._read_bytes(num_buffers * _SIZE.size))]
+        content = self._read_bytes(num_bytes)
+        return Frame(number, content, tuple([self._read_bytes(size) for size in sizes]))
+
+    def _read_bytes(self, num_bytes: int) -> memoryview:
+        buffer = np.empty(num_bytes, np.uint8).data
+        rest = buffer
+        while rest:
+            rest = rest[self._connection.read_into(rest) :]
+        return buffer
+
+    def end(self) -> None:
+        """Ends the connection, and all reading and writing, at both ends. ``close`` is still to be called."""
+        self._connection.end()
+
+    def close(self) -> None:
+        self._connection.close()

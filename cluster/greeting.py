@@ -1,0 +1,193 @@
+"""The greeting with which a connection begins, as both ends see it.
+
+The end that listens sends a challenge. The other one answers with a challenge of its own, what it is, and a
+proof that it knows the secret. The first one replies with its proof. A proof is an HMAC of all that was said,
+of the listener's identity and of the end's role. Every part has a fixed length, so nothing that a stranger
+sends is interpreted before it is proven.
+
+If the end that connects says so, a handshake of TLS follows. The session has a name that is made of the
+greeting, so that nobody between the ends can join the session of one connection to the greeting of another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hmac
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cluster.credentials import Credentials, Handshake
+
+_CHECK_SECONDS = 0.2
+"""How often who connects checks that it is still wanted."""
+
+CHALLENGE_BYTES = 32
+"""Of a challenge that nobody can guess."""
+
+_PROOF_BYTES = 32
+
+_CLAIM = struct.Struct("<i?")
+"""What the end that connects is: its number, and whether it wants to encrypt."""
+
+_ANSWER_BYTES = CHALLENGE_BYTES + _CLAIM.size
+
+_MAX_HANDSHAKE_BYTES = 16 * 1024
+"""More than one end sends in a handshake."""
+
+
+class _Transcript(NamedTuple):
+    """What both ends of a connection have said in a greeting.
+
+    Attributes:
+      identity: of the listener.
+      challenge: of the end that listens.
+      answer: that of the end that connects, and its claim.
+    """
+
+    identity: bytes
+    challenge: bytes
+    answer: bytes
+
+    def proof(self, secret: bytes, role: bytes) -> bytes:
+        return hmac.digest(secret, role + b"".join(self), "sha256")
+
+    def session_name(self, secret: bytes) -> str:
+        return self.proof(secret, b"session ").hex()[:32]
+
+
+@dataclasses.dataclass
+class Greeting:
+    """A greeting under way, at the end that listens.
+
+    Attributes:
+      identity: the listener's.
+      number, handshake: what the peer is, and the handshake that follows, if any, once it is proven.
+    """
+
+    tcp: socket.socket
+    deadline: float
+    identity: bytes
+    challenge: bytes = dataclasses.field(default_factory=lambda: secrets.token_bytes(CHALLENGE_BYTES))
+    received: bytes = b""
+    number: int = 0
+    handshake: Handshake | None = None
+
+    def proceed(self, credentials: Credentials) -> bool:
+        """Reads what has arrived; whether the peer has proven what it is, and got our proof.
+
+        Raises: ``OSError`` when it cannot prove it, or is gone.
+        """
+        expected = _ANSWER_BYTES + _PROOF_BYTES
+        wanted = expected - len(self.received) if self.handshake is None else _MAX_HANDSHAKE_BYTES
+        received = self.tcp.recv(wanted)
+        if not received:
+            raise ConnectionError("the other end has closed the connection")
+        if self.handshake is not None:
+            return self._shake_hands(self.handshake, received)
+        self.received += received
+        return len(self.received) == expected and self._welcome(credentials)
+
+    def _welcome(self, credentials: Credentials) -> bool:
+        answer, proof = self.received[:_ANSWER_BYTES], self.received[_ANSWER_BYTES:]
+        transcript = _Transcript(self.identity, self.challenge, answer)
+        if not hmac.compare_digest(proof, transcript.proof(credentials.secret, b"connects")):
+            raise ConnectionError("the other end does not know the secret")
+        self.number, encrypts = _CLAIM.unpack(answer[CHALLENGE_BYTES:])
+        _send_at_once(self.tcp, transcript.proof(credentials.secret, b"listens"))
+        if encrypts:
+            name = transcript.session_name(credentials.secret)
+            self.handshake = Handshake(credentials, name, accepts=True)
+        return not encrypts
+
+    def _shake_hands(self, handshake: Handshake, received: bytes) -> bool:
+        try:
+            return handshake.proceed(received)
+        finally:
+            _send_at_once(self.tcp, handshake.to_send())
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """Waits, for a socket that does not block, until a deadline, or until ``check`` raises.
+
+    ``check`` is called several times a second.
+    """
+
+    deadline: float
+    check: Callable[[], None]
+
+    def until(self, tcp: socket.socket, event: int) -> None:
+        poll = select.poll()
+        poll.register(tcp, event)
+        while not poll.poll(max(min(self.deadline - time.monotonic(), _CHECK_SECONDS), 0) * 1000):
+            self.check()
+            if time.monotonic() >= self.deadline:
+                raise TimeoutError("timed out")
+
+    def for_connection(self, tcp: socket.socket, host: str, port: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            tcp.connect((host, port))
+        self.until(tcp, select.POLLOUT)
+        if error := tcp.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(error, os.strerror(error))
+
+    def for_some(self, tcp: socket.socket, most: int) -> bytes:
+        self.until(tcp, select.POLLIN)
+        if not (received := tcp.recv(most)):
+            raise ConnectionError("the other end has closed the connection, as it does if the secrets differ")
+        return received
+
+    def for_bytes(self, tcp: socket.socket, num_bytes: int) -> bytes:
+        received = b""
+        while len(received) < num_bytes:
+            received += self.for_some(tcp, num_bytes - len(received))
+        return received
+
+
+def introduce(
+    tcp: socket.socket,
+    identity: bytes,
+    challenge: bytes,
+    credentials: Credentials,
+    number: int,
+    wait: Wait,
+) -> Handshake | None:
+    """What the end that connects does once it has the challenge. Returns TLS's handshake, which is done.
+
+    Args:
+      identity: of the listener.
+      number: what this process is to the peer.
+
+    Raises: ``OSError`` when the peer does not have the credentials, or what ``wait`` raises.
+    """
+    encrypts = credentials.encryption
+    if encrypts is None:  # what a machine sends to itself, does not leave it
+        encrypts = tcp.getsockname()[0] != tcp.getpeername()[0]
+    answer = secrets.token_bytes(CHALLENGE_BYTES) + _CLAIM.pack(number, encrypts)
+    transcript = _Transcript(identity, challenge, answer)
+    _send_at_once(tcp, answer + transcript.proof(credentials.secret, b"connects"))
+    proof = wait.for_bytes(tcp, _PROOF_BYTES)
+    if not hmac.compare_digest(proof, transcript.proof(credentials.secret, b"listens")):
+        raise ConnectionError("what answers there does not know the secret")
+    if not encrypts:
+        return None
+    handshake = Handshake(credentials, transcript.session_name(credentials.secret), accepts=False)
+    is_done = handshake.proceed()
+    _send_at_once(tcp, handshake.to_send())
+    while not is_done:
+        is_done = handshake.proceed(wait.for_some(tcp, _MAX_HANDSHAKE_BYTES))
+        _send_at_once(tcp, handshake.to_send())
+    return handshake
+
+
+def _send_at_once(tcp: socket.socket, content: bytes) -> None:
+    """What a greeting sends fits in the empty buffer of a socket."""
+    if tcp.send(content) < len(content):
+        raise ConnectionError("the other end does not take what it is sent")

@@ -1,0 +1,107 @@
+"""Who connects to a port without knowing its secret: what they send, by a seed."""
+
+import contextlib
+import pickle
+import random
+import socket
+import struct
+
+SECONDS = 20
+
+
+class Explodes:
+    """Ends the process that unpickles it."""
+
+    def __reduce__(self):
+        return exec, ("import os; os._exit(66)",)
+
+
+def rubbish(numbers):
+    """Any bytes; none, and more than any greeting has."""
+    return numbers.randbytes(numbers.choice([0, 1, 5, 32, 69, 100, 101, 133, 5000, 200_000]))
+
+
+def lengths(numbers):
+    """What would be huge lengths in the frames of the project, of ``multiprocessing`` and of JAX."""
+    return b"".join(
+        [
+            bytes(numbers.randrange(70)),
+            struct.pack("<QQI", 0, 2 ** numbers.randrange(30, 63), 2**32 - 1),
+            struct.pack("!iQ", -1, 2 ** numbers.randrange(30, 63)),
+            struct.pack("<BQqi", 0, 2 ** numbers.randrange(30, 63), 0, 0),
+            bytes(5),
+        ]
+    )
+
+
+def pickled(numbers):
+    """What would end the process if it were unpickled, as a frame."""
+    content = pickle.dumps(Explodes())
+    head = struct.pack("<QQI", 0, len(content), 0)
+    return bytes(numbers.choice([0, 32, 69, 101])) + head + content
+
+
+def client_hello(numbers):
+    """The beginning of a handshake of TLS, as far as a parser looks first, and then anything."""
+    return b"\x16\x03\x01" + struct.pack("!H", numbers.randrange(2**16)) + b"\x01" + numbers.randbytes(500)
+
+
+CONTENTS = (rubbish, lengths, pickled, client_hello)
+
+
+def send_and_leave(address, numbers):
+    """Sends at once, and closes or resets the connection."""
+    with connected(address) as tcp:
+        tcp.sendall(numbers.choice(CONTENTS)(numbers))
+        if numbers.random() < 0.5:
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def answer_wrongly(address, numbers):
+    """Waits for the challenge, answers with as many bytes as an answer has, and goes on."""
+    with connected(address) as tcp:
+        challenge = tcp.recv(32, socket.MSG_WAITALL)
+        answer = numbers.choice([challenge, numbers.randbytes(32)]) + numbers.randbytes(69)
+        tcp.sendall(answer[: numbers.choice([40, 69, 101])])
+        tcp.sendall(numbers.choice(CONTENTS)(numbers))
+        tcp.shutdown(socket.SHUT_WR)
+        while tcp.recv(4096):
+            pass
+
+
+def replay(heard):
+    """Returns a stranger that sends what was heard from somebody who knew the secret."""
+
+    def stranger(address, numbers):
+        with connected(address) as tcp:
+            if numbers.random() < 0.5:
+                tcp.recv(32, socket.MSG_WAITALL)
+            tcp.sendall(heard + numbers.choice(CONTENTS)(numbers))
+
+    return stranger
+
+
+def connected(address):
+    return socket.create_connection(address[:2], SECONDS)
+
+
+def attack(address, strangers, seed, count):
+    """So many visits, one after the other."""
+    numbers = random.Random(seed)
+    for _ in range(count):
+        with contextlib.suppress(OSError):  # it is refused, or cut off, as it should be
+            numbers.choice(strangers)(address, numbers)
+
+
+@contextlib.contextmanager
+def flood(address, count):
+    """So many connections that stay, and say nothing or half of something, until the end."""
+    numbers = random.Random(count)
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            tcp = stack.enter_context(socket.socket())
+            tcp.settimeout(SECONDS)
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                tcp.connect(address[:2])
+                tcp.sendall(numbers.randbytes(numbers.choice([0, 1, 68])))
+        yield
