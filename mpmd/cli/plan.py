@@ -119,13 +119,17 @@ def _named(text: str) -> Any:
 def _from_file(path: Path) -> ModuleType:
     """The module in a file, which finds the modules beside it, as a script does."""
     path = path.resolve()
-    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path):
-        return sys.modules[path.stem]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    name = path.stem if known is None else str(path)  # a module of this name may be another one
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ValueError(f"there is no file {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     with _importing_from(path.parent):
         spec.loader.exec_module(module)
     return module

@@ -77,6 +77,15 @@ def test_modules_beside_the_caller(capsys, program, monkeypatch):
     assert "args[0]" in out
 
 
+def test_a_file_that_is_called_like_a_module(capsys, program):
+    """It does not take the place of the module, which others import."""
+    json_file = program.with_name("json.py")
+    json_file.write_text(STEP)
+    code, out, err = run(capsys, f"{json_file}:jitted", "--shapes", f"{json_file}:xs")
+    assert (code, err) == (0, "") and "args[0]" in out
+    assert sys.modules.pop(str(json_file)).xs.shape and sys.modules["json"] is json
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
