@@ -144,6 +144,8 @@ MAY_IMPORT = {
     "mpmd.mesh mpmd.planned_step mpmd.routes",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.explanation "
     "mpmd.ir mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement mpmd.runtime",
+    "mpmd.checking": "mpmd.arguments mpmd.array mpmd.compiler.jaxprs mpmd.loaded_step mpmd.step mpmd.tables "
+    "mpmd.tree",
     "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
 }
