@@ -13,9 +13,11 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.compat import with_constants_as_inputs
 from mpmd.schedules import Schedule
+from mpmd.sharding import described, explicit_sharding
 from mpmd.tree import broadcast_prefix
 
 
@@ -30,7 +32,10 @@ class Op(Protocol):
     """
 
     def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
-        """The state before the first microbatch; ``a`` describes one microbatch's value."""
+        """The state before the first microbatch; ``a`` describes one microbatch's value.
+
+        Along explicit mesh axes it gets the sharding that ``update`` gives it.
+        """
         ...
 
     def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
@@ -82,7 +87,13 @@ class Concat:
         if not -len(a.shape) - 1 <= self.axis <= len(a.shape):
             raise ValueError(f"{self} cannot stack values of shape {a.shape}: the result has no such axis")
         axis = self.axis % (len(a.shape) + 1)
-        return jnp.zeros((*a.shape[:axis], n, *a.shape[axis:]), a.dtype)
+        zeros = jnp.zeros((*a.shape[:axis], n, *a.shape[axis:]), a.dtype)
+        sharding = explicit_sharding(a)
+        if sharding is None:
+            return zeros
+        entries = [*sharding.spec, *[None] * (len(a.shape) - len(sharding.spec))]
+        entries.insert(axis, None)
+        return jax.sharding.reshard(zeros, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
 
     def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
         return lax.dynamic_update_index_in_dim(state, update, index, self.axis % state.ndim)
@@ -109,7 +120,7 @@ def treduce(
       fun: takes one microbatch, a pytree like ``xs`` without the axis, and returns a pytree of arrays.
       xs: a pytree of arrays that all have the same size along ``axis``: the number of microbatches.
       schedule: the order of the stages' work, e.g. ``mpmd.Std1F1B(num_stages=4)``.
-      axis: the axis of every leaf of ``xs`` that counts microbatches.
+      axis: the axis of every leaf of ``xs`` that counts microbatches; not sharded, where types say so.
       operation: an ``Op``, or a pytree prefix of the result with one for each part. By default the first
         of two results is stacked and the second summed: the losses and the gradients.
 
@@ -162,9 +173,9 @@ def treduce_i(
         raise ValueError(f"treduce needs at least one microbatch, got {length}")
     index = jax.ShapeDtypeStruct((), jnp.int32)
     traced, out_shape = jax.make_jaxpr(fun, return_shape=True)(index)
-    outs, out_tree = jax.tree.flatten(out_shape)
+    out_tree, outs = jax.tree.structure(out_shape), list(map(described, traced.out_avals))
     ops = _broadcast_operation(operation, out_shape)
-    states = [_array(op.state(length, out), f"{op}.state") for op, out in zip(ops, outs, strict=True)]
+    states = [_initial(op, length, out) for op, out in zip(ops, outs, strict=True)]
     summed = tuple(isinstance(op, _Add) for op in ops)
 
     def body(i, *carried):
@@ -176,7 +187,7 @@ def treduce_i(
         ]
 
     carried = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
-    avals = [jax.ShapeDtypeStruct(jnp.shape(state), jnp.result_type(state)) for state in carried]
+    avals = [described(jax.typeof(state)) for state in carried]
     closed = jax.make_jaxpr(body)(index, *avals)
     results = treduce_p.bind(
         *closed.consts,
@@ -213,6 +224,18 @@ def _array(value: Any, what: str) -> Any:
             "parts from the loop as results of their own, with an operation for each"
         )
     return value
+
+
+def _initial(op: Op, length: int, value: jax.ShapeDtypeStruct) -> Any:
+    """The state before the first microbatch, sharded as it is after that, where types say how."""
+    state = _array(op.state(length, value), f"{op}.state")
+    if explicit_sharding(value) is None:
+        return state
+    state = jnp.asarray(state)
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    update = jax.make_jaxpr(partial(_updated, op))(described(jax.typeof(state)), value, index)
+    after = explicit_sharding(update.out_avals[0])
+    return state if after is None else jax.sharding.reshard(state, after)
 
 
 def _updated(op: Op, state: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:

@@ -111,6 +111,8 @@ class TracedStep:
       loop: ``None`` for a function without one; its equations are those of ``after``.
       out_shape: the result as a pytree of ``ShapeDtypeStruct``.
       carried_state: pairs of an argument's and a result's position that a training loop will connect.
+      typed: the specs of variables, outside and inside the loop, whose types said how they are sharded, as
+        types do along explicit mesh axes. The types of these variables no longer do.
     """
 
     arguments: tuple[Argument, ...]
@@ -121,6 +123,7 @@ class TracedStep:
     results: tuple[Result, ...]
     out_shape: Any
     carried_state: tuple[tuple[int, int], ...]
+    typed: Mapping[Var, Spec] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         names = self.names()

@@ -217,7 +217,7 @@ def _named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var
     A result of a scan that is one of its operands, or another result, is not among those of the equation.
     """
     made = {var for eqn in eqns for var in eqn.outvars}
-    renamed: dict[Var, Atom] = {}
+    renamed: dict[Var, Var] = {}
     copied: list[tuple[Var, Atom]] = []
     for name, value in zip(names, values, strict=True):
         if isinstance(value, Var) and value in made and value not in renamed:
@@ -225,7 +225,7 @@ def _named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var
         else:
             copied.append((name, value))
     named = [
-        substitute(eqn, renamed).replace(outvars=[lookup(var, renamed) for var in eqn.outvars])
+        substitute(eqn, renamed).replace(outvars=[renamed.get(var, var) for var in eqn.outvars])
         for eqn in eqns
     ]
     for name, value in copied:
