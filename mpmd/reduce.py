@@ -105,6 +105,7 @@ def treduce(
     schedule: Schedule,
     axis: int = 0,
     operation: Any = (Concat(), Add),
+    carry: Any = None,
 ) -> Any:
     """Applies ``fun`` to every microbatch and accumulates the results, pipelined by ``schedule``.
 
@@ -116,18 +117,34 @@ def treduce(
                 state = operation.update(state, fun(xs[i]), i)
             return state
 
+    With a ``carry``, such as the batch statistics of normalisation layers, ``fun`` takes and returns that,
+    too, as the function of a ``lax.scan`` does::
+
+        for i in range(n):
+            carry, result = fun(carry, xs[i])
+            state = operation.update(state, result, i)
+        return carry, state
+
+    A stage reads and updates its leaves of the carry in its forward, one microbatch after the other. Later
+    stages and backwards read what the leaf was in the forward of their microbatch. An earlier stage cannot:
+    the next microbatch would wait there until this one has reached the later stage.
+
     Args:
-      fun: takes one microbatch, a pytree like ``xs`` without the axis, and returns a pytree of arrays.
+      fun: takes one microbatch, a pytree like ``xs`` without the axis, and returns a pytree of arrays; with a
+        carry, takes the carry and a microbatch, and returns the next carry and the pytree.
       xs: a pytree of arrays that all have the same size along ``axis``: the number of microbatches.
       schedule: the order of the stages' work, e.g. ``mpmd.Std1F1B(num_stages=4)``.
       axis: the axis of every leaf of ``xs`` that counts microbatches; not sharded, where types say so.
       operation: an ``Op``, or a pytree prefix of the result with one for each part. By default the first
         of two results is stacked and the second summed: the losses and the gradients.
+      carry: a pytree of arrays that the first microbatch takes; its shapes and dtypes stay. ``None``: none.
 
-    Returns: the accumulated results.
+    Returns: the accumulated results; with a carry, what the last microbatch returns of it, and these.
     Raises: ``ValueError`` when the leaves of ``xs`` differ in size along ``axis``, or when there is no
-      microbatch or no leaf; ``TypeError`` when ``operation`` does not match the result, or when
-      ``schedule`` is none.
+      microbatch or no leaf; ``TypeError`` when ``operation`` does not match the result, when ``fun`` returns
+      another carry than it takes, or when ``schedule`` is none. When it is compiled, ``CompileError`` for a
+      leaf of the carry that a stage reads before the one that updates it, and for a schedule that does not
+      run the microbatches of such a stage in ascending order.
     """
     leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
     if not leaves:
@@ -149,10 +166,12 @@ def treduce(
             + "; ".join(flat)
         )
 
-    def fun_of_index(i):
-        return fun(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, axis, keepdims=False), xs))
+    def fun_of_index(*carry_and_index):
+        *taken, i = carry_and_index
+        microbatch = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, axis, keepdims=False), xs)
+        return fun(*taken, microbatch)
 
-    return treduce_i(fun_of_index, sizes.pop(), schedule, operation)
+    return treduce_i(fun_of_index, sizes.pop(), schedule, operation, carry)
 
 
 def treduce_i(
@@ -160,10 +179,11 @@ def treduce_i(
     length: int,
     schedule: Schedule,
     operation: Any = (Concat(), Add),
+    carry: Any = None,
 ) -> Any:
     """``treduce`` over the microbatch index: ``fun`` takes an int32 scalar from 0 to ``length - 1``.
 
-    Args, result and errors are those of ``treduce``.
+    With a carry, it takes that first. Args, result and errors are those of ``treduce``.
     """
     if not isinstance(schedule, Schedule):
         raise TypeError(
@@ -171,34 +191,97 @@ def treduce_i(
         )
     if length < 1:
         raise ValueError(f"treduce needs at least one microbatch, got {length}")
+    leaves, tree = jax.tree.flatten(carry)
+    initial = list(map(jnp.asarray, leaves))
     index = jax.ShapeDtypeStruct((), jnp.int32)
-    traced, out_shape = jax.make_jaxpr(fun, return_shape=True)(index)
-    out_tree, outs = jax.tree.structure(out_shape), list(map(described, traced.out_avals))
-    ops = _broadcast_operation(operation, out_shape)
-    states = [_initial(op, length, out) for op, out in zip(ops, outs, strict=True)]
-    summed = tuple(isinstance(op, _Add) for op in ops)
+    avals = [described(jax.typeof(leaf)) for leaf in initial]
 
-    def body(i, *carried):
-        values = core.jaxpr_as_fun(traced)(i)
-        remaining = iter(carried)
-        return [
-            value if is_sum else _updated(op, next(remaining), value, i)
-            for op, is_sum, value in zip(ops, summed, values, strict=True)
+    def of_index(leaves, i):
+        return fun(jax.tree.unflatten(tree, leaves), i) if takes_carry(carry) else ((), fun(i))
+
+    traced, result = jax.make_jaxpr(of_index, return_shape=True)(avals, index)
+    _check_carry(carry, result)
+    invars, outvars = traced.jaxpr.invars[: len(initial)], traced.jaxpr.outvars
+    outs = list(map(described, traced.out_avals[len(initial) :]))
+    ops = _broadcast_operation(operation, result[1])
+    # What no microbatch changes is a value of outside like any other.
+    changing = [
+        i for i, (before, after) in enumerate(zip(invars, outvars, strict=False)) if before is not after
+    ]
+    states = [initial[i] for i in changing]
+    states += [_initial(op, length, out) for op, out in zip(ops, outs, strict=True)]
+    is_carried = (True,) * len(changing) + (False,) * len(ops)
+    summed = (False,) * len(changing) + tuple(isinstance(op, _Add) for op in ops)
+    ordered = tuple(not isinstance(op, (_Add, _Max, Concat)) for op in ops)
+
+    def body(i, *states):
+        now = list(initial)
+        for position, state in zip(changing, states, strict=False):
+            now[position] = state
+        values = core.jaxpr_as_fun(traced)(*now, i)
+        remaining = iter(states[len(changing) :])
+        return [_sharded_like(now[position], values[position]) for position in changing] + [
+            # A state that is also a result is a value of its own.
+            (jnp.copy(value) if var in invars else value)
+            if is_sum
+            else _updated(op, next(remaining), value, i)
+            for op, is_sum, value, var in zip(
+                ops, summed[len(changing) :], values[len(initial) :], outvars[len(initial) :], strict=True
+            )
         ]
 
-    carried = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
-    avals = [described(jax.typeof(state)) for state in carried]
-    closed = jax.make_jaxpr(body)(index, *avals)
+    read = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
+    closed = jax.make_jaxpr(body)(index, *(described(jax.typeof(state)) for state in read))
     results = treduce_p.bind(
         *closed.consts,
         *states,
         body=with_constants_as_inputs(closed),
         summed=summed,
-        ordered=tuple(not isinstance(op, (_Add, _Max, Concat)) for op in ops),
+        ordered=(True,) * len(changing) + ordered,
+        carried=is_carried,
         length=length,
         schedule=schedule,
     )
-    return jax.tree.unflatten(out_tree, results)
+    for position, after in zip(changing, results, strict=False):
+        initial[position] = after
+    reduced = jax.tree.unflatten(jax.tree.structure(result[1]), results[len(changing) :])
+    return (jax.tree.unflatten(tree, initial), reduced) if takes_carry(carry) else reduced
+
+
+def takes_carry(carry: Any) -> bool:
+    """Whether the function of a loop takes what it carries, too."""
+    return carry is not None
+
+
+def _check_carry(carry: Any, result: Any) -> None:
+    """Raises ``TypeError`` when a function of a microbatch does not return what it carries as it got it."""
+    if not takes_carry(carry):
+        return
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            "with a carry, the function of treduce returns a pair, the next carry and the result of the "
+            f"microbatch, as that of lax.scan does, not {jax.tree.structure(result)}"
+        )
+    before, after = jax.tree.structure(carry), jax.tree.structure(result[0])
+    if before != after:
+        raise TypeError(
+            f"the function of treduce takes a carry of the structure {before}, but returns {after}"
+        )
+    leaves = zip(jax.tree_util.tree_leaves_with_path(carry), jax.tree.leaves(result[0]), strict=True)
+    changed = [
+        f"carry{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}{list(jnp.shape(leaf))}, but the "
+        f"function of treduce returns {new.dtype}{list(new.shape)} for it"
+        for (path, leaf), new in leaves
+        if (jnp.shape(leaf), jax.dtypes.result_type(leaf)) != (new.shape, new.dtype)
+    ]
+    if changed:
+        raise TypeError("\n".join(changed))
+
+
+def _sharded_like(state: jax.Array, value: jax.Array) -> jax.Array:
+    """The next value of what is carried, sharded as before, where types say how."""
+    before, after = (explicit_sharding(jax.typeof(array)) for array in (state, value))
+    return value if before is None or before == after else jax.sharding.reshard(value, before)
 
 
 def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:
@@ -254,7 +337,8 @@ treduce_p = Primitive("treduce")
 Parameters: ``body``, a jaxpr without constants, that takes the closed-over values, the index and the states
 that are not plain sums; ``summed``, for each result, whether it is a plain sum of what the body returns
 (otherwise the body returns the new state); ``ordered``, for each result, whether the order of the
-microbatches may decide it; ``length``, the number of microbatches; ``schedule``."""
+microbatches may decide it; ``carried``, for each result, whether the user's function itself reads the state;
+``length``, the number of microbatches; ``schedule``."""
 treduce_p.multiple_results = True
 
 
@@ -271,12 +355,16 @@ def as_scan(*operands, body: core.Jaxpr, summed: tuple[bool, ...], length: int, 
     def one(states, i):
         values = run(*consts, i, *(state for state, is_sum in zip(states, summed, strict=True) if not is_sum))
         return [
-            lax.add(state, value) if is_sum else lax.convert_element_type(value, state.dtype)
+            lax.add(state, value) if is_sum else _of_dtype(value, state.dtype)
             for state, value, is_sum in zip(states, values, summed, strict=True)
         ], None
 
     with jax.named_scope(SCOPE):
         return lax.scan(one, list(states), jnp.arange(length, dtype=jnp.int32))[0]
+
+
+def _of_dtype(value: jax.Array, dtype: Any) -> jax.Array:
+    return value if value.dtype == dtype else lax.convert_element_type(value, dtype)
 
 
 @treduce_p.def_impl

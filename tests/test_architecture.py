@@ -39,12 +39,12 @@ MAY_IMPORT = {
     "mpmd.cli": "mpmd.ir mpmd.render mpmd.schedules mpmd.simulate mpmd.tables",
     # The compiler. A pass imports no other pass.
     "mpmd.annotate": "",
-    "mpmd.per_group": "",
-    "mpmd.reduce": "mpmd.compat mpmd.schedules mpmd.tree",
-    "mpmd.compiler.jaxprs": "mpmd.compat",
+    "mpmd.per_group": "mpmd.sharding",
+    "mpmd.reduce": "mpmd.compat mpmd.schedules mpmd.sharding mpmd.tree",
+    "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
     "mpmd.compiler.trace": "mpmd.annotate mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors "
-    "mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tree",
+    "mpmd.ir mpmd.reduce mpmd.schedules mpmd.sharding mpmd.specs mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.reduce mpmd.schedules",
     "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group mpmd.placement "
@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
     "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir "
-    "mpmd.placement mpmd.program mpmd.stopwatch mpmd.verify",
+    "mpmd.placement mpmd.program mpmd.sharding mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names "
     "mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
@@ -114,7 +114,7 @@ MAY_IMPORT = {
     "cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
-    "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
+    "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
     "mpmd.tree",

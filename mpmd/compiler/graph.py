@@ -69,6 +69,7 @@ class LoopResult:
       initial: the outer value of the state before the first microbatch.
       result: the outer variable of the state after the last microbatch.
       ordered: whether the order of the microbatches may decide the result.
+      carried: whether the function of a microbatch itself reads the state, and not an operation alone.
     """
 
     value: Atom
@@ -76,6 +77,7 @@ class LoopResult:
     initial: Atom
     result: Var
     ordered: bool
+    carried: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +209,7 @@ class Accumulator:
       work: the work whose equations turn ``state`` into ``updated``.
       initial: the outer value it starts from, which nothing else reads.
       result: the outer variable of its value after the last microbatch.
-      ordered: whether the order of the microbatches may decide the result.
+      ordered, carried: those of the loop's result.
     """
 
     work: Work
@@ -216,6 +218,7 @@ class Accumulator:
     initial: Var
     result: Var
     ordered: bool
+    carried: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

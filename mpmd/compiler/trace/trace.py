@@ -183,13 +183,15 @@ def _loop(eqn: JaxprEqn) -> Loop:
             initial=initial,
             result=result,
             ordered=ordered,
+            carried=carries,
         )
-        for value, is_sum, initial, result, ordered in zip(
+        for value, is_sum, initial, result, ordered, carries in zip(
             body.outvars,
             eqn.params["summed"],
             eqn.invars[closed_over:],
             eqn.outvars,
             eqn.params["ordered"],
+            eqn.params["carried"],
             strict=True,
         )
     )
