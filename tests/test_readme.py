@@ -1,9 +1,17 @@
-"""What the README tells to install."""
+"""What the README tells to install, and examples of it that no other file has."""
 
 import json
 import re
 import tomllib
 from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.models import batch, weights
+from tests.support.parity import assert_close, assert_parity, mesh_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,3 +23,27 @@ def test_a_job_installs_what_the_project_needs():
     needed = {re.split(r"[\[=<>]", dependency)[0] for dependency in project["dependencies"]}
     # Ray is there already, and jax brings the other two.
     assert needed - {"ray", "jaxlib", "scipy"} <= listed
+
+
+def defined_in(section):
+    """What the code of a section of the README defines."""
+    text = (ROOT / "README.md").read_text().split(f"### {section}\n")[1].split("\n#")[0]
+    names = {"jax": jax, "jnp": jnp, "mpmd": mpmd, "P": P}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), names)
+    return names
+
+
+def test_the_example_of_a_carry():
+    names = defined_in("State that passes from microbatch to microbatch")
+    stats = [{"mean": jnp.zeros(4), "var": jnp.ones(4)}] * 2
+    assert_parity(names["train_step"], (weights(2), stats), *batch(), mesh=mesh_of(2))
+
+
+def test_the_example_of_explicit_sharding():
+    names = defined_in("Explicit sharding")
+    params = [stage["w"] for stage in weights(2)]
+    with names["mesh"]:
+        actual = names["step"](params, *batch())
+        with jax.set_mesh(jax.make_mesh((1, 1), ("stage", "fsdp"), devices=jax.devices()[:1])):
+            assert_close(actual, jax.jit(names["explicit_step"])(params, *batch()))
+        assert actual[0][0].spec == P("fsdp")

@@ -2,6 +2,7 @@
 
 from tests.support.programs import (
     architectures,
+    carried,
     composition,
     control_flow,
     libraries,
@@ -24,6 +25,7 @@ THEMES = (
     randomness,
     control_flow,
     architectures,
+    carried,
     objectives,
     composition,
     libraries,
