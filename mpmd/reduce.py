@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mpmd.carry import Microbatch
 from mpmd.compat import with_constants_as_inputs
 from mpmd.schedules import Schedule
 from mpmd.sharding import described, explicit_sharding
@@ -100,7 +101,7 @@ class Concat:
 
 
 def treduce(
-    fun: Callable[[Any], Any],
+    fun: Callable[..., Any],
     xs: Any,
     schedule: Schedule,
     axis: int = 0,
@@ -175,7 +176,7 @@ def treduce(
 
 
 def treduce_i(
-    fun: Callable[[jax.Array], Any],
+    fun: Callable[..., Any],
     length: int,
     schedule: Schedule,
     operation: Any = (Concat(), Add),
@@ -191,97 +192,49 @@ def treduce_i(
         )
     if length < 1:
         raise ValueError(f"treduce needs at least one microbatch, got {length}")
-    leaves, tree = jax.tree.flatten(carry)
-    initial = list(map(jnp.asarray, leaves))
-    index = jax.ShapeDtypeStruct((), jnp.int32)
-    avals = [described(jax.typeof(leaf)) for leaf in initial]
-
-    def of_index(leaves, i):
-        return fun(jax.tree.unflatten(tree, leaves), i) if takes_carry(carry) else ((), fun(i))
-
-    traced, result = jax.make_jaxpr(of_index, return_shape=True)(avals, index)
-    _check_carry(carry, result)
-    invars, outvars = traced.jaxpr.invars[: len(initial)], traced.jaxpr.outvars
-    outs = list(map(described, traced.out_avals[len(initial) :]))
-    ops = _broadcast_operation(operation, result[1])
-    # What no microbatch changes is a value of outside like any other.
-    changing = [
-        i for i, (before, after) in enumerate(zip(invars, outvars, strict=False)) if before is not after
-    ]
-    states = [initial[i] for i in changing]
-    states += [_initial(op, length, out) for op, out in zip(ops, outs, strict=True)]
-    is_carried = (True,) * len(changing) + (False,) * len(ops)
-    summed = (False,) * len(changing) + tuple(isinstance(op, _Add) for op in ops)
-    ordered = tuple(not isinstance(op, (_Add, _Max, Concat)) for op in ops)
-
-    def body(i, *states):
-        now = list(initial)
-        for position, state in zip(changing, states, strict=False):
-            now[position] = state
-        values = core.jaxpr_as_fun(traced)(*now, i)
-        remaining = iter(states[len(changing) :])
-        return [_sharded_like(now[position], values[position]) for position in changing] + [
-            # A state that is also a result is a value of its own.
-            (jnp.copy(value) if var in invars else value)
-            if is_sum
-            else _updated(op, next(remaining), value, i)
-            for op, is_sum, value, var in zip(
-                ops, summed[len(changing) :], values[len(initial) :], outvars[len(initial) :], strict=True
-            )
-        ]
-
-    read = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
-    closed = jax.make_jaxpr(body)(index, *(described(jax.typeof(state)) for state in read))
-    results = treduce_p.bind(
-        *closed.consts,
-        *states,
-        body=with_constants_as_inputs(closed),
-        summed=summed,
-        ordered=(True,) * len(changing) + ordered,
-        carried=is_carried,
+    microbatch = Microbatch.of(fun, carry)
+    ops = _broadcast_operation(operation, microbatch.result)
+    states = [_initial(op, length, out) for op, out in zip(ops, microbatch.outs, strict=True)]
+    summed = tuple(isinstance(op, _Add) for op in ops)
+    results = _bind(
+        (*microbatch.states, *states),
+        _body(microbatch, ops, summed),
+        summed=(False,) * len(microbatch.states) + summed,
+        ordered=(True,) * len(microbatch.states) + tuple(map(_is_ordered, ops)),
+        carried=(True,) * len(microbatch.states) + (False,) * len(ops),
         length=length,
         schedule=schedule,
     )
-    for position, after in zip(changing, results, strict=False):
-        initial[position] = after
-    reduced = jax.tree.unflatten(jax.tree.structure(result[1]), results[len(changing) :])
-    return (jax.tree.unflatten(tree, initial), reduced) if takes_carry(carry) else reduced
+    made = results[len(microbatch.states) :]
+    reduced = jax.tree.unflatten(jax.tree.structure(microbatch.result), made)
+    return reduced if carry is None else (microbatch.carry_with(results), reduced)
 
 
-def takes_carry(carry: Any) -> bool:
-    """Whether the function of a loop takes what it carries, too."""
-    return carry is not None
+def _body(microbatch: Microbatch, ops: Sequence[Op], summed: Sequence[bool]) -> Callable:
+    """From the index and the states that are no plain sums: what is carried on, and addends or new states."""
+
+    def body(i, *states):
+        carried, values = microbatch(i, states[: len(microbatch.states)])
+        remaining = iter(states[len(microbatch.states) :])
+        return carried + [
+            value if is_sum else _updated(op, next(remaining), value, i)
+            for op, is_sum, value in zip(ops, summed, values, strict=True)
+        ]
+
+    return body
 
 
-def _check_carry(carry: Any, result: Any) -> None:
-    """Raises ``TypeError`` when a function of a microbatch does not return what it carries as it got it."""
-    if not takes_carry(carry):
-        return
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(
-            "with a carry, the function of treduce returns a pair, the next carry and the result of the "
-            f"microbatch, as that of lax.scan does, not {jax.tree.structure(result)}"
-        )
-    before, after = jax.tree.structure(carry), jax.tree.structure(result[0])
-    if before != after:
-        raise TypeError(
-            f"the function of treduce takes a carry of the structure {before}, but returns {after}"
-        )
-    leaves = zip(jax.tree_util.tree_leaves_with_path(carry), jax.tree.leaves(result[0]), strict=True)
-    changed = [
-        f"carry{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}{list(jnp.shape(leaf))}, but the "
-        f"function of treduce returns {new.dtype}{list(new.shape)} for it"
-        for (path, leaf), new in leaves
-        if (jnp.shape(leaf), jax.dtypes.result_type(leaf)) != (new.shape, new.dtype)
-    ]
-    if changed:
-        raise TypeError("\n".join(changed))
+def _bind(states: Sequence[Any], body: Callable, *, summed: tuple[bool, ...], **params: Any) -> list[Any]:
+    """The results of a ``treduce_p`` equation with these states and parameters."""
+    read = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    closed = jax.make_jaxpr(body)(index, *(described(jax.typeof(state)) for state in read))
+    taken = with_constants_as_inputs(closed)
+    return treduce_p.bind(*closed.consts, *states, body=taken, summed=summed, **params)
 
 
-def _sharded_like(state: jax.Array, value: jax.Array) -> jax.Array:
-    """The next value of what is carried, sharded as before, where types say how."""
-    before, after = (explicit_sharding(jax.typeof(array)) for array in (state, value))
-    return value if before is None or before == after else jax.sharding.reshard(value, before)
+def _is_ordered(op: Op) -> bool:
+    return not isinstance(op, _Add | _Max | Concat)
 
 
 def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:

@@ -40,7 +40,8 @@ MAY_IMPORT = {
     # The compiler. A pass imports no other pass.
     "mpmd.annotate": "",
     "mpmd.per_group": "mpmd.sharding",
-    "mpmd.reduce": "mpmd.compat mpmd.schedules mpmd.sharding mpmd.tree",
+    "mpmd.carry": "mpmd.sharding",
+    "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.schedules mpmd.sharding mpmd.tree",
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
     "mpmd.compiler.trace": "mpmd.annotate mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors "

@@ -29,7 +29,7 @@ def keep_carried(
     Raises: ``CompileError`` for work that reads a carried value before the work that updates it: a microbatch
       could not begin before the one before it has reached that stage.
     """
-    kept = {work: list(own) for work, own in eqns.items()}
+    kept: dict[Work, Eqns] = {work: list(own) for work, own in eqns.items()}
     faults: dict[str, None] = {}
     for a in accumulators:
         if not a.carried:
