@@ -54,7 +54,7 @@ class Microbatch:
 
     @property
     def states(self) -> list[jax.Array]:
-        """The leaves of the carry that microbatches change; the others are values of outside like any other."""
+        """The leaves of the carry that microbatches change; the others are like any value of outside."""
         return [self.initial[i] for i in self._changing]
 
     @property
