@@ -46,14 +46,15 @@ class WithoutTypes:
 
     def variable(self, var: Var) -> Var:
         """The variable that takes the place of ``var``."""
-        sharding = explicit_sharding(var.aval)
-        if sharding is None:
-            return var
         if var not in self._replaced:
-            self._replaced[var] = untyped = type(var)(_without_sharding(var.aval))
-            spec = _known_spec(sharding)
-            if spec is not None and not is_dropped(untyped):
-                self.specs[untyped] = spec
+            sharding = explicit_sharding(var.aval)
+            if sharding is None:
+                self._replaced[var] = var
+            else:
+                self._replaced[var] = untyped = type(var)(_without_sharding(var.aval))
+                spec = _known_spec(sharding)
+                if spec is not None and not is_dropped(untyped):
+                    self.specs[untyped] = spec
         return self._replaced[var]
 
     def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
@@ -153,12 +154,12 @@ class WithoutTypes:
     def _context(self, eqn: JaxprEqn) -> Any:
         """What JAX's settings were when the equation was traced, but for the types of the mesh's axes."""
         if id(eqn.ctx) not in self._contexts:
+            self._contexts[id(eqn.ctx)] = eqn.ctx
             with eqn.ctx.manager:
                 mesh = jax.sharding.get_abstract_mesh()
-                if not is_explicit(mesh):
-                    return eqn.ctx
-                with within(with_auto_axes(mesh)):
-                    self._contexts[id(eqn.ctx)] = current_context()
+                if is_explicit(mesh):
+                    with within(with_auto_axes(mesh)):
+                        self._contexts[id(eqn.ctx)] = current_context()
         return self._contexts[id(eqn.ctx)]
 
 
