@@ -33,6 +33,10 @@ class TaskError(RuntimeError):
         return self.args[0]
 
 
+class CallbackError(RuntimeError):
+    """A function that the step calls back raised; the message has its line, ``__cause__`` is what it raised."""
+
+
 class GroupDiedError(RuntimeError):
     """The process that hosts a group is gone, and with it the values that lived there."""
 

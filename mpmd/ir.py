@@ -8,6 +8,7 @@ The grammar of its text::
     instruction  ::= outputs "=" "run" task "[" executable-name "]" inputs    compute
                    | "send" values "->" group "#" tag                 hand over, keep
                    | values "=" "recv" "<-" group "#" tag             post a receive
+                   | "tell" values "to callback" number "of" single   hand to the driver, keep
                    | "free" values                                    drop the buffers
 
     submesh      ::= "group" group ":" (axis size)*           shown where groups differ
@@ -246,7 +247,19 @@ class Free:
         return f"free {', '.join(self.values)}"
 
 
-Instruction = Run | Send | Recv | Free
+@dataclasses.dataclass(frozen=True)
+class Tell:
+    """Hands values to the driver, which calls the user's function ``callback`` with them, for a task."""
+
+    values: tuple[Name, ...]
+    callback: int
+    task: Task | OutsideTask
+
+    def __str__(self) -> str:
+        return f"tell {', '.join(self.values)} to callback {self.callback} of {self.task}"
+
+
+Instruction = Run | Send | Recv | Tell | Free
 
 
 @dataclasses.dataclass(frozen=True)

@@ -168,11 +168,11 @@ class LoadedStep:
             call.check_held(runtime)
         runtime.in_flight.enter()
         try:
-            result, future, replies = self._submit(call, runtime, profile)
+            result, future, ends = self._submit(call, runtime, profile)
         except BaseException:
             runtime.in_flight.leave()
             raise
-        runtime.in_flight.leave_after(replies)
+        runtime.in_flight.leave_after(ends)
         return result, future
 
     def _submit(self, call: Call, runtime: Runtime, profile: bool) -> tuple[Any, StepFuture, list[Future]]:
@@ -191,8 +191,13 @@ class LoadedStep:
                 raise
             delivery.commit(replies.values())
         call.delete_donated()
-        future = StepFuture(replies)
-        return self._result(runtime, results, future), future, list(replies.values())
+        ends: list[Future] = list(replies.values())
+        called = None
+        if callbacks := self._loaded.program.callbacks:
+            called = runtime.callbacks.call_after(replies.values(), callbacks)
+            ends.append(called)
+        future = StepFuture(replies, called, runtime.callbacks)
+        return self._result(runtime, results, future), future, ends
 
     def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
         submeshes = self._mesh.abstract_submeshes

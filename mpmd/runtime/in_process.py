@@ -236,7 +236,7 @@ class InProcessRuntime(RuntimeBase):
         return group.submit(partial(group.worker.read, stored))
 
     def close(self) -> None:
-        """Ends the threads after the steps already submitted, and waits for them and for what is written.
+        """Ends the threads after the steps already submitted, and waits for them, their callbacks and writes.
 
         Does nothing in a fork.
         """
@@ -247,6 +247,7 @@ class InProcessRuntime(RuntimeBase):
                 group.end()
         self._writers.shutdown()
         self._close()
+        self.callbacks.wait()
 
 
 def _worker(mpmd_idx: int, submesh: jax.sharding.Mesh, transport: Transport) -> GroupWorker:

@@ -11,8 +11,9 @@ import jax
 
 from mpmd.errors import TaskError
 from mpmd.events import Event, Wait
-from mpmd.ir import AnyTask, Free, GroupProgram, Name, Plan, Recv, Run, Send
+from mpmd.ir import AnyTask, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send, Task, Tell
 from mpmd.runtime.activity import Activity
+from mpmd.runtime.requests import Told
 from mpmd.runtime.transport import MessageId, Transport
 
 Compiled = Callable[..., Sequence[jax.Array]]
@@ -20,11 +21,18 @@ Compiled = Callable[..., Sequence[jax.Array]]
 
 @dataclasses.dataclass(slots=True)
 class StepState:
-    """A step under way: its values by slot, the list that its events are added to, if any, and what is said
-    of the group while it runs."""
+    """A step under way.
+
+    Attributes:
+      table: its values by slot.
+      told: the list that what tasks tell the driver is added to, still on the devices.
+      events: the list that its events are added to, if any.
+      activity: what is said of the group while it runs.
+    """
 
     number: int
     table: list[Any]
+    told: list[Told]
     events: list[Event] | None
     activity: Activity
 
@@ -111,6 +119,21 @@ class ReceiveMessage:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TellDriver:
+    """Has values copied to the host, for the reply of the step."""
+
+    values: tuple[int, ...]
+    callback: int
+    task: Task | OutsideTask
+
+    def perform(self, state: StepState) -> None:
+        arrays = tuple(state.table[slot] for slot in self.values)
+        for array in arrays:
+            array.copy_to_host_async()
+        state.told.append(Told(self.callback, self.task, arrays))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FreeValues:
     """Drops values."""
 
@@ -121,7 +144,7 @@ class FreeValues:
             state.table[slot] = None
 
 
-Operation = RunTask | SendMessage | ReceiveMessage | FreeValues
+Operation = RunTask | SendMessage | ReceiveMessage | TellDriver | FreeValues
 
 
 def operations_of(
@@ -190,6 +213,9 @@ def operations_of(
             case Send(values, dst, tag):
                 yield from receive(values)
                 yield SendMessage(transport=transport, values=slots_of(values), src=here, dst=dst, tag=tag)
+            case Tell(values, callback, task):
+                yield from receive(values)
+                yield TellDriver(values=slots_of(values), callback=callback, task=task)
             case Free(values):
                 yield from receive(values)
                 dead.extend(values)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
 
 from mpmd.events import Event
 from mpmd.executable_memory import ExecutableMemory
+from mpmd.ir import OutsideTask, Task
 from mpmd.reshard import Box, box_of, intersection, within
 
 Handle = int
@@ -95,8 +97,29 @@ class StepRequest:
 
 
 @dataclasses.dataclass(frozen=True)
+class Told:
+    """What a task tells the driver: the number of a callback of the program, and the operands, whole."""
+
+    callback: int
+    task: Task | OutsideTask
+    values: tuple[np.ndarray, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class StepReply:
-    """What a group tells the driver about a step: its small results, and its events when asked for."""
+    """What a group tells the driver about a step: its small results, what tasks tell, and its events when asked for."""
 
     inline: Mapping[Handle, np.ndarray]
     events: tuple[Event, ...] = ()
+    told: tuple[Told, ...] = ()
+
+
+def add_told(error: BaseException, told: Sequence[Told]) -> None:
+    """Notes with an error of a step, which travels in place of the reply, what tasks told until then."""
+    error.told = (*getattr(error, "told", ()), *told)  # type: ignore[attr-defined]
+
+
+def told_by(reply: Future[StepReply]) -> tuple[Told, ...]:
+    """What a group has told, whether it has finished the step or failed to."""
+    error = reply.exception()
+    return reply.result().told if error is None else getattr(error, "told", ())

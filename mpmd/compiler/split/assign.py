@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
+from mpmd.callbacks import callback_of
 from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.jaxprs.source import is_transposed, where
@@ -92,7 +93,7 @@ class _Assignment:
                 of_states.update(eqn.outvars)
                 if eqn.effects:
                     faults.append(
-                        f"{eqn.primitive} at {where(eqn)} reads the state of an operation; call it in the "
+                        f"{callback_of(eqn) or f'{eqn.primitive} at {where(eqn)}'} reads the state of an operation; call it in the "
                         "function that treduce applies, on what that returns"
                     )
         if faults:
