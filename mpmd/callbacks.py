@@ -1,7 +1,7 @@
-"""Callbacks into Python that give nothing back: groups send their operands, and the driver calls the function.
+"""Callbacks into Python that give nothing back: the driver makes the calls.
 
-``jax.debug.print``, ``jax.debug.callback``, and ``io_callback`` whose result nothing reads, are such callbacks.
-The compiler makes each an equation of ``callback_p``, which holds a ``HostCallback``.
+These are ``jax.debug.print``, ``jax.debug.callback``, and ``io_callback`` whose result nothing reads. The
+compiler makes each an equation of ``callback_p``, which holds a ``HostCallback``.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class HostCallback:
       scans: the scans around the call, less the microbatch loop. The operands are stacked by them.
       conditional: whether the first operand, a bool, tells if the function is called.
       avals: of the operands of one call.
+      literals: the operands that are known, by their positions; tasks tell the others.
     """
 
     primitive: Primitive
@@ -56,6 +57,7 @@ class HostCallback:
     scans: tuple[Scan, ...]
     conditional: bool
     avals: tuple[Any, ...]
+    literals: Mapping[int, np.ndarray]
 
     def __str__(self) -> str:
         return f"{self.primitive} at {self.where}"
@@ -67,12 +69,16 @@ class HostCallback:
 
         Args:
           microbatch: that of the task; ``None`` outside the loop.
-          values: the operands, as the plan has them, stacked by the scans.
+          values: what it told, as the plan has it, stacked by the scans.
         """
         for index in np.ndindex(*(scan.length for scan in self.scans)):
-            operands = [np.asarray(value[index]) for value in values]
-            if self.conditional and not operands.pop(0):
+            told = [np.asarray(value[index]) for value in values]
+            if self.conditional and not told.pop(0):
                 continue
+            rest = iter(told)
+            operands = [
+                self.literals[i] if i in self.literals else next(rest) for i in range(len(self.avals))
+            ]
             times = [
                 scan.length - 1 - i if scan.reverse else i for i, scan in zip(index, self.scans, strict=True)
             ]

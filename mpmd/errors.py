@@ -34,7 +34,7 @@ class TaskError(RuntimeError):
 
 
 class CallbackError(RuntimeError):
-    """A function that the step calls back raised; the message has its line, ``__cause__`` is what it raised."""
+    """A function that a step calls back has raised; the message has its line, ``__cause__`` the exception."""
 
 
 class GroupDiedError(RuntimeError):

@@ -74,10 +74,11 @@ def check_exportable(program: Program) -> None:
     if program.python_calls:
         calls = "\n  ".join(program.python_calls)
         raise ValueError(
-            f"the step calls back into Python, and reads what it gets or calls as often as it computes:\n  {calls}\n"
-            "Groups in other processes cannot do this. They can call jax.debug.print, jax.debug.callback and "
-            "io_callback without results, but not within a while_loop or a shard_map. Compute the results in "
-            "JAX or pass them to the step as arguments, or run in one process with mpmd.MpmdMesh"
+            "these callbacks into Python run only where the step was traced, because the step reads what "
+            f"they return, or because they are in a while_loop or a shard_map:\n  {calls}\n"
+            "Groups in other processes have the driver call jax.debug.print, jax.debug.callback and "
+            "io_callback without a result. Compute the results in JAX, pass them to the step as arguments, "
+            "or run in one process with mpmd.MpmdMesh"
         )
 
 

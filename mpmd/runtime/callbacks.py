@@ -42,8 +42,8 @@ class CallbackThread:
 
         Of a step that failed, what was told until then.
 
-        Returns: a future that raises ``CallbackError`` when a function raised; what comes after it in the step is
-          not called.
+        Returns: a future that raises ``CallbackError`` when a function raised; what comes after it in the
+          step is not called.
         """
         enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
         return self._executor.submit(_call_all, tuple(replies), tuple(callbacks), enable_x64)

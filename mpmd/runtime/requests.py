@@ -107,7 +107,7 @@ class Told:
 
 @dataclasses.dataclass(frozen=True)
 class StepReply:
-    """What a group tells the driver about a step: its small results, what tasks tell, and its events when asked for."""
+    """What a group tells the driver: its small results, its events when asked for, and what tasks tell."""
 
     inline: Mapping[Handle, np.ndarray]
     events: tuple[Event, ...] = ()

@@ -373,7 +373,7 @@ def _on_host(told: Told) -> Told:
 
 
 def _readable(told: Iterable[Told]) -> Iterator[Told]:
-    """What was told before a step failed: on an accelerator, the failed task may have been asked to tell, too."""
+    """What was told before a step failed; an accelerator may have been asked for what failed, too."""
     for member in told:
         try:
             yield _on_host(member)

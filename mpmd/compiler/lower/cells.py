@@ -51,8 +51,8 @@ class LoweredCell:
     """A cell for any microbatch.
 
     The executable takes ``reads`` and returns ``makes``, of which the first are what becomes of the states
-    ``updates``, and then what ``callbacks`` are told. ``indices`` are the offsets of the microbatch indices it
-    reads, ``sent`` the positions of what other groups get.
+    ``updates``, and then what ``callbacks`` are told. ``indices`` are the offsets of the microbatch indices
+    that it reads, ``sent`` the positions of what other groups get.
     """
 
     executable: str

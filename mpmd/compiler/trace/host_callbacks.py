@@ -1,9 +1,9 @@
-"""Finds the callbacks into Python that give nothing back, and makes them equations that the driver carries out.
+"""Finds the callbacks into Python that give nothing back, which the driver is to call.
 
 Such a callback may stand in scans, conditionals, rematerialized functions and calls of the loop's body. The
-operands then become results of these, stacked by scans; in a conditional, with a flag that tells whether it was
-called. What else is around a callback, such as a ``while_loop`` or a ``shard_map``, keeps it: it stays part of the
-executable, as do callbacks whose results are read.
+operands then become results of these, stacked by scans; in a conditional, with a flag that tells whether it
+was called. What else is around a callback, such as a ``while_loop`` or a ``shard_map``, keeps it: it stays
+part of the executable, as do callbacks whose results are read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.extend.core.primitives import remat_p, scan_p
@@ -57,7 +58,7 @@ def has_callback(eqn: JaxprEqn) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Lifted:
-    """A callback that was taken out of equations, with its operands where it is now."""
+    """A callback that was taken out of equations, with its operands where it is now, or literals."""
 
     eqn: JaxprEqn
     position: tuple[int | None, ...]
@@ -71,7 +72,7 @@ def _rewritten(jaxpr: Jaxpr, path: tuple[int | None, ...]) -> Jaxpr:
     found, outvars = _without_callbacks(jaxpr, path)
     for item in found:
         if isinstance(item, _Lifted):
-            eqns += _carried_out_by_driver(item)
+            eqns.append(_carried_out_by_driver(item))
         elif item.primitive is treduce_p and has_callback(item):
             # The loop has the number of its equation, as the first part of the positions in it.
             number = next(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is treduce_p)
@@ -82,15 +83,9 @@ def _rewritten(jaxpr: Jaxpr, path: tuple[int | None, ...]) -> Jaxpr:
     return with_eqns(jaxpr, eqns, outvars=outvars)
 
 
-def _carried_out_by_driver(lifted: _Lifted) -> list[JaxprEqn]:
-    eqns: list[JaxprEqn] = []
-    variables: list[Atom] = []
-    for atom in lifted.operands:
-        if isinstance(atom, Literal):
-            copies, (atom,) = traced_eqns(lambda x: [jnp.copy(x)], [atom])
-            eqns += copies
-        variables.append(atom)
+def _carried_out_by_driver(lifted: _Lifted) -> JaxprEqn:
     called = lifted.eqn
+    flags = 1 if lifted.conditional else 0
     callback = HostCallback(
         primitive=called.primitive,
         params=called.params,
@@ -99,9 +94,18 @@ def _carried_out_by_driver(lifted: _Lifted) -> list[JaxprEqn]:
         scans=lifted.scans,
         conditional=lifted.conditional,
         avals=tuple(avals_of(called.invars)),
+        literals={
+            i: np.asarray(atom.val)
+            for i, atom in enumerate(lifted.operands[flags:])
+            if isinstance(atom, Literal)
+        },
     )
-    told = called.replace(primitive=callback_p, params={"callback": callback}, invars=variables, outvars=[])
-    return [*eqns, told]
+    return called.replace(
+        primitive=callback_p,
+        params={"callback": callback},
+        invars=_variables_of([lifted]),
+        outvars=[],
+    )
 
 
 def _without_callbacks(
@@ -131,15 +135,18 @@ def _opened(jaxpr: Jaxpr, path: tuple[int | None, ...]) -> tuple[list[JaxprEqn],
     return eqns, outvars, [item for item in found if isinstance(item, _Lifted)]
 
 
-def _operands_of(lifted: Iterable[_Lifted]) -> list[Atom]:
-    return [atom for member in lifted for atom in member.operands]
+def _variables_of(lifted: Iterable[_Lifted]) -> list[Var]:
+    return [atom for member in lifted for atom in member.operands if isinstance(atom, Var)]
 
 
-def _outside(lifted: Sequence[_Lifted], atoms: Sequence[Atom], **changes: Any) -> list[_Lifted]:
-    """The callbacks with what their operands, one after the other, are outside of an equation."""
+def _outside(lifted: Sequence[_Lifted], atoms: Sequence[Atom]) -> list[_Lifted]:
+    """The callbacks with what their variables, one after the other, are outside of an equation."""
     rest = iter(atoms)
     return [
-        dataclasses.replace(member, operands=tuple(next(rest) for _ in member.operands), **changes)
+        dataclasses.replace(
+            member,
+            operands=tuple(next(rest) if isinstance(atom, Var) else atom for atom in member.operands),
+        )
         for member in lifted
     ]
 
@@ -151,7 +158,7 @@ def _lift_from_scan(
     eqns, outvars, lifted = _opened(whole.jaxpr, (*at, None))
     if whole.consts or not lifted:
         return [eqn]
-    results = [*outvars, *_operands_of(lifted)]
+    results = [*outvars, *_variables_of(lifted)]
     run = jaxpr_as_fun(closed(make_jaxpr(whole.jaxpr.invars, eqns, results)))
     consts, carry, xs = positions = scan_operands(eqn)
     length, reverse, unroll = (eqn.params[name] for name in ("length", "reverse", "unroll"))
@@ -178,7 +185,7 @@ def _lift_from_remat(
 ) -> list[JaxprEqn | _Lifted]:
     body: Jaxpr = eqn.params["jaxpr"]
     eqns, outvars, lifted = _opened(body, at)
-    results = [*outvars, *_operands_of(lifted)]
+    results = [*outvars, *_variables_of(lifted)]
     smaller = make_jaxpr(body.invars, eqns, results)
     told = [Var(aval_of(atom)) for atom in results[len(outvars) :]]
     params = {**eqn.params, "jaxpr": smaller}
@@ -195,15 +202,15 @@ def _lift_from_conditional(
     if any(branch.consts for branch in branches):
         return [eqn]
     opened = [_opened_branch(branch.jaxpr, (*at, i)) for i, branch in enumerate(branches)]
-    told = [Var(aval_of(atom)) for _, _, lifted in opened for atom in _operands_of(lifted)]
+    told = [Var(aval_of(atom)) for _, _, lifted in opened for atom in _variables_of(lifted)]
     smaller = []
     for i, branch in enumerate(branches):
         eqns, outvars, _ = opened[i]
         results = list(outvars)
         for other, (_, _, lifted) in enumerate(opened):
-            atoms = _operands_of(lifted)
+            atoms: list[Atom] = [*_variables_of(lifted)]
             if other != i:  # nothing is called, as the flags among the zeros say
-                zeros, atoms = _zeros(atoms)
+                zeros, atoms = _zeros(_variables_of(lifted))
                 eqns = [*eqns, *zeros]
             results += atoms
         smaller.append(closed(make_jaxpr(branch.jaxpr.invars, eqns, results)))
@@ -231,10 +238,11 @@ def _opened_branch(
 
 
 def _ones(scans: Sequence[Scan]) -> tuple[list[JaxprEqn], list[Any]]:
-    return traced_eqns(lambda: [jnp.ones([scan.length for scan in scans], bool)], [])
+    """Flags as variables: a literal would be true in the other branches, too."""
+    return traced_eqns(lambda: [jnp.copy(jnp.ones([scan.length for scan in scans], bool))], [])
 
 
-def _zeros(atoms: Sequence[Atom]) -> tuple[list[JaxprEqn], list[Any]]:
+def _zeros(atoms: Sequence[Var]) -> tuple[list[JaxprEqn], list[Any]]:
     avals = avals_of(atoms)
 
     def zeros():

@@ -149,7 +149,7 @@ def _make_jaxpr(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: Abs
 
 
 def _inlined(closed: ClosedJaxpr, submeshes: Sequence[AbstractMesh]) -> tuple[Jaxpr, dict[Var, Any]]:
-    """The step without calls outside of loops, and, in loops, without those that have marks or callbacks inside.
+    """The step without calls outside of loops and, in loops, without those with marks or callbacks inside.
 
     Returns: a jaxpr of the arguments, and the values of the constants that it reads.
     """
