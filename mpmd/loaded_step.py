@@ -22,6 +22,7 @@ from mpmd.ir import Plan
 from mpmd.mesh import GroupMesh
 from mpmd.routes import Topology
 from mpmd.runtime.argument_cache import Delivery
+from mpmd.runtime.nonfinite import Refused
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle, StepRequest
 from mpmd.stopwatch import Stopwatch
@@ -242,6 +243,7 @@ class LoadedStep:
         profile: bool,
     ) -> dict[int, StepRequest]:
         """What each group is asked."""
+        refused = Refused.here()
         return {
             group: StepRequest(
                 program=self._loaded.number,
@@ -250,6 +252,7 @@ class LoadedStep:
                 outputs=tuple(results[i] for i in outputs),
                 host_arrays=delivery.host_arrays[group],
                 transient=delivery.transient(group),
+                refused=refused,
                 profile=profile,
             )
             for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 import jax
 
-from mpmd.errors import TaskError
+from mpmd.errors import NonFiniteError, TaskError
 from mpmd.events import Event, Wait
 from mpmd.ir import AnyTask, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send, Task, Tell
 from mpmd.runtime.activity import Activity
+from mpmd.runtime.nonfinite import Refused, first_refused, passed_on
 from mpmd.runtime.requests import Told
 from mpmd.runtime.transport import MessageId, Transport
 
@@ -26,6 +27,7 @@ class StepState:
     Attributes:
       table: its values by slot.
       told: the list that what tasks tell the driver is added to, still on the devices.
+      refused: the values that are errors, if any.
       events: the list that its events are added to, if any.
       activity: what is said of the group while it runs.
     """
@@ -33,6 +35,7 @@ class StepState:
     number: int
     table: list[Any]
     told: list[Told]
+    refused: Refused | None
     events: list[Event] | None
     activity: Activity
 
@@ -134,6 +137,30 @@ class TellDriver:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CheckValues:
+    """Where the caller refuses NaNs or infinities, looks for them in what a task passes on.
+
+    It comes after the task has told the driver what it tells.
+    """
+
+    task: AnyTask
+    mpmd_idx: int
+    values: tuple[int, ...]
+    texts: tuple[str, ...]
+
+    def perform(self, state: StepState) -> None:
+        """Raises ``NonFiniteError`` naming the first such value."""
+        if state.refused is None:
+            return
+        found = first_refused([state.table[slot] for slot in self.values], state.refused)
+        if found is not None:
+            message = (
+                f"{self.task} on group {self.mpmd_idx} made a value with {state.refused}: {self.texts[found]}"
+            )
+            raise NonFiniteError(message, self.mpmd_idx, str(self.task))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FreeValues:
     """Drops values."""
 
@@ -144,7 +171,7 @@ class FreeValues:
             state.table[slot] = None
 
 
-Operation = RunTask | SendMessage | ReceiveMessage | TellDriver | FreeValues
+Operation = RunTask | SendMessage | ReceiveMessage | TellDriver | CheckValues | FreeValues
 
 
 def operations_of(
@@ -169,6 +196,8 @@ def operations_of(
     """
     here = program.mpmd_idx
     posted: dict[Name, Recv] = {}
+    texts = passed_on(plan, program)
+    unchecked: list[CheckValues] = []
     dead: list[Name] = []
 
     def slots_of(names: Sequence[Name]) -> tuple[int, ...]:
@@ -195,6 +224,9 @@ def operations_of(
                 del posted[name]
 
     for instruction in program.instructions:
+        if not isinstance(instruction, Tell):
+            yield from unchecked
+            unchecked.clear()
         match instruction:
             case Recv(values):
                 posted.update(dict.fromkeys(values, instruction))
@@ -210,6 +242,9 @@ def operations_of(
                     donated=slots_of([inputs[position] for position in plan.executable(executable).donated]),
                     synchronous=synchronous,
                 )
+                if passed := [name for name in outputs if name in texts]:
+                    said = tuple(texts[name] for name in passed)
+                    unchecked.append(CheckValues(task, here, slots_of(passed), said))
             case Send(values, dst, tag):
                 yield from receive(values)
                 yield SendMessage(transport=transport, values=slots_of(values), src=here, dst=dst, tag=tag)
@@ -219,5 +254,6 @@ def operations_of(
             case Free(values):
                 yield from receive(values)
                 dead.extend(values)
+    yield from unchecked
     yield from free()
     yield from receive(tuple(posted))  # they are results of the step

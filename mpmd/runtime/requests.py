@@ -13,6 +13,7 @@ from mpmd.events import Event
 from mpmd.executable_memory import ExecutableMemory
 from mpmd.ir import OutsideTask, Task
 from mpmd.reshard import Box, box_of, intersection, within
+from mpmd.runtime.nonfinite import Refused
 
 Handle = int
 """The driver's name of a value that lives on groups."""
@@ -83,6 +84,7 @@ class StepRequest:
         the host's memory and on a device for the whole step.
       transient: of these, the ones that no later step reads; the group drops them when the step has ended.
       released: what the group is to drop before the step.
+      refused: NaNs or infinities, where the caller has them be errors.
       profile: whether the reply is to have the step's events.
     """
 
@@ -93,6 +95,7 @@ class StepRequest:
     host_arrays: dict[Handle, np.ndarray] = dataclasses.field(default_factory=dict)
     transient: tuple[Handle, ...] = ()
     released: Released = NOTHING_RELEASED
+    refused: Refused | None = None
     profile: bool = False
 
 

@@ -221,11 +221,16 @@ class GroupWorker:
         self.release(request.released)
         program = self._programs[request.program]
         told: list[Told] = []
-        with jax.enable_x64(program.enable_x64), self.activity.during("preparing", request.step):
+        with (
+            jax.enable_x64(program.enable_x64),
+            jax.debug_nans(False),  # by which JAX would look at all that a task makes
+            jax.debug_infs(False),
+            self.activity.during("preparing", request.step),
+        ):
             try:
                 inputs = self._take_inputs(program, request, host_arrays)
                 events: list[Event] | None = [] if request.profile else None
-                outputs = program.executor.execute(request.step, inputs, told, events)
+                outputs = program.executor.execute(request.step, inputs, told, request.refused, events)
                 self.activity.now = (_FINISHING, request.step, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
                 on_host = tuple(map(_on_host, told))

@@ -1,0 +1,96 @@
+"""Contexts of JAX's configuration that hold where a step is called hold where it runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from tests.support.models import batch, init, layer, make_step, weights
+from tests.support.parity import assert_close, mesh_of
+
+
+@pytest.fixture
+def mesh():
+    with mesh_of(2) as mesh:
+        yield mesh
+
+
+@jax.custom_vjp
+def log_of_positive(h):
+    return jnp.where(h > 0, jnp.log(h), 0.0)
+
+
+# The forward keeps NaNs for the backward, which drops them.
+log_of_positive.defvjp(
+    lambda h: (log_of_positive(h), jnp.log(h)), lambda kept, g: (jnp.where(jnp.isnan(kept), 0.0, g * kept),)
+)
+
+
+def harmless(params, x, y):
+    h = mpmd.mark_stage_end(log_of_positive(layer(params[0], x)))
+    return jnp.mean((log_of_positive(layer(params[1], h)) - y) ** 2)
+
+
+def forward_fault(params, x, y):
+    h = mpmd.mark_stage_end(layer(params[0], x))
+    bad = jnp.where(x[0, 0] == batch()[0][2, 0, 0], jnp.nan, 1.0)
+    return jnp.mean((layer(params[1], h) * bad - y) ** 2)
+
+
+def overflow(params, x, y):
+    h = mpmd.mark_stage_end(layer(params[0], x) + 2e38 + 2e38)
+    return jnp.mean((layer(params[1], h) - y) ** 2)
+
+
+def call(mesh, loss):
+    step = mpmd.mpmd_jit_with_loop(make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
+    return step, (init(weights(2)), *batch())
+
+
+@pytest.mark.parametrize("globally", [False, True])
+def test_nans_name_task_group_and_value(mesh, globally):
+    step, args = call(mesh, forward_fault)
+    assert np.isnan(float(step(*args)[1][0]))  # nobody asked
+    if globally:
+        jax.config.update("jax_debug_nans", True)
+    try:
+        with jax.debug_nans(True):
+            total = step(*args)[1][0]
+    finally:
+        jax.config.update("jax_debug_nans", False)
+    with pytest.raises(
+        mpmd.errors.NonFiniteError, match=r"^fwd_1__2.* on group 1 made a value with nan: "
+    ) as caught:
+        float(total)
+    assert isinstance(caught.value, FloatingPointError | mpmd.TaskError)
+    assert (caught.value.mpmd_idx, caught.value.label.split("__")[1][0]) == (1, "2")
+    assert np.isnan(float(step(*args)[1][0]))
+
+
+def test_infinities_are_errors_of_their_own(mesh):
+    step, args = call(mesh, overflow)
+    said = r"fwd_0__0 on group 0 made a value with inf: fwd_0__0\.\d: float32\[.*\], sent to group 1"
+    with jax.debug_infs(True), pytest.raises(mpmd.TaskError, match=said):
+        float(step(*args)[1][0])
+
+
+def test_what_jit_does_not_report_is_not_reported(mesh):
+    step, args = call(mesh, harmless)
+    expected = jax.jit(make_step(harmless, mpmd.Std1F1B(2)))
+    with jax.debug_nans(True), jax.debug_infs(True):
+        assert_close(jax.block_until_ready(step(*args)), expected(*args))
+
+
+def test_what_was_told_before_is_called(mesh):
+    seen = []
+
+    def loss(params, x, y):
+        value = forward_fault(params, x, y)
+        jax.debug.callback(lambda v: seen.append(float(v)), value)
+        return value
+
+    step, args = call(mesh, loss)
+    with jax.debug_nans(True), pytest.raises(mpmd.TaskError):
+        float(step(*args)[1][0])
+    assert len(seen) == 3 and np.isnan(seen[-1])
