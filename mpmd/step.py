@@ -13,6 +13,7 @@ from mpmd.arguments.call import Call
 from mpmd.arguments.leaves import as_described
 from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import input_specs, output_specs
+from mpmd.compat import trace_context
 from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.loaded_step import LoadedStep
@@ -125,21 +126,21 @@ class MpmdFunction:
 
     def _load(self, call: Call) -> LoadedStep:
         loaded = self._loaded.setdefault(self._mesh.runtime, {})
-        enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        if step := loaded.get((enable_x64, call.key)):
+        context = trace_context()
+        if step := loaded.get((context, call.key)):
             return step
         # Without a loop, what runs where follows from where the arguments are.
         placements = call.placements(self._mesh.runtime)
-        if step := loaded.get((enable_x64, call.key, placements)):
+        if step := loaded.get((context, call.key, placements)):
             return step
         compiled = self._compile(call, placements)
         where = () if compiled.traced.loop else (placements,)
         # The state's weak types may change with the first step: the step was traced as for later ones.
         traced = compiled.traced.arguments
         stable = call.described_by(tuple(as_described(argument.var.aval) for argument in traced))
-        if (enable_x64, stable.key, *where) not in loaded:
-            loaded[enable_x64, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
-        step = loaded[enable_x64, call.key, *where] = loaded[enable_x64, stable.key, *where]
+        if (context, stable.key, *where) not in loaded:
+            loaded[context, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
+        step = loaded[context, call.key, *where] = loaded[context, stable.key, *where]
         return step
 
     def _compile(self, call: Call, held: Sequence[Placement]) -> CompiledStep:

@@ -94,3 +94,58 @@ def test_what_was_told_before_is_called(mesh):
     with jax.debug_nans(True), pytest.raises(mpmd.TaskError):
         float(step(*args)[1][0])
     assert len(seen) == 3 and np.isnan(seen[-1])
+
+
+def step_with_noise(traced):
+    """A step that draws random numbers: which ones is decided where it is lowered."""
+
+    def loss(params, x, y):
+        traced.append(jax.config.jax_default_matmul_precision)
+        h = mpmd.mark_stage_end(layer(params[0], x))
+        noise = jax.random.normal(jax.random.PRNGKey(0), h.shape)
+        return jnp.mean((layer(params[1], h) + noise - y) ** 2)
+
+    return make_step(loss, mpmd.Std1F1B(2))
+
+
+CONTEXTS = {
+    "partitionable keys": lambda: jax.threefry_partitionable(not jax.config.jax_threefry_partitionable),
+    "kind of keys": lambda: jax.default_prng_impl("rbg"),
+    "precision": lambda: jax.default_matmul_precision("bfloat16"),
+    "dtype promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "x64": lambda: jax.enable_x64(True),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
+def test_a_step_is_compiled_for_each_context(mesh, context):
+    traced = []
+    fun = step_with_noise(traced)
+    step = mpmd.mpmd_jit_with_loop(fun, mpmd_mesh=mesh)
+    args = (init(weights(2)), *batch())
+    outside = step(*args)[1][0]
+    counts = [len(traced)]
+    with context():
+        inside = step(*args)[1][0]
+        counts.append(len(traced))
+        assert_close(inside, jax.jit(lambda *args: fun(*args))(*args)[1][0])
+    del traced[counts[-1] :]
+    assert counts[1] > counts[0]
+    assert_close(step(*args)[1][0], outside)
+    with context():
+        assert_close(step(*args)[1][0], inside)
+    assert len(traced) == counts[1]
+
+
+def test_meshes_and_devices_of_the_caller_compile_nothing(mesh):
+    traced = []
+    step = mpmd.mpmd_jit_with_loop(step_with_noise(traced), mpmd_mesh=mesh)
+    args = (init(weights(2)), *batch())
+    outside = step(*args)[1][0]
+    count = len(traced)
+    ambient = jax.make_mesh((2,), ("other",))
+    with jax.set_mesh(ambient):
+        assert_close(step(*args)[1][0], outside)
+    with jax.default_device(jax.devices()[1]), jax.debug_nans(True):
+        assert_close(step(*args)[1][0], outside)
+    assert len(traced) == count
