@@ -50,7 +50,7 @@ class CallbackThread:
 
     def wait(self) -> None:
         """Waits for all that was submitted; not in the thread itself, whose call would wait for itself."""
-        if not self.is_current():
+        if self._idents and not self.is_current():  # it begins with the first call
             self._executor.submit(lambda: None).result()
 
 

@@ -103,7 +103,7 @@ def _carried_out_by_driver(lifted: _Lifted) -> JaxprEqn:
     return called.replace(
         primitive=callback_p,
         params={"callback": callback},
-        invars=_variables_of([lifted]),
+        invars=[*_variables_of([lifted])],
         outvars=[],
     )
 
