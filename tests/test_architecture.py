@@ -47,14 +47,15 @@ MAY_IMPORT = {
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
     "mpmd.compiler.trace": "mpmd.annotate mpmd.callbacks mpmd.compat mpmd.compiler.graph "
     "mpmd.compiler.jaxprs mpmd.errors mpmd.keys mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tree",
-    "mpmd.compiler.split": "mpmd.annotate mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors "
-    "mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules",
+    "mpmd.compiler.split": "mpmd.annotate mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs "
+    "mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules",
     "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group mpmd.placement "
     "mpmd.specs",
     "mpmd.compiler.place": "mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
     "mpmd.specs",
     "mpmd.compiler.lower": "mpmd.callbacks mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs "
-    "mpmd.errors mpmd.ir mpmd.keys mpmd.names mpmd.per_group mpmd.program mpmd.schedules mpmd.sharding mpmd.specs",
+    "mpmd.errors mpmd.ir mpmd.keys mpmd.names mpmd.per_group mpmd.program mpmd.schedules mpmd.sharding "
+    "mpmd.specs",
     "mpmd.compiler": "",
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
