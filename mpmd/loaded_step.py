@@ -156,8 +156,9 @@ class LoadedStep:
     def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
         """Submits a step. Returns its result, and what the groups reply.
 
-        Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` when the
-          mesh was closed since, and in a callback of a step; while a result of a step on a cluster is alive, the replies raise it instead.
+        Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` in a callback
+          of a step, and when the mesh was closed since; while a result of a step on a cluster is alive, the
+          replies raise that instead.
         """
         self._expected.check_serves(call)
         call.check_donations()
@@ -167,8 +168,8 @@ class LoadedStep:
         runtime.check_process()
         if runtime.callbacks.is_current():
             raise RuntimeError(
-                "a callback of a step cannot run a step, which may have to wait for the callback; have it note "
-                "what is to be done, and do that after the step"
+                "a callback of a step cannot run a step, which may have to wait for the callback; have it "
+                "note what is to be done, and do that after the step"
             )
         if self._compiled.traced.loop is None:
             call.check_held(runtime)
