@@ -124,8 +124,13 @@ class MpmdArray(NDArrayOperatorsMixin):
 
     @property
     def placement(self) -> Placement:
-        """Its groups and its spec, as data."""
+        """Its groups, its spec and its parts, as data."""
         return Placement(self.mpmd_idxs, self._spec)
+
+    @property
+    def parts(self) -> tuple[MpmdArray, ...]:
+        """What it consists of: itself, or, of an array of stacked layers, the parts that groups have."""
+        return (self,)
 
     @property
     def handle(self) -> Handle:

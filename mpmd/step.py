@@ -135,8 +135,8 @@ class MpmdFunction:
         compiled = self._compile(call, placements)
         where = () if compiled.traced.loop else (placements,)
         # The state's weak types may change with the first step: the step was traced as for later ones.
-        traced = compiled.traced.arguments
-        stable = call.described_by(tuple(as_described(argument.var.aval) for argument in traced))
+        traced = compiled.traced.argument_leaves
+        stable = call.described_by(tuple(map(as_described, traced)))
         if (enable_x64, stable.key, *where) not in loaded:
             loaded[enable_x64, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
         step = loaded[enable_x64, call.key, *where] = loaded[enable_x64, stable.key, *where]

@@ -14,7 +14,7 @@ Grammar, from the traced step to the one that is ready to be lowered::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from jax.extend.core import JaxprEqn, Var
@@ -24,6 +24,7 @@ from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.jaxprs.printing import Names, indented
 from mpmd.ir import Cell, Spec, TaskKind
 from mpmd.schedules import Schedule
+from mpmd.stack import Stack
 
 PartialSums = Literal["replicated", "all", "none"]
 """Which accumulators may hold partial sums over the devices of a group: see ``mpmd_jit_with_loop``."""
@@ -36,8 +37,35 @@ GroupSet = frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A leaf of the step's arguments or result, as its user has it.
+
+    Attributes:
+      path: what users call it, such as ``args[0].params['w']``.
+      shape: of the whole; ``dtype`` and ``weak_type`` are those of each part.
+      stack: how it is in parts; ``None``: it is one value.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool
+    stack: Stack | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its parts are called; its own name if it is one value."""
+        return tuple(self.path + name for name in self.stack.names) if self.stack else (self.path,)
+
+
+def per_part(leaves: Sequence[Leaf], values: Sequence[Any]) -> list[Any]:
+    """Values of leaves, once for each part of the leaf."""
+    return [value for leaf, value in zip(leaves, values, strict=True) for _ in leaf.names]
+
+
+@dataclasses.dataclass(frozen=True)
 class Argument:
-    """A leaf of the step's arguments; ``path`` is what users call it, such as ``args[0].params['w']``."""
+    """A leaf of the step's arguments, or a part of one, such as ``args[0].params['w'][0:2]``."""
 
     path: str
     var: Var
@@ -53,7 +81,10 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A leaf of the step's result. ``var`` may be an argument, and the variable of several results."""
+    """A leaf of the step's result, or a part of one.
+
+    ``var`` may be an argument, and the variable of several results.
+    """
 
     path: str
     var: Var
@@ -110,6 +141,7 @@ class TracedStep:
       before, after: the equations that are written before and after the loop. The compiler may move them.
       loop: ``None`` for a function without one; its equations are those of ``after``.
       out_shape: the result as a pytree of ``ShapeDtypeStruct``.
+      argument_leaves, result_leaves: what the arguments and results are parts of, in order.
       carried_state: pairs of an argument's and a result's position that a training loop will connect.
     """
 
@@ -120,7 +152,13 @@ class TracedStep:
     after: tuple[JaxprEqn, ...]
     results: tuple[Result, ...]
     out_shape: Any
+    argument_leaves: tuple[Leaf, ...]
+    result_leaves: tuple[Leaf, ...]
     carried_state: tuple[tuple[int, int], ...]
+
+    def argument_leaf(self, position: int) -> int:
+        """The position of the leaf that an argument is a part of."""
+        return per_part(self.argument_leaves, range(len(self.argument_leaves)))[position]
 
     def __str__(self) -> str:
         names = self.names()

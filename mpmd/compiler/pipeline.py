@@ -16,14 +16,14 @@ from mpmd.compiler.checks import (
     check_task_graph,
     check_traced_step,
 )
-from mpmd.compiler.graph import Gather, GroupSet, PartialSums, TracedStep
+from mpmd.compiler.graph import Gather, Leaf, PartialSums, TracedStep, per_part
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import check_specs, place
 from mpmd.compiler.shard import argument_specs, shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.ir import Spec
-from mpmd.placement import Placement
+from mpmd.placement import ANYWHERE, Placement
 from mpmd.program import Program
 from mpmd.stopwatch import Stopwatch
 from mpmd.verify import Verified, verify
@@ -54,6 +54,15 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _of_parts(leaves: Sequence[Leaf], placements: Sequence[Placement] | None) -> list[Placement]:
+    """Where each part is of leaves, if they are there in these parts."""
+    found: list[Placement] = []
+    for leaf, placement in zip(leaves, placements or [ANYWHERE] * len(leaves), strict=True):
+        there = placement if placement.stack == leaf.stack else ANYWHERE
+        found += there.parts if there.stack else [there] * len(leaf.names)
+    return found
+
+
 @_without_garbage_collection()
 def compile_step(
     fun: Callable,
@@ -67,7 +76,7 @@ def compile_step(
     partial_sums: PartialSums = "replicated",
     gather: Gather = "task",
     held: Sequence[Placement] | None = None,
-    wanted: Sequence[GroupSet] | None = None,
+    wanted: Sequence[Placement] | None = None,
 ) -> CompiledStep:
     """Compiles a step for groups of devices.
 
@@ -83,17 +92,26 @@ def compile_step(
       partial_sums: which accumulators may hold partial sums over the devices of a group.
       gather: when weights that are sharded over the batch's axes are gathered.
       held: for a function without a loop, where each argument leaf is already; ``ANYWHERE`` for one that
-        the caller sends. One without a spec in ``in_specs`` has the spec that it is held with.
-      wanted: for a function without a loop, the groups that are to have each result leaf; none: where it is
-        made.
+        the caller sends. One without a spec in ``in_specs`` has the spec that it is held with, and one that
+        is held in parts is read in these parts.
+      wanted: for a function without a loop, where each result leaf is to be, and in which parts;
+        ``ANYWHERE``: where it is made. Their specs are those of ``out_specs``.
 
     Raises: ``CompileError``.
     """
     watch = Stopwatch()
     with watch("trace"):
-        traced = trace(watch.timed("jax", fun), args, dict(kwargs), submeshes)
+        held_stacks = [placement.stack for placement in held or ()]
+        wanted_stacks = [placement.stack for placement in wanted or ()]
+        timed = watch.timed("jax", fun)
+        traced = trace(timed, args, dict(kwargs), submeshes, held_stacks, wanted_stacks)
         check_traced_step(traced)
-        given = out_specs(traced.out_shape) if out_specs else None
+        arguments, results = traced.argument_leaves, traced.result_leaves
+        donated = per_part(arguments, donated)
+        in_specs = None if in_specs is None else per_part(arguments, in_specs)
+        given = per_part(results, out_specs(traced.out_shape)) if out_specs else None
+        held = _of_parts(arguments, held)
+        wanted = _of_parts(results, wanted)
         if traced.loop is None:
             in_specs = argument_specs(traced, submeshes, in_specs, given, held)
         specs = None if in_specs is None else [spec or () for spec in in_specs]
@@ -105,8 +123,9 @@ def compile_step(
         check_sharded_graph(sharded)
     with watch("place"):
         if traced.loop is None:
-            there = [frozenset(placement.mpmd_idxs) for placement in held or ()]
-            placed = place(sharded, len(submeshes), there, wanted)
+            there = [frozenset(placement.mpmd_idxs) for placement in held]
+            asked = [frozenset(placement.mpmd_idxs) for placement in wanted]
+            placed = place(sharded, len(submeshes), there, asked)
         else:
             placed = place(sharded, len(submeshes))
         check_placed_graph(placed)

@@ -17,10 +17,23 @@ import numpy as np
 from mpmd.runtime.requests import Handle
 
 
+class Piece(NamedTuple):
+    """A caller's array, or a part of it, such as ``[0:2]``, and the groups that are to have it."""
+
+    array: jax.Array
+    part: str
+    mpmd_idxs: tuple[int, ...]
+
+    @property
+    def key(self) -> _Key:
+        return _Key(id(self.array), self.part, self.mpmd_idxs)
+
+
 class _Key(NamedTuple):
-    """An array, by its ``id``, and the groups that have it."""
+    """A piece, with its array by its ``id``."""
 
     array_id: int
+    part: str
     mpmd_idxs: tuple[int, ...]
 
 
@@ -58,18 +71,18 @@ class ArgumentCache:
             self._free_invalid()
             yield Delivery(self, self._next_handle, self._free, num_groups)
 
-    def find(self, array: jax.Array, mpmd_idxs: tuple[int, ...]) -> Handle | None:
+    def find(self, piece: Piece) -> Handle | None:
         """The handle of an array on these groups, if they have it."""
-        entry = self._entries.get(_Key(id(array), mpmd_idxs))
-        return entry.handle if entry and entry.array() is array else None
+        entry = self._entries.get(piece.key)
+        return entry.handle if entry and entry.array() is piece.array else None
 
-    def add(self, array: jax.Array, mpmd_idxs: tuple[int, ...], handle: Handle) -> _Key:
+    def add(self, piece: Piece, handle: Handle) -> _Key:
         """Notes that these groups have an array. From now on the cache frees the handle, and nothing else."""
-        key = _Key(id(array), mpmd_idxs)
+        key = piece.key
         if key in self._entries:  # of an array that has died since, or an invalid one
-            self._free(mpmd_idxs, self._entries[key].handle)
+            self._free(key.mpmd_idxs, self._entries[key].handle)
         died = functools.partial(self._died, key, handle)
-        self._entries[key] = _Entry(weakref.ref(array, died), handle)
+        self._entries[key] = _Entry(weakref.ref(piece.array, died), handle)
         return key
 
     def invalidate(self, entries: Iterable[tuple[_Key, Handle]]) -> None:
@@ -109,23 +122,23 @@ class Delivery:
         self._free = free
         self.host_arrays: tuple[dict[Handle, np.ndarray], ...] = tuple({} for _ in range(num_groups))
         self._transient: dict[Handle, tuple[int, ...]] = {}
-        self._to_cache: dict[_Key, tuple[jax.Array, Handle]] = {}
+        self._to_cache: dict[_Key, tuple[Piece, Handle]] = {}
 
-    def find(self, array: jax.Array, mpmd_idxs: tuple[int, ...]) -> Handle | None:
+    def find(self, piece: Piece) -> Handle | None:
         """The handle of an array on these groups, if they have it or are sent it with this step."""
-        if added := self._to_cache.get(_Key(id(array), mpmd_idxs)):
+        if added := self._to_cache.get(piece.key):
             return added[1]
-        return self._cache.find(array, mpmd_idxs)
+        return self._cache.find(piece)
 
-    def send(self, value: np.ndarray, mpmd_idxs: tuple[int, ...], array: jax.Array | None) -> Handle:
-        """Adds a value for groups; they keep it for later steps when it is that of ``array``."""
+    def send(self, value: np.ndarray, mpmd_idxs: tuple[int, ...], piece: Piece | None) -> Handle:
+        """Adds a value for groups; they keep it for later steps when it is that of ``piece``."""
         handle = self._next_handle()
         for mpmd_idx in mpmd_idxs:
             self.host_arrays[mpmd_idx][handle] = value
-        if array is None:
+        if piece is None:
             self._transient[handle] = mpmd_idxs
         else:
-            self._to_cache[_Key(id(array), mpmd_idxs)] = array, handle
+            self._to_cache[piece.key] = piece, handle
         return handle
 
     def transient(self, mpmd_idx: int) -> tuple[Handle, ...]:
@@ -134,10 +147,7 @@ class Delivery:
 
     def commit(self, replies: Iterable[Future[Any]]) -> None:
         """The step was submitted. Should it fail, groups may lack what it sent, which is then sent again."""
-        entries = [
-            (self._cache.add(array, key.mpmd_idxs, handle), handle)
-            for key, (array, handle) in self._to_cache.items()
-        ]
+        entries = [(self._cache.add(piece, handle), handle) for piece, handle in self._to_cache.values()]
         if entries:
             invalidate_failed = functools.partial(_invalidate_failed, self._cache, entries)
             for reply in replies:

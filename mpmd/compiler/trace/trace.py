@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,32 +12,37 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.annotate import mark_p
 from mpmd.compat import with_constants_as_inputs
-from mpmd.compiler.graph import Argument, Constant, Loop, LoopResult, Result, TracedStep
+from mpmd.compiler.graph import Argument, Constant, Leaf, Loop, LoopResult, Result, TracedStep
 from mpmd.compiler.jaxprs.equations import (
-    any_inside,
+    Atom,
     aval_of,
     avals_of,
     inline_calls,
     lookup,
     substitute,
     traced_eqns,
-    with_eqns,
 )
+from mpmd.compiler.stacks import CutStep, cut_stacks, in_loops, with_marks_open
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.carried_state import find_carried_state
 from mpmd.compiler.trace.check_loop import check_loop
 from mpmd.compiler.trace.dead_code import live_eqns, without_dead_code
-from mpmd.compiler.trace.ignore_marks import without_marks
+from mpmd.compiler.trace.ignore_marks import ignore_marks
 from mpmd.compiler.trace.number_marks import number_live_marks, number_marks
 from mpmd.reduce import treduce_p
 from mpmd.sharding import within
+from mpmd.stack import Stack
 from mpmd.tree import argument_paths, paths
 
 
 def trace(
-    fun: Callable, args: tuple, kwargs: dict[str, Any], submeshes: Sequence[AbstractMesh]
+    fun: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
+    submeshes: Sequence[AbstractMesh],
+    argument_stacks: Sequence[Stack | None] = (),
+    result_stacks: Sequence[Stack | None] = (),
 ) -> TracedStep:
     """Traces ``fun(*args, **kwargs)`` under the first group's submesh, with the state as the step returns it.
 
@@ -48,20 +54,27 @@ def trace(
       fun: the step; static arguments are already bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
       submeshes: those of the groups.
+      argument_stacks, result_stacks: for a function without a loop, how each leaf of the arguments and of the
+        result is in parts; ``None`` for one that is whole, none if all are.
 
     Raises: ``CompileError`` for a step with several loops, and for marks that do not make the stages of the
       loop's schedule.
-    Warns: ``PerformanceWarning`` for marks without a loop.
+    Warns: ``PerformanceWarning`` for marks without a loop, and for equations that put parts together.
     """
-    traced = _trace_once(fun, args, kwargs, submeshes)
+
+    def trace_once(args: tuple, kwargs: dict[str, Any]) -> TracedStep:
+        written = _write_down(fun, args, kwargs, submeshes)
+        given = () if written.has_loop else (argument_stacks, result_stacks)
+        return _traced(written, cut_stacks(*written.step, *given))
+
+    traced = trace_once(args, kwargs)
     leaves, treedef = jax.tree.flatten((args, kwargs))
-    weak = [i for i, j in traced.carried_state if _loses_weak_type(traced, i, j)]
+    weak = {traced.argument_leaf(i) for i, j in traced.carried_state if _loses_weak_type(traced, i, j)}
     if not weak:
         return traced
     for i in weak:
         leaves[i] = jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype)
-    args, kwargs = jax.tree.unflatten(treedef, leaves)
-    strong = _trace_once(fun, args, kwargs, submeshes)
+    strong = trace_once(*jax.tree.unflatten(treedef, leaves))
     return strong if _dtypes(strong) == _dtypes(traced) else traced
 
 
@@ -82,42 +95,92 @@ def _dtypes(traced: TracedStep) -> list[Any]:
     ]
 
 
-def _trace_once(
+@dataclasses.dataclass(frozen=True)
+class _Written:
+    """A step as it is written.
+
+    Attributes:
+      jaxpr: of the leaves of its arguments, with the calls outside of loops inlined.
+      constants: the values of the variables that it reads besides.
+      argument_paths: what its user calls the arguments.
+      out_shape: its result as a pytree.
+      carried_state: pairs of an argument's and a result's position that a training loop will connect.
+    """
+
+    jaxpr: Jaxpr
+    constants: dict[Var, Any]
+    argument_paths: tuple[str, ...]
+    out_shape: Any
+    carried_state: tuple[tuple[int, int], ...]
+
+    @property
+    def has_loop(self) -> bool:
+        return any(eqn.primitive is treduce_p for eqn in self.jaxpr.eqns)
+
+    @property
+    def step(self) -> tuple[Jaxpr, dict[Var, Any], tuple[tuple[int, int], ...]]:
+        """What is cut."""
+        return self.jaxpr, self.constants, self.carried_state
+
+
+def _write_down(
     fun: Callable, args: tuple, kwargs: dict[str, Any], submeshes: Sequence[AbstractMesh]
-) -> TracedStep:
+) -> _Written:
     closed, out_shape = _make_jaxpr(fun, args, kwargs, submeshes[0])
-    jaxpr, values = _inlined(closed, submeshes)
+    jaxpr, constants = _inlined(closed, submeshes)
     check_loop(jaxpr)
     if not any(eqn.primitive is treduce_p for eqn in jaxpr.eqns):
-        jaxpr = without_marks(jaxpr)
-    copies, results = _results(jaxpr, values, paths(out_shape))
-    before, loop, after = _around_loop(jaxpr, copies, results)
-    arguments = tuple(map(Argument, argument_paths(args, kwargs), jaxpr.invars))
+        jaxpr = ignore_marks(jaxpr)
+    carried = find_carried_state((*args, *kwargs.values()), jaxpr, out_shape)
+    return _Written(jaxpr, constants, argument_paths(args, kwargs), out_shape, carried)
+
+
+def _traced(written: _Written, cut: CutStep) -> TracedStep:
+    argument_leaves = tuple(map(_leaf, written.argument_paths, written.jaxpr.invars, cut.argument_stacks))
+    result_leaves = tuple(map(_leaf, paths(written.out_shape), written.jaxpr.outvars, cut.result_stacks))
+    copies, result_vars = _result_vars(cut.jaxpr, cut.constants)
+    before, loop, after = _around_loop(cut.jaxpr, copies, result_vars)
     read = {atom for eqn in (*before, *after) for atom in eqn.invars if isinstance(atom, Var)}
     if loop is not None:
         read |= {atom for eqn in loop.eqns for atom in eqn.invars if isinstance(atom, Var)}
         of_results = (atom for result in loop.results for atom in (result.initial, result.value))
         read |= {atom for atom in of_results if isinstance(atom, Var)}
-    constants = tuple(Constant(var, value) for var, value in values.items() if var in read)
-    traced = TracedStep(
-        arguments=arguments,
-        constants=constants,
+    argument_names = [name for leaf in argument_leaves for name in leaf.names]
+    result_names = [name for leaf in result_leaves for name in leaf.names]
+    return TracedStep(
+        arguments=tuple(map(Argument, argument_names, cut.jaxpr.invars)),
+        constants=tuple(Constant(var, value) for var, value in cut.constants.items() if var in read),
         before=before,
         loop=loop,
         after=after,
-        results=results,
-        out_shape=out_shape,
-        carried_state=(),
+        results=tuple(map(Result, result_names, result_vars)),
+        out_shape=written.out_shape,
+        argument_leaves=argument_leaves,
+        result_leaves=result_leaves,
+        carried_state=tuple(_carried_parts(written.carried_state, argument_leaves, result_leaves)),
     )
-    carried = find_carried_state((*args, *kwargs.values()), traced)
-    return dataclasses.replace(traced, carried_state=carried)
+
+
+def _leaf(path: str, atom: Atom, stack: Stack | None) -> Leaf:
+    aval = aval_of(atom)
+    return Leaf(path, tuple(aval.shape), aval.dtype, aval.weak_type, stack)
+
+
+def _carried_parts(
+    carried_state: Sequence[tuple[int, int]], arguments: Sequence[Leaf], results: Sequence[Leaf]
+) -> Iterator[tuple[int, int]]:
+    """The pairs of the parts of leaves."""
+    first_argument = [0, *itertools.accumulate(len(leaf.names) for leaf in arguments)]
+    first_result = [0, *itertools.accumulate(len(leaf.names) for leaf in results)]
+    for i, j in carried_state:
+        if arguments[i].stack == results[j].stack:
+            yield from ((first_argument[i] + p, first_result[j] + p) for p in range(len(arguments[i].names)))
 
 
 def _around_loop(
-    jaxpr: Jaxpr, copies: Sequence[JaxprEqn], results: Sequence[Result]
+    jaxpr: Jaxpr, copies: Sequence[JaxprEqn], wanted: Sequence[Var]
 ) -> tuple[tuple[JaxprEqn, ...], Loop | None, tuple[JaxprEqn, ...]]:
     """The live equations before the loop, the loop, and the live equations after it."""
-    wanted = [result.var for result in results]
     at = next((i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is treduce_p), None)
     if at is None:
         return (), None, live_eqns([*jaxpr.eqns, *copies], wanted)
@@ -147,7 +210,9 @@ def _make_jaxpr(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: Abs
 
 
 def _inlined(closed: ClosedJaxpr, submeshes: Sequence[AbstractMesh]) -> tuple[Jaxpr, dict[Var, Any]]:
-    """The step without calls outside of loops, and, in loops, without calls that have marks inside.
+    """The step without calls outside of loops, and, in loops, without those that have marks inside.
+
+    Rematerialised functions count as calls there.
 
     Returns: a jaxpr of the arguments, and the values of the constants that it reads.
     """
@@ -155,16 +220,10 @@ def _inlined(closed: ClosedJaxpr, submeshes: Sequence[AbstractMesh]) -> tuple[Ja
     values = dict(zip(jaxpr.invars, closed.consts, strict=False))
     jaxpr, hoisted = inline_calls(with_abstract_meshes(jaxpr, submeshes), lambda eqn: True)
     values |= hoisted
-    eqns: list[JaxprEqn] = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is treduce_p:
-            body, hoisted = inline_calls(eqn.params["body"], lambda inner: any_inside(inner, mark_p))
-            # The values that the inlined calls closed over become operands of the loop.
-            eqn = eqn.replace(invars=[*hoisted, *eqn.invars], params={**eqn.params, "body": body})
-            values |= hoisted
-        eqns.append(eqn)
+    jaxpr, hoisted = in_loops(jaxpr, with_marks_open)
+    values |= hoisted
     arguments = [var for var in jaxpr.invars if var not in values]
-    return with_eqns(jaxpr, eqns, invars=arguments), values
+    return jaxpr.replace(invars=arguments), values
 
 
 def _loop(eqn: JaxprEqn) -> Loop:
@@ -201,15 +260,13 @@ def _loop(eqn: JaxprEqn) -> Loop:
     )
 
 
-def _results(
-    jaxpr: Jaxpr, constants: Collection[Var], out_paths: tuple[str, ...]
-) -> tuple[list[JaxprEqn], tuple[Result, ...]]:
+def _result_vars(jaxpr: Jaxpr, constants: Collection[Var]) -> tuple[list[JaxprEqn], list[Var]]:
     """The results, each a value of the step, and the equations that make copies of literals and constants."""
     eqns: list[JaxprEqn] = []
-    results: list[Result] = []
-    for path, atom in zip(out_paths, jaxpr.outvars, strict=True):
+    results: list[Var] = []
+    for atom in jaxpr.outvars:
         if isinstance(atom, Literal) or atom in constants:
             copies, (atom,) = traced_eqns(lambda x: [jnp.copy(x)], [atom])
             eqns += copies
-        results.append(Result(path, atom))
-    return eqns, tuple(results)
+        results.append(atom)
+    return eqns, results
