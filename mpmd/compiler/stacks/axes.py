@@ -194,7 +194,7 @@ def _stack(eqn: JaxprEqn) -> Iterator[Axis]:
 
 _RULES: dict[str, Callable[[JaxprEqn], Iterable[Axis]]] = {
     **dict.fromkeys(
-        "sharding_constraint random_fold_in igamma igammac conj complex name".split(), _elementwise
+        "sharding_constraint reshard random_fold_in igamma igammac conj complex name".split(), _elementwise
     ),
     **dict.fromkeys("random_wrap random_unwrap random_bits random_split".split(), _leading),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _along("axis")),
