@@ -321,9 +321,7 @@ def layers_stacked_in_the_loss(kind):
         if kind == "list":
             layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
         elif kind == "expanded":
-            layers = jax.tree.map(
-                lambda *leaves: jnp.concatenate([leaf[None] for leaf in leaves]), *params
-            )
+            layers = jax.tree.map(lambda *leaves: jnp.concatenate([leaf[None] for leaf in leaves]), *params)
         else:
             halves = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *params[i : i + 3]) for i in (0, 3)]
             layers = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *halves)
@@ -365,7 +363,9 @@ def one_function_scanned_twice():
         return scanned(lambda h, p: mpmd.mark_stage_end(layer(p, h), every=2), h, layers)
 
     def loss(params, x, y):
-        first, second = (jax.tree.map(lambda leaf, s=s: leaf[s], params["layers"]) for s in (slice(4), slice(4, 8)))
+        first, second = (
+            jax.tree.map(lambda leaf, s=s: leaf[s], params["layers"]) for s in (slice(4), slice(4, 8))
+        )
         return squares(run(run(x, first), second), y)
 
     return train(loss, stacked(8), 4, optimizer=CLIPPED_ADAM, groups=4)
@@ -480,7 +480,9 @@ def moving_average_of_stacked_weights():
         return (params, average, opt_state), (value, optax.global_norm(grads))
 
     params = stacked()
-    return Case(step, (params, params, CLIPPED_ADAM.init(params)), batch(), holds=in_parts("[1]['layers']['w']["))
+    return Case(
+        step, (params, params, CLIPPED_ADAM.init(params)), batch(), holds=in_parts("[1]['layers']['w'][")
+    )
 
 
 @program()
@@ -630,9 +632,7 @@ def scans_without_a_backward(kind):
         if kind == "forward":
             return params, loop(lambda x, y: model()(params, x, y), (xs, ys))
         slope = jax.tree.map(jnp.ones_like, params)
-        both = loop(
-            lambda x, y: jax.jvp(partial(model(), x=x, y=y), (params,), (slope,)), (xs, ys)
-        )
+        both = loop(lambda x, y: jax.jvp(partial(model(), x=x, y=y), (params,), (slope,)), (xs, ys))
         return params, both
 
     return Case(step, stacked(), batch(), holds=in_parts("['layers']['w']["))
