@@ -70,8 +70,8 @@ def mark_stage_end(
     result belongs to later stages. ``S`` stages have ``S - 1`` marks; one more, after the last stage, is
     allowed. Anywhere but in the loop of a step compiled by ``mpmd_jit_with_loop`` it is the identity.
 
-    In the body of a ``jax.lax.scan`` over layers, ``x`` is what is carried to the next layer. Stages end after
-    whole iterations: after each one, unless ``every`` or ``num_stages`` says otherwise. Arrays that are
+    In the body of a ``jax.lax.scan`` over layers, ``x`` is what is carried to the next layer. Stages end
+    after whole iterations: after each one, unless ``every`` or ``num_stages`` says otherwise. Arrays that are
     scanned over, and what is computed of them, are then held in parts, each by the group of its layers.
 
     Args:

@@ -127,7 +127,7 @@ def _broadcast(eqn: JaxprEqn) -> Iterator[Axis]:
 
 
 def _reshape(eqn: JaxprEqn) -> Iterator[Axis]:
-    """Dimensions before which there are as many elements: equal ones, and the first of merged or split ones."""
+    """Dimensions with as many elements before them: equal ones, and the first of merged or split ones."""
     if eqn.params.get("dimensions") is not None:
         return
     shape, target = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])

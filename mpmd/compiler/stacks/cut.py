@@ -28,7 +28,8 @@ class CutStep:
     Attributes:
       jaxpr: of the parts of arguments and results, in order.
       constants: the values of the variables that it reads besides.
-      argument_stacks, result_stacks: for each argument and result as it was, how it is in parts; ``None``: whole.
+      argument_stacks, result_stacks: for each argument and result as it was, how it is in parts; ``None`` for
+        one that is whole.
     """
 
     jaxpr: Jaxpr
@@ -101,7 +102,7 @@ def _links(jaxpr: Jaxpr, seeds: Sequence[tuple[Var, Stack]]) -> Links:
 
 
 def _with_remat_open(jaxpr: Jaxpr, links: Links) -> Jaxpr | None:
-    """The step with rematerialised functions opened that read or make values in parts; ``None`` without any."""
+    """The step with those rematerialised functions open that touch values in parts; ``None`` without any."""
 
     def touches_parts(eqn: JaxprEqn) -> bool:
         return any(links.dimensions.stack(atom) for atom in (*eqn.invars, *eqn.outvars))

@@ -1,14 +1,15 @@
 """Finds out which dimensions count layers, and where they are cut.
 
-Dimensions that are one and the same are a class, found by union. A scan over layers says where the classes of
-what it scans over are cut; everything else follows: a class of dimensions of which parts are cut is cut there
-and where these parts begin and end, and parts of what is cut are cut where it is. Where a dimension is cut is a
-fraction of it, because merging it with others changes its size.
+Dimensions that are one and the same are a class, found by union. A scan over layers says where the classes
+of what it scans over are cut; everything else follows: a class of dimensions of which parts are cut is cut
+there and where these parts begin and end, and parts of what is cut are cut where it is. Where a dimension is
+cut is a fraction of it, because merging it with others changes its size.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -59,7 +60,7 @@ class Dimensions:
             self._parts.append(_Part(whole, part, Fraction(start, size), Fraction(length, size)))
 
     def cut(self, node: Node, size: int, at: Iterable[int]) -> None:
-        """A dimension of some size is in parts, which begin and end at these elements; perhaps in one part."""
+        """A dimension of some size is in parts that begin and end at these elements; perhaps in one part."""
         self._cuts.setdefault(node, set()).update(_inner(Fraction(i, size) for i in at))
 
     def spread(self) -> None:
@@ -86,7 +87,7 @@ class Dimensions:
         if not cuts or any((cut * size).denominator != 1 for cut in cuts):
             return None
         ends = [0, *sorted(int(cut * size) for cut in cuts), size]
-        return tuple(stop - start for start, stop in zip(ends[:-1], ends[1:], strict=True))
+        return tuple(stop - start for start, stop in itertools.pairwise(ends))
 
     def stack(self, atom: Atom) -> Stack | None:
         """How a value is in parts; ``None`` if it is whole, as one of which two dimensions are cut."""

@@ -71,7 +71,7 @@ def with_remat_open(body: Jaxpr, should_open: Callable[[JaxprEqn], bool]) -> Jax
 
 
 def with_calls_open(jaxpr: Jaxpr) -> tuple[Jaxpr, Constants]:
-    """The jaxpr without calls, those in the branches of conditionals included; these have variables of their own."""
+    """The jaxpr without calls, also in branches of conditionals, which then have variables of their own."""
     jaxpr, constants = inline_calls(jaxpr, lambda eqn: called(eqn) is not None)
     eqns = []
     for eqn in jaxpr.eqns:

@@ -154,9 +154,14 @@ def _add_in_parts(values: Values, eqn: JaxprEqn, axis: Axis, stacks: dict[int, S
         if i in axis.outs:
             values.set_parts(var, results[i])
         else:
-            combine = axis.combine
-            assert combine is not None, f"{eqn.primitive} has no way to combine parts"
-            values.set_whole(var, values.trace(lambda *xs: [reduce(combine, xs)], results[i], eqn)[0])
+            values.set_whole(var, _combined(values, eqn, axis, results[i]))
+
+
+def _combined(values: Values, eqn: JaxprEqn, axis: Axis, results: Sequence[Atom]) -> Atom:
+    """The result of the parts' results."""
+    combine = axis.combine
+    assert combine is not None, f"{eqn.primitive} has no way to combine parts"
+    return values.trace(lambda *xs: [reduce(combine, xs)], results, eqn)[0]
 
 
 def _alike(var: Var, number: int) -> tuple[Var, ...]:

@@ -1,4 +1,4 @@
-"""The values of a step that is written anew: which are whole, which are in parts, and how one becomes the other."""
+"""The values of a step that is written anew: which are in parts, and how parts are put together or cut."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
         mark = mark_of(eqn)
         if mark is not None and mark.boundary.is_of_scan and scan is None:
             yield (
-                f"mark_stage_end at {where(eqn)} says after which iterations stages end, but it is not in the "
-                "body of a lax.scan: leave out every and num_stages, or scan over the layers"
+                f"mark_stage_end at {where(eqn)} says after which iterations stages end, but it is not in "
+                "the body of a lax.scan: leave out every and num_stages, or scan over the layers"
             )
         if mark is not None or not any_inside(eqn, mark_p):
             continue
@@ -88,8 +88,8 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
             yield from _misplaced_marks(eqn.params["jaxpr"].jaxpr, eqn)
         else:
             yield (
-                f"mark_stage_end at {_mark_inside(eqn)} is inside a scan within a scan: put it in the body of "
-                "the outer one, behind the inner one"
+                f"mark_stage_end at {_mark_inside(eqn)} is inside a scan within a scan: put it in the body "
+                "of the outer one, behind the inner one"
             )
 
 

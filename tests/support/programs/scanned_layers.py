@@ -477,7 +477,7 @@ def moving_average_of_stacked_weights():
         updates, opt_state = CLIPPED_ADAM.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
         average = optax.incremental_update(params, average, 0.1)
-        return (params, average, opt_state), (value, optax.global_norm(grads))
+        return (params, average, opt_state), (value, optax.tree.norm(grads))
 
     params = stacked()
     return Case(
