@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import JaxprEqn
 
 from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.stacks.axes import shape_of
@@ -59,20 +59,8 @@ def _slice(eqn: JaxprEqn) -> Iterator[Assembly]:
     bounds = zip(eqn.params["start_indices"], eqn.params["limit_indices"], strict=True)
     for d, (start, limit) in enumerate(bounds):
         if limit - start < shape[d] and (strides is None or strides[d] == 1):
-            yield _taken(eqn, d, start, limit - start)
-
-
-def _dynamic_slice(eqn: JaxprEqn) -> Iterator[Assembly]:
-    """A slice at a known index, which JAX moves to where the slice fits."""
-    shape = shape_of(eqn.invars[0])
-    for d, size in enumerate(eqn.params["slice_sizes"]):
-        index = eqn.invars[1 + d]
-        if size < shape[d] and isinstance(index, Literal):
-            yield _taken(eqn, d, max(0, min(int(index.val), shape[d] - size)), size)
-
-
-def _taken(eqn: JaxprEqn, dim: int, start: int, size: int) -> Assembly:
-    return Assembly(eqn.invars[0], dim, (Member(eqn.outvars[0], start, size),), takes_apart=True)
+            member = Member(eqn.outvars[0], start, limit - start)
+            yield Assembly(eqn.invars[0], d, (member,), takes_apart=True)
 
 
 def _pad(eqn: JaxprEqn) -> Iterator[Assembly]:
@@ -110,7 +98,6 @@ def _unstack(eqn: JaxprEqn) -> Iterator[Assembly]:
 
 _RULES: dict[str, Callable[[JaxprEqn], Iterator[Assembly]]] = {
     "concatenate": _concatenate,
-    "dynamic_slice": _dynamic_slice,
     "pad": _pad,
     "slice": _slice,
     "split": _split,

@@ -192,7 +192,8 @@ def _take_apart(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
             values.piece(assembly.whole, dim, member.start + s.start, member.start + s.stop, eqn)
             for s in cut.slices
         ]
-        pieces = [_elsewhere_sliced(values, eqn, dim, piece) for piece in pieces]
+        if eqn.primitive.name == "slice":
+            pieces = [_elsewhere_sliced(values, eqn, dim, piece) for piece in pieces]
         if not member.has_dim:
             pieces = values.trace(lambda x: [lax.squeeze(x, [dim])], pieces, eqn)
         if cut == stack:
@@ -203,21 +204,14 @@ def _take_apart(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
 
 def _elsewhere_sliced(values: Values, eqn: JaxprEqn, dim: int, piece: Atom) -> Atom:
     """The piece as a slice along other dimensions leaves it."""
-    if eqn.primitive.name not in ("slice", "dynamic_slice"):
-        return piece
     shape = list(aval_of(eqn.outvars[0]).shape)
     shape[dim] = aval_of(piece).shape[dim]
-    if tuple(shape) == tuple(aval_of(piece).shape):
+    if shape == list(aval_of(piece).shape):
         return piece
+    starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
+    starts[dim], limits[dim] = 0, shape[dim]
     var = Var(eqn.outvars[0].aval.update(shape=tuple(shape)))
-    if eqn.primitive.name == "slice":
-        starts, limits = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
-        starts[dim], limits[dim] = 0, shape[dim]
-        values.emit(eqn, [piece], [var], start_indices=tuple(starts), limit_indices=tuple(limits))
-    else:
-        indices = list(map(values.whole, eqn.invars[1:]))
-        indices[dim] = values.trace(lambda i: [jnp.zeros_like(i)], [indices[dim]], eqn)[0]
-        values.emit(eqn, [piece, *indices], [var], slice_sizes=tuple(shape))
+    values.emit(eqn, [piece], [var], start_indices=tuple(starts), limit_indices=tuple(limits))
     return var
 
 

@@ -74,7 +74,7 @@ OPTIMIZERS = {
 }
 
 
-@program(OPTIMIZERS, on_ray={"clipped adamw", "apply_if_finite"})
+@program(OPTIMIZERS, on_ray={"clipped adamw"})
 def scanned_layers_with(optimizer):
     return train(model(), stacked(), optimizer=optimizer, holds=WEIGHTS)
 
@@ -144,7 +144,7 @@ def two_products(p, h):
     return jnp.tanh(jnp.sin(h @ p["w"]) @ p["w"].T + p["b"])
 
 
-@program(REMAT, on_ray={"dots"})
+@program(REMAT)
 def remat_of_the_layer_and_its_mark(options):
     def body(h, p):
         return mpmd.mark_stage_end(two_products(p, h), every=2)
@@ -167,7 +167,7 @@ def remat_of_a_whole_loss_with_a_scan(options):
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
 
 
-@program(REMAT, on_ray={"full"})
+@program(REMAT)
 def remat_of_a_whole_loss_with_marks(options):
     def loss(params, x, y):
         h = x
@@ -193,7 +193,7 @@ def remat_within_remat_around_marks():
     return train(jax.checkpoint(loss), params)
 
 
-@program({"body": "body", "keys": "keys", "folded": "folded"}, on_ray={"keys"})
+@program(["body", "keys", "folded"])
 def dropout_in_a_scan(kind):
     def loss(params, x, y):
         key = jax.random.fold_in(jax.random.key(3), jnp.int32(x[0, 0] * 1000))
@@ -222,7 +222,7 @@ def dropout_in_a_scan(kind):
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
 
 
-@program({"stacked": "stacked", "carried": "carried", "both": "both"})
+@program(["stacked", "carried", "both"])
 def auxiliary_losses_of_layers(kind):
     def body(carry, p):
         h, total = carry
@@ -240,7 +240,7 @@ def auxiliary_losses_of_layers(kind):
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
 
 
-@program(on_ray=True)
+@program()
 def statistics_of_layers_as_results():
     """The loop's results have one row for each layer, and so are in parts."""
 
@@ -295,9 +295,8 @@ def integers_and_more_in_the_carry(marked):
     return train(loss, stacked(), holds=WEIGHTS)
 
 
-@program({"first": 0, "last": -1, "reversed": None, "unrolled": 2})
-def ways_to_scan(kind):
-    options = {"unroll": 2} if kind == 2 else {"reverse": True} if kind is None else {}
+@program({"residual": {}, "reversed": {"reverse": True}, "unrolled": {"unroll": 4}})
+def ways_to_scan(options):
 
     def body(h, p):
         return h + layer(p, h) * 0.5
@@ -315,7 +314,7 @@ def layers_along_another_axis():
     return train(loss, params, optimizer=CLIPPED_ADAM, holds=in_parts("[0]['layers']['w'][:"))
 
 
-@program({"list": "list", "expanded": "expanded", "concatenated": "concatenated"})
+@program(["list", "expanded", "concatenated"])
 def layers_stacked_in_the_loss(kind):
     def loss(params, x, y):
         if kind == "list":
@@ -332,7 +331,7 @@ def layers_stacked_in_the_loss(kind):
     return train(loss, params, optimizer=CLIPPED_ADAM)
 
 
-@program({"slices": "slices", "split": "split", "uneven": "uneven"})
+@program(["slices", "split", "uneven"])
 def several_scans_over_one_stack(kind):
     """The first scan has one stage, the second one two."""
 
@@ -371,7 +370,7 @@ def one_function_scanned_twice():
     return train(loss, stacked(8), 4, optimizer=CLIPPED_ADAM, groups=4)
 
 
-@program({"inner": "inner", "outer": "outer"})
+@program(["inner", "outer"])
 def nested_scans(kind):
     """Blocks of two layers: a scan over blocks, with the mark, and one over the layers of each."""
 
@@ -437,7 +436,7 @@ def one_layer_applied_many_times():
     return train(loss, {"w": jnp.eye(WIDTH) / 2, "b": jnp.full(WIDTH, 0.1)}, optimizer=CLIPPED_ADAM)
 
 
-@program({"bfloat16": jnp.bfloat16, "float16": jnp.float16}, on_ray={"bfloat16"})
+@program({"bfloat16": jnp.bfloat16, "float16": jnp.float16})
 def mixed_precision_scans(dtype):
     def loss(params, x, y):
         layers = jax.tree.map(lambda leaf: leaf.astype(dtype), params["layers"])
@@ -626,7 +625,7 @@ def equinox_scanned_modules(checkpointed):
     return train(loss, params, optimizer=CLIPPED_ADAM)
 
 
-@program({"slope": "slope", "forward": "forward"})
+@program(["slope", "forward"])
 def scans_without_a_backward(kind):
     def step(params, xs, ys):
         if kind == "forward":
