@@ -15,7 +15,6 @@ from mpmd.arguments.delivered import Argument
 from mpmd.arguments.leaves import ArgumentLeaf, as_described
 from mpmd.arguments.signature import CallSignature
 from mpmd.array import MpmdArray, StepFuture
-from mpmd.compiler.graph import Leaf
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.events import Event
 from mpmd.explanation import Explanation, Report, explain_plan, report
@@ -27,7 +26,7 @@ from mpmd.routes import Topology
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle, StepRequest
-from mpmd.stack import Stack
+from mpmd.stack import Leaf, Stack
 from mpmd.stacked_array import StackedMpmdArray
 from mpmd.stopwatch import Stopwatch
 from mpmd.verify import verify

@@ -1,4 +1,4 @@
-"""An array of stacked layers that is in parts, as data."""
+"""Arrays of stacked layers that are in parts, as data."""
 
 from __future__ import annotations
 
@@ -53,3 +53,30 @@ class Stack:
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """The array that has these parts."""
         return np.concatenate(parts, self.axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A leaf of the step's arguments or result, as its user has it.
+
+    Attributes:
+      path: what users call it, such as ``args[0].params['w']``.
+      shape: of the whole; ``dtype`` and ``weak_type`` are those of each part.
+      stack: how it is in parts; ``None``: it is one value.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool
+    stack: Stack | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its parts are called; its own name if it is one value."""
+        return tuple(self.path + name for name in self.stack.names) if self.stack else (self.path,)
+
+
+def per_part(leaves: Sequence[Leaf], values: Sequence[Any]) -> list[Any]:
+    """Values of leaves, once for each part of the leaf."""
+    return [value for leaf, value in zip(leaves, values, strict=True) for _ in leaf.names]

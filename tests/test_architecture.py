@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "mpmd.tables": "",
     "mpmd.tree": "",
     "mpmd.names": "mpmd.ir",
-    "mpmd.placement": "mpmd.ir",
+    "mpmd.stack": "",
+    "mpmd.placement": "mpmd.ir mpmd.stack",
     "mpmd.specs": "mpmd.ir",
     "mpmd.events": "mpmd.ir",
     "mpmd.keys": "mpmd.compat mpmd.ir",
@@ -42,9 +43,10 @@ MAY_IMPORT = {
     "mpmd.per_group": "",
     "mpmd.reduce": "mpmd.compat mpmd.schedules mpmd.tree",
     "mpmd.compiler.jaxprs": "mpmd.compat",
-    "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
-    "mpmd.compiler.trace": "mpmd.annotate mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors "
-    "mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tree",
+    "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules mpmd.stack",
+    "mpmd.compiler.stacks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.errors mpmd.reduce mpmd.stack",
+    "mpmd.compiler.trace": "mpmd.annotate mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs "
+    "mpmd.compiler.stacks mpmd.errors mpmd.reduce mpmd.schedules mpmd.sharding mpmd.stack mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.reduce mpmd.schedules",
     "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group mpmd.placement "
@@ -56,7 +58,7 @@ MAY_IMPORT = {
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
     "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir "
-    "mpmd.placement mpmd.program mpmd.stopwatch mpmd.verify",
+    "mpmd.placement mpmd.program mpmd.stack mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names "
     "mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
@@ -116,13 +118,15 @@ MAY_IMPORT = {
     # The user's face.
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
     "mpmd.array": "mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding",
+    "mpmd.stacked_array": "mpmd.array mpmd.placement mpmd.runtime mpmd.stack",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
-    "mpmd.tree",
+    "mpmd.stack mpmd.tree",
     "mpmd.checkpoint": "mpmd.arguments mpmd.array mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.mesh "
-    "mpmd.runtime mpmd.sharding",
+    "mpmd.placement mpmd.runtime mpmd.stacked_array",
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
-    "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.verify",
+    "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint "
+    "mpmd.compiler.pipeline mpmd.events mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement "
+    "mpmd.routes mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.verify",
     "mpmd.step": "mpmd.arguments mpmd.compiler.graph mpmd.compiler.pipeline mpmd.loaded_step mpmd.mesh "
     "mpmd.placement mpmd.runtime",
     "mpmd.__main__": "mpmd.cli",

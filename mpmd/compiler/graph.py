@@ -14,7 +14,7 @@ Grammar, from the traced step to the one that is ready to be lowered::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from jax.extend.core import JaxprEqn, Var
@@ -24,7 +24,7 @@ from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.jaxprs.printing import Names, indented
 from mpmd.ir import Cell, Spec, TaskKind
 from mpmd.schedules import Schedule
-from mpmd.stack import Stack
+from mpmd.stack import Leaf, per_part
 
 PartialSums = Literal["replicated", "all", "none"]
 """Which accumulators may hold partial sums over the devices of a group: see ``mpmd_jit_with_loop``."""
@@ -34,33 +34,6 @@ Gather = Literal["task", "step"]
 
 GroupSet = frozenset[int]
 """The groups that hold a value or run an equation."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-    """A leaf of the step's arguments or result, as its user has it.
-
-    Attributes:
-      path: what users call it, such as ``args[0].params['w']``.
-      shape: of the whole; ``dtype`` and ``weak_type`` are those of each part.
-      stack: how it is in parts; ``None``: it is one value.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: Any
-    weak_type: bool
-    stack: Stack | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What its parts are called; its own name if it is one value."""
-        return tuple(self.path + name for name in self.stack.names) if self.stack else (self.path,)
-
-
-def per_part(leaves: Sequence[Leaf], values: Sequence[Any]) -> list[Any]:
-    """Values of leaves, once for each part of the leaf."""
-    return [value for leaf, value in zip(leaves, values, strict=True) for _ in leaf.names]
 
 
 @dataclasses.dataclass(frozen=True)

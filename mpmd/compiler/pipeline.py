@@ -16,7 +16,7 @@ from mpmd.compiler.checks import (
     check_task_graph,
     check_traced_step,
 )
-from mpmd.compiler.graph import Gather, Leaf, PartialSums, TracedStep, per_part
+from mpmd.compiler.graph import Gather, PartialSums, TracedStep
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import check_specs, place
 from mpmd.compiler.shard import argument_specs, shard
@@ -25,6 +25,7 @@ from mpmd.compiler.trace import trace
 from mpmd.ir import Spec
 from mpmd.placement import ANYWHERE, Placement
 from mpmd.program import Program
+from mpmd.stack import Leaf, per_part
 from mpmd.stopwatch import Stopwatch
 from mpmd.verify import Verified, verify
 

@@ -162,7 +162,8 @@ def iterations_of(boundary: Boundary, length: int, line: str) -> tuple[int, ...]
         return (every,) * (length // every)
     if sum(every) != length:
         raise ValueError(
-            f"{at}, but every={every} has {sum(every)}: the numbers of all stages have to add up"
+            f"{at}, but every={every} has {sum(every)}: give the numbers of all stages, which add up to "
+            f"{length}"
         )
     return every
 

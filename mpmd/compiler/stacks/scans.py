@@ -12,6 +12,7 @@ from jax.extend.core import Var
 from mpmd.annotate import Boundary, mark_p
 from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.stacks.marked_scans import LayerScan
+from mpmd.compiler.stacks.recompute import Passed, Recomputation, recomputation
 from mpmd.compiler.stacks.values import Values, part_vars, zeros_like
 from mpmd.stack import Stack
 
@@ -32,13 +33,16 @@ def add_scan(values: Values, scan: LayerScan, sizes: tuple[int, ...], boundaries
     Args:
       sizes: of the parts of what is scanned over.
     """
-    _ScanRule(values, scan, Stack(0, sizes), boundaries).add()
+    stack = Stack(0, sizes)
+    again = recomputation(scan, values.passed, stack) or Recomputation(scan, {})
+    _ScanRule(values, again, stack, boundaries).add()
 
 
 class _ScanRule:
-    def __init__(self, values: Values, scan: LayerScan, stack: Stack, boundaries: Boundaries):
+    def __init__(self, values: Values, scan: Recomputation, stack: Stack, boundaries: Boundaries):
         self._values = values
-        self._scan = scan
+        self._scan = scan.scan
+        self._known = scan.starts
         self._stack = stack
         self._boundaries = boundaries
 
@@ -53,10 +57,14 @@ class _ScanRule:
         order = range(len(slices))[:: -1 if eqn.params["reverse"] else 1]
         carry = initial
         sums: dict[int, list[Atom]] = {i: [] for i in self._scan.added_to}
+        starts: dict[int, tuple[Atom, ...]] = {}
         for number, p in enumerate(order):
+            if number:
+                carry = [self._known[i][p] if i in self._known else a for i, a in enumerate(carry)]
             carry = self._before(carry, slices[p])
             if number:  # the first part adds to what there is, the others to nothing
                 carry = [zeros_like(values, a, eqn) if i in sums else a for i, a in enumerate(carry)]
+            starts[p] = tuple(carry)
             own = [parts[p] for parts in xs]
             after = self._add_part(fixed, carry, own, [parts[p] for parts in ys], self._stack.sizes[p])
             for i, summands in sums.items():
@@ -71,6 +79,8 @@ class _ScanRule:
                 values.set_parts(var, parts)
             else:
                 values.set_whole(var, values.joined(parts, 0, eqn))
+        passed = Passed(self._scan, self._stack, tuple(starts[p] for p in range(len(slices))))
+        values.passed.update(dict.fromkeys(stacked_vars, passed))
 
     def _add_part(
         self, fixed: Sequence[Atom], carry: Sequence[Atom], xs: Sequence[Atom], ys: Sequence[Var], length: int

@@ -12,6 +12,7 @@ from jax.extend.core import JaxprEqn, Var
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, size, traced_eqns
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.stacks.dimensions import Dimensions
+from mpmd.compiler.stacks.recompute import Passed
 from mpmd.stack import Stack
 
 
@@ -37,12 +38,17 @@ class Gathered:
 
 
 class Values:
-    """The values of one jaxpr that is written anew, and its equations so far."""
+    """The values of one jaxpr that is written anew, and its equations so far.
+
+    Attributes:
+      passed: for what scans have stacked, the scan.
+    """
 
     def __init__(self, dimensions: Dimensions, gathered: Gathered):
         self.dimensions = dimensions
         self.gathered = gathered
         self.eqns: list[JaxprEqn] = []
+        self.passed: dict[Var, Passed] = {}
         self._parts: dict[Var, tuple[Atom, ...]] = {}
         self._whole: dict[Var, Atom] = {}
         self._stacks: dict[Var, Stack | None] = {}

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compat import with_constants_as_inputs
-from mpmd.compiler.graph import Argument, Constant, Leaf, Loop, LoopResult, Result, TracedStep
+from mpmd.compiler.graph import Argument, Constant, Loop, LoopResult, Result, TracedStep
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
@@ -32,7 +32,7 @@ from mpmd.compiler.trace.ignore_marks import ignore_marks
 from mpmd.compiler.trace.number_marks import number_live_marks, number_marks
 from mpmd.reduce import treduce_p
 from mpmd.sharding import within
-from mpmd.stack import Stack
+from mpmd.stack import Leaf, Stack
 from mpmd.tree import argument_paths, paths
 
 
