@@ -15,6 +15,7 @@ from jax.extend.core import Jaxpr, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
 from mpmd.compiler.jaxprs.equations import Atom, closed, traced_eqns
+from mpmd.compiler.jaxprs.scans import computed
 from mpmd.compiler.jaxprs.source import is_transposed
 from mpmd.compiler.stacks.marked_scans import LayerScan, read_scan
 from mpmd.stack import Stack
@@ -116,22 +117,24 @@ class _Fusion:
         def scan(*operands):
             fixed, their_fixed, initial, their_initial, inputs, their_inputs = _cut(operands, sizes)
 
-            def one(carried, x):
-                mine, others = carried
+            def one(carry, x):
+                mine, others = carry
                 their_after = forward(*their_fixed, *others, *x[1])
                 marks = dict(zip(self._carried, their_after, strict=True))
-                given = iter(x[0])
-                rows = [marks[self._marks[i]] if i in self._marks else next(given) for i in range(len(xs))]
+                own = iter(x[0])
+                rows = [marks[self._marks[i]] if i in self._marks else next(own) for i in range(len(xs))]
                 after = run(*fixed, *mine, *rows)
+                given = [*mine, *others, *x[0], *x[1]]
+                carried = computed([*after[: len(mine)], *their_after], given)
                 again = [marks[i] for i in self._marks.values()]
-                return (after[: len(mine)], their_after), (after[len(mine) :], again)
+                return _cut(carried, [len(mine), len(others)]), computed([*after[len(mine) :], *again], given)
 
             params = eqn.params
-            start = (list(initial), list(their_initial))
-            (mine, others), (stacks, again) = lax.scan(
+            start = [initial, their_initial]
+            (mine, others), stacks = lax.scan(
                 one, start, (inputs, their_inputs), params["length"], params["reverse"], params["unroll"]
             )
-            return [*mine, *others, *stacks, *again]
+            return [*mine, *others, *stacks]
 
         operands = [*consts, *their_consts, *carry, *their_carry, *own_xs, *their_xs]
         (fused,), outvars = traced_eqns(scan, operands)
