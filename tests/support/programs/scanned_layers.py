@@ -57,6 +57,14 @@ def in_parts(*paths, parts=3):
 WEIGHTS = in_parts("[0]['layers']['w'][", "[0]['layers']['b'][")
 
 
+def only_scalars_travel_after_the_loop(loaded):
+    """Asserts that, and that weights are in parts: an optimizer gathers nothing."""
+    WEIGHTS(loaded)
+    for edge in mpmd.explain(loaded).edges:
+        outside = [value for value in edge.values if value.made_by is None or not value.made_by.in_loop]
+        assert all(value.aval.shape == () for value in outside), outside
+
+
 OPTIMIZERS = {
     "sgd": SGD,
     "clipped adamw": CLIPPED_ADAM,
@@ -76,7 +84,7 @@ OPTIMIZERS = {
 
 @program(OPTIMIZERS, on_ray={"clipped adamw"})
 def scanned_layers_with(optimizer):
-    return train(model(), stacked(), optimizer=optimizer, holds=WEIGHTS)
+    return train(model(), stacked(), optimizer=optimizer, holds=only_scalars_travel_after_the_loop)
 
 
 SPREADS = {
