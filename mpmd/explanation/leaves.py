@@ -164,7 +164,7 @@ _PART_OF_STACK = re.compile(r"(\[[^\[\]]*\]|\.\w+)(\[(?::, )*\d+:\d+\])$")
 
 
 def _with_part_first(path: str) -> str:
-    """The path with the part of a stack before its last key: then the same part of several stacks is a line."""
+    """The path with the part of a stack before its last key, so that a part of several stacks is one line."""
     return _PART_OF_STACK.sub(r"\2\1", path)
 
 
