@@ -12,6 +12,7 @@ from tests.support.programs import (
     outputs,
     precision,
     randomness,
+    scanned_layers,
     sharing,
     stages,
     submeshes,
@@ -33,5 +34,6 @@ THEMES = (
     libraries,
     precision,
     submeshes,
+    scanned_layers,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]
