@@ -16,9 +16,11 @@ from ray.actor import ActorHandle
 
 from cluster.actor_calls import ActorCalls
 from cluster.driver import RayRuntime
-from cluster.fleet import Fleet, SupersededError
-from cluster.journaled_runtime import FROM_DISK, JournaledRuntime
+from cluster.fleet import Fleet
+from cluster.journaled_runtime import FROM_DISK
 from cluster.recovery import FailureCounter, Recovery, RecoveryReport
+from cluster.storing_runtime import StoringRuntime
+from cluster.waits import SupersededError
 from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
@@ -26,7 +28,7 @@ from mpmd.runtime.journal import LoggedStep
 from mpmd.stopwatch import Stopwatch
 
 
-class RecoveringRuntime(JournaledRuntime):
+class RecoveringRuntime(StoringRuntime):
     """Replaces groups when they die.
 
     Args:
@@ -84,7 +86,7 @@ class RecoveringRuntime(JournaledRuntime):
         try:
             self._groups.detach(death)
             count_failure(None)
-            dead, connections = self._fleet.replace_all(
+            dead, connections, lost = self._fleet.replace_all(
                 self._dead, self._loads, self._journal.committed, watch, count_failure
             )
         except SupersededError:
@@ -101,12 +103,14 @@ class RecoveringRuntime(JournaledRuntime):
                 return
             self._groups.attach(self._calls(connections))
             self._dead.clear()
+            if lost is not None:
+                self._lose_values(death, lost)
             steps = self._ask_again()
             with watch("replayed"):
                 attempt = self._journal.attempt
                 self._wait_for_end_of(attempt, unless=lambda: all(map(self._journal.is_answered, steps)))
         report = RecoveryReport(
-            tuple(sorted(dead)), str(death), step.ordinal if step else None, len(steps), watch.seconds
+            tuple(sorted(dead)), str(death), step.ordinal if step else None, len(steps), watch.seconds, lost
         )
         self._reports.append(report)
         print(f"cluster: {report}", file=sys.stderr, flush=True)
