@@ -306,7 +306,8 @@ class JournaledRuntime(RuntimeBase):
                 if error is None:
                     future.set_result(result)
                 else:
-                    future.set_exception(copy_of(error) if error is self._loss else error)
+                    is_shared = isinstance(error, StateLostError)
+                    future.set_exception(copy_of(error) if is_shared else error)
             self._changed.notify_all()
 
     # Snapshots.

@@ -34,7 +34,7 @@ class RecoveringRuntime(StoringRuntime):
     Args:
       fleet, connections, limits, runtime_of, max_in_flight: as of ``JournaledRuntime``.
       recovery: when to copy values, and when to give up.
-      reports: a report of each recovery is added to it.
+      on_recovery: is called with a report of each recovery.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class RecoveringRuntime(StoringRuntime):
         limits: Limits,
         runtime_of: Callable[[ActorCalls], RayRuntime],
         recovery: Recovery,
-        reports: list[RecoveryReport],
+        on_recovery: Callable[[RecoveryReport], None],
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
-        self._reports = reports
+        self._on_recovery = on_recovery
         self._failures = FailureCounter(recovery.max_failures)
         super().__init__(fleet, connections, limits, runtime_of, recovery, max_in_flight)
 
@@ -60,6 +60,11 @@ class RecoveringRuntime(StoringRuntime):
     def is_recovering(self) -> bool:
         """Whether groups are being replaced."""
         return bool(self._dead)
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a snapshot is under way."""
+        return self._journal.snapshot is not None
 
     def _note_death(self, error: GroupDiedError) -> None:
         with self._changed:
@@ -112,7 +117,7 @@ class RecoveringRuntime(StoringRuntime):
         report = RecoveryReport(
             tuple(sorted(dead)), str(death), step.ordinal if step else None, len(steps), watch.seconds, lost
         )
-        self._reports.append(report)
+        self._on_recovery(report)
         print(f"cluster: {report}", file=sys.stderr, flush=True)
         self._fleet.starter.start_spares()
 

@@ -111,10 +111,11 @@ MAY_IMPORT = {
     "cluster.recovering_runtime": "cluster.actor_calls cluster.driver cluster.fleet "
     "cluster.journaled_runtime cluster.recovery cluster.storing_runtime cluster.waits cluster.watchdog "
     "mpmd.errors mpmd.runtime mpmd.stopwatch",
+    "cluster.metrics": "cluster.recovery",
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovering_runtime cluster.recovery "
     "cluster.status mpmd.routes",
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.driver "
-    "cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.process_info "
+    "cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.metrics cluster.process_info "
     "cluster.recovering_runtime cluster.recovery cluster.resources cluster.shapes cluster.transports "
     "cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh cluster.recovery",

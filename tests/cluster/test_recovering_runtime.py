@@ -152,7 +152,7 @@ class Driven(RecoveringRuntime):
 
 def runtime(recovery=None, failures=(), max_in_flight=16):
     recovery = recovery or Recovery(every=100)
-    return Driven(Fleet(failures), [], Limits(), groups_of, recovery, [], max_in_flight)
+    return Driven(Fleet(failures), [], Limits(), groups_of, recovery, lambda report: None, max_in_flight)
 
 
 def begin_recovery(driven, mpmd_idx):
