@@ -127,8 +127,8 @@ def loss_of_values(death: GroupDiedError, reason: str, checkpoint: str | None) -
     """
     known = "" if checkpoint is None else f". The last one that was saved or read here is {checkpoint}"
     message = (
-        f"{death}. The values of all groups are lost, because {reason}. The mesh goes on: restore the state "
-        f"from a checkpoint, such as by step.restore(path), or make it anew{known}"
+        f"{str(death).rstrip('.')}. The values of all groups are lost, because {reason}. The mesh goes on: "
+        f"restore the state from a checkpoint, such as by step.restore(path), or make it anew{known}"
     )
     return StateLostError(message, death.mpmd_idx, checkpoint)
 
