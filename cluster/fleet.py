@@ -195,17 +195,17 @@ class Fleet:
     def _open_started(self, resetting: Calls, count_failure: Callable[[Exception], None]) -> None:
         """Has new processes take their devices. They start together: also for those that die meanwhile."""
 
+        pings: Pings = {}
+
         def replace_dead() -> None:
-            for call in ray.wait([*resetting], num_returns=len(resetting), timeout=0)[0] if resetting else ():
-                try:
-                    ray.get(call)
-                except ray.exceptions.RayActorError as error:
-                    mpmd_idx = self.processes[resetting[call]].mpmd_idx
-                    for lost in [c for c, i in resetting.items() if self.processes[i].mpmd_idx == mpmd_idx]:
-                        del resetting[lost]
-                    count_failure(error)
-                    self._start({mpmd_idx})
-                    return
+            try:
+                self._waits.check_alive(set(resetting.values()), pings, self._limits)
+            except ProcessLostError as error:
+                count_failure(error)
+                gone = self._numbers_of({error.mpmd_idx})
+                for call in [call for call, number in resetting.items() if number in gone]:
+                    del resetting[call]
+                self._start({error.mpmd_idx})
 
         while self._unopened:
             opening = set(self._unopened)

@@ -62,6 +62,8 @@ class Waits:
     ) -> None:
         """Waits for calls, as long as the processes that were called are alive, and raises their errors.
 
+        Of an error it is not known whose death it is a consequence of; ``find_dead`` tells.
+
         Args:
           is_wanted: whether to go on waiting.
           fetch: not, for results that are not for the driver; their errors are raised to who gets them.
@@ -73,14 +75,16 @@ class Waits:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_SECONDS, fetch_local=False)
             if self.stop.is_set() or not is_wanted():
                 raise SupersededError("the mesh was closed, or a group has died")
-            try:
-                ray.get(ready if fetch else [])
-            except ray.exceptions.RayActorError as error:
-                raise self._lost(calls[ready[0]], f"has died: {error}") from error
+            if fetch:
+                ray.get(ready)
             if not ready:
                 self.check_alive({calls[call] for call in waiting}, pings, limits)
 
     def check_alive(self, numbers: Iterable[int], pings: Pings, limits: Limits = NO_LIMITS) -> None:
+        """Pings processes, and looks what has become of earlier pings. To be called again and again.
+
+        Raises: ``ProcessLostError`` when a process is dead, does not answer, or exceeds the limits.
+        """
         now = time.monotonic()
         for number in numbers:
             if number not in pings:
@@ -88,7 +92,11 @@ class Waits:
             since, ping = pings[number]
             if ray.wait([ping], timeout=0)[0]:
                 del pings[number]
-                if limits.exclude(doing := ray.get(ping)):
+                try:
+                    doing = ray.get(ping)
+                except ray.exceptions.RayActorError as error:
+                    raise self._lost(number, f"has died: {error}") from error
+                if limits.exclude(doing):
                     raise self._lost(number, f"is stuck: it is {doing}")
             elif now - since > health.UNRESPONSIVE_SECONDS:
                 raise self._lost(number, f"has not answered for {now - since:.0f} s")

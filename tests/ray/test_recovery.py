@@ -113,20 +113,40 @@ def test_what_was_restored_from_a_checkpoint_is_read_again(recovering_mesh, tmp_
 def test_another_group_may_die_during_recovery(local_ray, monkeypatch):
     """Before the first snapshot: after it, two groups that keep each other's copies may not die together."""
     monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
-    connect, killed = Fleet._connect, []
+    start, started = Fleet._start, []
 
-    def dying(fleet):
-        if not killed:
-            killed.append(kill(mesh, 1))
-        connect(fleet)
+    def noting_start(fleet, groups):
+        started.append(set(groups))
+        start(fleet, groups)
 
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=Recovery()) as mesh:
+    monkeypatch.setattr(Fleet, "_start", noting_start)
+    with cluster.launch(
+        {"stage": 2}, "stage", cpus_per_group=0.25, recovery=Recovery(max_failures=9)
+    ) as mesh:
         step = compiled(mesh)
         undisturbed = train(step, steps=3)
-        monkeypatch.setattr(Fleet, "_connect", dying)
-        assert train(step, lambda number, state: number == 1 and kill(mesh, 0), steps=3) == undisturbed
-        assert [report.mpmd_idxs for report in recoveries(mesh, 1)] == [(0, 1)]
-        assert mesh.recoveries[0].num_replayed == 5
+        for count, phase in enumerate(["_open", "_connect"], start=1):
+            started.clear()
+            with monkeypatch.context() as patched:
+                patched.setattr(Fleet, phase, killing_before(getattr(Fleet, phase), mesh, 1))
+                assert (
+                    train(step, lambda number, state: number == 1 and kill(mesh, 0), steps=3) == undisturbed
+                )
+            assert recoveries(mesh, count)[-1].mpmd_idxs == (0, 1)
+            assert started == [{0}, {1}], "the process that was started first stays"
+        assert [report.num_replayed for report in mesh.recoveries] == [5, 8]
+
+
+def killing_before(method, mesh, mpmd_idx):
+    """A method that kills a group when it is called for the first time."""
+    killed = []
+
+    def dying(*arguments):
+        if not killed:
+            killed.append(kill(mesh, mpmd_idx))
+        return method(*arguments)
+
+    return dying
 
 
 def test_a_checkpoint_is_completed_by_the_process_that_takes_the_place_of_a_dead_one(
