@@ -11,7 +11,7 @@ _BOUNDARIES = [0.5, 1, 2, 5, 10, 30, 60, 300]
 
 
 class RecoveryMetrics:
-    """The driver's metrics; Ray puts ``ray_`` before their names.
+    """The driver's metrics; Ray puts ``ray_`` before their names, and ``_total`` behind those of counters.
 
     ``mpmd_recoveries`` counts recoveries, by ``values``: whether these were ``restored`` or ``lost``.
     ``mpmd_recovery_seconds`` is a histogram, by ``phase``, as of ``RecoveryReport``, or ``total``.

@@ -62,6 +62,11 @@ class RecoveringRuntime(StoringRuntime):
         return bool(self._dead)
 
     @property
+    def logged_bytes(self) -> int:
+        """The host arrays of the steps that would be run again."""
+        return self._journal.nbytes
+
+    @property
     def is_copying(self) -> bool:
         """Whether a snapshot is under way."""
         return self._journal.snapshot is not None
