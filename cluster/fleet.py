@@ -25,6 +25,7 @@ from cluster.transports.choice import OBJECT_STORE, choose
 from cluster.versions import versions_here
 from cluster.waits import Calls, Pings, ProcessLostError, SupersededError, Waits
 from cluster.watchdog import Limits
+from mpmd.errors import RecoveryError
 from mpmd.ir import Edge
 from mpmd.runtime.journal import BEGINNING
 from mpmd.stopwatch import Stopwatch
@@ -114,9 +115,10 @@ class Fleet:
           loads: the programs that they have to load, by number.
           snapshot: the number of the committed one.
           watch: is told how long each phase takes.
-          count_failure: is called when a group has died meanwhile, with the reason; raises to give up.
+          count_failure: is called when a group has died meanwhile, with the reason; raises ``RecoveryError``
+            to give up.
 
-        Raises: ``SupersededError``, and what ``count_failure`` raises.
+        Raises: ``SupersededError``, ``RecoveryError``.
         """
         lost, dying = None, set(dead)
         self._unopened.clear()
@@ -127,16 +129,19 @@ class Fleet:
                 return Replacement(frozenset(self._unloaded), connections, lost)
             except CopiesLostError as error:
                 snapshot, lost, dying = BEGINNING, str(error), set()
-            except SupersededError:
+            except (SupersededError, RecoveryError):
                 raise
             except Exception as error:  # a death; or there is no room, and there will be none next time
                 count_failure(error)
                 dying = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self._waits.find_dead()
-                dying |= self._unopened or {i for i in self._unloaded if not dying or self._meets(i)}
+                dying |= self._spoilt(dying)
 
-    def _meets(self, mpmd_idx: int) -> bool:
-        """Whether a group has several processes, whose meeting may have been cut short."""
-        return sum(process.mpmd_idx == mpmd_idx for process in self.processes) > 1
+    def _spoilt(self, dying: Collection[int]) -> set[int]:
+        """The groups whose new processes cannot be kept when a replacement has failed."""
+        if self._unopened or not dying:  # they may be why
+            return set(self._unopened or self._unloaded)
+        # Processes of one group may be meeting, and one of them has perhaps given up.
+        return {i for i in self._unloaded if len(self._numbers_of({i})) > 1}
 
     def _replace(
         self,

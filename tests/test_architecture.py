@@ -101,7 +101,7 @@ MAY_IMPORT = {
     "cluster.waits": "cluster.endpoint cluster.health cluster.watchdog",
     "cluster.fleet": "cluster.actors cluster.connect cluster.driver cluster.endpoint "
     "cluster.process_info cluster.ray_session cluster.recovery cluster.transports cluster.versions "
-    "cluster.waits cluster.watchdog mpmd.ir mpmd.runtime mpmd.stopwatch",
+    "cluster.waits cluster.watchdog mpmd.errors mpmd.ir mpmd.runtime mpmd.stopwatch",
     "cluster.journaled_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.joined "
     "cluster.pending_calls cluster.recovery cluster.status cluster.waits cluster.watchdog mpmd.errors "
     "mpmd.program mpmd.runtime",
