@@ -23,6 +23,7 @@ from cluster.endpoint import endpoints
 from cluster.environment import actor_environment
 from cluster.fleet import Fleet
 from cluster.mesh import ClusterMesh, abstract_submesh
+from cluster.metrics import RecoveryMetrics
 from cluster.notices import without_notices
 from cluster.process_info import Placement
 from cluster.recovering_runtime import RecoveringRuntime
@@ -185,6 +186,12 @@ def launch(
             max_in_flight=max_in_flight,
         )
         recoveries: list[RecoveryReport] = []
+        metrics = RecoveryMetrics()
+
+        def on_recovery(report: RecoveryReport) -> None:
+            recoveries.append(report)
+            metrics.add(report)
+
         runtime: RayRuntime | RecoveringRuntime
         if recovery is None:
             calls = ActorCalls(actors, processes, placement_group, connections, infos, limits)
@@ -202,7 +209,7 @@ def launch(
                 limits,
             )
             runtime = RecoveringRuntime(
-                fleet, connections, limits, runtime_of, recovery, recoveries, max_in_flight
+                fleet, connections, limits, runtime_of, recovery, on_recovery, max_in_flight
             )
         undo.pop_all()
     for text in dict.fromkeys(text for info in infos for text in info.warnings):

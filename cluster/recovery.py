@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster.process_info import ProcessInfo
+from mpmd.errors import GroupDiedError, StateLostError
 from mpmd.runtime.journal import BEGINNING, Journal, LoggedStep
 
 _LOG_BYTES = 2**30
@@ -62,7 +63,7 @@ class Recovery:
             or journal.nbytes >= _LOG_BYTES // 2
         )
 
-    def must_wait(self, journal: Journal) -> bool:
+    def is_late(self, journal: Journal) -> bool:
         """Whether the next step has to wait until the snapshot under way is committed."""
         if journal.snapshot is None:
             return False
@@ -92,6 +93,7 @@ class RecoveryReport:
         and the others had stopped; ``connected``; ``loaded``, until it had the programs; ``restored``, until
         all had the values of the snapshot; ``replayed``, until they had run all steps since, which does not
         keep the caller waiting.
+      lost: why the values of all groups were lost, so that no step was run again; ``None`` if they were not.
     """
 
     mpmd_idxs: tuple[int, ...]
@@ -99,6 +101,7 @@ class RecoveryReport:
     step: int | None
     num_replayed: int
     seconds: Mapping[str, float]
+    lost: str | None = None
 
     @property
     def total(self) -> float:
@@ -110,10 +113,24 @@ class RecoveryReport:
         phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
         at = "" if self.step is None else f" at step {self.step}"
         reason = self.reason.partition(". ")[0]  # Ray has several sentences
-        return (
-            f"recovered {groups}{at} in {self.total:.2f} s ({phases}; "
-            f"{self.num_replayed} steps run again): {reason}"
-        )
+        then = f"{self.num_replayed} steps run again" if self.lost is None else "all values lost"
+        why = "" if self.lost is None else f"; {self.lost}"
+        return f"recovered {groups}{at} in {self.total:.2f} s ({phases}; {then}): {reason}{why}"
+
+
+def loss_of_values(death: GroupDiedError, reason: str, checkpoint: str | None) -> StateLostError:
+    """The error of who asks for values that no process has any more.
+
+    Args:
+      reason: why nobody has them.
+      checkpoint: the last one that is known.
+    """
+    known = "" if checkpoint is None else f". The last one that was saved or read here is {checkpoint}"
+    message = (
+        f"{str(death).rstrip('.')}. The values of all groups are lost, because {reason}. The mesh goes on: "
+        f"restore the state from a checkpoint, such as by step.restore(path), or make it anew{known}"
+    )
+    return StateLostError(message, death.mpmd_idx, checkpoint)
 
 
 class FailureCounter:

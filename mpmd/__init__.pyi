@@ -9,6 +9,7 @@ from .errors import (
     GroupDiedError,
     PerformanceWarning,
     PlanError,
+    StateLostError,
     StepAborted,
     TaskError,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "PerformanceWarning",
     "PlanError",
     "Schedule",
+    "StateLostError",
     "Std1F1B",
     "StepAborted",
     "TaskError",

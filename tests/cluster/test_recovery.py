@@ -66,12 +66,12 @@ def test_a_snapshot_that_takes_long_makes_steps_wait():
     for _ in range(3):
         add_step(journal)
     snapshot = journal.begin_snapshot({})
-    while not recovery.must_wait(journal):
+    while not recovery.is_late(journal):
         add_step(journal)
         assert not recovery.snapshot_is_due(journal)
     assert journal.num_steps == 12
     journal.mark_copied(journal.attempt, snapshot)
-    assert not recovery.must_wait(journal)
+    assert not recovery.is_late(journal)
     assert recovery.snapshot_is_due(journal)
 
 
@@ -85,9 +85,9 @@ def test_large_batches_bring_snapshots_forward_and_make_steps_wait(monkeypatch):
     add_step(journal, 40)
     assert recovery.snapshot_is_due(journal)
     journal.begin_snapshot({})
-    assert not recovery.must_wait(journal)
+    assert not recovery.is_late(journal)
     add_step(journal, 40)
-    assert recovery.must_wait(journal)
+    assert recovery.is_late(journal)
 
 
 def test_deaths_are_counted():
