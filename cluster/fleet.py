@@ -16,10 +16,11 @@ import ray
 from ray.actor import ActorHandle
 
 from cluster import health
-from cluster.actors import ActorStarter
+from cluster.actors import Replacements
 from cluster.connect import StartingActors, connect_driver, connect_groups, open_groups
 from cluster.driver import LoadRequests
 from cluster.endpoint import Endpoint
+from cluster.places import NodeGoneError, NoPlaceError
 from cluster.process_info import Placement, ProcessInfo
 from cluster.ray_session import RaySession
 from cluster.recovery import Copy, CopyHolders, choose_keepers
@@ -52,7 +53,7 @@ class Fleet:
     """The running processes.
 
     Args:
-      starter: has started ``actors``, and starts others in their places.
+      replacements: starts others in the places of ``actors``.
       actors: one for each process.
       processes: which process of which group each of them is.
       placement: where they are; kept up to date.
@@ -64,7 +65,7 @@ class Fleet:
 
     def __init__(
         self,
-        starter: ActorStarter,
+        replacements: Replacements,
         actors: Sequence[ActorHandle],
         processes: Sequence[Endpoint],
         placement: Placement,
@@ -73,14 +74,16 @@ class Fleet:
         timeout: float,
         limits: Limits,
     ):
-        self.starter = starter
+        self.replacements = replacements
+        self.places = replacements.places
+        self._members = replacements.starter.members
         self.actors = list(actors)
         self.processes = tuple(processes)
         self._infos = list(placement.processes)
         self._placement = placement
         self._transport = transport
         self._gathering = gathering
-        self._timeout = timeout
+        self.timeout = timeout
         self._limits = limits
         self._session = RaySession()
         self._keepers = choose_keepers(self._infos)
@@ -116,9 +119,18 @@ class Fleet:
                 return replaced, self.replace(replaced, loads, snapshot, watch)
             except (CopiesLostError, SupersededError):
                 raise
-            except Exception as error:  # a death; or there is no room, and there will be none next time
-                count_failure(error)
+            except Exception as error:  # a death; or there is no place, and there will be none next time
+                if isinstance(error, NoPlaceError) or not self._has_lost_nodes():
+                    count_failure(error)
                 replaced |= self.find_dead()
+
+    def _has_lost_nodes(self) -> bool:
+        """Whether the place of a process has gone, so that it will be started in another one."""
+        try:
+            self.places.check_nodes(range(len(self.actors)))
+        except NodeGoneError:
+            return True
+        return False
 
     def replace(
         self, dead: Collection[int], loads: Mapping[int, LoadRequests], snapshot: int, watch: Stopwatch
@@ -135,15 +147,15 @@ class Fleet:
         Raises: ``CopiesLostError`` when no process has the snapshot of a dead one; anything else when another
           process has died meanwhile, or a new one cannot start.
         """
-        if self.stop.is_set():
-            raise SupersededError("the mesh was closed")
+        self.check_open()
         gone = [number for number, process in enumerate(self.processes) if process.mpmd_idx in dead]
         self._check_copies(gone, snapshot)
         with watch("started"):
             for number in gone:
                 self._session.kill(self.actors[number])
-                self.actors[number] = self.starter.replace(number)
             resetting = self._reset([i for i in range(len(self.actors)) if i not in gone], list(loads))
+            for number, actor in self.replacements.replace(gone, self._infos, self.check_open).items():
+                self.actors[number] = actor
             self._open(gone)
             self.wait_for(resetting, limits=self._limits)  # nobody else watches the steps that end now
         with watch("connected"):
@@ -154,6 +166,11 @@ class Fleet:
             self._restore(snapshot)
         with watch("connected"):
             return self._connect_driver()
+
+    def check_open(self) -> None:
+        """Raises ``SupersededError`` when the mesh was closed."""
+        if self.stop.is_set():
+            raise SupersededError("the mesh was closed")
 
     def _check_copies(self, gone: Sequence[int], snapshot: int) -> None:
         if snapshot == BEGINNING:
@@ -175,11 +192,14 @@ class Fleet:
 
     def _open(self, numbers: Sequence[int]) -> None:
         starting = StartingActors(
-            [self.actors[i] for i in numbers], [self.processes[i] for i in numbers], self._timeout
+            [self.actors[i] for i in numbers],
+            [self.processes[i] for i in numbers],
+            self.timeout,
+            lambda: self.places.check_nodes(numbers),
         )
-        opened = open_groups(starting, [self.starter.members[i] for i in numbers], versions_here())
+        opened = open_groups(starting, [self._members[i] for i in numbers], versions_here())
         for number, info in zip(numbers, opened, strict=True):
-            self._infos[number] = info
+            self._infos[number] = self.replacements.placed(number, info)
 
     def _load(self, numbers: Sequence[int], loads: Mapping[int, LoadRequests]) -> None:
         """All processes load at the same time, each the programs in the order of their numbers."""
@@ -204,7 +224,7 @@ class Fleet:
         pings: Pings = {}
         numbers = range(len(self.actors))
         return StartingActors(
-            self.actors, self.processes, self._timeout, lambda: self._check_alive(numbers, pings)
+            self.actors, self.processes, self.timeout, lambda: self._check_alive(numbers, pings)
         )
 
     def _connect(self) -> None:
@@ -332,4 +352,5 @@ class Fleet:
         self.stop.set()
         for actor in self.actors:
             self._session.kill(actor)
-        self._session.remove(self.starter.placement_group)
+        self.replacements.discard()
+        self._session.remove(self.places.placement_groups)

@@ -85,6 +85,7 @@ class JournaledRuntime(RuntimeBase):
         self._loads: dict[int, LoadRequests] = {}
         self._futures: dict[tuple[Request, int], Future] = {}
         self._dead: dict[int, GroupDiedError] = {}  # the groups that are being replaced
+        self._is_paused = False  # nothing is asked of groups meanwhile
         self._error: RuntimeError | None = None  # why nothing works any more
         # Guards all of the above. A reply may settle a call in the thread that makes it.
         self._changed = threading.Condition(threading.RLock())
@@ -101,7 +102,7 @@ class JournaledRuntime(RuntimeBase):
         return ActorCalls(
             self._fleet.actors,
             self._fleet.processes,
-            self._fleet.starter.placement_group,
+            self._fleet.places.placement_groups,
             connections,
             self._fleet.infos,
             self._limits,
@@ -224,8 +225,10 @@ class JournaledRuntime(RuntimeBase):
         self._fleet.release()
 
     def _wait_until_running(self, is_free: Callable[[], bool] = lambda: True) -> None:
-        """Waits until no group is being replaced, or nothing works any more."""
-        self._changed.wait_for(lambda: self._error is not None or (not self._dead and is_free()))
+        """Waits until no group is being replaced or about to move, or nothing works any more."""
+        self._changed.wait_for(
+            lambda: self._error is not None or (not self._dead and not self._is_paused and is_free())
+        )
 
     def _wait_for_end_of(
         self, attempt: int, seconds: float | None = None, unless: Callable[[], bool] = lambda: False

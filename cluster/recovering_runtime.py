@@ -18,7 +18,7 @@ from cluster.actor_calls import ActorCalls
 from cluster.driver import RayRuntime
 from cluster.fleet import Fleet, SupersededError
 from cluster.journaled_runtime import FROM_DISK, JournaledRuntime
-from cluster.recovery import FailureCounter, Recovery, RecoveryReport
+from cluster.recovery import DIED, FailureCounter, Recovery, RecoveryReport
 from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
@@ -72,9 +72,22 @@ class RecoveringRuntime(JournaledRuntime):
                 work = functools.partial(self._recover, error, step)
                 threading.Thread(target=work, name="mpmd recovery", daemon=True).start()
 
-    def _recover(self, death: GroupDiedError, step: LoggedStep | None) -> None:
-        """In a thread of its own: has the fleet replace what is dead, and asks again what was asked."""
-        watch = Stopwatch()
+    def _is_expected(self, mpmd_idx: int) -> bool:
+        """Whether a group's death is none of its failures."""
+        return False
+
+    def _recover(
+        self,
+        death: GroupDiedError,
+        step: LoggedStep | None,
+        kind: str = DIED,
+        watch: Stopwatch | None = None,
+    ) -> None:
+        """Has the fleet replace what is dead or to move, ``kind`` says which, and asks again what was asked.
+
+        Blocks until then; no thread waits for this one with the lock held.
+        """
+        watch = watch or Stopwatch()
 
         def count_failure(failure: Exception | None) -> None:
             if reason := self._failures.count(death.mpmd_idx, None if failure else step):
@@ -83,7 +96,8 @@ class RecoveringRuntime(JournaledRuntime):
 
         try:
             self._groups.detach(death)
-            count_failure(None)
+            if kind == DIED and not self._is_expected(death.mpmd_idx):
+                count_failure(None)
             dead, connections = self._fleet.replace_all(
                 self._dead, self._loads, self._journal.committed, watch, count_failure
             )
@@ -106,11 +120,21 @@ class RecoveringRuntime(JournaledRuntime):
                 attempt = self._journal.attempt
                 self._wait_for_end_of(attempt, unless=lambda: all(map(self._journal.is_answered, steps)))
         report = RecoveryReport(
-            tuple(sorted(dead)), str(death), step.ordinal if step else None, len(steps), watch.seconds
+            tuple(sorted(dead)),
+            str(death),
+            step.ordinal if step else None,
+            len(steps),
+            watch.seconds,
+            kind,
+            {
+                process.mpmd_idx: process.shares_with
+                for process in self._fleet.infos
+                if process.mpmd_idx in dead and process.shares_with is not None
+            },
         )
         self._reports.append(report)
         print(f"cluster: {report}", file=sys.stderr, flush=True)
-        self._fleet.starter.start_spares()
+        self._fleet.replacements.start_spares()
 
 
 def _unrecoverable(death: GroupDiedError, reason: str) -> RecoveryError:
