@@ -66,7 +66,9 @@ class ElasticRuntime(RecoveringRuntime):
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
     def _is_expected(self, mpmd_idx: int) -> bool:
-        return mpmd_idx in self._drained
+        is_drained = mpmd_idx in self._drained
+        self._drained.discard(mpmd_idx)
+        return is_drained
 
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
         self._unwritten.add(copy)

@@ -225,6 +225,8 @@ class Places:
             seconds = self._share_after if self._share_after is not None else self._timeout
             if can_share and all(isinstance(places[n], SharedPlace) for n in homeless):
                 seconds = 0.0  # they have waited before
+        if not good:
+            seconds = 0.0  # Ray may have another node later, but none now
         if is_wanted and (own := self._await_own(mpmd_idx, homeless, seconds, check)) is not None:
             return found | own
         living = self._living_nodes()

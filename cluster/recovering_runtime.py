@@ -73,7 +73,7 @@ class RecoveringRuntime(JournaledRuntime):
                 threading.Thread(target=work, name="mpmd recovery", daemon=True).start()
 
     def _is_expected(self, mpmd_idx: int) -> bool:
-        """Whether a group's death is none of its failures."""
+        """Whether a group's death, which is asked about once, is none of its failures."""
         return False
 
     def _recover(
