@@ -19,6 +19,9 @@ from cluster.recoverable_actor import RECOVERABLE_CONCURRENCY_GROUPS, Recoverabl
 from cluster.resources import OwnPlace
 from cluster.sharing import visible_devices
 
+_ANSWER_SECONDS = 5.0
+"""A process that was prepared and does not answer within this time is not used."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
@@ -96,10 +99,13 @@ class Replacements:
     # Spares.
 
     def start_spares(self) -> None:
-        """Starts the spares that are missing, and gives back what nobody uses. Does not wait for them."""
+        """Starts the spares that are missing, and gives back what nobody uses. Does not wait for them.
+
+        While groups wait for room, they go first.
+        """
         with self._lock:
             good = self.places.good_nodes() if self._free else frozenset()
-            while len(self._spares) < self._num_spares:
+            while len(self._spares) < self._num_spares and not self.places.is_short:
                 place = self._free.pop() if self._free else None
                 if place is None or self.places.node_of(place) not in good:
                     place = self.places.request_spare(self.starter.needs[0].resources)
@@ -209,7 +215,8 @@ class Replacements:
 
 
 def _is_alive(actor: ActorHandle) -> bool:
-    return not _has_failed(actor.health.remote())
+    answer: ray.ObjectRef = actor.health.remote()
+    return bool(ray.wait([answer], timeout=_ANSWER_SECONDS)[0]) and not _has_failed(answer)
 
 
 def _has_failed(call: ray.ObjectRef) -> bool:

@@ -34,7 +34,7 @@ _LOOK_SECONDS = 1.0
 """How often to look whether groups are to move."""
 
 _SAVE_SECONDS = 10.0
-"""How long a checkpoint that is being saved is waited for; then only a group whose node is to end moves."""
+"""How long a checkpoint that is being saved may keep a group on a node that is to end. Others wait for it."""
 
 _REASONS = {
     DRAINED: "its node is to end",
@@ -58,11 +58,11 @@ class ElasticRuntime(RecoveringRuntime):
     ):
         super().__init__(fleet, connections, limits, runtime_of, recovery, reports, max_in_flight)
         self._mover = Mover(fleet)
-        self._moving = threading.Lock()  # one thread at a time sees which groups are to move, and moves them
         self._drained: set[int] = set()  # the groups whose nodes are to end
         self._unwritten: set[Handle] = set()  # the copies for a checkpoint that are not written yet
-        self._said = ""
-        watching = (weakref.ref(self), fleet.stop)
+        self._said: dict[int | None, str] = {}  # why a group does not move
+        self._wake = threading.Event()
+        watching = (weakref.ref(self), self._wake, fleet.stop)
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
     def _is_expected(self, mpmd_idx: int) -> bool:
@@ -86,47 +86,42 @@ class ElasticRuntime(RecoveringRuntime):
           seconds; groups then move as soon as there is.
         """
         self.check_process()
-        check_num_places(num_places, self._num_groups)
-        self._fleet.places.num_own = num_places
-        deadline = time.monotonic() + timeout
-        while True:
-            with self._moving:
-                self._check_error()
-                self._move_misplaced()
-                late = [p.mpmd_idx for p in self._fleet.infos if self._has_other_place(p.mpmd_idx)]
-            if not late:
-                return
-            if time.monotonic() >= deadline:
-                names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in dict.fromkeys(late))
-                raise RuntimeError(
-                    f"resize({num_places}): {names} cannot move within {timeout:g} s: {self._said}. "
-                    "A group moves by itself when the cluster has room for it"
-                )
-            time.sleep(min(_LOOK_SECONDS, timeout / 10))
-
-    def _has_other_place(self, mpmd_idx: int) -> bool:
-        """Whether a group shares and is not to, or the other way round."""
         places = self._fleet.places
-        shares = any(number in places.shares_with for number in places.numbers_of(mpmd_idx))
-        return shares == (mpmd_idx < places.num_own)
-
-    def _check_error(self) -> None:
+        check_num_places(num_places, self._num_groups)
+        if num_places < self._num_groups and not places.can_share:
+            raise RuntimeError(
+                "resize: groups may not share devices here: the mesh was launched with "
+                "Recovery(share_after=None), or on a platform whose devices belong to one process"
+            )
         with self._changed:
-            self._wait_until_running()
+            places.num_own = num_places
+            self._wake.set()
+            self._changed.wait_for(lambda: self._error is not None or not self._late, timeout)
             if self._error is not None:
                 raise copy_of(self._error)
+            if late := self._late:
+                why = "".join(f"; {self._said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in self._said)
+                names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in late)
+                raise RuntimeError(
+                    f"resize({num_places}): {names} did not move within {timeout:g} s{why}. "
+                    "A group moves by itself as soon as there is a place for it"
+                )
+
+    @property
+    def _late(self) -> list[int]:
+        """The groups that share and are not to, or the other way round; and those that are moving."""
+        places = self._fleet.places
+        sharing = {p.mpmd_idx for p in self._fleet.infos if p.shares_with is not None}
+        late = [i for i in range(self._num_groups) if (i in sharing) == (i < places.num_own)]
+        return late or sorted(self._dead)
 
     def look_after(self) -> None:
-        """Moves the groups that are to move. Is called now and then."""
-        if self._dead or not self._moving.acquire(blocking=False):
-            return
-        try:
-            self._move_misplaced()
-        finally:
-            self._moving.release()
+        """Moves the groups that are to move, one after the other: what keeps a group's values has to stay.
 
-    def _move_misplaced(self) -> None:
-        """One group after the other, so that the one that keeps its values is there."""
+        Is called now and then, by one thread.
+        """
+        if self._dead:
+            return
         misplaced = self._mover.misplaced()
         self._drained |= {i for i, kind in misplaced.items() if kind == DRAINED}
         for mpmd_idx, kind in misplaced.items():
@@ -136,31 +131,45 @@ class ElasticRuntime(RecoveringRuntime):
                 return
             except RuntimeError as error:  # tried again at the next look
                 self._fleet.replacements.discard()
-                self.say(f"group {mpmd_idx} does not move: {error}")
+                self.say(f"group {mpmd_idx} does not move, though {_REASONS[kind]}: {error}", mpmd_idx)
+        if not misplaced:
+            self._fleet.replacements.start_spares()  # for which there was no room before
 
-    def say(self, message: str) -> None:
-        """Tells the user, unless it is what was told before."""
-        if message != self._said:
-            self._said = message
+    def say(self, message: str, mpmd_idx: int | None = None) -> None:
+        """Tells the user, of a group or of all, unless it is what was told last."""
+        if message != self._said.get(mpmd_idx):
+            self._said[mpmd_idx] = message
             print(f"cluster: {message}", file=sys.stderr, flush=True)
 
     def _move(self, mpmd_idx: int, kind: str) -> None:
+        """Raises: ``RuntimeError`` when the group cannot move now, ``SupersededError`` after ``close``."""
+        self._check_saves(kind)
         watch = Stopwatch()
         with watch("prepared"):
-            is_wanted = self._mover.prepare(mpmd_idx, may_use_spares=kind == DRAINED)
-        if not is_wanted:
-            self.say(f"the node of group {mpmd_idx} is to end, and there is no other place for it")
-            return
+            has_place = self._mover.prepare(mpmd_idx, may_use_spares=kind == DRAINED)
+        if not has_place:
+            raise RuntimeError("there is no other place for it")
         death = GroupDiedError(f"group {mpmd_idx} moves: {_REASONS[kind]}", mpmd_idx)
         with self._paused():
             with watch("copied"):
-                self._wait_for_saves(kind)
+                self._wait_for_saves()
+                self._check_saves(kind)
                 is_copied = self._copy_all(death)
             if not is_copied:  # another group has died: this one is replaced, or moves at the next look
                 self._fleet.replacements.discard()
                 return
             self._recover(death, None, kind, watch)
         self._drained.discard(mpmd_idx)
+        self._said.pop(mpmd_idx, None)
+
+    def _check_saves(self, kind: str) -> None:
+        if self._unwritten and kind != DRAINED:
+            raise RuntimeError("a checkpoint is being saved")
+
+    def _wait_for_saves(self) -> None:
+        deadline = time.monotonic() + _SAVE_SECONDS
+        while self._unwritten and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
@@ -175,25 +184,25 @@ class ElasticRuntime(RecoveringRuntime):
                 self._is_paused = False
                 self._changed.notify_all()
 
-    def _wait_for_saves(self, kind: str) -> None:
-        deadline = time.monotonic() + _SAVE_SECONDS
-        while self._unwritten and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if self._unwritten and kind != DRAINED:
-            raise RuntimeError("a checkpoint is being saved")
-
     def _copy_all(self, death: GroupDiedError) -> bool:
         """Waits for a snapshot of all that was asked, so that no step has to be run again.
 
         Returns: whether no group has died meanwhile. Then the one that moves counts as dead from now on.
         """
         with self._changed:
-            for _ in range(2):  # one may be under way, and steps were asked since
-                self._changed.wait_for(lambda: self._error or self._dead or self._journal.snapshot is None)
-                if not (self._error or self._dead) and self._journal.steps_since_snapshot:
-                    self._begin_snapshot()
-            self._changed.wait_for(lambda: self._error or self._dead or self._journal.snapshot is None)
-            if self._error is not None or self._dead:
+            attempt = self._journal.attempt
+
+            def has_ended() -> bool:
+                return self._error is not None or bool(self._dead) or attempt != self._journal.attempt
+
+            def await_snapshot() -> None:
+                self._changed.wait_for(lambda: has_ended() or self._journal.snapshot is None)
+
+            await_snapshot()  # that is under way; steps may have been asked since it was begun
+            if not has_ended() and self._journal.steps_since_snapshot:
+                self._begin_snapshot()
+                await_snapshot()
+            if has_ended():
                 return False
             self._dead[death.mpmd_idx] = death
             self._journal.suspend()
@@ -201,12 +210,14 @@ class ElasticRuntime(RecoveringRuntime):
             return True
 
 
-def _watch(runtime: weakref.ref[ElasticRuntime], stop: threading.Event) -> None:
+def _watch(runtime: weakref.ref[ElasticRuntime], wake: threading.Event, stop: threading.Event) -> None:
     """In a thread of its own, which does not keep the runtime alive."""
     session = RaySession()
-    while not stop.wait(_LOOK_SECONDS) and session.is_connected:
+    while True:
+        wake.wait(_LOOK_SECONDS)
+        wake.clear()
         elastic = runtime()
-        if elastic is None:
+        if elastic is None or stop.is_set() or not session.is_connected:
             return
         try:
             elastic.look_after()

@@ -67,6 +67,7 @@ class Places:
       timeout: the seconds to wait for room when it does not.
 
     Attributes:
+      can_share: whether processes may share devices.
       num_own: groups from this one on are not to have a place of their own.
       avoided: nodes that are to end, besides those that Ray knows to be drained.
     """
@@ -83,6 +84,7 @@ class Places:
         self._bundles = tuple(bundles)
         self._mpmd_idxs = tuple(mpmd_idxs)
         self._share_after = share_after
+        self.can_share = share_after is not None
         self._timeout = timeout
         self._session = RaySession()
         self._lock = threading.Lock()
@@ -147,7 +149,7 @@ class Places:
         with self._lock:
             good, living, kinds = self.good_nodes(), self._living_nodes(), {}
             for mpmd_idx in sorted(set(self._mpmd_idxs)):
-                self._renew_request(mpmd_idx)
+                self._renew_request(mpmd_idx, good)
                 if kind := self._kind_of_move(mpmd_idx, good, living):
                     kinds[mpmd_idx] = kind
             return kinds
@@ -220,10 +222,9 @@ class Places:
         homeless = [n for n in numbers if n not in found]
         if not homeless:
             return found
-        can_share = self._share_after is not None
         if seconds is None:
             seconds = self._share_after if self._share_after is not None else self._timeout
-            if can_share and all(isinstance(places[n], SharedPlace) for n in homeless):
+            if self.can_share and all(isinstance(places[n], SharedPlace) for n in homeless):
                 seconds = 0.0  # they have waited before
         if not good:
             seconds = 0.0  # Ray may have another node later, but none now
@@ -231,7 +232,7 @@ class Places:
             return found | own
         living = self._living_nodes()
         try:
-            if not can_share:
+            if not self.can_share:
                 raise LookupError("it may not share the devices of others")
             return found | self._share(homeless, infos, gone, good)
         except LookupError as reason:
@@ -299,17 +300,23 @@ class Places:
         self.placement_groups.add(group)
         self._requests[mpmd_idx] = _Request(tuple(numbers), group, self.avoided)
 
-    def _renew_request(self, mpmd_idx: int) -> None:
-        """Has a group that shares, and is to have a place of its own, wait for one; and no other group."""
-        shared = [n for n in self.numbers_of(mpmd_idx) if isinstance(self._places[n], SharedPlace)]
-        if shared and mpmd_idx < self.num_own:
-            self._request(mpmd_idx, shared)
+    def _renew_request(self, mpmd_idx: int, good: Collection[str]) -> None:
+        """Has a group that shares or is to leave its node wait for a place of its own; and no other group."""
+        places = {number: self._places[number] for number in self.numbers_of(mpmd_idx)}
+        waiting = [n for n, p in places.items() if isinstance(p, SharedPlace) or self.node_of(p) not in good]
+        if waiting and mpmd_idx < self.num_own:
+            self._request(mpmd_idx, waiting)
         else:
             self._withdraw(mpmd_idx)
 
     def _withdraw(self, mpmd_idx: int) -> None:
         if waiting := self._requests.pop(mpmd_idx, None):
             self._remove(waiting.placement_group)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether groups wait for places of their own."""
+        return bool(self._requests)
 
     def request_spare(self, bundle: Mapping[str, float]) -> OwnPlace:
         """A place for a spare process, which may not be there yet."""

@@ -132,8 +132,9 @@ class RecoveryReport:
         phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
         at = "" if self.step is None else f" at step {self.step}"
         reason = self.reason.partition(". ")[0]  # Ray has several sentences
+        until = "mesh.resize asks for more places" if self.kind == "shrunk" else "the cluster has room again"
         sharing = "".join(
-            f"; group {guest} shares the devices of group {host} until it has a place of its own"
+            f"; group {guest} shares the devices of group {host} until {until}"
             for guest, host in sorted(self.shares_with.items())
         )
         what = "recovered" if self.kind == DIED else f"moved ({self.kind})"

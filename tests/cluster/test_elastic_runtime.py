@@ -17,14 +17,11 @@ from tests.cluster.test_recovering_runtime import SOON, Driven, Fleet, groups_of
 
 
 class Places:
-    """In place of where groups are: ``shares_with`` follows what the mover says."""
+    """In place of where groups are."""
 
     def __init__(self):
         self.num_own = 2
-        self.shares_with = {}
-
-    def numbers_of(self, mpmd_idx):
-        return [mpmd_idx]
+        self.can_share = True
 
 
 class MovedFleet(Fleet):
@@ -56,7 +53,8 @@ class Mover:
         self.prepared.append((mpmd_idx, may_use_spares))
         if self.has_place:
             kind = self.kinds.pop(mpmd_idx)
-            self.fleet.places.shares_with = {1: 0} if kind == SHRUNK else {}
+            host = 0 if kind == SHRUNK else None
+            self.fleet.infos[1] = dataclasses.replace(self.fleet.infos[1], shares_with=host)
         return self.has_place
 
 
@@ -95,6 +93,15 @@ def in_thread(function, *arguments):
 
     threading.Thread(target=run, daemon=True).start()
     return result
+
+
+def resize(driven, num_places, kinds):
+    resizing = in_thread(driven.resize, num_places, SOON)
+    assert driven._wake.wait(SOON)
+    driven._wake.clear()
+    driven._mover.kinds = kinds
+    driven.look_after()
+    resizing.result(SOON)
 
 
 def await_snapshot(driven, count):
@@ -165,8 +172,11 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
     elastic.copy_out(0, 5, [1])
     elastic._mover.kinds = {1: GROWN}
     elastic.look_after()
-    assert "group 1 does not move: a checkpoint is being saved" in capsys.readouterr().err
-    assert elastic._reports == [] and elastic._fleet.discarded == 1
+    assert (
+        "group 1 does not move, though the cluster has room for it: a checkpoint is being saved"
+        in capsys.readouterr().err
+    )
+    assert elastic._reports == [] and elastic._mover.prepared == []
     elastic._mover.kinds = {1: DRAINED}
     elastic.look_after()
     elastic.free((0,), 5)
@@ -179,19 +189,20 @@ def test_that_there_is_no_other_place_is_said_once(elastic, capsys):
     elastic._mover.kinds, elastic._mover.has_place = {1: DRAINED}, False
     for _ in range(2):
         elastic.look_after()
-    assert capsys.readouterr().err.count("the node of group 1 is to end, and there is no other place") == 1
+    assert capsys.readouterr().err.count("its node is to end: there is no other place for it") == 1
     assert elastic._reports == []
 
 
 def test_resizing_moves_groups_or_says_why_not(elastic):
-    elastic._mover.kinds = {1: SHRUNK}
-    elastic.resize(1, SOON)
+    resize(elastic, 1, {1: SHRUNK})
     assert elastic._fleet.places.num_own == 1
     assert [report.kind for report in elastic._reports] == [SHRUNK]
-    with pytest.raises(RuntimeError, match=r"resize\(2\): group 1 cannot move within 0 s.*by itself when"):
+    with pytest.raises(RuntimeError, match=r"resize\(2\): group 1 did not move within 0 s.*by itself as"):
         elastic.resize(2, 0.0)
-    elastic._mover.kinds = {1: GROWN}
-    elastic.resize(2, SOON)
+    resize(elastic, 2, {1: GROWN})
+    elastic._fleet.places.can_share = False
+    with pytest.raises(RuntimeError, match="groups may not share devices here"):
+        elastic.resize(1, SOON)
     assert [report.kind for report in elastic._reports] == [SHRUNK, GROWN]
 
 
