@@ -20,10 +20,9 @@ from cluster.driver import RayRuntime
 from cluster.fleet import Fleet, SupersededError
 from cluster.mover import Mover
 from cluster.pending_calls import copy_of
-from cluster.places import DRAINED, GROWN, SHRUNK
 from cluster.ray_session import RaySession
 from cluster.recovering_runtime import RecoveringRuntime
-from cluster.recovery import Recovery, RecoveryReport, check_num_places
+from cluster.recovery import DRAINED, GROWN, SHRUNK, Recovery, RecoveryReport, check_num_places
 from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
@@ -144,7 +143,7 @@ class ElasticRuntime(RecoveringRuntime):
     def _move(self, mpmd_idx: int, kind: str) -> None:
         """Raises: ``RuntimeError`` when the group cannot move now, ``SupersededError`` after ``close``."""
         self._check_saves(kind)
-        watch = Stopwatch()
+        watch, attempt = Stopwatch(), self._journal.attempt
         with watch("prepared"):
             has_place = self._mover.prepare(mpmd_idx, may_use_spares=kind == DRAINED)
         if not has_place:
@@ -154,8 +153,8 @@ class ElasticRuntime(RecoveringRuntime):
             with watch("copied"):
                 self._wait_for_saves()
                 self._check_saves(kind)
-                is_copied = self._copy_all(death)
-            if not is_copied:  # another group has died: this one is replaced, or moves at the next look
+                is_copied = self._copy_all(death, attempt)
+            if not is_copied:  # a group has died since: the next look shows what is to be done now
                 self._fleet.replacements.discard()
                 return
             self._recover(death, None, kind, watch)
@@ -184,13 +183,13 @@ class ElasticRuntime(RecoveringRuntime):
                 self._is_paused = False
                 self._changed.notify_all()
 
-    def _copy_all(self, death: GroupDiedError) -> bool:
+    def _copy_all(self, death: GroupDiedError, attempt: int) -> bool:
         """Waits for a snapshot of all that was asked, so that no step has to be run again.
 
-        Returns: whether no group has died meanwhile. Then the one that moves counts as dead from now on.
+        Returns: whether no group has died since that attempt of the journal's has begun. Then the one that
+          moves counts as dead from now on.
         """
         with self._changed:
-            attempt = self._journal.attempt
 
             def has_ended() -> bool:
                 return self._error is not None or bool(self._dead) or attempt != self._journal.attempt

@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from cluster.process_info import ProcessInfo
 from cluster.ray_session import RaySession
+from cluster.recovery import DRAINED, GROWN, SHRUNK
 from cluster.resources import Bundle, OwnPlace, describe_shortage, draining_nodes, live_nodes, request
 from cluster.sharing import choose_hosts
 
@@ -24,9 +25,6 @@ _POLL_SECONDS = 0.1
 
 PROMPT_SECONDS = 2.0
 """How long Ray may take to find a place when there is room."""
-
-DRAINED, SHRUNK, GROWN = "drained", "shrunk", "grown"
-"""Why groups move: their node is to end; they are to share; there is a place of their own again."""
 
 
 class SharedPlace(NamedTuple):

@@ -89,8 +89,9 @@ def check_recovery(recovery: Recovery | None, submeshes: Sequence[Mapping[str, i
         raise ValueError("Recovery(spares=...) needs groups that are alike: a spare takes any one's place")
 
 
-DIED = "died"
-"""The ``kind`` of the report of a recovery; those of moves are in ``cluster.places``."""
+DIED, DRAINED, SHRUNK, GROWN = "died", "drained", "shrunk", "grown"
+"""Why a group is replaced: its process has died; or it moves, because its node is to end, because it is to
+share the devices of another one, or because there is a place of its own for it again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +133,7 @@ class RecoveryReport:
         phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
         at = "" if self.step is None else f" at step {self.step}"
         reason = self.reason.partition(". ")[0]  # Ray has several sentences
-        until = "mesh.resize asks for more places" if self.kind == "shrunk" else "the cluster has room again"
+        until = "mesh.resize asks for more places" if self.kind == SHRUNK else "the cluster has room again"
         sharing = "".join(
             f"; group {guest} shares the devices of group {host} until {until}"
             for guest, host in sorted(self.shares_with.items())

@@ -78,8 +78,14 @@ MAY_IMPORT = {
     "cluster.process_info cluster.rpc cluster.sockets cluster.transports cluster.versions cluster.world "
     "mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.snapshots": "mpmd.ir mpmd.reshard mpmd.runtime mpmd.sharding",
-    "cluster.recoverable_actor": "cluster.actor cluster.agreement cluster.snapshots mpmd.runtime",
-    "cluster.actors": "cluster.actor cluster.recoverable_actor",
+    "cluster.recoverable_actor": "cluster.actor cluster.agreement cluster.process_info cluster.snapshots "
+    "mpmd.runtime",
+    "cluster.sharing": "cluster.process_info",
+    "cluster.places": "cluster.process_info cluster.ray_session cluster.recovery cluster.resources "
+    "cluster.sharing",
+    "cluster.actors": "cluster.actor cluster.places cluster.process_info cluster.ray_session "
+    "cluster.recoverable_actor cluster.resources cluster.sharing",
+    "cluster.notices": "",
     "cluster.recovery": "cluster.process_info mpmd.runtime",
     "cluster.post_mortem": "cluster.process_info",
     "cluster.status": "cluster.process_info mpmd.errors mpmd.tables",
@@ -99,19 +105,23 @@ MAY_IMPORT = {
     "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "
     "cluster.transports cluster.versions mpmd.ir",
     "cluster.fleet": "cluster.actors cluster.connect cluster.driver cluster.endpoint cluster.health "
-    "cluster.process_info cluster.ray_session cluster.recovery cluster.transports cluster.versions "
-    "cluster.watchdog mpmd.ir mpmd.runtime mpmd.stopwatch",
+    "cluster.places cluster.process_info cluster.ray_session cluster.recovery cluster.transports "
+    "cluster.versions cluster.watchdog mpmd.ir mpmd.runtime mpmd.stopwatch",
     "cluster.journaled_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.joined "
     "cluster.pending_calls cluster.recovery cluster.status cluster.watchdog mpmd.errors mpmd.program "
     "mpmd.runtime",
     "cluster.recovering_runtime": "cluster.actor_calls cluster.driver cluster.fleet "
     "cluster.journaled_runtime cluster.recovery cluster.watchdog mpmd.errors mpmd.runtime mpmd.stopwatch",
-    "cluster.mesh": "cluster.driver cluster.process_info cluster.recovering_runtime cluster.recovery "
+    "cluster.mover": "cluster.fleet cluster.notices cluster.places",
+    "cluster.elastic_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.mover "
+    "cluster.pending_calls cluster.ray_session cluster.recovering_runtime cluster.recovery cluster.watchdog "
+    "mpmd.errors mpmd.runtime mpmd.stopwatch",
+    "cluster.mesh": "cluster.driver cluster.elastic_runtime cluster.process_info cluster.recovery "
     "cluster.status mpmd.routes",
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.driver "
-    "cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.process_info "
-    "cluster.recovering_runtime cluster.recovery cluster.resources cluster.shapes cluster.transports "
-    "cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.elastic_runtime cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.places "
+    "cluster.process_info cluster.recovery cluster.resources cluster.shapes cluster.sharing "
+    "cluster.transports cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",

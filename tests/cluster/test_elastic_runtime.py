@@ -9,8 +9,7 @@ import pytest
 
 from cluster import elastic_runtime
 from cluster.elastic_runtime import ElasticRuntime
-from cluster.places import DRAINED, GROWN, SHRUNK
-from cluster.recovery import Recovery
+from cluster.recovery import DRAINED, GROWN, SHRUNK, Recovery
 from cluster.watchdog import Limits
 from mpmd.errors import RecoveryError
 from tests.cluster.test_recovering_runtime import SOON, Driven, Fleet, groups_of

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from cluster import places as places_module
-from cluster.places import DRAINED, GROWN, SHRUNK, NodeGoneError, NoPlaceError, Places, SharedPlace
+from cluster.places import NodeGoneError, NoPlaceError, Places, SharedPlace
 from cluster.process_info import ProcessInfo
+from cluster.recovery import DRAINED, GROWN, SHRUNK
 from cluster.resources import OwnPlace
 
 
