@@ -106,9 +106,8 @@ class RecoveryReport:
       seconds: how long each phase took: for a move first ``prepared``, until a process was up at the other
         place, while steps ran, and ``copied``, until there was a snapshot; then ``started``, until a process
         was there in place of each dead one, and the others had stopped; ``connected``; ``loaded``, until it
-        had the programs; ``restored``, until
-        all had the values of the snapshot; ``replayed``, until they had run all steps since, which does not
-        keep the caller waiting.
+        had the programs; ``restored``, until all had the values of the snapshot; ``replayed``, until they
+        had run all steps since, which does not keep the caller waiting.
       kind: ``died``; or for a move ``drained``, because its node is to end, ``shrunk``, to share the devices
         of another group, or ``grown``, to a place of its own.
       shares_with: those of the groups that have no place of their own now, and the group whose devices each

@@ -121,7 +121,8 @@ MAY_IMPORT = {
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.driver "
     "cluster.elastic_runtime cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.places "
     "cluster.process_info cluster.recovery cluster.resources cluster.shapes cluster.sharing "
-    "cluster.transports cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.transports cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime "
+    "mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
