@@ -89,6 +89,7 @@ class Replacements:
     def __init__(self, starter: ActorStarter, places: Places, spares: Sequence[OwnPlace]):
         self.starter = starter
         self.places = places
+        places.placement_groups.update(place.placement_group for place in spares)
         self._num_spares = len(spares)
         self._free = list(spares)
         self._lock = threading.Lock()

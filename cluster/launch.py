@@ -155,13 +155,9 @@ def launch(
             actors = [starter.start(number, own[number]) for number in range(len(members))]
             replacements = None
             if recovery is not None:
-                places = Places(
-                    own[: len(members)],
-                    bundles,
-                    [process.mpmd_idx for process in processes],
-                    recovery.share_after if platform in SHAREABLE_PLATFORMS else None,
-                    timeout,
-                )
+                share_after = recovery.share_after if platform in SHAREABLE_PLATFORMS else None
+                mpmd_idxs = [process.mpmd_idx for process in processes]
+                places = Places(own[: len(members)], bundles, mpmd_idxs, share_after, timeout)
                 replacements = Replacements(starter, places, own[len(members) :])
                 replacements.start_spares()
             starting = StartingActors(actors, processes, timeout)

@@ -21,12 +21,13 @@ class Notices:
                 self._waiting[number] = actor, actor.await_notice.remote()
         calls = {notice: number for number, (_, notice) in self._waiting.items()}
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
-        return {calls[notice] for notice in ready if _is_given(notice)}
-
-
-def _is_given(notice: ray.ObjectRef) -> bool:
-    try:
-        ray.get(notice)
-    except ray.exceptions.RayError:  # the process has died
-        return False
-    return True
+        told = set()
+        for notice in ready:
+            try:
+                ray.get(notice)
+                told.add(calls[notice])
+            except (
+                ray.exceptions.RayError
+            ):  # it has died, or was out of reach: asked again, until it is replaced
+                del self._waiting[calls[notice]]
+        return told
