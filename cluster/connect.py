@@ -20,7 +20,7 @@ from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY
 from cluster.versions import Versions, check_versions
 from mpmd.ir import Edge
 
-_CHECK_SECONDS = 1.0
+_CHECK_SECONDS = 0.25
 """How often a wait for actors is checked."""
 
 

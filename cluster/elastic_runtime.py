@@ -10,23 +10,21 @@ import contextlib
 import socket
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 
 from cluster.actor_calls import ActorCalls
 from cluster.driver import RayRuntime
-from cluster.fleet import Fleet, SupersededError
+from cluster.fleet import Fleet
 from cluster.mover import Mover
 from cluster.pending_calls import copy_of
 from cluster.ray_session import RaySession
 from cluster.recovering_runtime import RecoveringRuntime
 from cluster.recovery import DRAINED, GROWN, SHRUNK, Recovery, RecoveryReport, check_num_places
+from cluster.waits import SupersededError
 from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
-from mpmd.runtime.requests import Handle
 from mpmd.stopwatch import Stopwatch
 
 _LOOK_SECONDS = 1.0
@@ -52,13 +50,12 @@ class ElasticRuntime(RecoveringRuntime):
         limits: Limits,
         runtime_of: Callable[[ActorCalls], RayRuntime],
         recovery: Recovery,
-        reports: list[RecoveryReport],
+        on_recovery: Callable[[RecoveryReport], None],
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
-        super().__init__(fleet, connections, limits, runtime_of, recovery, reports, max_in_flight)
+        super().__init__(fleet, connections, limits, runtime_of, recovery, on_recovery, max_in_flight)
         self._mover = Mover(fleet)
         self._drained: set[int] = set()  # the groups whose nodes are to end
-        self._unwritten: set[Handle] = set()  # the copies for a checkpoint that are not written yet
         self._said: dict[int | None, str] = {}  # why a group does not move
         self._wake = threading.Event()
         watching = (weakref.ref(self), self._wake, fleet.stop)
@@ -68,14 +65,6 @@ class ElasticRuntime(RecoveringRuntime):
         is_drained = mpmd_idx in self._drained
         self._drained.discard(mpmd_idx)
         return is_drained
-
-    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
-        self._unwritten.add(copy)
-        return super().copy_out(mpmd_idx, copy, handles)
-
-    def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
-        self._unwritten.discard(handle)
-        super().free(mpmd_idxs, handle)
 
     def resize(self, num_places: int, timeout: float) -> None:
         """Has so many groups, the first ones, have a place of their own. The others share with them.
@@ -151,8 +140,6 @@ class ElasticRuntime(RecoveringRuntime):
         death = GroupDiedError(f"group {mpmd_idx} moves: {_REASONS[kind]}", mpmd_idx)
         with self._paused():
             with watch("copied"):
-                self._wait_for_saves()
-                self._check_saves(kind)
                 is_copied = self._copy_all(death, attempt)
             if not is_copied:  # a group has died since: the next look shows what is to be done now
                 self._fleet.replacements.discard()
@@ -162,13 +149,9 @@ class ElasticRuntime(RecoveringRuntime):
         self._said.pop(mpmd_idx, None)
 
     def _check_saves(self, kind: str) -> None:
-        if self._unwritten and kind != DRAINED:
-            raise RuntimeError("a checkpoint is being saved")
-
-    def _wait_for_saves(self) -> None:
-        deadline = time.monotonic() + _SAVE_SECONDS
-        while self._unwritten and time.monotonic() < deadline:
-            time.sleep(0.05)
+        with self._changed:
+            if self._journal.keeps_copies and kind != DRAINED:
+                raise RuntimeError("a checkpoint is being saved")
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
@@ -186,6 +169,8 @@ class ElasticRuntime(RecoveringRuntime):
     def _copy_all(self, death: GroupDiedError, attempt: int) -> bool:
         """Waits for a snapshot of all that was asked, so that no step has to be run again.
 
+        It counts only when a checkpoint that is being saved is written; that is not waited for without end.
+
         Returns: whether no group has died since that attempt of the journal's has begun. Then the one that
           moves counts as dead from now on.
         """
@@ -195,10 +180,12 @@ class ElasticRuntime(RecoveringRuntime):
                 return self._error is not None or bool(self._dead) or attempt != self._journal.attempt
 
             def await_snapshot() -> None:
-                self._changed.wait_for(lambda: has_ended() or self._journal.snapshot is None)
+                limit = _SAVE_SECONDS if self._journal.keeps_copies else None
+                self._changed.wait_for(lambda: has_ended() or self._journal.snapshot is None, limit)
 
             await_snapshot()  # that is under way; steps may have been asked since it was begun
-            if not has_ended() and self._journal.steps_since_snapshot:
+            is_free = self._journal.snapshot is None  # or a checkpoint takes long: some steps are run again
+            if not has_ended() and is_free and self._journal.steps_since_snapshot:
                 self._begin_snapshot()
                 await_snapshot()
             if has_ended():

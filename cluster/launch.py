@@ -22,6 +22,7 @@ from cluster.endpoint import Endpoint, endpoints
 from cluster.environment import actor_environment
 from cluster.fleet import Fleet
 from cluster.mesh import ClusterMesh, abstract_submesh
+from cluster.metrics import RecoveryMetrics
 from cluster.places import Places
 from cluster.process_info import Placement
 from cluster.recovery import Recovery, RecoveryReport, check_recovery
@@ -179,6 +180,12 @@ def launch(
             max_in_flight=max_in_flight,
         )
         recoveries: list[RecoveryReport] = []
+        metrics = RecoveryMetrics()
+
+        def on_recovery(report: RecoveryReport) -> None:
+            recoveries.append(report)
+            metrics.add(report)
+
         runtime: RayRuntime | ElasticRuntime
         if recovery is None or replacements is None:
             groups_of_bundles = {place.placement_group for place in own}
@@ -189,7 +196,7 @@ def launch(
                 replacements, actors, processes, placement, transport, topology.gathering, timeout, limits
             )
             runtime = ElasticRuntime(
-                fleet, connections, limits, runtime_of, recovery, recoveries, max_in_flight
+                fleet, connections, limits, runtime_of, recovery, on_recovery, max_in_flight
             )
         undo.pop_all()
     for text in dict.fromkeys(text for info in infos for text in info.warnings):

@@ -16,9 +16,11 @@ from ray.actor import ActorHandle
 
 from cluster.actor_calls import ActorCalls
 from cluster.driver import RayRuntime
-from cluster.fleet import Fleet, SupersededError
-from cluster.journaled_runtime import FROM_DISK, JournaledRuntime
+from cluster.fleet import Fleet
+from cluster.journaled_runtime import FROM_DISK
 from cluster.recovery import DIED, FailureCounter, Recovery, RecoveryReport
+from cluster.storing_runtime import StoringRuntime
+from cluster.waits import SupersededError
 from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
@@ -26,13 +28,13 @@ from mpmd.runtime.journal import LoggedStep
 from mpmd.stopwatch import Stopwatch
 
 
-class RecoveringRuntime(JournaledRuntime):
+class RecoveringRuntime(StoringRuntime):
     """Replaces groups when they die.
 
     Args:
       fleet, connections, limits, runtime_of, max_in_flight: as of ``JournaledRuntime``.
       recovery: when to copy values, and when to give up.
-      reports: a report of each recovery is added to it.
+      on_recovery: is called with a report of each recovery.
     """
 
     def __init__(
@@ -42,10 +44,10 @@ class RecoveringRuntime(JournaledRuntime):
         limits: Limits,
         runtime_of: Callable[[ActorCalls], RayRuntime],
         recovery: Recovery,
-        reports: list[RecoveryReport],
+        on_recovery: Callable[[RecoveryReport], None],
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
-        self._reports = reports
+        self._on_recovery = on_recovery
         self._failures = FailureCounter(recovery.max_failures)
         super().__init__(fleet, connections, limits, runtime_of, recovery, max_in_flight)
 
@@ -58,6 +60,16 @@ class RecoveringRuntime(JournaledRuntime):
     def is_recovering(self) -> bool:
         """Whether groups are being replaced."""
         return bool(self._dead)
+
+    @property
+    def logged_bytes(self) -> int:
+        """The host arrays of the steps that would be run again."""
+        return self._journal.nbytes
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a snapshot is under way."""
+        return self._journal.snapshot is not None
 
     def _note_death(self, error: GroupDiedError) -> None:
         with self._changed:
@@ -98,7 +110,7 @@ class RecoveringRuntime(JournaledRuntime):
             self._groups.detach(death)
             if kind == DIED and not self._is_expected(death.mpmd_idx):
                 count_failure(None)
-            dead, connections = self._fleet.replace_all(
+            dead, connections, lost = self._fleet.replace_all(
                 self._dead, self._loads, self._journal.committed, watch, count_failure
             )
         except SupersededError:
@@ -115,6 +127,8 @@ class RecoveringRuntime(JournaledRuntime):
                 return
             self._groups.attach(self._calls(connections))
             self._dead.clear()
+            if lost is not None:
+                self._lose_values(death, lost)
             steps = self._ask_again()
             with watch("replayed"):
                 attempt = self._journal.attempt
@@ -125,6 +139,7 @@ class RecoveringRuntime(JournaledRuntime):
             step.ordinal if step else None,
             len(steps),
             watch.seconds,
+            lost,
             kind,
             {
                 process.mpmd_idx: process.shares_with
@@ -132,7 +147,7 @@ class RecoveringRuntime(JournaledRuntime):
                 if process.mpmd_idx in dead and process.shares_with is not None
             },
         )
-        self._reports.append(report)
+        self._on_recovery(report)
         print(f"cluster: {report}", file=sys.stderr, flush=True)
         self._fleet.replacements.start_spares()
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster.process_info import ProcessInfo
+from mpmd.errors import GroupDiedError, StateLostError
 from mpmd.runtime.journal import BEGINNING, Journal, LoggedStep
 
 _LOG_BYTES = 2**30
@@ -72,7 +73,7 @@ class Recovery:
             or journal.nbytes >= _LOG_BYTES // 2
         )
 
-    def must_wait(self, journal: Journal) -> bool:
+    def is_late(self, journal: Journal) -> bool:
         """Whether the next step has to wait until the snapshot under way is committed."""
         if journal.snapshot is None:
             return False
@@ -108,6 +109,7 @@ class RecoveryReport:
         was there in place of each dead one, and the others had stopped; ``connected``; ``loaded``, until it
         had the programs; ``restored``, until all had the values of the snapshot; ``replayed``, until they
         had run all steps since, which does not keep the caller waiting.
+      lost: why the values of all groups were lost, so that no step was run again; ``None`` if they were not.
       kind: ``died``; or for a move ``drained``, because its node is to end, ``shrunk``, to share the devices
         of another group, or ``grown``, to a place of its own.
       shares_with: those of the groups that have no place of their own now, and the group whose devices each
@@ -119,6 +121,7 @@ class RecoveryReport:
     step: int | None
     num_replayed: int
     seconds: Mapping[str, float]
+    lost: str | None = None
     kind: str = DIED
     shares_with: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
@@ -138,10 +141,9 @@ class RecoveryReport:
             for guest, host in sorted(self.shares_with.items())
         )
         what = "recovered" if self.kind == DIED else f"moved ({self.kind})"
-        return (
-            f"{what} {groups}{at} in {self.total:.2f} s ({phases}; "
-            f"{self.num_replayed} steps run again): {reason}{sharing}"
-        )
+        then = f"{self.num_replayed} steps run again" if self.lost is None else "all values lost"
+        why = "" if self.lost is None else f"; {self.lost}"
+        return f"{what} {groups}{at} in {self.total:.2f} s ({phases}; {then}): {reason}{why}{sharing}"
 
 
 def check_num_places(num_places: int, num_groups: int) -> None:
@@ -153,6 +155,21 @@ def check_num_places(num_places: int, num_groups: int) -> None:
             f"resize: from 1 to {num_groups} of the {num_groups} groups can have a place of their own, "
             f"not {num_places}"
         )
+
+
+def loss_of_values(death: GroupDiedError, reason: str, checkpoint: str | None) -> StateLostError:
+    """The error of who asks for values that no process has any more.
+
+    Args:
+      reason: why nobody has them.
+      checkpoint: the last one that is known.
+    """
+    known = "" if checkpoint is None else f". The last one that was saved or read here is {checkpoint}"
+    message = (
+        f"{str(death).rstrip('.')}. The values of all groups are lost, because {reason}. The mesh goes on: "
+        f"restore the state from a checkpoint, such as by step.restore(path), or make it anew{known}"
+    )
+    return StateLostError(message, death.mpmd_idx, checkpoint)
 
 
 class FailureCounter:

@@ -8,6 +8,7 @@ from .errors import (
     GroupDiedError,
     PerformanceWarning,
     PlanError,
+    StateLostError,
     StepAborted,
     TaskError,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "PerformanceWarning",
     "PlanError",
     "Schedule",
+    "StateLostError",
     "Std1F1B",
     "StepAborted",
     "TaskError",

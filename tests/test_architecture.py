@@ -86,7 +86,7 @@ MAY_IMPORT = {
     "cluster.actors": "cluster.actor cluster.places cluster.process_info cluster.ray_session "
     "cluster.recoverable_actor cluster.resources cluster.sharing",
     "cluster.notices": "",
-    "cluster.recovery": "cluster.process_info mpmd.runtime",
+    "cluster.recovery": "cluster.process_info mpmd.errors mpmd.runtime",
     "cluster.post_mortem": "cluster.process_info",
     "cluster.status": "cluster.process_info mpmd.errors mpmd.tables",
     "cluster.watchdog": "cluster.endpoint mpmd.errors mpmd.runtime",
@@ -104,23 +104,29 @@ MAY_IMPORT = {
     "cluster.shapes": "mpmd.reshard",
     "cluster.connect": "cluster.actor cluster.endpoint cluster.process_info cluster.sockets "
     "cluster.transports cluster.versions mpmd.ir",
-    "cluster.fleet": "cluster.actors cluster.connect cluster.driver cluster.endpoint cluster.health "
-    "cluster.places cluster.process_info cluster.ray_session cluster.recovery cluster.transports "
-    "cluster.versions cluster.watchdog mpmd.ir mpmd.runtime mpmd.stopwatch",
+    "cluster.waits": "cluster.endpoint cluster.health cluster.watchdog",
+    "cluster.fleet": "cluster.actors cluster.connect cluster.driver cluster.endpoint cluster.places "
+    "cluster.process_info cluster.ray_session cluster.recovery cluster.transports cluster.versions "
+    "cluster.waits cluster.watchdog mpmd.ir mpmd.runtime mpmd.stopwatch",
     "cluster.journaled_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.joined "
-    "cluster.pending_calls cluster.recovery cluster.status cluster.watchdog mpmd.errors mpmd.program "
+    "cluster.pending_calls cluster.recovery cluster.status cluster.waits cluster.watchdog mpmd.errors "
+    "mpmd.program mpmd.runtime",
+    "cluster.storing_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.joined "
+    "cluster.journaled_runtime cluster.pending_calls cluster.recovery cluster.watchdog mpmd.errors "
     "mpmd.runtime",
     "cluster.recovering_runtime": "cluster.actor_calls cluster.driver cluster.fleet "
-    "cluster.journaled_runtime cluster.recovery cluster.watchdog mpmd.errors mpmd.runtime mpmd.stopwatch",
+    "cluster.journaled_runtime cluster.recovery cluster.storing_runtime cluster.waits cluster.watchdog "
+    "mpmd.errors mpmd.runtime mpmd.stopwatch",
+    "cluster.metrics": "cluster.recovery",
     "cluster.mover": "cluster.fleet cluster.notices cluster.places",
     "cluster.elastic_runtime": "cluster.actor_calls cluster.driver cluster.fleet cluster.mover "
-    "cluster.pending_calls cluster.ray_session cluster.recovering_runtime cluster.recovery cluster.watchdog "
-    "mpmd.errors mpmd.runtime mpmd.stopwatch",
+    "cluster.pending_calls cluster.ray_session cluster.recovering_runtime cluster.recovery cluster.waits "
+    "cluster.watchdog mpmd.errors mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.elastic_runtime cluster.process_info cluster.recovery "
     "cluster.status mpmd.routes",
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.driver "
-    "cluster.elastic_runtime cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.places "
-    "cluster.process_info cluster.recovery cluster.resources cluster.shapes cluster.sharing "
+    "cluster.elastic_runtime cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.metrics "
+    "cluster.places cluster.process_info cluster.recovery cluster.resources cluster.shapes cluster.sharing "
     "cluster.transports cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime "
     "mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh cluster.recovery",

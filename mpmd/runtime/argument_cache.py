@@ -45,6 +45,7 @@ class ArgumentCache:
         self._free = free
         self._submitting = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
+        self._oldest: Handle = 0
         # Arrays die in garbage collection, at any point of any thread, where no lock may be taken.
         self._invalid: collections.deque[tuple[_Key, Handle]] = collections.deque()
 
@@ -61,7 +62,8 @@ class ArgumentCache:
     def find(self, array: jax.Array, mpmd_idxs: tuple[int, ...]) -> Handle | None:
         """The handle of an array on these groups, if they have it."""
         entry = self._entries.get(_Key(id(array), mpmd_idxs))
-        return entry.handle if entry and entry.array() is array else None
+        is_there = entry is not None and entry.array() is array and entry.handle >= self._oldest
+        return entry.handle if entry is not None and is_there else None
 
     def add(self, array: jax.Array, mpmd_idxs: tuple[int, ...], handle: Handle) -> _Key:
         """Notes that these groups have an array. From now on the cache frees the handle, and nothing else."""
@@ -75,6 +77,10 @@ class ArgumentCache:
     def invalidate(self, entries: Iterable[tuple[_Key, Handle]]) -> None:
         """Has arrays sent again with the next step that reads them. May be called from any thread."""
         self._invalid.extend(entries)
+
+    def forget_before(self, handle: Handle) -> None:
+        """Groups have lost the values of all earlier handles. May be called from any thread."""
+        self._oldest = handle
 
     def _died(self, key: _Key, handle: Handle, _: weakref.ref[jax.Array]) -> None:
         self._invalid.append((key, handle))

@@ -93,6 +93,11 @@ class StepRequest:
     released: Released = NOTHING_RELEASED
     profile: bool = False
 
+    @property
+    def handles(self) -> frozenset[Handle]:
+        """Those of all values that the step reads or makes."""
+        return frozenset((*self.inputs, *self.outputs, *self.host_arrays))
+
 
 @dataclasses.dataclass(frozen=True)
 class StepReply:

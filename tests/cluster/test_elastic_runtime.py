@@ -12,7 +12,7 @@ from cluster.elastic_runtime import ElasticRuntime
 from cluster.recovery import DRAINED, GROWN, SHRUNK, Recovery
 from cluster.watchdog import Limits
 from mpmd.errors import RecoveryError
-from tests.cluster.test_recovering_runtime import SOON, Driven, Fleet, groups_of
+from tests.cluster.test_recovering_runtime import SOON, Driven, Fleet, commit_snapshot, groups_of
 
 
 class Places:
@@ -75,7 +75,9 @@ def elastic(monkeypatch):
     monkeypatch.setattr(elastic_runtime, "_watch", lambda *arguments: None)
     monkeypatch.setattr(elastic_runtime, "_SAVE_SECONDS", 0.0)
     recovery = Recovery(every=100, max_failures=1)
-    driven = Elastic(MovedFleet(), [], Limits(), groups_of, recovery, [])
+    reports = []
+    driven = Elastic(MovedFleet(), [], Limits(), groups_of, recovery, reports.append)
+    driven.reports = reports
     driven._fleet.may_copy.set()
     yield driven
     driven.close()
@@ -128,7 +130,7 @@ def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, cap
     assert elastic._fleet.restored == [2]
     assert len(elastic.attempts) == 2
     assert len(elastic.attempts[1].steps) == 1, "the new one alone"
-    (report,) = elastic._reports
+    (report,) = elastic.reports
     assert (report.kind, report.mpmd_idxs, report.num_replayed) == (GROWN, (1,), 0)
     assert list(report.seconds)[:2] == ["prepared", "copied"]
     assert "cluster: moved (grown) group 1 in" in capsys.readouterr().err
@@ -161,27 +163,42 @@ def test_a_group_does_not_move_when_another_one_dies_meanwhile(elastic):
     assert elastic._fleet.discarded == 1
     elastic.reply_to_all()
     deadline = time.monotonic() + SOON
-    while not elastic._reports and time.monotonic() < deadline:
+    while not elastic.reports and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert [report.kind for report in elastic._reports] == ["died"]
+    assert [report.kind for report in elastic.reports] == ["died"]
     assert not elastic._is_paused
 
 
 def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
-    elastic.copy_out(0, 5, [1])
+    elastic.step()
+    elastic.attempts[0].reply(0)
+    commit_snapshot(elastic)
+    elastic.step()
+    elastic.reply_to_all()
+    handle = elastic.next_handle()
+    elastic.copy_out(0, handle, [1])
+    writing = elastic.write(0, handle, [["spec"]])
     elastic._mover.kinds = {1: GROWN}
     elastic.look_after()
     assert (
         "group 1 does not move, though the cluster has room for it: a checkpoint is being saved"
         in capsys.readouterr().err
     )
-    assert elastic._reports == [] and elastic._mover.prepared == []
+    assert elastic.reports == [] and elastic._mover.prepared == []
     elastic._mover.kinds = {1: DRAINED}
-    elastic.look_after()
-    elastic.free((0,), 5)
+    looking = in_thread(elastic.look_after)
+    with elastic._changed:
+        assert elastic._changed.wait_for(lambda: len(elastic.attempts) > 1 and not elastic._dead, SOON)
+    calls = elastic.attempts[1]
+    assert (len(calls.steps), calls.named("copy_out")) == (1, [(0, handle, (1,))]), "both are done again"
+    elastic.reply_to_all()
+    calls.future("copy_out").set_result(None)
+    calls.future("write").set_result(16)
+    assert writing.result(SOON) == [16]
+    looking.result(SOON)
     elastic._mover.kinds = {1: GROWN}
     elastic.look_after()
-    assert [report.kind for report in elastic._reports] == [DRAINED, GROWN]
+    assert [report.kind for report in elastic.reports] == [DRAINED, GROWN]
 
 
 def test_that_there_is_no_other_place_is_said_once(elastic, capsys):
@@ -189,20 +206,20 @@ def test_that_there_is_no_other_place_is_said_once(elastic, capsys):
     for _ in range(2):
         elastic.look_after()
     assert capsys.readouterr().err.count("its node is to end: there is no other place for it") == 1
-    assert elastic._reports == []
+    assert elastic.reports == []
 
 
 def test_resizing_moves_groups_or_says_why_not(elastic):
     resize(elastic, 1, {1: SHRUNK})
     assert elastic._fleet.places.num_own == 1
-    assert [report.kind for report in elastic._reports] == [SHRUNK]
+    assert [report.kind for report in elastic.reports] == [SHRUNK]
     with pytest.raises(RuntimeError, match=r"resize\(2\): group 1 did not move within 0 s.*by itself as"):
         elastic.resize(2, 0.0)
     resize(elastic, 2, {1: GROWN})
     elastic._fleet.places.can_share = False
     with pytest.raises(RuntimeError, match="groups may not share devices here"):
         elastic.resize(1, SOON)
-    assert [report.kind for report in elastic._reports] == [SHRUNK, GROWN]
+    assert [report.kind for report in elastic.reports] == [SHRUNK, GROWN]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +239,7 @@ def test_closing_ends_a_move(elastic):
     await_snapshot(elastic, 2)
     elastic.close()
     looking.result(SOON)
-    assert elastic._reports == []
+    assert elastic.reports == []
     with pytest.raises(RuntimeError, match="closed"):
         elastic.resize(1, SOON)
 
@@ -240,4 +257,4 @@ def test_the_status_shows_who_shares(elastic):
     assert "group 1 moves: it is to share a node with others" in shown
     elastic._fleet.may_replace.set()
     looking.result(SOON)
-    assert dict(elastic._reports[0].shares_with) == {1: 0}
+    assert dict(elastic.reports[0].shares_with) == {1: 0}

