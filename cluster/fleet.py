@@ -13,11 +13,12 @@ from typing import NamedTuple
 import ray
 from ray.actor import ActorHandle
 
-from cluster.actors import ActorStarter
+from cluster.actors import Replacements
 from cluster.connect import StartingActors, connect_driver, connect_groups, open_groups
 from cluster.connection import Connection
 from cluster.driver import LoadRequests
 from cluster.endpoint import Endpoint
+from cluster.places import NodeGoneError, NoPlaceError
 from cluster.process_info import Placement, ProcessInfo
 from cluster.ray_session import RaySession
 from cluster.recovery import Copy, CopyHolders, choose_keepers
@@ -53,7 +54,7 @@ class Fleet:
     """The running processes.
 
     Args:
-      starter: has started ``actors``, and starts others in their places.
+      replacements: starts others in the places of ``actors``.
       actors: one for each process.
       processes: which process of which group each of them is.
       placement: where they are; kept up to date.
@@ -65,7 +66,7 @@ class Fleet:
 
     def __init__(
         self,
-        starter: ActorStarter,
+        replacements: Replacements,
         actors: Sequence[ActorHandle],
         processes: Sequence[Endpoint],
         placement: Placement,
@@ -75,7 +76,9 @@ class Fleet:
         timeout: float,
         limits: Limits,
     ):
-        self.starter = starter
+        self.replacements = replacements
+        self.places = replacements.places
+        self._members = replacements.starter.members
         self.actors = list(actors)
         self.processes = tuple(processes)
         self._infos = list(placement.processes)
@@ -83,7 +86,7 @@ class Fleet:
         self._transport = transport
         self._encryption = encryption
         self._gathering = gathering
-        self._timeout = timeout
+        self.timeout = timeout
         self._limits = limits
         self._session = RaySession()
         self._keepers = choose_keepers(self._infos)
@@ -133,8 +136,9 @@ class Fleet:
                 snapshot, lost, dying = BEGINNING, str(error), set()
             except (SupersededError, RecoveryError):
                 raise
-            except Exception as error:  # a death; or there is no room, and there will be none next time
-                count_failure(error)
+            except Exception as error:  # a death; or there is no place, and there will be none next time
+                if isinstance(error, NoPlaceError) or not self._has_lost_nodes():
+                    count_failure(error)
                 dying = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self._waits.find_dead()
                 dying |= self._spoilt(dying)
 
@@ -179,12 +183,21 @@ class Fleet:
         if self.stop.is_set():
             raise SupersededError("the mesh was closed")
 
+    def _has_lost_nodes(self) -> bool:
+        """Whether the place of a process has gone, so that it will be started in another one."""
+        try:
+            self.places.check_nodes(range(len(self.actors)))
+        except NodeGoneError:
+            return True
+        return False
+
     def _start(self, groups: Collection[int]) -> None:
         """Starts new processes in place of those of these groups."""
         gone = self._numbers_of(groups)
         for number in gone:
             self._session.kill(self.actors[number])
-            self.actors[number] = self.starter.replace(number)
+        for number, actor in self.replacements.replace(gone, self._infos, self.check_open).items():
+            self.actors[number] = actor
         self._holders.lose(gone)
         self._unopened |= set(groups)
         self._unloaded |= set(groups)
@@ -209,6 +222,7 @@ class Fleet:
 
         def replace_dead() -> None:
             self.check_open()
+            self.places.check_nodes(self._numbers_of(self._unopened))
             try:
                 self._waits.check_alive(set(resetting.values()), pings, self._limits)
             except ProcessLostError as error:
@@ -232,11 +246,11 @@ class Fleet:
 
     def _open(self, numbers: Sequence[int], check: Callable[[], None]) -> None:
         starting = StartingActors(
-            [self.actors[i] for i in numbers], [self.processes[i] for i in numbers], self._timeout, check
+            [self.actors[i] for i in numbers], [self.processes[i] for i in numbers], self.timeout, check
         )
-        opened = open_groups(starting, [self.starter.members[i] for i in numbers], versions_here())
+        opened = open_groups(starting, [self._members[i] for i in numbers], versions_here())
         for number, info in zip(numbers, opened, strict=True):
-            self._infos[number] = info
+            self._infos[number] = self.replacements.placed(number, info)
 
     def _load(self, numbers: Sequence[int], loads: Mapping[int, LoadRequests]) -> None:
         """All processes load at the same time, each the programs in the order of their numbers."""
@@ -264,7 +278,7 @@ class Fleet:
             self.check_open()
             self._waits.check_alive(range(len(self.actors)), pings)
 
-        return StartingActors(self.actors, self.processes, self._timeout, check)
+        return StartingActors(self.actors, self.processes, self.timeout, check)
 
     def _connect(self) -> None:
         starting = self._connecting_actors()
@@ -337,4 +351,5 @@ class Fleet:
         self.stop.set()
         for actor in self.actors:
             self._session.kill(actor)
-        self._session.remove(self.starter.placement_group)
+        self.replacements.discard()
+        self._session.remove(self.places.placement_groups)

@@ -85,6 +85,7 @@ class JournaledRuntime(RuntimeBase):
         self._unloaded = collections.deque[int]()  # programs of which the journal does not know it yet
         self._futures: dict[tuple[Request, int], Future] = {}
         self._dead: dict[int, GroupDiedError] = {}  # the groups that are being replaced
+        self._is_paused = False  # nothing is asked of groups meanwhile
         self._error: RuntimeError | None = None  # why nothing works any more
         self._loss: StateLostError | None = None  # why there are no values with handles before the first one
         self._first_handle: Handle = 0
@@ -103,7 +104,7 @@ class JournaledRuntime(RuntimeBase):
         return ActorCalls(
             self._fleet.actors,
             self._fleet.processes,
-            self._fleet.starter.placement_group,
+            self._fleet.places.placement_groups,
             connections,
             self._fleet.infos,
             self._limits,
@@ -215,8 +216,10 @@ class JournaledRuntime(RuntimeBase):
         return not self._recovery.is_late(self._journal)
 
     def _wait_until_running(self, is_free: Callable[[], bool] = lambda: True) -> None:
-        """Waits until no group is being replaced, or nothing works any more."""
-        self._changed.wait_for(lambda: self._error is not None or (not self._dead and is_free()))
+        """Waits until no group is being replaced or about to move, or nothing works any more."""
+        self._changed.wait_for(
+            lambda: self._error is not None or (not self._dead and not self._is_paused and is_free())
+        )
 
     def _wait_for_end_of(
         self, attempt: int, seconds: float | None = None, unless: Callable[[], bool] = lambda: False

@@ -18,7 +18,7 @@ from cluster.connection import Connection
 from cluster.driver import RayRuntime
 from cluster.fleet import Fleet
 from cluster.journaled_runtime import FROM_DISK
-from cluster.recovery import FailureCounter, Recovery, RecoveryReport
+from cluster.recovery import DIED, FailureCounter, Recovery, RecoveryReport
 from cluster.storing_runtime import StoringRuntime
 from cluster.waits import SupersededError
 from cluster.watchdog import Limits
@@ -84,9 +84,22 @@ class RecoveringRuntime(StoringRuntime):
                 work = functools.partial(self._recover, error, step)
                 threading.Thread(target=work, name="mpmd recovery", daemon=True).start()
 
-    def _recover(self, death: GroupDiedError, step: LoggedStep | None) -> None:
-        """In a thread of its own: has the fleet replace what is dead, and asks again what was asked."""
-        watch = Stopwatch()
+    def _is_expected(self, mpmd_idx: int) -> bool:
+        """Whether a group's death, which is asked about once, is none of its failures."""
+        return False
+
+    def _recover(
+        self,
+        death: GroupDiedError,
+        step: LoggedStep | None,
+        kind: str = DIED,
+        watch: Stopwatch | None = None,
+    ) -> None:
+        """Has the fleet replace what is dead or to move, ``kind`` says which, and asks again what was asked.
+
+        Blocks until then; no thread waits for this one with the lock held.
+        """
+        watch = watch or Stopwatch()
 
         def count_failure(failure: Exception | None) -> None:
             if reason := self._failures.count(death.mpmd_idx, None if failure else step):
@@ -95,7 +108,8 @@ class RecoveringRuntime(StoringRuntime):
 
         try:
             self._groups.detach(death)
-            count_failure(None)
+            if kind == DIED and not self._is_expected(death.mpmd_idx):
+                count_failure(None)
             dead, connections, lost = self._fleet.replace_all(
                 self._dead, self._loads, self._journal.committed, watch, count_failure
             )
@@ -120,11 +134,22 @@ class RecoveringRuntime(StoringRuntime):
                 attempt = self._journal.attempt
                 self._wait_for_end_of(attempt, unless=lambda: all(map(self._journal.is_answered, steps)))
         report = RecoveryReport(
-            tuple(sorted(dead)), str(death), step.ordinal if step else None, len(steps), watch.seconds, lost
+            tuple(sorted(dead)),
+            str(death),
+            step.ordinal if step else None,
+            len(steps),
+            watch.seconds,
+            lost,
+            kind,
+            {
+                process.mpmd_idx: process.shares_with
+                for process in self._fleet.infos
+                if process.mpmd_idx in dead and process.shares_with is not None
+            },
         )
         self._on_recovery(report)
         print(f"cluster: {report}", file=sys.stderr, flush=True)
-        self._fleet.starter.start_spares()
+        self._fleet.replacements.start_spares()
 
 
 def _unrecoverable(death: GroupDiedError, reason: str) -> RecoveryError:

@@ -32,7 +32,8 @@ def test_recoveries_are_counted_by_what_became_of_the_values(monkeypatch):
     added = metrics.RecoveryMetrics()
     added.add(RecoveryReport((1,), "group 1 died", 7, 3, {"started": 1.5, "loaded": 0.5}))
     added.add(RecoveryReport((0, 1), "group 0 died", None, 0, {"started": 2.0}, "both have died"))
-    assert added._recoveries.sums == {("restored",): 1, ("lost",): 1}
+    added.add(RecoveryReport((1,), "there is room", None, 0, {"loaded": 0.25}, kind="grown"))
+    assert added._recoveries.sums == {("restored", "died"): 1, ("lost", "died"): 1, ("restored", "grown"): 1}
     assert added._steps.sums == {(): 3}
-    assert added._seconds.counts == {("started",): 2, ("loaded",): 1, ("total",): 2}
-    assert added._seconds.sums["total",] == pytest.approx(4.0)
+    assert added._seconds.counts == {("started",): 2, ("loaded",): 2, ("total",): 3}
+    assert added._seconds.sums["total",] == pytest.approx(4.25)

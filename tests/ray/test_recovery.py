@@ -54,6 +54,11 @@ def recoveries(mesh, count):
     return mesh.recoveries
 
 
+def num_reserved():
+    """How many placement groups have resources."""
+    return sum(table["state"] == "CREATED" for table in ray.util.placement_group_table().values())
+
+
 def kill(mesh, mpmd_idx, number=signal.SIGKILL):
     os.kill(mesh.groups[mpmd_idx].pid, number)
 
@@ -205,7 +210,7 @@ def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_lose_the_values(loca
     ) as mesh:
         step = compiled(mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
         undisturbed = train(step)
-        spare, _, _ = mesh.runtime._fleet.starter._spares[0]
+        spare, _, _ = mesh.runtime._fleet.replacements._spares[0]
         assert train(step, lambda number, state: number == 6 and kill(mesh, 1)) == undisturbed
         assert mesh.runtime.actors[1] == spare
         state = init(weights(2), CLIPPED_ADAM)
@@ -229,6 +234,49 @@ def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_lose_the_values(loca
         state = step.restore(caught.value.checkpoint)
         assert train(step, lambda number, state: number == 6 and kill(mesh, 0), state=state) == from_disk
         assert [report.lost for report in recoveries(mesh, 3)[2:]] == [None]
+
+
+def test_groups_share_a_place_and_get_their_own_back_on_request(recovering_mesh, capsys):
+    mesh = recovering_mesh
+    step = compiled(mesh)
+    undisturbed = train(step)
+    before, reserved = len(mesh.recoveries), num_reserved()
+    tables = []
+
+    def disturb(number, state):
+        if number in (3, 7):
+            mesh.resize(1 if number == 3 else 2)
+            tables.append((str(mesh.status()), num_reserved()))
+
+    assert train(step, disturb) == undisturbed
+    shared, parted = mesh.recoveries[before:]
+    assert (shared.kind, shared.mpmd_idxs, shared.shares_with) == ("shrunk", (1,), {1: 0})
+    assert (parted.kind, parted.mpmd_idxs, parted.shares_with) == ("grown", (1,), {})
+    assert list(shared.seconds)[:3] == ["prepared", "copied", "started"]
+    assert shared.num_replayed == parted.num_replayed == 0
+    (sharing, of_one), (apart, of_two) = tables
+    assert "shared with group 0" in sharing and "shared" not in apart
+    assert (of_one, of_two) == (reserved - 1, reserved)
+    assert "moved (shrunk) group 1" in capsys.readouterr().err
+
+
+def test_a_process_that_is_told_to_end_is_replaced_before(local_ray):
+    """Its node is the only one, so the group stays there."""
+    recovery = Recovery(every=4, max_failures=1)
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery) as mesh:
+        step = compiled(mesh)
+        undisturbed = train(step)
+        pids = [group.pid for group in mesh.groups]
+
+        def disturb(number, state):
+            if number in (3, 7):
+                kill(mesh, 1, signal.SIGTERM)
+                recoveries(mesh, 1 if number == 3 else 2)
+
+        assert train(step, disturb) == undisturbed
+        assert [(report.kind, report.mpmd_idxs) for report in mesh.recoveries] == [("drained", (1,))] * 2
+        assert sum(report.num_replayed for report in mesh.recoveries) == 0
+        assert mesh.groups[0].pid == pids[0] != mesh.groups[1].pid
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ class Fleet:
         self.processes = endpoints([1, 1])
         self.infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
         self.actors = ()
-        self.starter = self
+        self.replacements = self
         self.stop = threading.Event()
         self.failures = list(failures)
         self.copied = []
