@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -194,8 +195,10 @@ class Replacements:
                     actors[number], place = taken
                     actors[number].adopt.remote(self.starter.members[number])
                     self._leave(number, place)
+            start = time.monotonic()
             for mpmd_idx in sorted({self.starter.members[n].mpmd_idx for n in numbers if n not in actors}):
-                found = self.places.find(mpmd_idx, infos, numbers, check=check)
+                waited = time.monotonic() - start  # for the groups before, and for this one as well
+                found = self.places.find(mpmd_idx, infos, numbers, check=check, waited=waited)
                 for number in found.keys() - actors.keys():
                     self._leave(number, found[number])
                     actors[number] = self.starter.start(number, found[number])

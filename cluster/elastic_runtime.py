@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
@@ -53,18 +54,18 @@ class ElasticRuntime(RecoveringRuntime):
         on_recovery: Callable[[RecoveryReport], None],
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
-        super().__init__(fleet, connections, limits, runtime_of, recovery, on_recovery, max_in_flight)
         self._mover = Mover(fleet)
-        self._drained: set[int] = set()  # the groups whose nodes are to end
+        self._leaving: set[int] = set()  # the groups whose nodes are to end, or that move
         self._said: dict[int | None, str] = {}  # why a group does not move
         self._wake = threading.Event()
-        watching = (weakref.ref(self), self._wake, fleet.stop)
+        super().__init__(fleet, connections, limits, runtime_of, recovery, on_recovery, max_in_flight)
+        watching = (weakref.ref(self), self._wake, fleet)
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
-    def _is_expected(self, mpmd_idx: int) -> bool:
-        is_drained = mpmd_idx in self._drained
-        self._drained.discard(mpmd_idx)
-        return is_drained
+    def _is_failure(self, mpmd_idx: int) -> bool:
+        is_leaving = mpmd_idx in self._leaving
+        self._leaving.discard(mpmd_idx)
+        return not is_leaving
 
     def resize(self, num_places: int, timeout: float) -> None:
         """Has so many groups, the first ones, have a place of their own. The others share with them.
@@ -111,7 +112,7 @@ class ElasticRuntime(RecoveringRuntime):
         if self._dead:
             return
         misplaced = self._mover.misplaced()
-        self._drained |= {i for i, kind in misplaced.items() if kind == DRAINED}
+        self._leaving |= {i for i, kind in misplaced.items() if kind == DRAINED}
         for mpmd_idx, kind in misplaced.items():
             try:
                 self._move(mpmd_idx, kind)
@@ -140,18 +141,27 @@ class ElasticRuntime(RecoveringRuntime):
         death = GroupDiedError(f"group {mpmd_idx} moves: {_REASONS[kind]}", mpmd_idx)
         with self._paused():
             with watch("copied"):
+                self._check_saves(kind)
+                self._wait_for_saves()
+                if self._fleet.find_dead() - {mpmd_idx}:
+                    raise RuntimeError("another group does not answer")  # and may have the only other copy
                 is_copied = self._copy_all(death, attempt)
             if not is_copied:  # a group has died since: the next look shows what is to be done now
                 self._fleet.replacements.discard()
                 return
+            self._leaving.add(mpmd_idx)
             self._recover(death, None, kind, watch)
-        self._drained.discard(mpmd_idx)
+        self._leaving.discard(mpmd_idx)
         self._said.pop(mpmd_idx, None)
 
     def _check_saves(self, kind: str) -> None:
-        with self._changed:
-            if self._journal.keeps_copies and kind != DRAINED:
-                raise RuntimeError("a checkpoint is being saved")
+        if self.is_saving and kind != DRAINED:
+            raise RuntimeError("a checkpoint is being saved")
+
+    def _wait_for_saves(self) -> None:
+        deadline = time.monotonic() + _SAVE_SECONDS
+        while self.is_saving and self._error is None and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
@@ -169,7 +179,7 @@ class ElasticRuntime(RecoveringRuntime):
     def _copy_all(self, death: GroupDiedError, attempt: int) -> bool:
         """Waits for a snapshot of all that was asked, so that no step has to be run again.
 
-        It counts only when a checkpoint that is being saved is written; that is not waited for without end.
+        It counts only when a checkpoint that is being saved is written; then it is not waited for.
 
         Returns: whether no group has died since that attempt of the journal's has begun. Then the one that
           moves counts as dead from now on.
@@ -180,7 +190,7 @@ class ElasticRuntime(RecoveringRuntime):
                 return self._error is not None or bool(self._dead) or attempt != self._journal.attempt
 
             def await_snapshot() -> None:
-                limit = _SAVE_SECONDS if self._journal.keeps_copies else None
+                limit = 0.0 if self._journal.keeps_copies else None
                 self._changed.wait_for(lambda: has_ended() or self._journal.snapshot is None, limit)
 
             await_snapshot()  # that is under way; steps may have been asked since it was begun
@@ -196,19 +206,24 @@ class ElasticRuntime(RecoveringRuntime):
             return True
 
 
-def _watch(runtime: weakref.ref[ElasticRuntime], wake: threading.Event, stop: threading.Event) -> None:
+def _watch(runtime: weakref.ref[ElasticRuntime], wake: threading.Event, fleet: Fleet) -> None:
     """In a thread of its own, which does not keep the runtime alive."""
     session = RaySession()
     while True:
         wake.wait(_LOOK_SECONDS)
         wake.clear()
+        if fleet.stop.is_set():
+            fleet.release()  # the mesh was closed, perhaps before the last place was requested
+            return
         elastic = runtime()
-        if elastic is None or stop.is_set() or not session.is_connected:
+        if elastic is None or not session.is_connected:
             return
         try:
             elastic.look_after()
         except Exception as error:  # Ray may be shutting down; or it is out of reach for now
-            if not session.is_connected or stop.is_set():
+            if not session.is_connected:
                 return
+            if fleet.stop.is_set():
+                continue
             elastic.say(f"the places of groups cannot be looked after: {type(error).__name__}: {error}")
         del elastic

@@ -137,8 +137,7 @@ class Fleet:
             except (SupersededError, RecoveryError):
                 raise
             except Exception as error:  # a death; or there is no place, and there will be none next time
-                if isinstance(error, NoPlaceError) or not self._has_lost_nodes():
-                    count_failure(error)
+                self._count(error, count_failure)
                 dying = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self._waits.find_dead()
                 dying |= self._spoilt(dying)
 
@@ -164,8 +163,9 @@ class Fleet:
         """
         self.check_open()
         with watch("started"):
-            self._start(dead)
+            self._end(dead)
             resetting = self._reset(self._numbers_outside(self._unopened), list(loads))
+            self._start(dead)  # may wait for room
             self._open_started(resetting, count_failure)
             self._waits.wait_for(resetting, limits=self._limits)  # nobody else watches the steps that end now
         self._check_copies(snapshot)
@@ -183,24 +183,29 @@ class Fleet:
         if self.stop.is_set():
             raise SupersededError("the mesh was closed")
 
-    def _has_lost_nodes(self) -> bool:
-        """Whether the place of a process has gone, so that it will be started in another one."""
-        try:
-            self.places.check_nodes(range(len(self.actors)))
-        except NodeGoneError:
-            return True
-        return False
+    def _count(self, failure: Exception, count_failure: Callable[[Exception], None]) -> None:
+        """Counts a failure, unless a node is gone, which no group is to blame for."""
+        if not isinstance(failure, NoPlaceError):
+            try:
+                self.places.check_nodes(range(len(self.actors)))
+            except NodeGoneError:  # the processes that were there will start in other places
+                return
+        count_failure(failure)
 
-    def _start(self, groups: Collection[int]) -> None:
-        """Starts new processes in place of those of these groups."""
+    def _end(self, groups: Collection[int]) -> None:
+        """Ends what is left of the processes of these groups."""
         gone = self._numbers_of(groups)
         for number in gone:
             self._session.kill(self.actors[number])
-        for number, actor in self.replacements.replace(gone, self._infos, self.check_open).items():
-            self.actors[number] = actor
         self._holders.lose(gone)
         self._unopened |= set(groups)
         self._unloaded |= set(groups)
+
+    def _start(self, groups: Collection[int]) -> None:
+        """Starts new processes in place of those of these groups, which have ended."""
+        gone = self._numbers_of(groups)
+        for number, actor in self.replacements.replace(gone, self._infos, self.check_open).items():
+            self.actors[number] = actor
 
     def _numbers_of(self, groups: Collection[int]) -> list[int]:
         return [number for number, process in enumerate(self.processes) if process.mpmd_idx in groups]
@@ -226,10 +231,11 @@ class Fleet:
             try:
                 self._waits.check_alive(set(resetting.values()), pings, self._limits)
             except ProcessLostError as error:
-                count_failure(error)
+                self._count(error, count_failure)
                 gone = self._numbers_of({error.mpmd_idx})
                 for call in [call for call, number in resetting.items() if number in gone]:
                     del resetting[call]
+                self._end({error.mpmd_idx})
                 self._start({error.mpmd_idx})
 
         while self._unopened:
@@ -306,6 +312,10 @@ class Fleet:
         self._waits.wait_for(
             {actor.restore.remote(snapshot, kept[i]): i for i, actor in enumerate(self.actors)}
         )
+
+    def find_dead(self) -> set[int]:
+        """The groups of which a process is gone, does not answer, or is stuck."""
+        return self._waits.find_dead()
 
     # Snapshots.
 

@@ -117,8 +117,8 @@ class Places:
 
     def _living_nodes(self) -> frozenset[str]:
         living = frozenset(node["NodeID"] for node in live_nodes())
-        for place in [place for place, node in self._nodes.items() if node not in living]:
-            del self._nodes[place]  # Ray moves a bundle of a node that is gone, if it can
+        for place in [place for place, node in list(self._nodes.items()) if node not in living]:
+            self._nodes.pop(place, None)  # Ray moves a bundle of a node that is gone, if it can
         return living
 
     def node_of(self, place: Place) -> str:
@@ -187,6 +187,7 @@ class Places:
         gone: Collection[int] = (),
         seconds: float | None = None,
         check: Callable[[], None] = lambda: None,
+        waited: float = 0.0,
     ) -> dict[int, Place]:
         """A place for each process of a group: where it is, or one of its own, or one that it shares.
 
@@ -195,11 +196,12 @@ class Places:
           gone: those that are dead; the group's own do not matter.
           seconds: to wait for room before processes share; by default as the user wants it.
           check: is called while it waits, and raises to wait no longer.
+          waited: the seconds that others have waited for room since this group's place is gone.
 
         Raises: ``NoPlaceError``.
         """
         with self._lock:
-            return self._find(mpmd_idx, infos, gone, seconds, check)
+            return self._find(mpmd_idx, infos, gone, seconds, check, waited)
 
     def _find(
         self,
@@ -208,6 +210,7 @@ class Places:
         gone: Collection[int],
         seconds: float | None,
         check: Callable[[], None],
+        waited: float,
     ) -> dict[int, Place]:
         good, numbers = self.good_nodes(), self.numbers_of(mpmd_idx)
         is_wanted = mpmd_idx < self.num_own
@@ -224,6 +227,7 @@ class Places:
             seconds = self._share_after if self._share_after is not None else self._timeout
             if self.can_share and all(isinstance(places[n], SharedPlace) for n in homeless):
                 seconds = 0.0  # they have waited before
+            seconds = max(seconds - waited, min(seconds, PROMPT_SECONDS))
         if not good:
             seconds = 0.0  # Ray may have another node later, but none now
         if is_wanted and (own := self._await_own(mpmd_idx, homeless, seconds, check)) is not None:
@@ -258,6 +262,7 @@ class Places:
             and self._mpmd_idxs[number] < self.num_own
             and self._mpmd_idxs[number] != self._mpmd_idxs[numbers[0]]
             and infos[number].node_id in good
+            and infos[number].node_id == self.node_of(place)  # and not where it was before it died
         }
         shares_with = {n: host for n, host in self.shares_with.items() if n not in numbers and host in hosts}
         guests = {number: len(infos[number].devices) for number in numbers}

@@ -84,9 +84,9 @@ class RecoveringRuntime(StoringRuntime):
                 work = functools.partial(self._recover, error, step)
                 threading.Thread(target=work, name="mpmd recovery", daemon=True).start()
 
-    def _is_expected(self, mpmd_idx: int) -> bool:
-        """Whether a group's death, which is asked about once, is none of its failures."""
-        return False
+    def _is_failure(self, mpmd_idx: int) -> bool:
+        """Whether a group's death, which is asked about once, counts in ``max_failures``."""
+        return True
 
     def _recover(
         self,
@@ -108,13 +108,14 @@ class RecoveringRuntime(StoringRuntime):
 
         try:
             self._groups.detach(death)
-            if kind == DIED and not self._is_expected(death.mpmd_idx):
+            if [mpmd_idx for mpmd_idx in list(self._dead) if self._is_failure(mpmd_idx)]:
                 count_failure(None)
             dead, connections, lost = self._fleet.replace_all(
                 self._dead, self._loads, self._journal.committed, watch, count_failure
             )
         except SupersededError:
-            return  # the mesh was closed
+            self._fleet.release()  # the mesh was closed, perhaps before the last process was started
+            return
         except BaseException as error:  # whatever it is, those who wait have to know
             with self._changed:
                 fatal = error if isinstance(error, RecoveryError) else _unrecoverable(death, str(error))

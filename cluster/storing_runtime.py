@@ -48,6 +48,7 @@ class StoringRuntime(JournaledRuntime):
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
         self._writes: dict[Handle, _Write] = {}
+        self._unwritten: set[Handle] = set()  # copies that are perhaps still to be written
         super().__init__(fleet, connections, limits, runtime_of, recovery, max_in_flight)
 
     def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
@@ -66,6 +67,7 @@ class StoringRuntime(JournaledRuntime):
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
         """As in the protocol. After a death the copy is made again, as long as the log goes back to it."""
         self.check_process()
+        self._unwritten.add(copy)
         with self._changed:
             self._wait_until_running()
             if (refusal := self._refusal([copy, *handles])) is not None:
@@ -75,6 +77,15 @@ class StoringRuntime(JournaledRuntime):
             with self._failing_on_interrupt(entry):
                 self._ask(entry)
             return future
+
+    def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
+        self._unwritten.discard(handle)
+        super().free(mpmd_idxs, handle)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being saved."""
+        return bool(self._unwritten)
 
     def write(
         self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]

@@ -11,7 +11,7 @@ from cluster import elastic_runtime
 from cluster.elastic_runtime import ElasticRuntime
 from cluster.recovery import DRAINED, GROWN, SHRUNK, Recovery
 from cluster.watchdog import Limits
-from mpmd.errors import RecoveryError
+from mpmd.errors import GroupDiedError, RecoveryError
 from tests.support.pretended_groups import SOON, Driven, Fleet, commit_snapshot, groups_of
 
 
@@ -28,6 +28,10 @@ class MovedFleet(Fleet):
         super().__init__(failures)
         self.places = Places()
         self.discarded = 0
+        self.silent = set()
+
+    def find_dead(self):
+        return self.silent
 
     def discard(self):
         self.discarded += 1
@@ -195,10 +199,52 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
     calls.future("copy_out").set_result(None)
     calls.future("write").set_result(16)
     assert writing.result(SOON) == [16]
+    elastic.free((0,), handle)
     looking.result(SOON)
     elastic._mover.kinds = {1: GROWN}
     elastic.look_after()
     assert [report.kind for report in elastic.reports] == [DRAINED, GROWN]
+
+
+def test_a_copy_that_the_log_has_given_up_is_not_lost_by_a_move(elastic, capsys):
+    handle = elastic.next_handle()
+    elastic.copy_out(0, handle, [1])
+    elastic.attempts[0].future("copy_out").set_result(None)
+    with elastic._changed:
+        elastic._note(elastic._journal.drop_copies)  # as a step does that the copy has kept waiting
+    elastic._mover.kinds = {0: SHRUNK}
+    elastic.look_after()
+    assert "a checkpoint is being saved" in capsys.readouterr().err
+    elastic.free((0,), handle)
+    elastic.look_after()
+    assert [report.kind for report in elastic.reports] == [SHRUNK]
+
+
+def test_a_death_at_the_moment_of_a_move_is_a_failure(elastic, monkeypatch):
+    copy_all = elastic._copy_all
+
+    def with_a_death(*arguments):
+        is_copied = copy_all(*arguments)
+        elastic._note_death(GroupDiedError("group 0 died", 0))
+        return is_copied
+
+    monkeypatch.setattr(elastic, "_copy_all", with_a_death)
+    elastic._mover.kinds = {1: GROWN}
+    elastic.look_after()
+    assert [report.mpmd_idxs for report in elastic.reports] == [(0, 1)]
+    elastic.die(1)
+    with pytest.raises(RecoveryError, match="the groups have failed 2 times, and max_failures is 1"):
+        elastic.step()[0].result(SOON)
+
+
+def test_a_group_whose_copies_may_be_gone_does_not_move(elastic, capsys):
+    elastic._mover.kinds, elastic._fleet.silent = {1: GROWN}, {0}
+    elastic.look_after()
+    assert "group 1 does not move, though the cluster has room for it: another" in capsys.readouterr().err
+    assert elastic._fleet.discarded == 1 and not elastic._is_paused
+    elastic._mover.kinds, elastic._fleet.silent = {1: GROWN}, set()
+    elastic.look_after()
+    assert [report.kind for report in elastic.reports] == [GROWN]
 
 
 def test_that_there_is_no_other_place_is_said_once(elastic, capsys):

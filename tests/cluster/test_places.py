@@ -152,6 +152,28 @@ def test_guests_are_spread_and_do_not_share_with_the_dead_or_with_guests(make):
     assert places.shares_with == {0: 2, 1: 3}
 
 
+def test_nobody_shares_with_a_process_that_has_just_moved_and_is_not_known_there(make):
+    cluster = Cluster(a=1, b=1, c=1, d=1)
+    places = make(cluster, [0, 1, 2])
+    before = infos(places, [0, 1, 2])
+    places.assign(0, OwnPlace(cluster.request([{"CPU": 1}]), 0))
+    cluster.lose("b")
+    settle(places, before, 1, [1])
+    assert places.shares_with == {1: 2}
+
+
+def test_what_others_have_waited_for_room_counts_and_ray_gets_its_time(make, monkeypatch):
+    times = []
+    cluster = Cluster(a=1, b=1)
+    places = make(cluster, [0, 1], share_after=60.0)
+    before = infos(places, [0, 1])
+    monkeypatch.setattr(places, "_await_own", lambda *arguments: times.append(arguments[2]))
+    cluster.lose("b")
+    for waited in (0.0, 20.0, 60.0):
+        places.find(1, before, [1], waited=waited)
+    assert times == [60.0, 40.0, places_module.PROMPT_SECONDS]
+
+
 @pytest.mark.parametrize("by_ray", [True, False])
 def test_groups_leave_nodes_that_are_to_end(make, by_ray):
     cluster = Cluster(a=1, b=1)

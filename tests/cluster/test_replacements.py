@@ -90,7 +90,7 @@ class Places:
     def node_of(self, place):
         return "lost" if place.placement_group in self.lost else "good"
 
-    def find(self, mpmd_idx, infos, gone, check):
+    def find(self, mpmd_idx, infos, gone, check, waited):
         return {mpmd_idx: self.found.get(mpmd_idx, self.places[mpmd_idx])}
 
     def request_spare(self, bundle):
