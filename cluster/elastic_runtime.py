@@ -115,11 +115,14 @@ class ElasticRuntime(RecoveringRuntime):
         self._leaving |= {i for i, kind in misplaced.items() if kind == DRAINED}
         for mpmd_idx, kind in misplaced.items():
             try:
+                self._fleet.check_open()
                 self._move(mpmd_idx, kind)
             except SupersededError:
                 return
             except RuntimeError as error:  # tried again at the next look
                 self._fleet.replacements.discard()
+                if self._fleet.stop.is_set():  # which may be why
+                    return
                 self.say(f"group {mpmd_idx} does not move, though {_REASONS[kind]}: {error}", mpmd_idx)
         if not misplaced:
             self._fleet.replacements.start_spares()  # for which there was no room before

@@ -120,8 +120,8 @@ class Fleet:
           loads: the programs that they have to load, by number.
           snapshot: the number of the committed one.
           watch: is told how long each phase takes.
-          count_failure: is called when a group has died meanwhile, with the reason; raises ``RecoveryError``
-            to give up.
+          count_failure: is called when a new process has died, or nothing is known to have, with the reason;
+            raises ``RecoveryError`` to give up.
 
         Raises: ``SupersededError``, ``RecoveryError``.
         """
@@ -137,8 +137,8 @@ class Fleet:
             except (SupersededError, RecoveryError):
                 raise
             except Exception as error:  # a death; or there is no place, and there will be none next time
-                self._count(error, count_failure)
                 dying = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self._waits.find_dead()
+                self._count(error, dying, count_failure)
                 dying |= self._spoilt(dying)
 
     def _spoilt(self, dying: Collection[int]) -> set[int]:
@@ -183,8 +183,16 @@ class Fleet:
         if self.stop.is_set():
             raise SupersededError("the mesh was closed")
 
-    def _count(self, failure: Exception, count_failure: Callable[[Exception], None]) -> None:
-        """Counts a failure, unless a node is gone, which no group is to blame for."""
+    def _count(
+        self, failure: Exception, dying: Collection[int], count_failure: Callable[[Exception], None]
+    ) -> None:
+        """Counts a failure, unless groups have died that this recovery replaces for the first time.
+
+        They may have died together: of a node that is gone, Ray reports one process after the other. So one
+        recovery is one failure. Neither are new processes to blame when their node is gone.
+        """
+        if dying and not self._unloaded & set(dying):
+            return
         if not isinstance(failure, NoPlaceError):
             try:
                 self.places.check_nodes(range(len(self.actors)))
@@ -231,7 +239,7 @@ class Fleet:
             try:
                 self._waits.check_alive(set(resetting.values()), pings, self._limits)
             except ProcessLostError as error:
-                self._count(error, count_failure)
+                self._count(error, {error.mpmd_idx}, count_failure)
                 gone = self._numbers_of({error.mpmd_idx})
                 for call in [call for call, number in resetting.items() if number in gone]:
                     del resetting[call]

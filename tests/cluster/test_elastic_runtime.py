@@ -10,6 +10,7 @@ import pytest
 from cluster import elastic_runtime
 from cluster.elastic_runtime import ElasticRuntime
 from cluster.recovery import DRAINED, GROWN, SHRUNK, Recovery
+from cluster.waits import SupersededError
 from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError, RecoveryError
 from tests.support.pretended_groups import SOON, Driven, Fleet, commit_snapshot, groups_of
@@ -32,6 +33,10 @@ class MovedFleet(Fleet):
 
     def find_dead(self):
         return self.silent
+
+    def check_open(self):
+        if self.stop.is_set():
+            raise SupersededError("the mesh was closed")
 
     def discard(self):
         self.discarded += 1
@@ -278,14 +283,16 @@ def test_numbers_of_places_that_cannot_be(elastic, number, error):
         elastic.resize(number, 0.0)
 
 
-def test_closing_ends_a_move(elastic):
+def test_closing_ends_a_move(elastic, capsys):
     elastic.step()
     elastic._mover.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     await_snapshot(elastic, 2)
     elastic.close()
     looking.result(SOON)
-    assert elastic.reports == []
+    elastic._mover.kinds, elastic._mover.fault = {1: GROWN}, RuntimeError("the new process was killed")
+    elastic.look_after()
+    assert elastic.reports == [] and capsys.readouterr().err == ""
     with pytest.raises(RuntimeError, match="closed"):
         elastic.resize(1, SOON)
 
