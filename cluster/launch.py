@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
+from jax.sharding import AxisType
 
 from cluster.actor import Member
 from cluster.actor_calls import ActorCalls
@@ -36,7 +37,7 @@ from cluster.resources import (
     reserve_separately,
     threads_per_process,
 )
-from cluster.shapes import GPU_PLATFORMS, Request, check, shapes_of, submeshes_of
+from cluster.shapes import GPU_PLATFORMS, Request, axis_types_of, check, shapes_of, submeshes_of
 from cluster.sharing import SHAREABLE_PLATFORMS
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
 from cluster.versions import versions_here
@@ -54,6 +55,7 @@ def launch(
     mpmd_axis: str | None = None,
     *,
     groups: Sequence[Mapping[str, int]] | None = None,
+    axis_types: Mapping[str, AxisType] | AxisType | None = None,
     processes_per_group: int | Sequence[int] | None = None,
     platform: str | None = None,
     cpus_per_group: float | None = None,
@@ -83,6 +85,9 @@ def launch(
       mpmd_axis: the axis along which the groups are.
       groups: in place of both, for each group the axis names and sizes of its submesh. All submeshes have all
         of the axes; one that a group does not name has size 1.
+      axis_types: ``jax.sharding.AxisType.Explicit`` for axes along which the types of values say within a
+        step how they are sharded, as over a mesh of ``jax.make_mesh``: by name, or one for all axes. By
+        default, and for axes that are not named, ``Auto``.
       processes_per_group: how many processes share the devices of a group, each on one node, or of each of
         the groups; by default one, or as few as the GPUs of each node allow.
       platform: ``cpu``, ``cuda``, ``rocm`` or another platform of JAX; by default ``cuda`` where the
@@ -125,7 +130,14 @@ def launch(
       ConnectionError: there is no cluster at ``address``.
     """
     request = Request(
-        mesh_shape, mpmd_axis, groups, processes_per_group, platform, cpus_per_group, gpus_per_group
+        mesh_shape,
+        mpmd_axis,
+        groups,
+        processes_per_group,
+        platform,
+        cpus_per_group,
+        gpus_per_group,
+        axis_types,
     )
     check(request)
     check_name(transport)
@@ -225,6 +237,7 @@ def launch(
     return ClusterMesh(
         topology=topology,
         mpmd_axis_name=mpmd_axis,
+        axis_types=axis_types_of(request),
         platform=platform,
         runtime=runtime,
         placement=placement,

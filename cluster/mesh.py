@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
-import jax
+from jax.sharding import AbstractMesh, AxisType
 
 from cluster.driver import RayRuntime
 from cluster.elastic_runtime import ElasticRuntime
@@ -24,6 +25,7 @@ class ClusterMesh:
     Args:
       topology: the processes of the groups, and the shape of each group's submesh.
       mpmd_axis_name: the axis along which the groups are; ``None`` where each has a shape of its own.
+      axis_types: how steps see the axes that are not ``Auto``.
       platform: of the groups' devices, such as ``cpu`` or ``cuda``.
       runtime: the running groups.
       placement: where the processes of the groups run, and what connects them.
@@ -38,6 +40,7 @@ class ClusterMesh:
         self,
         topology: Topology,
         mpmd_axis_name: str | None,
+        axis_types: Mapping[str, AxisType],
         platform: str,
         runtime: RayRuntime | ElasticRuntime,
         placement: Placement,
@@ -47,6 +50,7 @@ class ClusterMesh:
     ):
         self.topology = topology
         self.mpmd_axis_name = mpmd_axis_name
+        self.axis_types = dict(axis_types)
         self.platform = platform
         self._runtime: RayRuntime | ElasticRuntime | None = runtime
         self._placement = placement
@@ -65,8 +69,8 @@ class ClusterMesh:
         return len(self.submeshes)
 
     @property
-    def abstract_submeshes(self) -> tuple[jax.sharding.AbstractMesh, ...]:
-        return tuple(abstract_submesh(axes) for axes in self.submeshes)
+    def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:
+        return tuple(abstract_submesh(axes, self.axis_types) for axes in self.submeshes)
 
     @property
     def processes(self) -> tuple[ProcessInfo, ...]:
@@ -158,11 +162,13 @@ class ClusterMesh:
         )
 
 
-def abstract_submesh(axes: Mapping[str, int]) -> jax.sharding.AbstractMesh:
+def abstract_submesh(
+    axes: Mapping[str, int], axis_types: Mapping[str, AxisType] = MappingProxyType({})
+) -> AbstractMesh:
     """The shape of a group's submesh, of axes with these names and sizes.
 
-    Sharding within a group is left to the compiler, as on the actors' meshes. Since JAX 0.11.1 an abstract
-    mesh has to say so.
+    Axes are ``Auto`` unless ``axis_types`` says otherwise, as those of the actors' meshes always are. Since
+    JAX 0.11.1 an abstract mesh has to say so.
     """
-    axis_types = (jax.sharding.AxisType.Auto,) * len(axes)
-    return jax.sharding.AbstractMesh(tuple(axes.values()), tuple(axes), axis_types)
+    types = tuple(axis_types.get(name, AxisType.Auto) for name in axes)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), types)

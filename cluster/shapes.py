@@ -7,6 +7,8 @@ import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jax.sharding import AxisType
+
 from mpmd.reshard import GroupShape
 
 GPU_PLATFORMS = ("cuda", "rocm")
@@ -22,6 +24,7 @@ class Request(NamedTuple):
     platform: str | None = None
     cpus_per_group: float | None = None
     gpus_per_group: float | None = None
+    axis_types: Mapping[str, AxisType] | AxisType | None = None
 
 
 def check(request: Request) -> None:
@@ -33,6 +36,7 @@ def check(request: Request) -> None:
         raise TypeError("\n".join(faults))
     faults = [*_faults_of_shapes(request)]
     submeshes = None if faults else submeshes_of(request)
+    faults += _faults_of_axis_types(request, submeshes)
     faults += _faults_of_resources(request)
     if submeshes and request.processes_per_group is not None:
         faults += _faults_of_processes(request, submeshes)
@@ -48,6 +52,14 @@ def submeshes_of(request: Request) -> list[dict[str, int]]:
         return [{**shape, axis: 1} for _ in range(shape[axis])]
     names = dict.fromkeys(name for axes in request.groups for name in axes)
     return [{name: axes.get(name, 1) for name in names} for axes in request.groups]
+
+
+def axis_types_of(request: Request) -> dict[str, AxisType]:
+    """The types of the axes that are not ``Auto``."""
+    given = request.axis_types
+    if isinstance(given, AxisType):
+        given = dict.fromkeys(submeshes_of(request)[0], given)
+    return {axis: kind for axis, kind in (given or {}).items() if kind is not AxisType.Auto}
 
 
 def shapes_of(request: Request, platform: str, gpus_of_nodes: Sequence[float]) -> tuple[GroupShape, ...]:
@@ -157,6 +169,10 @@ def _faults_of_types(request: Request) -> Iterator[str]:
         for mpmd_idx, axes in enumerate(groups):
             if not isinstance(axes, Mapping):
                 yield f"groups[{mpmd_idx}] must map axis names to sizes, as {{'data': 4}}, not {axes!r}"
+    kinds = request.axis_types
+    for kind in kinds.values() if isinstance(kinds, Mapping) else [] if kinds is None else [kinds]:
+        if not isinstance(kind, AxisType):
+            yield f"axis_types must have values of jax.sharding.AxisType, by the names of axes, not {kind!r}"
     if isinstance(processes, Sequence) and not isinstance(processes, str):
         for mpmd_idx, count in enumerate(processes):
             if not _is_int(count):
@@ -190,6 +206,16 @@ def _faults_of_sizes(axes: Mapping[str, int]) -> Iterator[str]:
     for axis, size in axes.items():
         if not _is_int(size) or size < 1:
             yield f"the size of axis {axis!r} must be a positive int, not {size!r}"
+
+
+def _faults_of_axis_types(request: Request, submeshes: Sequence[Mapping[str, int]] | None) -> Iterator[str]:
+    given = request.axis_types
+    named = given if isinstance(given, Mapping) else {}
+    for axis in named:
+        if submeshes and axis not in submeshes[0]:
+            yield f"axis_types names the axis {axis!r}; the axes of groups are {', '.join(submeshes[0])}"
+    if AxisType.Manual in (given, *named.values()):
+        yield "axis_types must be Auto or Explicit: axes are Manual within a jax.shard_map only"
 
 
 def _faults_of_resources(request: Request) -> Iterator[str]:

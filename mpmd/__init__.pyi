@@ -2,6 +2,7 @@ from . import checkpoint, render, simulate
 from .abstract_mesh import AbstractMpmdMesh
 from .annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
 from .array import MpmdArray, to_host
+from .checking import check
 from .checkpoint import restore, save, save_async
 from .errors import (
     CheckpointError,
@@ -79,6 +80,7 @@ __all__ = [
     "ZeroBubbleH2",
     "ZeroBubbleV",
     "__version__",
+    "check",
     "checkpoint",
     "explain",
     "jit",

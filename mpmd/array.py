@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from mpmd.compat import key_impl, register_array_type
 from mpmd.delegation import delegate_to_value
@@ -18,7 +18,7 @@ from mpmd.keys import decode, is_key
 from mpmd.placement import Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import INLINE_BYTES, Handle, StepReply
-from mpmd.sharding import to_sharding
+from mpmd.sharding import is_explicit, to_sharding
 
 
 class StepFuture:
@@ -186,8 +186,16 @@ class MpmdArray(jax.Array):
         arrays = [self._fetch(mpmd_idx) for mpmd_idx in self.mpmd_idxs]
         if not isinstance(arrays[0], jax.Array):
             raise TypeError(f"{self!r} is in other processes; np.asarray fetches its value")
-        local = [decode(array, self._aval) for array in arrays]
+        local = [decode(self._typed(array), self._aval) for array in arrays]
         return local[0] if len(local) == 1 else local
+
+    def _typed(self, array: Any) -> jax.Array:
+        """A fetched array, in the same buffers, over a mesh with axes of the types of the caller's."""
+        axes = self.submesh
+        if not is_explicit(axes):
+            return array
+        mesh = Mesh(array.sharding.mesh.devices, axes.axis_names, axes.axis_types)
+        return jax.device_put(array, NamedSharding(mesh, array.sharding.spec))
 
     def _fetch(self, mpmd_idx: int) -> jax.Array | np.ndarray:
         self.runtime.check_process()

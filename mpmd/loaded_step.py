@@ -65,6 +65,11 @@ class LoadedStep(PlannedStep):
         return self._compiled
 
     @property
+    def signature(self) -> CallSignature:
+        """How the step's arguments are passed."""
+        return self._signature
+
+    @property
     def plan(self) -> Plan:
         """The verified programs of all groups, with what XLA needs to run them; printable."""
         return self._plan

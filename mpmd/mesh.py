@@ -15,6 +15,7 @@ from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, check_max_in_flight
 from mpmd.runtime.in_process import InProcessRuntime
 from mpmd.runtime.protocol import Runtime
+from mpmd.sharding import with_auto_axes
 
 
 class GroupMesh(Protocol):
@@ -27,7 +28,7 @@ class GroupMesh(Protocol):
 
     @property
     def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:
-        """The shape of each group's submesh. All have the same axes; the mpmd axis, if any, has size 1."""
+        """The shape of each group's submesh. All have the same axes and types; the mpmd axis has size 1."""
         ...
 
     @property
@@ -59,14 +60,16 @@ class MpmdMesh:
     ``close``, when ``with`` is left, and when the process exits.
 
     Args:
-      jax_mesh: a mesh of devices of this process, all axes ``Auto``; or a sequence of such meshes with the
-        same axes and no device in common.
+      jax_mesh: a mesh of devices of this process, or a sequence of such meshes with the same axes, of the
+        same types, and no device in common. Along ``Explicit`` axes, as of ``jax.make_mesh``, the types of
+        values say within a step how they are sharded; along ``Auto`` axes that is left to the compiler.
       mpmd_axis_name: the axis of it along which the groups are. Of a sequence it is left out, or an axis of
         size 1 of each mesh.
       max_in_flight: how many steps, each with its arguments, may be under way; a further call waits.
 
-    Raises: ``ValueError`` when the mesh has no such axis, or has devices of other processes, or when the
-      meshes of a sequence do not have the same axes or share a device; ``TypeError`` for what is no mesh.
+    Raises: ``ValueError`` when the mesh has no such axis, or has ``Manual`` ones, or devices of other
+      processes, or when the meshes of a sequence do not have the same axes or share a device; ``TypeError``
+      for what is no mesh.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class MpmdMesh:
             return list(self.jax_mesh)
         axis = self.jax_mesh.axis_names.index(self.mpmd_axis_name)
         return [
-            Mesh(self.jax_mesh.devices.take([i], axis), self.jax_mesh.axis_names)
+            Mesh(self.jax_mesh.devices.take([i], axis), self.jax_mesh.axis_names, self.jax_mesh.axis_types)
             for i in range(self.jax_mesh.devices.shape[axis])
         ]
 
@@ -123,7 +126,7 @@ class MpmdMesh:
 
     @functools.cached_property
     def runtime(self) -> InProcessRuntime:
-        return InProcessRuntime(self.unstack, self._max_in_flight)
+        return InProcessRuntime([*map(with_auto_axes, self.unstack)], self._max_in_flight)
 
     def close(self) -> None:
         """Ends the groups' threads after the steps already submitted, and frees what the groups hold.
@@ -162,6 +165,11 @@ def _check_types(jax_mesh: object, mpmd_axis_name: object) -> None:
 
 def _faults_of_all(meshes: Sequence[Mesh]) -> Iterator[str]:
     for mesh in meshes:
+        if manual := [a for a, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is _MANUAL]:
+            yield (
+                f"the mesh's axes {', '.join(map(str, manual))} are Manual, as within a jax.shard_map; "
+                "give a mesh of Auto or Explicit axes"
+            )
         others = [d for d in mesh.devices.flat if d.process_index != jax.process_index()]
         if others:
             yield (
@@ -190,6 +198,18 @@ def _faults_of_groups(meshes: Sequence[Mesh], mpmd_axis_name: str | None) -> Ite
                 f"group {group} has the axes {dict(mesh.shape)}: leave out {mpmd_axis_name!r}, "
                 "or have each mesh with an axis of that name and size 1"
             )
+        elif mesh.axis_types != meshes[0].axis_types:
+            yield (
+                f"the axes {wanted} of group {group} are {_types(mesh)}, but those of group 0 are "
+                f"{_types(meshes[0])}; give all the same types, because a step is traced once"
+            )
     for device, groups in holders.items():
         if len(groups) > 1:
             yield f"{device} is in the meshes of groups {', '.join(map(str, groups))}, but can be in one only"
+
+
+_MANUAL = jax.sharding.AxisType.Manual
+
+
+def _types(mesh: Mesh) -> str:
+    return ", ".join(kind.name for kind in mesh.axis_types)

@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import mlir
+from jax.sharding import AxisType, PartitionSpec
+
+from mpmd.sharding import described, explicit_sharding
 
 per_group_p = Primitive("per_group")
 """Computes ``fun`` of flat arrays, a list of arrays; the compiler traces it on the submesh of each group."""
@@ -96,8 +99,21 @@ def _abstract_eval(*avals, fun):
 
 
 def traced_for_group(fun: Callable[..., list[jax.Array]], avals: Sequence[Any]) -> ClosedJaxpr:
-    """The function of an equation, traced for arguments of these shapes under the mesh of the context."""
-    return jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
+    """The function of an equation, traced for arguments of these types under the mesh of the context."""
+    return jax.make_jaxpr(fun)(*map(described, avals))
+
+
+def typed_again(fun: Callable[..., list[jax.Array]], avals: Sequence[Any]) -> Callable[..., list[jax.Array]]:
+    """``fun`` for arguments that are of these types but for the shardings in them, over ``Auto`` axes."""
+    shardings = list(map(explicit_sharding, avals))
+    mesh = next((sharding.mesh for sharding in shardings if sharding is not None), None)
+    if mesh is None:
+        return fun
+    axes = [
+        axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit
+    ]
+    specs = tuple(PartitionSpec() if sharding is None else sharding.spec for sharding in shardings)
+    return jax.sharding.explicit_axes(fun, axes=tuple(axes), in_sharding=specs)
 
 
 mlir.register_lowering(per_group_p, mlir.lower_fun(lambda *args, fun: fun(*args), multiple_results=True))

@@ -34,16 +34,21 @@ class PlannedStep(abc.ABC):
     def report(self) -> Report:
         """What each group does and needs, and how long it took to compile; printable."""
 
-    def simulate(self, costs: Costs | None = None, steps: int = 1) -> Simulation:
-        """When each group does what; ``mpmd.render.draw_timeline`` draws it.
+    def simulate(
+        self, costs: Costs | None = None, steps: int = 1, operations_per_second: float = 1e12
+    ) -> Simulation:
+        """When each group does what; ``mpmd.render.draw_timeline(simulation, path, of_plan=True)`` draws it.
 
         Args:
           costs: how long tasks and messages take, such as ``Costs.measured(events)`` of a step's profile; by
-            default a task takes its number of operations on each device, and messages nothing.
+            default a task takes as long as its operations, and messages nothing.
           steps: how many steps to run in a row.
+          operations_per_second: the speed of a device, if there are no costs.
+
+        Raises: ``ValueError`` for a speed that is not positive, and as ``mpmd.simulate.simulate``.
         """
         if costs is None:
-            costs = operation_costs(self.plan, explain(self).tasks)
+            costs = operation_costs(self.plan, explain(self).tasks, operations_per_second)
         return simulate_plan(self.plan, costs, steps, self.topology)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,9 +13,12 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
+from mpmd.carry import Microbatch
 from mpmd.compat import with_constants_as_inputs
 from mpmd.schedules import Schedule
+from mpmd.sharding import described, explicit_sharding
 from mpmd.tree import broadcast_prefix
 
 
@@ -30,7 +33,10 @@ class Op(Protocol):
     """
 
     def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
-        """The state before the first microbatch; ``a`` describes one microbatch's value."""
+        """The state before the first microbatch; ``a`` describes one microbatch's value.
+
+        Along explicit mesh axes it gets the sharding that ``update`` gives it.
+        """
         ...
 
     def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
@@ -97,18 +103,25 @@ class Concat:
         if not -len(a.shape) - 1 <= self.axis <= len(a.shape):
             raise ValueError(f"{self} cannot stack values of shape {a.shape}: the result has no such axis")
         axis = self.axis % (len(a.shape) + 1)
-        return jnp.zeros((*a.shape[:axis], n, *a.shape[axis:]), a.dtype)
+        zeros = jnp.zeros((*a.shape[:axis], n, *a.shape[axis:]), a.dtype)
+        sharding = explicit_sharding(a)
+        if sharding is None:
+            return zeros
+        entries = [*sharding.spec, *[None] * (len(a.shape) - len(sharding.spec))]
+        entries.insert(axis, None)
+        return jax.sharding.reshard(zeros, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
 
     def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
         return lax.dynamic_update_index_in_dim(state, update, index, self.axis % state.ndim)
 
 
 def treduce(
-    fun: Callable[[Any], Any],
+    fun: Callable[..., Any],
     xs: Any,
     schedule: Schedule,
     axis: int = 0,
     operation: Any = (Concat(), Add),
+    carry: Any = None,
 ) -> Any:
     """Applies ``fun`` to every microbatch and accumulates the results, pipelined by ``schedule``.
 
@@ -120,19 +133,35 @@ def treduce(
                 state = operation.update(state, fun(xs[i]), i)
             return state
 
+    With a ``carry``, such as the batch statistics of normalisation layers, ``fun`` takes and returns that,
+    too, as the function of a ``lax.scan`` does::
+
+        for i in range(n):
+            carry, result = fun(carry, xs[i])
+            state = operation.update(state, result, i)
+        return carry, state
+
+    A stage reads and updates its leaves of the carry in its forward, one microbatch after the other. Later
+    stages and backwards read what the leaf was in the forward of their microbatch. An earlier stage cannot:
+    the next microbatch would wait there until this one has reached the later stage.
+
     Args:
-      fun: takes one microbatch, a pytree like ``xs`` without the axis, and returns a pytree of arrays.
+      fun: takes one microbatch, a pytree like ``xs`` without the axis, and returns a pytree of arrays; with a
+        carry, takes the carry and a microbatch, and returns the next carry and the pytree.
       xs: a pytree of arrays that all have the same size along ``axis``: the number of microbatches.
       schedule: the order of the stages' work, e.g. ``mpmd.Std1F1B(num_stages=4)``.
-      axis: the axis of every leaf of ``xs`` that counts microbatches.
+      axis: the axis of every leaf of ``xs`` that counts microbatches; not sharded, where types say so.
       operation: an ``Op``, or a pytree prefix of the result with one for each part. By default the first
         of two results is stacked and the second summed: the losses and the gradients. ``Mean`` gives what
         the whole batch would, if ``fun`` takes the mean over its microbatch: ``Add`` gives ``n`` times that.
+      carry: a pytree of arrays that the first microbatch takes; its shapes and dtypes stay. ``None``: none.
 
-    Returns: the accumulated results.
+    Returns: the accumulated results; with a carry, what the last microbatch returns of it, and these.
     Raises: ``ValueError`` when the leaves of ``xs`` differ in size along ``axis``, or when there is no
-      microbatch or no leaf; ``TypeError`` when ``operation`` does not match the result, or when
-      ``schedule`` is none.
+      microbatch or no leaf; ``TypeError`` when ``operation`` does not match the result, when ``fun`` returns
+      another carry than it takes, or when ``schedule`` is none. When it is compiled, ``CompileError`` for a
+      leaf of the carry that a stage reads before the one that updates it, and for a schedule that does not
+      run the microbatches of such a stage in ascending order.
     """
     leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
     if not leaves:
@@ -154,21 +183,24 @@ def treduce(
             + "; ".join(flat)
         )
 
-    def fun_of_index(i):
-        return fun(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, axis, keepdims=False), xs))
+    def fun_of_index(*carry_and_index):
+        *taken, i = carry_and_index
+        microbatch = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, axis, keepdims=False), xs)
+        return fun(*taken, microbatch)
 
-    return treduce_i(fun_of_index, sizes.pop(), schedule, operation)
+    return treduce_i(fun_of_index, sizes.pop(), schedule, operation, carry)
 
 
 def treduce_i(
-    fun: Callable[[jax.Array], Any],
+    fun: Callable[..., Any],
     length: int,
     schedule: Schedule,
     operation: Any = (Concat(), Add),
+    carry: Any = None,
 ) -> Any:
     """``treduce`` over the microbatch index: ``fun`` takes an int32 scalar from 0 to ``length - 1``.
 
-    Args, result and errors are those of ``treduce``.
+    With a carry, it takes that first. Args, result and errors are those of ``treduce``.
     """
     if not isinstance(schedule, Schedule):
         raise TypeError(
@@ -176,40 +208,54 @@ def treduce_i(
         )
     if length < 1:
         raise ValueError(f"treduce needs at least one microbatch, got {length}")
-    index = jax.ShapeDtypeStruct((), jnp.int32)
-    traced, out_shape = jax.make_jaxpr(fun, return_shape=True)(index)
-    outs, out_tree = jax.tree.flatten(out_shape)
-    ops = _broadcast_operation(operation, out_shape)
-    states = [_array(op.state(length, out), f"{op}.state") for op, out in zip(ops, outs, strict=True)]
+    microbatch = Microbatch.of(fun, carry)
+    ops = _broadcast_operation(operation, microbatch.result)
+    states = [_initial(op, length, out) for op, out in zip(ops, microbatch.outs, strict=True)]
     summed = tuple(isinstance(op, _Add) for op in ops)
-
-    def body(i, *carried):
-        values = core.jaxpr_as_fun(traced)(i)
-        remaining = iter(carried)
-        return [
-            lax.convert_element_type(value, state.dtype)
-            if is_sum
-            else _updated(op, next(remaining), value, i)
-            for op, is_sum, value, state in zip(ops, summed, values, states, strict=True)
-        ]
-
-    carried = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
-    avals = [jax.ShapeDtypeStruct(jnp.shape(state), jnp.result_type(state)) for state in carried]
-    closed = jax.make_jaxpr(body)(index, *avals)
-    results = treduce_p.bind(
-        *closed.consts,
-        *states,
-        body=with_constants_as_inputs(closed),
-        summed=summed,
-        ordered=tuple(not isinstance(op, (_Add, _Max, Concat)) for op in ops),
+    results = _bind(
+        (*microbatch.states, *states),
+        _body(microbatch, ops, states),
+        summed=(False,) * len(microbatch.states) + summed,
+        ordered=(True,) * len(microbatch.states) + tuple(map(_is_ordered, ops)),
+        carried=(True,) * len(microbatch.states) + (False,) * len(ops),
         length=length,
         schedule=schedule,
     )
-    means = (
+    made = [
         op.of_sum(result, length) if isinstance(op, _Mean) else result
-        for op, result in zip(ops, results, strict=True)
-    )
-    return jax.tree.unflatten(out_tree, means)
+        for op, result in zip(ops, results[len(microbatch.states) :], strict=True)
+    ]
+    reduced = jax.tree.unflatten(jax.tree.structure(microbatch.result), made)
+    return reduced if carry is None else (microbatch.carry_with(results), reduced)
+
+
+def _body(microbatch: Microbatch, ops: Sequence[Op], initial: Sequence[Any]) -> Callable:
+    """From the index and the states that are no plain sums: what is carried on, and addends or new states."""
+
+    def body(i, *states):
+        carried, values = microbatch(i, states[: len(microbatch.states)])
+        remaining = iter(states[len(microbatch.states) :])
+        return carried + [
+            lax.convert_element_type(value, jnp.result_type(first))
+            if isinstance(op, _Add)
+            else _updated(op, next(remaining), value, i)
+            for op, value, first in zip(ops, values, initial, strict=True)
+        ]
+
+    return body
+
+
+def _bind(states: Sequence[Any], body: Callable, *, summed: tuple[bool, ...], **params: Any) -> list[Any]:
+    """The results of a ``treduce_p`` equation with these states and parameters."""
+    read = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    closed = jax.make_jaxpr(body)(index, *(described(jax.typeof(state)) for state in read))
+    taken = with_constants_as_inputs(closed)
+    return treduce_p.bind(*closed.consts, *states, body=taken, summed=summed, **params)
+
+
+def _is_ordered(op: Op) -> bool:
+    return not isinstance(op, _Add | _Max | Concat)
 
 
 def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:
@@ -237,6 +283,18 @@ def _array(value: Any, what: str) -> Any:
     return value
 
 
+def _initial(op: Op, length: int, value: jax.ShapeDtypeStruct) -> Any:
+    """The state before the first microbatch, sharded as it is after that, where types say how."""
+    state = _array(op.state(length, value), f"{op}.state")
+    if explicit_sharding(value) is None:
+        return state
+    state = jnp.asarray(state)
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    update = jax.make_jaxpr(partial(_updated, op))(described(jax.typeof(state)), value, index)
+    after = explicit_sharding(update.out_avals[0])
+    return state if after is None else jax.sharding.reshard(state, after)
+
+
 def _updated(op: Op, state: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
     new = _array(op.update(state, value, index), f"{op}.update")
     if jnp.shape(new) != state.shape or jnp.result_type(new) != state.dtype:
@@ -253,7 +311,8 @@ treduce_p = Primitive("treduce")
 Parameters: ``body``, a jaxpr without constants, that takes the closed-over values, the index and the states
 that are not plain sums; ``summed``, for each result, whether it is a plain sum of what the body returns
 (otherwise the body returns the new state); ``ordered``, for each result, whether the order of the
-microbatches may decide it; ``length``, the number of microbatches; ``schedule``."""
+microbatches may decide it; ``carried``, for each result, whether the user's function itself reads the state;
+``length``, the number of microbatches; ``schedule``."""
 treduce_p.multiple_results = True
 
 
@@ -270,12 +329,16 @@ def as_scan(*operands, body: core.Jaxpr, summed: tuple[bool, ...], length: int, 
     def one(states, i):
         values = run(*consts, i, *(state for state, is_sum in zip(states, summed, strict=True) if not is_sum))
         return [
-            lax.add(state, value) if is_sum else lax.convert_element_type(value, state.dtype)
+            lax.add(state, value) if is_sum else _of_dtype(value, state.dtype)
             for state, value, is_sum in zip(states, values, summed, strict=True)
         ], None
 
     with jax.named_scope(SCOPE):
         return lax.scan(one, list(states), jnp.arange(length, dtype=jnp.int32))[0]
+
+
+def _of_dtype(value: jax.Array, dtype: Any) -> jax.Array:
+    return value if value.dtype == dtype else lax.convert_element_type(value, dtype)
 
 
 @treduce_p.def_impl

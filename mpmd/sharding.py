@@ -5,10 +5,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding, use_abstract_mesh
+import jax
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    use_abstract_mesh,
+)
 
 from mpmd.ir import Spec
+
+AnyMesh = TypeVar("AnyMesh", bound=Mesh | AbstractMesh)
 
 
 def to_sharding(spec: Spec, mesh: Mesh | AbstractMesh) -> NamedSharding:
@@ -47,3 +59,30 @@ def within(submesh: AbstractMesh) -> Iterator[None]:
     """
     with use_abstract_mesh(AbstractMesh((), ())), use_abstract_mesh(submesh):
         yield
+
+
+def is_explicit(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether the types of values say how they are sharded along an axis of the mesh."""
+    return AxisType.Explicit in mesh.axis_types
+
+
+def explicit_sharding(aval: Any) -> NamedSharding | None:
+    """The sharding in the type of a value; ``None`` where it has none."""
+    sharding = getattr(aval, "sharding", None)
+    explicit = isinstance(sharding, NamedSharding) and is_explicit(sharding.mesh)
+    return sharding if explicit else None
+
+
+def described(aval: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a value, with the sharding in its type, if there is one."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=explicit_sharding(aval))
+
+
+def with_auto_axes(mesh: AnyMesh) -> AnyMesh:
+    """The mesh without explicit axes: how values are sharded is left to XLA, as far as nothing says it."""
+    if not is_explicit(mesh):
+        return mesh
+    axis_types = tuple(AxisType.Auto if kind is AxisType.Explicit else kind for kind in mesh.axis_types)
+    if isinstance(mesh, AbstractMesh):
+        return mesh.update(axis_types=axis_types)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types)  # type: ignore[return-value]

@@ -26,11 +26,19 @@ def fitting(spec: Spec, shape: Sequence[int], sizes: Mapping[str, int]) -> Spec:
     return () if any(indivisible(spec, shape, sizes)) else spec
 
 
+def axes_of(spec: Spec) -> set[str]:
+    """The axes that a spec names."""
+    return {axis for entry in spec for axis in _axes(entry)}
+
+
 def num_parts(spec: Spec, sizes: Mapping[str, int]) -> int:
     """Into how many different parts a spec cuts a value; each device holds one of them."""
     return math.prod(_parts(entry, sizes) for entry in spec)
 
 
 def _parts(entry: str | tuple[str, ...] | None, sizes: Mapping[str, int]) -> int:
-    axes = entry if isinstance(entry, tuple) else (entry,)
-    return math.prod(sizes.get(axis, 1) for axis in axes if axis is not None)
+    return math.prod(sizes.get(axis, 1) for axis in _axes(entry))
+
+
+def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else entry or ()

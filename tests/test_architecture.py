@@ -42,13 +42,14 @@ MAY_IMPORT = {
     "mpmd.step mpmd.tables mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.annotate": "",
-    "mpmd.per_group": "",
+    "mpmd.per_group": "mpmd.sharding",
+    "mpmd.carry": "mpmd.sharding",
     "mpmd.pieces": "",
-    "mpmd.reduce": "mpmd.compat mpmd.schedules mpmd.tree",
-    "mpmd.compiler.jaxprs": "mpmd.compat",
+    "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.schedules mpmd.sharding mpmd.tree",
+    "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
     "mpmd.compiler.trace": "mpmd.annotate mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors "
-    "mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tree",
+    "mpmd.ir mpmd.reduce mpmd.schedules mpmd.sharding mpmd.specs mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.reduce mpmd.schedules",
     "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group mpmd.placement "
@@ -59,8 +60,8 @@ MAY_IMPORT = {
     "mpmd.compiler": "",
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
-    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir "
-    "mpmd.placement mpmd.program mpmd.stopwatch mpmd.verify",
+    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.placement "
+    "mpmd.program mpmd.sharding mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names "
     "mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
@@ -144,7 +145,7 @@ MAY_IMPORT = {
     "cluster.trial": "cluster mpmd",
     # The user's face.
     "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
-    "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
+    "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "mpmd.array": "mpmd.compat mpmd.delegation mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime "
     "mpmd.sharding",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
@@ -160,6 +161,8 @@ MAY_IMPORT = {
     "mpmd.mesh mpmd.planned_step mpmd.routes",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.explanation "
     "mpmd.ir mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement mpmd.runtime",
+    "mpmd.checking": "mpmd.arguments mpmd.array mpmd.compiler.jaxprs mpmd.loaded_step mpmd.step mpmd.tables "
+    "mpmd.tree",
     "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
 }

@@ -1,4 +1,4 @@
-"""What the documents tell to install."""
+"""What the documents tell to install, and examples of theirs that no other file has."""
 
 import json
 import re
@@ -7,8 +7,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
-from tests.support.parity import assert_close
+import mpmd
+from tests.support.models import batch, weights
+from tests.support.parity import assert_close, assert_parity, mesh_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,3 +41,27 @@ def test_the_train_step_computes_what_plain_jax_computes():
         assert_close((namespace["params"], namespace["loss"]), expected)
     finally:
         namespace["mesh"].close()
+
+
+def defined_in(section):
+    """What the code of a section of the guide defines."""
+    text = (ROOT / "docs" / "guide.md").read_text().split(f"## {section}\n")[1].split("\n#")[0]
+    names = {"jax": jax, "jnp": jnp, "mpmd": mpmd, "P": P}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), names)
+    return names
+
+
+def test_the_example_of_a_carry():
+    names = defined_in("State that passes from microbatch to microbatch")
+    stats = [{"mean": jnp.zeros(4), "var": jnp.ones(4)}] * 2
+    assert_parity(names["train_step"], (weights(2), stats), *batch(), mesh=mesh_of(2))
+
+
+def test_the_example_of_explicit_sharding():
+    names = defined_in("Explicit sharding")
+    params = [stage["w"] for stage in weights(2)]
+    with names["mesh"]:
+        actual = names["step"](params, *batch())
+        with jax.set_mesh(jax.make_mesh((1, 1), ("stage", "fsdp"), devices=jax.devices()[:1])):
+            assert_close(actual, jax.jit(names["explicit_step"])(params, *batch()))
+        assert actual[0][0].spec == P("fsdp")

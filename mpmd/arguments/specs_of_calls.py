@@ -34,6 +34,7 @@ class SpecsOfCalls:
         self._axis_names = submeshes[0].axis_names
         self._mpmd_axis_name = mpmd_axis_name
         self._sizes = [dict(submesh.shape) for submesh in submeshes]
+        self._can_shard = any(submesh.size > 1 for submesh in submeshes)
         self._given: dict[Any, tuple[Spec | None, ...]] = {}
         self._usable = functools.cache(self._find_usable)
 
@@ -42,6 +43,8 @@ class SpecsOfCalls:
 
         Raises: ``CompileError`` that names every leaf whose given spec does not fit it.
         """
+        if self._in_specs is None and not self._can_shard:
+            return None
         if self._in_specs is None:
             specs = tuple(map(self._carried, call.leaves))
             return specs if any(specs) else None

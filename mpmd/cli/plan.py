@@ -13,9 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mpmd.cli.arguments import add_command, add_output, count
+from mpmd.cli.arguments import add_command, add_output, count, number
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.render import chrome_trace, draw_timeline
+from mpmd.render.chart import Chart
 
 EPILOG = """\
 STEP and SHAPES are names in a module or a file, as package.module:name or path/file.py:name.
@@ -40,6 +41,8 @@ def add_commands(commands: Any) -> None:
     plan.add_argument("--groups", type=count, metavar="P", help="groups of devices to plan for")
     axes = "the devices of each group, by axis (default: one device)"
     plan.add_argument("--submesh", type=_axis, nargs="+", default=[], metavar="AXIS=SIZE", help=axes)
+    speed = "the speed of a device, in operations per second (default: 1e12)"
+    plan.add_argument("--speed", type=number, default=1e12, metavar="R", help=speed)
     formats = "the simulated step, as a picture (.svg, .png, .pdf) or a trace for Perfetto (.json)"
     add_output(plan, (".svg", ".png", ".pdf", ".json"), f"{formats}; can be repeated", action="append")
 
@@ -62,10 +65,10 @@ def _plan(options: argparse.Namespace) -> int:
         if callable(shapes):
             shapes = jax.eval_shape(shapes)
         lowered = step.lower(*(shapes if isinstance(shapes, tuple) else (shapes,)))
-    simulation = lowered.simulate()
+    simulation = lowered.simulate(operations_per_second=options.speed)
     print(f"{lowered.report()}\n\n{explain(lowered)}\n")
-    print("simulated, where tasks take the time of their operations, and messages none:")
-    print(f"makespan {simulation.makespan:.3g} operations of a device, bubble {simulation.bubble:.1%}")
+    print(f"simulated, with tasks that take the time of their operations, {options.speed:.2g} per second and")
+    print(f"device, and messages that take none: {Chart.of(simulation, of_plan=True).figures}")
     for path in options.output or []:
         if path.suffix.lower() == ".json":
             path.write_text(json.dumps(chrome_trace(simulation)), encoding="utf-8")
@@ -116,13 +119,17 @@ def _named(text: str) -> Any:
 def _from_file(path: Path) -> ModuleType:
     """The module in a file, which finds the modules beside it, as a script does."""
     path = path.resolve()
-    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path):
-        return sys.modules[path.stem]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    name = path.stem if known is None else str(path)  # a module of this name may be another one
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ValueError(f"there is no file {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     with _importing_from(path.parent):
         spec.loader.exec_module(module)
     return module

@@ -69,6 +69,7 @@ class LoopResult:
       initial: the outer value of the state before the first microbatch.
       result: the outer variable of the state after the last microbatch.
       ordered: whether the order of the microbatches may decide the result.
+      carried: whether the function of a microbatch itself reads the state, and not an operation alone.
     """
 
     value: Atom
@@ -76,6 +77,7 @@ class LoopResult:
     initial: Atom
     result: Var
     ordered: bool
+    carried: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +113,8 @@ class TracedStep:
       loop: ``None`` for a function without one; its equations are those of ``after``.
       out_shape: the result as a pytree of ``ShapeDtypeStruct``.
       carried_state: pairs of an argument's and a result's position that a training loop will connect.
+      typed: the specs of variables, outside and inside the loop, whose types said how they are sharded, as
+        types do along explicit mesh axes. The types of these variables no longer do.
     """
 
     arguments: tuple[Argument, ...]
@@ -121,6 +125,7 @@ class TracedStep:
     results: tuple[Result, ...]
     out_shape: Any
     carried_state: tuple[tuple[int, int], ...]
+    typed: Mapping[Var, Spec] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         names = self.names()
@@ -204,7 +209,7 @@ class Accumulator:
       work: the work whose equations turn ``state`` into ``updated``.
       initial: the outer value it starts from, which nothing else reads.
       result: the outer variable of its value after the last microbatch.
-      ordered: whether the order of the microbatches may decide the result.
+      ordered, carried: those of the loop's result.
     """
 
     work: Work
@@ -213,6 +218,7 @@ class Accumulator:
     initial: Var
     result: Var
     ordered: bool
+    carried: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

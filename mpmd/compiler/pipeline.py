@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,12 +20,13 @@ from mpmd.compiler.checks import (
 from mpmd.compiler.graph import Gather, GroupSet, PartialSums, TracedStep
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import check_specs, place
-from mpmd.compiler.shard import argument_specs, shard
+from mpmd.compiler.shard import argument_specs, given_or_held, shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.ir import Spec
 from mpmd.placement import Placement
 from mpmd.program import Program
+from mpmd.sharding import with_auto_axes
 from mpmd.stopwatch import Stopwatch
 from mpmd.verify import Verified, verify
 
@@ -91,7 +93,11 @@ def compile_step(
     """
     watch = Stopwatch()
     with watch("trace"):
-        traced = trace(watch.timed("jax", fun), args, dict(kwargs), submeshes)
+        step = functools.partial(trace, watch.timed("jax", fun), args, dict(kwargs), submeshes)
+        traced = step(known := given_or_held(in_specs, held))
+        if traced.loop is not None and traced.typed and known != in_specs:
+            traced = step(in_specs)  # a loop's arguments come from anywhere: their types follow from the call
+        submeshes = [with_auto_axes(submesh) for submesh in submeshes]
         check_traced_step(traced)
         given = out_specs(traced.out_shape) if out_specs else None
         if traced.loop is None:
@@ -112,7 +118,7 @@ def compile_step(
         check_placed_graph(placed)
         check_specs(placed, submeshes, specs, given)
     with watch("lower"):
-        open_specs = specs is not None or given is not None
+        open_specs = specs is not None or given is not None or any(traced.typed.values())
         program = lower(placed, submeshes, donated, open_specs)
     with watch("verify"):
         verified = verify(program.plan)

@@ -11,26 +11,34 @@ from mpmd.simulate import Costs
 from mpmd.simulate.costs import types_of
 
 
-def operation_costs(plan: Plan, tasks: Iterable[TaskSummary]) -> Costs:
-    """Costs in operations of a device, for a step that has not run: what a task takes is what it computes.
+def operation_costs(plan: Plan, tasks: Iterable[TaskSummary], operations_per_second: float) -> Costs:
+    """Costs in seconds, for a step that has not run: what a task takes is what it computes.
 
     They show how evenly stages share the work. They leave out what memory and messages take, so a step is
     slower, and small tasks more so.
+
+    Args:
+      operations_per_second: the speed of a device; all have the same.
+
+    Raises: ``ValueError`` for a speed that is not positive.
     """
+    if not operations_per_second > 0:
+        raise ValueError(f"a device does more than {operations_per_second} operations per second")
     alone: dict[TaskType, float] = {}
     fused: dict[tuple[TaskType, ...], float] = {}
     outside: dict[tuple[int, OutsideTask], float] = {}
     for summary in tasks:
-        operations = summary.operations / math.prod(plan.submesh(summary.mpmd_idx).values())
+        devices = math.prod(plan.submesh(summary.mpmd_idx).values())
+        seconds = summary.operations / devices / operations_per_second
         task = _any_microbatch(summary.task)
         if isinstance(task, OutsideTask):
-            outside[summary.mpmd_idx, task] = operations
+            outside[summary.mpmd_idx, task] = seconds
             continue
         types = types_of(task)
         if isinstance(task, FusedTask):
-            fused[types] = max(operations, fused.get(types, 0))
+            fused[types] = max(seconds, fused.get(types, 0))
         else:
-            alone[types[0]] = max(operations, alone.get(types[0], 0))
+            alone[types[0]] = max(seconds, alone.get(types[0], 0))
     return Costs(tasks=alone, fused=fused, outside=outside)
 
 

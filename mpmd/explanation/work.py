@@ -53,15 +53,18 @@ def loop_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> list[f
 
 def uneven_work(plan: Plan, work: list[float]) -> Iterator[str]:
     """What is to be said of a group that has twice its share of the loop's work, or three quarters of it."""
-    total, even = sum(work), 1 / len(work)
-    for program, of_group in zip(plan.programs, work, strict=True):
-        if len(work) > 1 and of_group > min(2 * even, 0.75) * total:
-            cells = [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]
-            stages = sorted({task.stage for cell in cells for task in cell.tasks})
+    cells = [
+        [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]
+        for program in plan.programs
+    ]
+    total, num_groups = sum(work), sum(map(bool, cells))
+    for group, (of_group, own) in enumerate(zip(work, cells, strict=True)):
+        if num_groups > 1 and of_group > min(2 / num_groups, 0.75) * total:
+            stages = sorted({task.stage for cell in own for task in cell.tasks})
             where = f"{'stage' if len(stages) == 1 else 'stages'} {numbers_text(stages)}"
             yield (
-                f"group {program.mpmd_idx} ({where}) has {of_group / total:.0%} of the operations of the "
-                f"loop, of which {even:.0%} would be even; the other groups wait for it. Stages end where "
+                f"group {group} ({where}) has {of_group / total:.0%} of the operations of the loop, of which "
+                f"{1 / num_groups:.0%} would be even; the other groups wait for it. Stages end where "
                 "mark_stage_end is called, in the order of the calls, and all that comes after the last call "
                 "is in the last stage, a second model too: move the marks, or mark both models and give the "
                 "schedule as many stages as both have"

@@ -1,6 +1,7 @@
 """``mpmd plan``: a step of the user's is planned, reported, explained and simulated."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -60,7 +61,13 @@ def test_a_train_step(capsys, program):
 def test_submeshes_share_what_arrays_shard(capsys, program):
     shapes = ("--shapes", f"{program}:shapes", "--groups", 2, "--submesh", "data=2", "model=4")
     code, out, _ = run(capsys, f"{program}:train_step", *shapes)
+    slower = run(capsys, f"{program}:train_step", *shapes, "--speed", "1e11")[1]
     assert code == 0 and "on groups" in out
+    assert ten_times(re.search(r"makespan (\S+)", out)[1]) == re.search(r"makespan (\S+)", slower)[1]
+
+
+def ten_times(number):
+    return f"{10 * float(number):.4g}"
 
 
 def test_modules_beside_the_caller(capsys, program, monkeypatch):
@@ -70,6 +77,15 @@ def test_modules_beside_the_caller(capsys, program, monkeypatch):
     assert "args[0]" in out
 
 
+def test_a_file_that_is_called_like_a_module(capsys, program):
+    """It does not take the place of the module, which others import."""
+    json_file = program.with_name("json.py")
+    json_file.write_text(STEP)
+    code, out, err = run(capsys, f"{json_file}:jitted", "--shapes", f"{json_file}:xs")
+    assert (code, err) == (0, "") and "args[0]" in out
+    assert sys.modules.pop(str(json_file)).xs.shape and sys.modules["json"] is json
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -77,6 +93,7 @@ def test_modules_beside_the_caller(capsys, program, monkeypatch):
         (["{}:jitted", "--shapes", "{}:xs", "--groups", "2"], "has a mesh of its own"),
         (["{}:xs", "--shapes", "{}:xs"], "is a ShapeDtypeStruct, not a step"),
         (["{}:step", "--shapes", "{}:xs"], "has no 'step'"),
+        (["{}:jitted", "--shapes", "{}:xs", "--speed", "0"], "more than 0.0 operations per second"),
         (["{}:jitted", "--shapes", "shapes"], "write module:name"),
         (["{}:jitted", "--shapes", "nowhere.py:xs"], "there is no file"),
         (["{}:jitted", "--shapes", "nowhere:xs"], "No module named 'nowhere'"),

@@ -3,13 +3,14 @@
 import jax
 import pytest
 import ray
+from jax.sharding import AxisType
 
 import cluster
 from cluster.actor import Location
 from cluster.connect import open_groups
 from cluster.endpoint import endpoints
 from cluster.mesh import abstract_submesh
-from cluster.shapes import Request, fewest_processes, shapes_of, submeshes_of
+from cluster.shapes import Request, axis_types_of, fewest_processes, shapes_of, submeshes_of
 from cluster.versions import Versions
 
 
@@ -27,6 +28,30 @@ from cluster.versions import Versions
 def test_shapes_that_are_no_mesh(shape, axis, message):
     with pytest.raises(ValueError, match=message):
         cluster.launch(shape, axis)
+
+
+@pytest.mark.parametrize(
+    ("axis_types", "error", "message"),
+    [
+        ({"data": AxisType.Explicit}, ValueError, "axis_types names the axis 'data'; the axes of groups are"),
+        (AxisType.Manual, ValueError, "axis_types must be Auto or Explicit"),
+        ({"stage": "explicit"}, TypeError, "must have values of jax.sharding.AxisType, .* not 'explicit'"),
+    ],
+)
+def test_axis_types_that_groups_cannot_have(axis_types, error, message):
+    with pytest.raises(error, match=message):
+        cluster.launch({"stage": 2}, "stage", axis_types=axis_types)
+
+
+def test_steps_see_axes_of_the_types_asked_for():
+    request = Request(
+        {"stage": 2, "data": 4, "model": 2}, "stage", None, axis_types={"data": AxisType.Explicit}
+    )
+    assert axis_types_of(request) == {"data": AxisType.Explicit}
+    (submesh, _) = (abstract_submesh(axes, axis_types_of(request)) for axes in submeshes_of(request))
+    assert submesh.axis_types == (AxisType.Auto, AxisType.Explicit, AxisType.Auto)
+    everywhere = request._replace(axis_types=AxisType.Explicit)
+    assert axis_types_of(everywhere) == dict.fromkeys(("stage", "data", "model"), AxisType.Explicit)
 
 
 @pytest.mark.parametrize(("name", "value"), [("cpus_per_group", 0), ("gpus_per_group", -1)])

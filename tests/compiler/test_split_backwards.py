@@ -95,6 +95,17 @@ def scanned_twice(stage, h):
     return jax.lax.scan(lambda h, _: (scanned(stage, h) / 2, None), h, None, length=2)[0]
 
 
+def scanned_again_in_the_backward(stage, h):
+    def body(h, _):
+        return jnp.tanh(h @ stage["w"][0]) + stage["b"][0], None
+
+    return jax.checkpoint(lambda h: jax.lax.scan(body, h, None, length=2)[0])(h)
+
+
+def test_a_result_that_a_scan_passes_on_is_no_result_of_the_scan():
+    check(through(scanned_again_in_the_backward), [stacked_weights(1) for _ in range(2)], 2)
+
+
 @pytest.mark.parametrize(
     ("stage", "forward", "halves"),
     [

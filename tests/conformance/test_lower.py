@@ -82,7 +82,8 @@ def test_simulation_takes_operations_for_time():
     }
     first, second = durations[Task("fwd", 0, 0)], durations[Task("fwd", 1, 0)]
     assert 1.5 * second < first < 2 * second
-    assert lowered.simulate(Costs()).makespan < simulation.makespan
+    assert lowered.simulate(Costs()).makespan > simulation.makespan
+    assert lowered.simulate(operations_per_second=1e11).makespan == pytest.approx(10 * simulation.makespan)
 
 
 def test_open_shardings_count_as_replicated():

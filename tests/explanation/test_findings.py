@@ -73,6 +73,13 @@ def test_devices_count():
     assert [len(found) for found in findings] == [1, 0]
 
 
+def test_groups_without_stages_do_not_count():
+    step = make_step(mse, mpmd.Std1F1B(2))
+    mesh = mpmd.AbstractMpmdMesh({"stage": 4}, "stage")
+    lowered = mpmd.jit(step, mesh).lower(*jax.eval_shape(lambda: (init(weights(2)), *batch())))
+    assert mpmd.explain(lowered).findings == ()
+
+
 def test_a_group_without_a_backward():
     def frozen_first(params, x, y):
         first, *others = params

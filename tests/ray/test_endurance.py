@@ -8,6 +8,9 @@ import ray
 import cluster
 from tests.support.endurance import Training, held
 
+# The task that fails would need more memory than there is.
+pytestmark = pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning")
+
 SECONDS = 60
 
 FEW = (100, 12)

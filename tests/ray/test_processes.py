@@ -18,6 +18,9 @@ import mpmd
 from mpmd.errors import GroupDiedError, TaskError
 from tests.support.parity import assert_close
 
+# A task that takes forever has most of the work.
+pytestmark = pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning")
+
 WIDTH, ROWS, MICROBATCHES = 16, 8, 2
 SPECS = (P(), P(None, "fsdp"), P(None, "fsdp"))
 FOREVER = 10**8

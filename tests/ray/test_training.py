@@ -106,6 +106,7 @@ def test_steps_are_queued_ahead_and_keep_their_order(four_groups):
     np.testing.assert_allclose([float(loss) for loss in losses], expected_losses, rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning")
 def test_a_failing_task_names_itself(four_groups):
     """Far more memory than there is: the task compiles, and fails when it runs."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -5,6 +5,9 @@ import pytest
 from tests.support.endurance import Training, held
 from tests.support.parity import mesh_of
 
+# The task that fails would need more memory than there is.
+pytestmark = pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning")
+
 
 @pytest.mark.parametrize(
     ("steps", "programs"),

@@ -8,6 +8,8 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from mpmd.specs import axes_of
+
 Change = Callable[[JaxprEqn, Any], Any]
 """From an equation and a mesh or sharding among its parameters to what takes its place."""
 
@@ -54,5 +56,4 @@ def eqn_with_meshes(eqn: JaxprEqn, change: Change, replace: Replace = _same) -> 
 
 def axes_named(sharding: NamedSharding) -> set[str]:
     """The axes that a sharding names."""
-    entries = [entry for entry in sharding.spec if entry is not None]
-    return {axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry)}
+    return axes_of(tuple(entry for entry in sharding.spec if isinstance(entry, str | tuple)))

@@ -56,6 +56,7 @@ def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Ma
         return current.get(atom) or variable(atom, microbatch)
 
     for stage, microbatch in members:
+        updated: dict[Var, Var] = {}
         for eqn in stage.eqns:
             outvars = [variable(var, microbatch) for var in eqn.outvars]
             if outvars and outvars[0] in defined:
@@ -65,7 +66,8 @@ def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Ma
             eqns.append(eqn.replace(invars=invars, outvars=outvars))
             for var, fresh in zip(eqn.outvars, outvars, strict=True):
                 if var in states:
-                    current[states[var]] = fresh
+                    updated[states[var]] = fresh
+        current |= updated  # what a task reads is the state before it
     stands_for = {var: key for key, var in variables.items()}
     reads = tuple(free_variables(eqns))
     origin = {var: stands_for.get(var, (var, first)) for var in reads}

@@ -38,6 +38,16 @@ def argument_specs(
     return specs if any(specs) or in_specs is not None else None
 
 
+def given_or_held(
+    in_specs: Sequence[Spec | None] | None, held: Sequence[Placement] | None
+) -> Sequence[Spec | None] | None:
+    """What is known of the specs of arguments before the function is traced; ``None``: of none."""
+    if not any(there.spec for there in held or ()):
+        return in_specs
+    of_held = [there.spec for there in held or ()]
+    return [there if spec is None else spec for spec, there in zip(in_specs or of_held, of_held, strict=True)]
+
+
 def _as_held(shape: Sequence[int], there: Placement, submeshes: Sequence[AbstractMesh]) -> Spec | None:
     """The spec with which groups hold an array; replicated if one of them does so because it does not fit."""
     if there.spec is None:

@@ -15,7 +15,7 @@ from mpmd.ir import Spec
 def infer_specs(
     graph: TaskGraph, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
 ) -> dict[Var, Spec]:
-    """The specs of variables outside the loop, as far as known, and of accumulators.
+    """The specs of variables outside the loop, as far as known, of accumulators, and of what types say.
 
     Args:
       in_specs: for each argument; ``None``: all are replicated.
@@ -25,17 +25,18 @@ def infer_specs(
     for a in graph.accumulators:
         # An accumulator has the same spec before and after each update.
         specs |= dict.fromkeys((a.initial, a.state, a.updated, a.result), specs.get(a.result, ()))
-    return specs
+    return {**graph.traced.typed, **specs}
 
 
 def _given(
     traced: TracedStep, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
 ) -> dict[Var, Spec]:
-    """The specs of arguments, constants and results that the user has decided."""
+    """The specs of arguments, constants and results that the user has decided, and those that types say."""
     arguments = [argument.var for argument in traced.arguments]
     results = [result.var for result in traced.results]
     given: dict[Var, Spec] = dict(zip(arguments, in_specs or [()] * len(arguments), strict=True))
     given |= {constant.var: () for constant in traced.constants}
+    given |= {var: spec for var, spec in traced.typed.items() if var not in given}
     for argument, result in traced.carried_state:
         given.setdefault(results[result], given[arguments[argument]])
     for var, spec in zip(results, out_specs or [None] * len(results), strict=True):

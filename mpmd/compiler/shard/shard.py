@@ -94,8 +94,8 @@ def _with_partial_sums(
     stage_work: list[StageWork] = []
     for member, eqns in zip(graph.stage_work, inlined, strict=True):
         own = [a for a in graph.accumulators if a.work == member.work]
-        wanted = {a.updated: allowed[a.updated] for a in own}
-        carried = {a.state: a.updated for a in own}
+        wanted = {a.updated: allowed[a.updated] for a in own if not a.carried}
+        carried = {a.state: a.updated for a in own if not a.carried}
         rewritten = in_parts(eqns, dimensions, wanted, carried, [*member.makes, *wanted], maker)
         parts |= {**rewritten.parts, **rewritten.carried}
         if rewritten.parts:

@@ -18,6 +18,7 @@ from mpmd.compiler.jaxprs.equations import (
     aval_of,
     free_variables,
     make_jaxpr,
+    operands,
     traced_eqns,
 )
 from mpmd.compiler.split.assign import AssignedEqn
@@ -63,12 +64,16 @@ def accumulate(
     A sum is updated where its summand is made. When several stages make summands, as for the gradient of a
     weight that they share, each stage has an accumulator, and the accumulators are added after the loop in
     ascending order of stages. Any other operation is applied where the value of the microbatch is made. A
-    result that depends on no stage's value comes from an ordinary scan outside of the pipeline.
+    result that depends on no stage's value comes from an ordinary scan outside of the pipeline. What is
+    carried is updated where its next value is made, or else where it is read first.
     """
     builder = _Builder(body, assigned, order)
     unstaged = []
     for result in body.results:
-        if builder.work(result.value) is None:
+        if result.carried:
+            assert result.state is not None, "a carried value has a state"
+            builder.add_update(result, result.state)
+        elif builder.work(result.value) is None:
             unstaged.append(result)
         elif result.state is None:
             builder.add_sum(result)
@@ -90,6 +95,10 @@ class _Builder:
         self._split_sums: set[Var] = set()
         self._order = order
         self._work_of = {var: a.work for a in assigned for var in a.eqn.outvars}
+        self._readers: dict[Var, set[Work]] = collections.defaultdict(set)
+        for assigned_eqn in assigned:
+            for var in operands(assigned_eqn.eqn):
+                self._readers[var].add(assigned_eqn.work)
         self._maker = {var: member.eqn for member in body.eqns for var in member.eqn.outvars}
         read = (atom for member in body.eqns for atom in member.eqn.invars)
         values = (result.value for result in body.results)
@@ -119,8 +128,7 @@ class _Builder:
 
     def add_update(self, result: LoopResult, state: Var) -> None:
         """Accumulates a result by an operation other than a sum."""
-        work = self.work(result.value)
-        assert work is not None, "no stage makes the value"
+        work = self.work(result.value) or self._reader(state, result.value)
         # A copy, because other work or another result may read the same value under its own name.
         eqns, (updated,) = traced_eqns(lambda x: [jnp.copy(x)], [result.value])
         self._updates[work].extend(eqns)
@@ -132,8 +140,14 @@ class _Builder:
                 initial=self._initial(result.initial),
                 result=result.result,
                 ordered=result.ordered,
+                carried=result.carried,
             )
         )
+
+    def _reader(self, state: Var, value: Atom) -> Work:
+        """The first work that reads a state, or else what becomes of it; the first of all if none does."""
+        known = [self._readers.get(atom) for atom in (state, value) if isinstance(atom, Var)]
+        return min(next(filter(None, known), ()), key=self._order.position, default=self._order.work(0))
 
     def add_sum(self, whole: LoopResult) -> None:
         """Accumulates a sum, in each stage that makes summands of it."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import JaxprEqn, Literal, Var
 
 from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.equations import operands, size
@@ -40,7 +41,8 @@ def assign(
        belongs to the next of those stages, if that is later. A parameter is on the stages in whose slices it
        is read; if there are none, on the stage in which its first reader is written.
     3. An equation that reads only loop constants, and is too expensive to be a replica, belongs to its
-       earliest reader.
+       earliest reader. So does one that reads only what is carried from microbatch to microbatch. What no
+       stage reads of that, such as a count, belongs to the first work that reads the carried value.
 
     An equation that reads no stage's value and that no stage reads, only a result of the loop, is left out
     as well.
@@ -67,6 +69,12 @@ class _Assignment:
         self._positions: list[int | None] = [None] * len(eqns)
         self._stages_reading: dict[Var, set[int]] = {}  # for each parameter, the stages that read it
         self._passed_again: list[tuple[int, int]] = []
+        # For what is carried, the variable that is read, and the next value; what is a literal has no maker.
+        self._carried: dict[Var, Any] = {
+            result.state: None if isinstance(result.value, Literal) else result.value
+            for result in body.results
+            if result.carried and result.state is not None
+        }
 
     def run(self) -> tuple[AssignedEqn, ...]:
         self._check_callbacks()
@@ -75,6 +83,7 @@ class _Assignment:
         for i in self._own:
             self._set(i, self._placed(i, closed_by.get(i)))
         self._place_floating()
+        self._place_carried()
         if self._passed_again:
             self._warn(*self._passed_again[-1])
         return tuple(
@@ -85,7 +94,9 @@ class _Assignment:
 
     def _check_callbacks(self) -> None:
         """A callback on the state of an operation would have to run where the state is updated."""
-        of_states = {result.state for result in self._body.results if result.state is not None}
+        of_states = {
+            result.state for result in self._body.results if result.state is not None and not result.carried
+        }
         faults = []
         for eqn in self._eqns if of_states else ():
             if not of_states.isdisjoint(operands(eqn)):
@@ -145,7 +156,7 @@ class _Assignment:
         for var in operands(self._eqns[i]):
             if var in self._replicas:
                 found |= self._replicas[var].weights
-            elif var not in self._maker and is_weight(var):
+            elif var not in self._maker and var not in self._carried and is_weight(var):
                 found.add(var)
         return found
 
@@ -208,3 +219,53 @@ class _Assignment:
                 first = min((position for position in positions if position is not None), default=None)
                 # An equation with effects and no reader, such as a print, runs in the first work.
                 self._set(i, 0 if first is None and self._eqns[i].effects else first)
+
+    def _place_carried(self) -> None:
+        """Places what makes the next value of what is carried, and what is made of it for results alone.
+
+        Carried values that are updated with one another are updated together, where the first one is read.
+        """
+        updated: dict[Var, int] = {}  # the position of the work that updates each carried value
+        for states in self._carried_together():
+            makers = [self._maker.get(self._carried[state]) for state in states]
+            made = self._known_positions(i for i in makers if i is not None)
+            reading = (i for i in self._own if not states.isdisjoint(operands(self._eqns[i])))
+            first = min(self._known_positions(reading), default=max(made, default=0))
+            for state in states:
+                for i in self._unplaced_slice(self._carried[state]):
+                    self._set(i, first)
+                maker = self._maker.get(self._carried[state])
+                position = None if maker is None else self._positions[maker]
+                updated[state] = first if position is None else position
+        for i in self._own:
+            if self._positions[i] is None:
+                read = operands(self._eqns[i])
+                made = self._known_positions(self._maker[var] for var in read if var in self._maker)
+                self._set(i, max((*made, *(updated[var] for var in read if var in updated)), default=None))
+
+    def _known_positions(self, equations: Iterable[int]) -> list[int]:
+        positions = (self._positions[i] for i in equations)
+        return [position for position in positions if position is not None]
+
+    def _unplaced_slice(self, value: Var | None) -> set[int]:
+        """The equations without a position that a value is made by, through others without one."""
+        found: set[int] = set()
+        stack: list[Any] = [value]
+        while stack:
+            i = self._maker.get(stack.pop())
+            if i is not None and i not in found and self._positions[i] is None:
+                found.add(i)
+                stack.extend(operands(self._eqns[i]))
+        return found
+
+    def _carried_together(self) -> list[set[Var]]:
+        """The carried values, those together of which one is updated with another by unplaced equations."""
+        together: list[set[Var]] = []
+        for state, value in self._carried.items():
+            read = {state, *([value] if value in self._carried else [])}
+            for i in self._unplaced_slice(value):
+                read.update(var for var in operands(self._eqns[i]) if var in self._carried)
+            overlapping = [states for states in together if not states.isdisjoint(read)]
+            together = [states for states in together if states not in overlapping]
+            together.append(read.union(*overlapping))
+        return together

@@ -54,5 +54,5 @@ def _out_of_order(
         for first, second in itertools.islice(wrong, 1):
             yield (
                 f"the schedule {schedule} runs {first} before {second}, but a result of the loop is "
-                "accumulated there with an operation other than Add, Max and Concat, for which order matters"
+                "carried there, or accumulated by another operation than Add, Max and Concat: order matters"
             )

@@ -9,6 +9,7 @@ from mpmd.compiler.graph import Accumulator, StageWork, TaskGraph, TracedStep
 from mpmd.compiler.split.accumulate import accumulate
 from mpmd.compiler.split.assign import assign
 from mpmd.compiler.split.check_schedule_fits import check_schedule_fits, checked_tasks
+from mpmd.compiler.split.keep_carried import check_carried, keep_carried
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.minimize_residuals import minimize_residuals
 from mpmd.compiler.split.place_replicas import place_replicas
@@ -39,10 +40,13 @@ def split(traced: TracedStep) -> TaskGraph:
     complete = place_replicas(accumulation.eqns, body, replicas, order)
     # 6. Backwards compute again what forwards need not keep for them.
     minimized = minimize_residuals(complete, accumulation.updated, accumulation.states, replicas)
-    # 7. Backwards become two halves where the schedule has tasks for them.
-    stage_work = split_backwards(minimized.eqns, tasks, replicas.keys() | minimized.recomputed)
+    # 7. What is carried from microbatch to microbatch is read by the work that updates it.
+    kept = keep_carried(minimized.eqns, accumulation.accumulators, order)
+    # 8. Backwards become two halves where the schedule has tasks for them.
+    stage_work = split_backwards(kept, tasks, replicas.keys() | minimized.recomputed)
     accumulators = tuple(_with_half(accumulator, stage_work) for accumulator in accumulation.accumulators)
-    # 8. The schedule has a task for all work, in an order that gives the loop's results.
+    check_carried(loop.schedule, stage_work, accumulators)
+    # 9. The schedule has a task for all work, in an order that gives the loop's results.
     check_schedule_fits(loop.schedule, tasks, stage_work, accumulators)
     outer = (*traced.before, *accumulation.before, *accumulation.after, *traced.after)
     return TaskGraph(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.extend.core.primitives import remat_p, scan_p
@@ -18,13 +19,16 @@ from mpmd.compiler.graph import StageWork, Work
 from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
 from mpmd.compiler.jaxprs.equations import (
     Atom,
+    aval_of,
     called,
     closed,
     free_variables,
     inlined_eqns,
     is_dropped,
+    lookup,
     make_jaxpr,
     operands,
+    substitute,
     traced_eqns,
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
@@ -106,25 +110,26 @@ def _divide(eqns: Sequence[JaxprEqn], wanted: Iterable[Var]) -> tuple[list[Jaxpr
         if not now:
             second.append(eqn)
             continue
+        own = [eqn]
         if len(now) < len(eqn.outvars):
-            eqn, rest = _take_apart(eqn, now)
+            own, rest = _take_apart(eqn, now)
             second.extend(reversed(rest))
-        first.append(eqn)
-        needed.update(operands(eqn))
+        first.extend(reversed(own))
+        needed.update(free_variables(own))
     return first[::-1], second[::-1]
 
 
-def _take_apart(eqn: JaxprEqn, now: Sequence[int]) -> tuple[JaxprEqn, list[JaxprEqn]]:
-    """The equation for the results at the positions ``now``, and those for the other results."""
+def _take_apart(eqn: JaxprEqn, now: Sequence[int]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """The equations for the results at the positions ``now``, and those for the other results."""
     later = [i for i, var in enumerate(eqn.outvars) if i not in now and not is_dropped(var)]
     if later and can_be_split(eqn):
-        return with_results(eqn, now), [with_results(eqn, later)]
+        return [with_results(eqn, now)], [with_results(eqn, later)]
     if later and eqn.primitive is scan_p and not eqn.effects and not eqn.params["jaxpr"].consts:
         return _take_scan_apart(eqn, set(now))
-    return eqn, []
+    return [eqn], []
 
 
-def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[JaxprEqn, list[JaxprEqn]]:
+def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
     """Two scans: the first also stacks what the second, which computes the other results, reads of it."""
     scan = _Scan(eqn)
     body: Jaxpr = eqn.params["jaxpr"].jaxpr
@@ -139,13 +144,13 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[JaxprEqn, list[Jaxpr
         now |= carried
     later = {i for i, var in enumerate(eqn.outvars) if i not in now and not is_dropped(var)}
     if not later:
-        return eqn, []
+        return [eqn], []
     known = {var for inner in first for var in inner.outvars} | {scan.carry[i] for i in scan.carried(now)}
     results = [atom for i in later if isinstance(atom := body.outvars[i], Var)]
     stacked = [var for var in dict.fromkeys([*free_variables(second), *results]) if var in known]
-    one = scan.part(first, now, extra_outputs=stacked)
-    stacks = one.outvars[len(one.outvars) - len(stacked) :]
-    return one, [scan.part(second, later, extra_inputs=dict(zip(stacked, stacks, strict=True)))]
+    one, stacks = scan.part(first, now, extra_outputs=stacked)
+    two, _ = scan.part(second, later, extra_inputs=dict(zip(stacked, stacks, strict=True)))
+    return one, two
 
 
 class _Scan:
@@ -170,8 +175,8 @@ class _Scan:
         results: Set[int],
         extra_inputs: Mapping[Var, Atom] | None = None,
         extra_outputs: Sequence[Var] = (),
-    ) -> JaxprEqn:
-        """A scan of the body's ``eqns`` for ``results``; its outvars are theirs, then the stacked extras.
+    ) -> tuple[list[JaxprEqn], list[Var]]:
+        """A scan of the body's ``eqns`` for ``results``, and the variables of the stacked extras.
 
         Args:
           extra_inputs: variables of the body that are read from stacked values.
@@ -200,10 +205,33 @@ class _Scan:
             return [*final, *stacks]
 
         operands = [*consts.values(), *(self._initial[i] for i in carried), *xs.values()]
-        eqns, outvars = traced_eqns(scan, operands)
-        assert len(eqns) == 1, "a scan is one equation"
+        made, values = traced_eqns(scan, operands)
         own = [self._eqn.outvars[i] for i in (*carried, *stacked)]
-        return eqns[0].replace(outvars=[*own, *outvars[len(own) :]])
+        extras = [Var(aval_of(value)) for value in values[len(own) :]]
+        return _named(made, values, [*own, *extras]), extras
+
+
+def _named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]) -> list[JaxprEqn]:
+    """The equations with ``names`` for their results ``values``.
+
+    A result of a scan that is one of its operands, or another result, is not among those of the equation.
+    """
+    made = {var for eqn in eqns for var in eqn.outvars}
+    renamed: dict[Var, Var] = {}
+    copied: list[tuple[Var, Atom]] = []
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, Var) and value in made and value not in renamed:
+            renamed[value] = name
+        else:
+            copied.append((name, value))
+    named = [
+        substitute(eqn, renamed).replace(outvars=[renamed.get(var, var) for var in eqn.outvars])
+        for eqn in eqns
+    ]
+    for name, value in copied:
+        copies, _ = traced_eqns(lambda x: [jnp.copy(x)], [lookup(value, renamed)])
+        named.append(copies[-1].replace(outvars=[name]))
+    return named
 
 
 def _cut(values: Sequence, first: int, second: int) -> tuple[list, list, list]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from mpmd.compiler.jaxprs.meshes import axes_named, jaxpr_with_meshes
 from mpmd.compiler.jaxprs.source import where
@@ -17,7 +17,8 @@ def with_abstract_meshes(jaxpr: Jaxpr, submeshes: Sequence[AbstractMesh]) -> Jax
     """The jaxpr with abstract meshes where ``shard_map``s and shardings name concrete ones.
 
     A mesh of as many devices as a group has becomes the group's devices, in their order. A sharding over any
-    other mesh, such as that of all groups, is taken over the submesh if that has all the axes it names.
+    other mesh, such as that of all groups, is taken over the submesh if that has all the axes it names. So is
+    one over a group's mesh that lacks axes of size one.
 
     Raises: ``CompileError`` naming every equation for which neither holds.
     """
@@ -32,6 +33,8 @@ def with_abstract_meshes(jaxpr: Jaxpr, submeshes: Sequence[AbstractMesh]) -> Jax
                 return value
             case Mesh() if value.size in sizes:
                 return value.abstract_mesh
+            case NamedSharding(mesh=Mesh() | AbstractMesh() as mesh) if _are_axes_of(value, submeshes[0]):
+                return value if mesh == submeshes[0] else NamedSharding(submeshes[0], value.spec)
             case NamedSharding(mesh=Mesh() as mesh) if mesh.size in sizes:
                 return NamedSharding(mesh.abstract_mesh, value.spec)
             case NamedSharding(mesh=Mesh()) if axes_named(value) <= axis_names:
@@ -44,6 +47,17 @@ def with_abstract_meshes(jaxpr: Jaxpr, submeshes: Sequence[AbstractMesh]) -> Jax
     if faults:
         raise CompileError(list(faults))
     return moved
+
+
+def _are_axes_of(sharding: NamedSharding, submesh: AbstractMesh) -> bool:
+    """Whether a sharding's mesh is a submesh, but for axes of size one, outside of a ``shard_map``."""
+    mesh = sharding.mesh
+    large = {name: size for name, size in submesh.shape.items() if size > 1}
+    return (
+        AxisType.Manual not in mesh.axis_types
+        and axes_named(sharding) <= set(submesh.axis_names)
+        and {name: size for name, size in mesh.shape.items() if size > 1} == large
+    )
 
 
 def _fault(eqn: JaxprEqn, value: Mesh | NamedSharding, submeshes: Sequence[AbstractMesh]) -> str:

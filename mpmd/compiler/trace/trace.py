@@ -24,19 +24,26 @@ from mpmd.compiler.jaxprs.equations import (
     traced_eqns,
     with_eqns,
 )
+from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.carried_state import find_carried_state
 from mpmd.compiler.trace.check_loop import check_loop
 from mpmd.compiler.trace.dead_code import live_eqns, without_dead_code
 from mpmd.compiler.trace.ignore_marks import without_marks
 from mpmd.compiler.trace.number_marks import number_live_marks, number_marks
+from mpmd.compiler.trace.traced_within import traced_within_submesh
+from mpmd.ir import Spec
 from mpmd.reduce import treduce_p
-from mpmd.sharding import within
+from mpmd.sharding import with_auto_axes
 from mpmd.tree import argument_paths, paths
 
 
 def trace(
-    fun: Callable, args: tuple, kwargs: dict[str, Any], submeshes: Sequence[AbstractMesh]
+    fun: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
+    submeshes: Sequence[AbstractMesh],
+    specs: Sequence[Spec | None] | None = None,
 ) -> TracedStep:
     """Traces ``fun(*args, **kwargs)`` under the first group's submesh, with the state as the step returns it.
 
@@ -48,12 +55,14 @@ def trace(
       fun: the step; static arguments are already bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
       submeshes: those of the groups.
+      specs: how each leaf of the arguments is sharded; ``None`` for one, or for all: replicated. Along
+        explicit axes types say so.
 
     Raises: ``CompileError`` for a step with several loops, and for marks that do not make the stages of the
       loop's schedule.
     Warns: ``PerformanceWarning`` for marks without a loop.
     """
-    traced = _trace_once(fun, args, kwargs, submeshes)
+    traced = _trace_once(fun, args, kwargs, submeshes, specs)
     leaves, treedef = jax.tree.flatten((args, kwargs))
     weak = [i for i, j in traced.carried_state if _loses_weak_type(traced, i, j)]
     if not weak:
@@ -61,7 +70,7 @@ def trace(
     for i in weak:
         leaves[i] = jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype)
     args, kwargs = jax.tree.unflatten(treedef, leaves)
-    strong = _trace_once(fun, args, kwargs, submeshes)
+    strong = _trace_once(fun, args, kwargs, submeshes, specs)
     return strong if _dtypes(strong) == _dtypes(traced) else traced
 
 
@@ -83,10 +92,15 @@ def _dtypes(traced: TracedStep) -> list[Any]:
 
 
 def _trace_once(
-    fun: Callable, args: tuple, kwargs: dict[str, Any], submeshes: Sequence[AbstractMesh]
+    fun: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
+    submeshes: Sequence[AbstractMesh],
+    specs: Sequence[Spec | None] | None,
 ) -> TracedStep:
-    closed, out_shape = _make_jaxpr(fun, args, kwargs, submeshes[0])
-    jaxpr, values = _inlined(closed, submeshes)
+    closed, out_shape = traced_within_submesh(fun, args, kwargs, submeshes, specs)
+    untyped = WithoutTypes()
+    jaxpr, values = _inlined(closed, submeshes, untyped)
     check_loop(jaxpr)
     if not any(eqn.primitive is treduce_p for eqn in jaxpr.eqns):
         jaxpr = without_marks(jaxpr)
@@ -108,6 +122,7 @@ def _trace_once(
         results=results,
         out_shape=out_shape,
         carried_state=(),
+        typed=untyped.specs,
     )
     carried = find_carried_state((*args, *kwargs.values()), traced)
     return dataclasses.replace(traced, carried_state=carried)
@@ -129,31 +144,16 @@ def _around_loop(
     return before, number_live_marks(loop, numbered is not None), after
 
 
-def _make_jaxpr(fun: Callable, args: tuple, kwargs: dict[str, Any], submesh: AbstractMesh) -> tuple[Any, Any]:
-    """Traces within the submesh, for specs without a mesh, or else without, for ``shard_map``s with one.
-
-    Within a mesh JAX refuses a ``shard_map`` over another one, with a ``ValueError`` like any other.
-    """
-    make = jax.make_jaxpr(fun, return_shape=True)
-    try:
-        with within(submesh):
-            return make(*args, **kwargs)
-    except ValueError as error:
-        try:
-            with within(AbstractMesh((), ())):
-                return make(*args, **kwargs)
-        except (ValueError, RuntimeError):
-            raise error from error.__cause__
-
-
-def _inlined(closed: ClosedJaxpr, submeshes: Sequence[AbstractMesh]) -> tuple[Jaxpr, dict[Var, Any]]:
+def _inlined(
+    closed: ClosedJaxpr, submeshes: Sequence[AbstractMesh], untyped: WithoutTypes
+) -> tuple[Jaxpr, dict[Var, Any]]:
     """The step without calls outside of loops, and, in loops, without calls that have marks inside.
 
     Returns: a jaxpr of the arguments, and the values of the constants that it reads.
     """
     jaxpr = with_constants_as_inputs(closed)
     values = dict(zip(jaxpr.invars, closed.consts, strict=False))
-    jaxpr, hoisted = inline_calls(with_abstract_meshes(jaxpr, submeshes), lambda eqn: True)
+    jaxpr, hoisted = inline_calls(jaxpr, lambda eqn: True)
     values |= hoisted
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
@@ -164,7 +164,9 @@ def _inlined(closed: ClosedJaxpr, submeshes: Sequence[AbstractMesh]) -> tuple[Ja
             values |= hoisted
         eqns.append(eqn)
     arguments = [var for var in jaxpr.invars if var not in values]
-    return with_eqns(jaxpr, eqns, invars=arguments), values
+    jaxpr = untyped.jaxpr(with_eqns(jaxpr, eqns, invars=arguments))
+    values = {untyped.variable(var): value for var, value in values.items()}
+    return with_abstract_meshes(jaxpr, [*map(with_auto_axes, submeshes)]), values
 
 
 def _loop(eqn: JaxprEqn) -> Loop:
@@ -181,13 +183,15 @@ def _loop(eqn: JaxprEqn) -> Loop:
             initial=initial,
             result=result,
             ordered=ordered,
+            carried=carries,
         )
-        for value, is_sum, initial, result, ordered in zip(
+        for value, is_sum, initial, result, ordered, carries in zip(
             body.outvars,
             eqn.params["summed"],
             eqn.invars[closed_over:],
             eqn.outvars,
             eqn.params["ordered"],
+            eqn.params["carried"],
             strict=True,
         )
     )

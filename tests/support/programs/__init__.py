@@ -2,6 +2,7 @@
 
 from tests.support.programs import (
     architectures,
+    carried,
     composition,
     control_flow,
     derivatives,
@@ -26,6 +27,7 @@ THEMES = (
     control_flow,
     derivatives,
     architectures,
+    carried,
     objectives,
     composition,
     libraries,

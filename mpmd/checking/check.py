@@ -1,0 +1,121 @@
+"""Runs a step and its reference side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from mpmd.arguments.call import Call
+from mpmd.array import to_host
+from mpmd.checking.judge import Check, judge
+from mpmd.checking.perturb import coarsest_rounding, on_host, perturbed
+from mpmd.loaded_step import LoadedStep
+from mpmd.step import MpmdFunction
+from mpmd.tree import paths
+
+_PERTURBED_RUNS = 8
+
+
+def check(
+    step: MpmdFunction | LoadedStep, reference: Callable, *args: Any, steps: int = 3, **kwargs: Any
+) -> Check:
+    """Compares a step on groups with a reference in plain JAX, such as the function it was made from.
+
+    ::
+
+        print(mpmd.check(step, train_step, state, xs, ys))
+
+    Both run several steps, each with its own state, fed back as the step returns it. Two programs round
+    differently, so a difference alone says nothing. The reference therefore also runs with arguments that are
+    moved by rounding: what it then differs from itself by, in each element, is what the step may differ by.
+    This also shows which leaves are rounding alone, such as the bias of keys under Adam, whose true gradient
+    is zero; faults in them go unseen. The reference runs nine times, on one device: check a small model.
+
+    Args:
+      step: what ``mpmd.jit`` returned, or its ``compile``.
+      reference: a function of the same arguments with the same result.
+      args, kwargs: those of the first step. They are copied: none is donated.
+      steps: how many steps to compare.
+
+    Returns: what was found of each leaf, with ``ok``; printable as a table.
+    Raises: ``TypeError`` for anything but a step; ``ValueError`` when the results have different structures,
+      shapes or dtypes, or for less than one step.
+    """
+    if not isinstance(step, MpmdFunction | LoadedStep):
+        raise TypeError(f"check takes a step, mpmd.jit(...) or mpmd.jit(...).compile(...), not {step!r}")
+    if steps < 1:
+        raise ValueError(f"there has to be at least one step to compare, got steps={steps}")
+    loaded = step.compile(*args, **kwargs) if isinstance(step, MpmdFunction) else step
+    call = loaded.signature.bind(args, kwargs)
+    call = dataclasses.replace(call, leaves=tuple(map(on_host, call.leaves)))
+    carried = dict(loaded.compiled.traced.carried_state)
+    run = jax.jit(call.function(reference))
+
+    def on_one_device(leaves: Sequence[Any]) -> Any:
+        arguments, named = jax.tree.unflatten(call.treedef, leaves)
+        return run(*arguments, **named)
+
+    _check_alike(jax.eval_shape(on_one_device, call.leaves), loaded.compiled.traced.out_shape)
+    rounding = coarsest_rounding(loaded.compiled.program.jaxprs.values())
+    moved = [perturbed(call.leaves, rounding, seed) for seed in range(_PERTURBED_RUNS)]
+    copies = tuple(map(on_host, call.leaves))  # which the step may take over
+    actual = _results(lambda leaves: loaded.submit(_with(call, leaves))[0], copies, carried, steps)
+    expected, *others = (_results(on_one_device, leaves, carried, steps) for leaves in (call.leaves, *moved))
+    replaced = {result: argument for argument, result in carried.items()}
+    return Check(
+        tuple(
+            judge(
+                path=f"result{path}",
+                before=[leaves[replaced[i]] for leaves in (call.leaves, *moved)] if i in replaced else None,
+                reference=[of_step[i] for of_step in expected],
+                actual=[of_step[i] for of_step in actual],
+                perturbed=[[of_step[i] for of_step in other] for other in others],
+                rounding=rounding,
+            )
+            for i, path in enumerate(paths(loaded.compiled.traced.out_shape))
+        ),
+        steps,
+    )
+
+
+def _results(
+    run: Callable[[Sequence[Any]], Any], leaves: Sequence[Any], carried: Mapping[int, int], steps: int
+) -> list[list[Any]]:
+    """Runs steps, of which each takes from the one before what it returned of the state.
+
+    Returns: the leaves of the result of each step, on the host.
+    """
+    found = []
+    for _ in range(steps):
+        made = jax.tree.leaves(run(leaves))
+        found.append(to_host(made))
+        leaves = [made[carried[i]] if i in carried else leaf for i, leaf in enumerate(leaves)]
+    return found
+
+
+def _with(call: Call, leaves: Sequence[Any]) -> Call:
+    """A call like another, with other leaves of the same types."""
+    return dataclasses.replace(call, leaves=tuple(leaves))
+
+
+def _check_alike(expected: Any, actual: Any) -> None:
+    """Raises ``ValueError`` naming the leaves of two results that cannot be compared."""
+    here: Any = jax.tree.structure(actual)
+    there: Any = jax.tree.structure(expected)
+    if here != there:
+        raise ValueError(f"the step returns {here}, and the reference {there}")
+    if faults := [*_different_types(expected, actual)]:
+        raise ValueError("\n".join(faults))
+
+
+def _different_types(expected: Any, actual: Any) -> Iterator[str]:
+    pairs = zip(paths(expected), jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    for path, here, there in pairs:
+        if (here.shape, here.dtype) != (there.shape, there.dtype):
+            yield (
+                f"result{path} is {here.dtype}{list(here.shape)}, and the reference's is "
+                f"{there.dtype}{list(there.shape)}"
+            )

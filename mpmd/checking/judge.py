@@ -1,0 +1,181 @@
+"""Decides whether two results are the same but for rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpmd.checking.perturb import eps_of
+from mpmd.tables import table
+
+_FACTOR = 8
+"""How many times as much as the reference itself moves a result may differ from it."""
+
+_SUMS = 32
+"""How many roundings of a leaf's typical number a result may differ in any case: sums round in any order."""
+
+_ONE_IN = 100_000
+"""Of so many elements one may differ: the sign of a gradient that is nearly zero is anybody's."""
+
+
+class Verdict(enum.StrEnum):
+    """What the comparison says of a leaf."""
+
+    EQUAL = "equal"
+    """Bit by bit."""
+    CLOSE = "to rounding"
+    """It differs by what rounding can do."""
+    ROUNDING = "rounding alone"
+    """So does the reference, by as much as the numbers are: rounding makes them, and comparing says nothing.
+
+    An example is the bias of keys under Adam, whose true gradient is zero: Adam scales up what rounding left.
+    """
+    DIFFERS = "DIFFERS"
+    """It differs by more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafCheck:
+    """What was found of one leaf of the result, over all steps.
+
+    Attributes:
+      path: such as ``result[0]['w']``.
+      difference: the largest difference to the reference.
+      rounding: the largest difference of the reference to itself, when its arguments are moved by rounding.
+      change: the largest number; of state that the step updates, the largest change since the first step.
+      differing: the number of elements that differ by more than rounding can make them.
+      decided_by_rounding: the part of the elements that rounding can move by as much as they are.
+    """
+
+    path: str
+    difference: float
+    rounding: float
+    change: float
+    differing: int
+    decided_by_rounding: float
+    verdict: Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What ``mpmd.check`` found; ``str(check)`` is a table with a line for each leaf.
+
+    Attributes:
+      leaves: what was found of each leaf of the result.
+      steps: the number of steps that were compared.
+    """
+
+    leaves: tuple[LeafCheck, ...]
+    steps: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether no leaf differs by more than rounding can make it."""
+        return not self.differing
+
+    @property
+    def differing(self) -> tuple[LeafCheck, ...]:
+        """The leaves that differ by more."""
+        return tuple(leaf for leaf in self.leaves if leaf.verdict is Verdict.DIFFERS)
+
+    def __str__(self) -> str:
+        header = ("leaf", "difference", "rounding", "change", "decided by rounding", "")
+        numbers = [
+            (f"{leaf.difference:.1e}", f"{leaf.rounding:.1e}", f"{leaf.change:.1e}") for leaf in self.leaves
+        ]
+        rows = [
+            (leaf.path, *of_leaf, f"{leaf.decided_by_rounding:.0%}", str(leaf.verdict))
+            for leaf, of_leaf in zip(self.leaves, numbers, strict=True)
+        ]
+        found = (
+            f"{len(self.differing)} of {len(self.leaves)} leaves differ"
+            if self.differing
+            else "no leaf differs"
+        )
+        return f"{table(header, rows)}\n{found} by more than rounding in {self.steps} steps"
+
+
+def judge(
+    path: str,
+    before: Any,
+    reference: Sequence[Any],
+    actual: Sequence[Any],
+    perturbed: Sequence[Sequence[Any]],
+    rounding: float,
+) -> LeafCheck:
+    """Judges a leaf of the result.
+
+    An element may differ by ``_FACTOR`` times what it differs between the reference and the perturbed
+    references, at most over all of these and all steps. Elements that happen to have moved little may differ
+    like half of the leaf's.
+
+    Args:
+      before: the argument whose place the result takes, of the reference and of each perturbed one;
+        ``None``: it takes the place of none.
+      reference, actual: the result of each step.
+      perturbed: the same of each perturbed reference, which began with other arguments.
+      rounding: the coarsest rounding of the computation.
+    """
+    dtype = reference[0].dtype
+    # What state has changed by is compared, beside which its own numbers are large.
+    zero, *zeros = [0.0] * (1 + len(perturbed)) if before is None else map(_wide, before)
+    values = [_wide(value) for value in reference]
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = _largest([_distance(_wide(a), b) for a, b in zip(actual, values, strict=True)])
+        moved = _largest(
+            [
+                _distance(_wide(value) - start, of_reference - zero)
+                for run, start in zip(perturbed, zeros, strict=True)
+                for value, of_reference in zip(run, values, strict=True)
+            ]
+        )
+        change = _largest([np.abs(value - zero) for value in values])
+        stored = _largest([np.abs(value) for value in values])
+        typical = np.sqrt(np.mean(np.square(change))) if change.size else 0.0
+        allowed = _FACTOR * np.maximum(moved, np.median(moved) if moved.size else 0.0)
+        if eps_of(dtype):
+            allowed = allowed + 2 * eps_of(dtype) * stored
+            allowed = allowed + _SUMS * max(rounding, eps_of(dtype)) * np.maximum(change, typical)
+    outside = int(np.sum(difference > allowed))
+    decided = float(np.mean((allowed >= change) & (moved > 0))) if change.size else 0.0
+    return LeafCheck(
+        path=path,
+        difference=float(np.max(difference, initial=0.0)),
+        rounding=float(np.max(moved, initial=0.0)),
+        change=float(np.max(change, initial=0.0)),
+        differing=outside,
+        decided_by_rounding=decided,
+        verdict=_verdict(outside, difference, decided),
+    )
+
+
+def _verdict(outside: int, difference: np.ndarray, decided: float) -> Verdict:
+    if outside > difference.size // _ONE_IN:
+        return Verdict.DIFFERS
+    if not difference.any():
+        return Verdict.EQUAL
+    return Verdict.ROUNDING if decided > 0.5 else Verdict.CLOSE
+
+
+def _distance(value: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """How far numbers are apart: 0 for two that are infinite or no numbers alike, and infinite for one."""
+    distance = np.abs(value - other)
+    alike = (value == other) | (np.isnan(value) & np.isnan(other))
+    return np.where(alike, 0.0, np.where(np.isnan(distance), np.inf, distance))
+
+
+def _largest(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.maximum.reduce(list(arrays))
+
+
+def _wide(value: Any) -> np.ndarray:
+    """Numbers in double precision; of keys, the integers inside."""
+    if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)

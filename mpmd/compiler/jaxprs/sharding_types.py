@@ -1,0 +1,202 @@
+"""Takes shardings out of the types of values.
+
+Where mesh axes have the type ``Explicit``, JAX writes into the type of each value how it is sharded, and
+checks it while the step is traced. The passes that follow rewrite equations, and for some of what they write
+JAX would ask for a sharding that only the user knows. So the step goes on as it would be over ``Auto`` axes:
+what types said of the values that tasks hand over is kept as their specs, and what the user said of others,
+by ``reshard`` or ``out_sharding``, becomes sharding constraints.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from mpmd.compat import current_context
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, avals_of, is_dropped, lookup, traced_eqns, with_eqns
+from mpmd.compiler.jaxprs.source import is_transposed
+from mpmd.ir import Spec
+from mpmd.per_group import per_group_p, typed_again
+from mpmd.sharding import explicit_sharding, is_explicit, to_spec, with_auto_axes, within
+
+_NAMES_MESH = frozenset("device_put jit layout_constraint shard_map sharding_constraint".split())
+"""Equations whose parameters are over a mesh for another reason than the type of a result."""
+
+
+class WithoutTypes:
+    """Replaces variables by ones without a sharding in their type, and equations by ones for these.
+
+    A variable that has none, as of a step that is traced over ``Auto`` axes, stays what it is.
+
+    Attributes:
+      specs: for the variables that took the place of others, how their types said that they are sharded;
+        nothing where axes of another type may shard a value, too.
+    """
+
+    def __init__(self) -> None:
+        self.specs: dict[Var, Spec] = {}
+        self._replaced: dict[Var, Var] = {}
+        self._contexts: dict[int, Any] = {}  # by the identity of the context that each takes the place of
+        self._constrain: dict[NamedSharding, Callable] = {}
+
+    def variable(self, var: Var) -> Var:
+        """The variable that takes the place of ``var``."""
+        if var not in self._replaced:
+            sharding = explicit_sharding(var.aval)
+            if sharding is None:
+                self._replaced[var] = var
+            else:
+                self._replaced[var] = untyped = type(var)(_without_sharding(var.aval))
+                spec = _known_spec(sharding)
+                if spec is not None and not is_dropped(untyped):
+                    self.specs[untyped] = spec
+        return self._replaced[var]
+
+    def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
+        """The jaxpr over variables without shardings in their types."""
+        renamed: dict[Var, Atom] = {}
+        eqns = [new for eqn in jaxpr.eqns for new in self._equations(eqn, renamed)]
+        before = [*jaxpr.constvars, *jaxpr.invars, *jaxpr.eqns]
+        constvars, invars = (
+            [self.variable(var) for var in those] for those in (jaxpr.constvars, jaxpr.invars)
+        )
+        outvars = [self._atom(atom, renamed) for atom in jaxpr.outvars]
+        if _same([*constvars, *invars, *eqns], before):
+            return jaxpr
+        return with_eqns(jaxpr, eqns, constvars=constvars, invars=invars, outvars=outvars)
+
+    def _atom(self, atom: Atom, renamed: Mapping[Var, Atom]) -> Atom:
+        return lookup(self.variable(atom), renamed) if isinstance(atom, Var) else atom
+
+    def _equations(self, eqn: JaxprEqn, renamed: dict[Var, Atom]) -> Iterable[JaxprEqn]:
+        invars = [self._atom(atom, renamed) for atom in eqn.invars]
+        outvars = [self.variable(var) for var in eqn.outvars]
+        if eqn.primitive.name in ("reshard", "mesh_cast"):
+            sharding = self._wanted(eqn)
+            if sharding is None:
+                renamed[outvars[0]] = invars[0]
+            else:
+                yield from self._constrained(eqn, sharding, invars[0], outvars[0])
+            return
+        params = {name: self._parameter(eqn, value) for name, value in eqn.params.items()}
+        if eqn.primitive is per_group_p:
+            params["fun"] = typed_again(eqn.params["fun"], avals_of(eqn.invars))
+        ctx = self._context(eqn)
+        parts = [*invars, *outvars, *params.values(), ctx]
+        if _same(parts, [*eqn.invars, *eqn.outvars, *eqn.params.values(), eqn.ctx]):
+            yield eqn
+            return
+        untyped = eqn.replace(invars=invars, outvars=outvars, params=params, ctx=ctx)
+        sharding = None if is_transposed(eqn) else _asked_for(eqn)
+        if sharding is None or is_dropped(outvars[0]):
+            yield untyped
+        else:
+            unconstrained = Var(outvars[0].aval)
+            yield untyped.replace(outvars=[unconstrained])
+            yield from self._constrained(eqn, sharding, unconstrained, outvars[0])
+
+    def _parameter(self, eqn: JaxprEqn, value: Any) -> Any:
+        match value:
+            case Jaxpr():
+                return self.jaxpr(value)
+            case ClosedJaxpr():
+                inner = self.jaxpr(value.jaxpr)
+                return value if inner is value.jaxpr else value.replace(jaxpr=inner)
+            case tuple() | list() if type(value) in (tuple, list):
+                parts = [self._parameter(eqn, part) for part in value]
+                return value if _same(parts, value) else type(value)(parts)
+            case Mesh() | AbstractMesh():
+                return with_auto_axes(value)
+            case NamedSharding(mesh=mesh) if is_explicit(mesh):
+                if eqn.primitive.name in _NAMES_MESH:
+                    return NamedSharding(with_auto_axes(mesh), value.spec)
+                return None
+        return value
+
+    def _wanted(self, eqn: JaxprEqn) -> NamedSharding | None:
+        """What a ``reshard`` has its operand be; ``None`` where that changes nothing.
+
+        Functions that run within an ``Auto`` part of a step are entered and left by such equations, too.
+        """
+        after = explicit_sharding(aval_of(eqn.outvars[0]))
+        before = explicit_sharding(aval_of(eqn.invars[0]))
+        if after is None or not aval_of(eqn.outvars[0]).shape:
+            return None
+        if before is not None and to_spec(before.spec) == to_spec(after.spec):
+            return None
+        return after
+
+    def _constrained(
+        self, eqn: JaxprEqn, sharding: NamedSharding, value: Atom, result: Var
+    ) -> Iterable[JaxprEqn]:
+        """A sharding constraint that stands where ``eqn`` was."""
+        mesh = with_auto_axes(sharding.mesh.abstract_mesh)
+        left = PartitionSpec.UNCONSTRAINED if _other_axes(sharding.mesh) else None
+        ndim = len(aval_of(result).shape)
+        entries = [left if entry is None else entry for entry in _entries(sharding, ndim)]
+        wanted = NamedSharding(mesh, PartitionSpec(*entries))
+        if wanted not in self._constrain:
+            constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=wanted)
+            self._constrain[wanted] = jax.jit(lambda x: [constrain(x)])
+        with within(mesh):
+            made, (last,) = traced_eqns(self._constrain[wanted], [value])
+        assert made and made[-1].outvars == [last], "a constraint is one equation"
+        source, context = eqn.source_info, self._context(eqn)
+        for new in made[:-1]:
+            yield new.replace(source_info=source, ctx=context)
+        yield made[-1].replace(outvars=[result], source_info=source, ctx=context)
+
+    def _context(self, eqn: JaxprEqn) -> Any:
+        """What JAX's settings were when the equation was traced, but for the types of the mesh's axes."""
+        if id(eqn.ctx) not in self._contexts:
+            self._contexts[id(eqn.ctx)] = eqn.ctx
+            with eqn.ctx.manager:
+                mesh = jax.sharding.get_abstract_mesh()
+                if is_explicit(mesh):
+                    with within(with_auto_axes(mesh)):
+                        self._contexts[id(eqn.ctx)] = current_context()
+        return self._contexts[id(eqn.ctx)]
+
+
+def _same(new: Sequence[Any], old: Sequence[Any]) -> bool:
+    """Whether these are the very same objects."""
+    return len(new) == len(old) and all(this is that for this, that in zip(new, old, strict=True))
+
+
+def _without_sharding(aval: Any) -> Any:
+    mesh = with_auto_axes(aval.sharding.mesh)
+    return aval.update(sharding=NamedSharding(mesh, PartitionSpec(*[None] * len(aval.shape))))
+
+
+def _known_spec(sharding: NamedSharding) -> Spec | None:
+    """What a type says, if it says all."""
+    return None if _other_axes(sharding.mesh) or sharding.spec.unreduced else to_spec(sharding.spec)
+
+
+def _other_axes(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether axes that are not explicit have several devices."""
+    return any(
+        size > 1 and axis_type is not AxisType.Explicit
+        for size, axis_type in zip(mesh.axis_sizes, mesh.axis_types, strict=True)
+    )
+
+
+def _entries(sharding: NamedSharding, ndim: int) -> list[Any]:
+    return [*sharding.spec, *[None] * (ndim - len(sharding.spec))]
+
+
+def _asked_for(eqn: JaxprEqn) -> NamedSharding | None:
+    """The sharding that the user asked for where JAX alone would have taken another one."""
+    if eqn.primitive.name in _NAMES_MESH or len(eqn.outvars) != 1:
+        return None
+    if isinstance(asked := eqn.params.get("out_sharding"), NamedSharding) and is_explicit(asked.mesh):
+        return asked
+    # Equations that make arrays of scalars, such as zeros, say this of replicated ones, too.
+    made = eqn.params.get("sharding")
+    splits = isinstance(made, NamedSharding) and is_explicit(made.mesh) and any(made.spec)
+    return made if splits else None

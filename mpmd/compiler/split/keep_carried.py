@@ -1,0 +1,79 @@
+"""Has work that comes after the update of a carried value read a copy of what it was before."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.graph import Accumulator, StageWork, Work
+from mpmd.compiler.jaxprs.equations import free_variables, operands, substitute, traced_eqns
+from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.split.microbatch_order import MicrobatchOrder
+from mpmd.errors import CompileError
+from mpmd.schedules import Schedule
+
+Eqns = Sequence[JaxprEqn]
+
+
+def keep_carried(
+    eqns: Mapping[Work, Eqns], accumulators: Sequence[Accumulator], order: MicrobatchOrder
+) -> dict[Work, Eqns]:
+    """The work, where what is carried is read as it is by the work alone that updates it, in place.
+
+    The stage's backward, which may compute a part of the forward again, and later stages read a copy that
+    this work makes, a value of the microbatch like any other.
+
+    Raises: ``CompileError`` for work that reads a carried value before the work that updates it: a microbatch
+      could not begin before the one before it has reached that stage.
+    """
+    kept: dict[Work, Eqns] = {work: list(own) for work, own in eqns.items()}
+    faults: dict[str, None] = {}
+    for a in accumulators:
+        if not a.carried:
+            continue
+        readers = [work for work in kept if work != a.work and a.state in free_variables(kept[work])]
+        if early := [work for work in readers if order.position(work) < order.position(a.work)]:
+            faults[_fault(a, early[0], kept)] = None
+        elif readers:
+            copies, (copy,) = traced_eqns(lambda x: [jnp.copy(x)], [a.state])
+            kept[a.work] = [*copies, *kept[a.work]]
+            for work in readers:
+                kept[work] = [substitute(eqn, {a.state: copy}) for eqn in kept[work]]
+    if faults:
+        raise CompileError(list(faults))
+    return kept
+
+
+def check_carried(
+    schedule: Schedule, stages: Sequence[StageWork], accumulators: Sequence[Accumulator]
+) -> None:
+    """Checks that a value that a backward carries is read and updated in one of its halves.
+
+    Raises: ``CompileError`` naming the schedule.
+    """
+    readers: dict[Var, set[Work]] = collections.defaultdict(set)
+    for member in stages:
+        for var in member.reads:
+            readers[var].add(member.work)
+    for a in accumulators:
+        if a.carried and (others := readers[a.state] - {a.work}):
+            raise CompileError(
+                f"the schedule {schedule} splits backwards, but {min(others)} reads a value that treduce "
+                f"carries and {a.work} updates: use a schedule with whole backwards, such as Std1F1B"
+            )
+
+
+def _fault(a: Accumulator, early: Work, eqns: Mapping[Work, Eqns]) -> str:
+    reader = next(eqn for eqn in eqns[early] if a.state in operands(eqn))
+    makers = {var: eqn for eqn in eqns[a.work] for var in eqn.outvars}
+    copied = next(iter(operands(makers[a.updated])), a.updated)
+    updater = makers.get(copied, makers[a.updated])
+    return (
+        f"{reader.primitive} at {where(reader)} reads, in {early}, a value that treduce carries from one "
+        f"microbatch to the next, and {a.work} updates it with what {updater.primitive} at {where(updater)} "
+        "makes: a carried value has to be updated in the stage that reads it first, or each microbatch would "
+        "wait for the one before it to pass all stages between"
+    )

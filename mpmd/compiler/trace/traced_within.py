@@ -1,0 +1,75 @@
+"""Has JAX trace a step within a mesh, over which specs without a mesh are, and types of values."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+from mpmd.compat import mesh_of_refused_shard_map
+from mpmd.ir import Spec
+from mpmd.sharding import is_explicit, to_sharding, within
+from mpmd.specs import axes_of, fitting
+
+NO_MESH = AbstractMesh((), ())
+
+
+def traced_within_submesh(
+    fun: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
+    submeshes: Sequence[AbstractMesh],
+    specs: Sequence[Spec | None] | None,
+) -> tuple[Any, Any]:
+    """The jaxpr of ``fun(*args, **kwargs)`` and the shape of its result.
+
+    It is traced within the first group's submesh. Within a mesh JAX refuses a ``shard_map`` over another
+    one. A step that names a mesh of its own, as large as a group, is traced within that one, as it would be
+    under plain JAX, or else within none, where ``shard_map``s and shardings may have different ones.
+
+    Args:
+      specs: how each leaf of the arguments is sharded, which is in their types along explicit axes.
+    """
+
+    def traced(mesh: AbstractMesh) -> tuple[Any, Any]:
+        typed_args, typed_kwargs = _typed((args, kwargs), mesh, specs)
+        with within(mesh):
+            return jax.make_jaxpr(fun, return_shape=True)(*typed_args, **typed_kwargs)
+
+    try:
+        return traced(submeshes[0])
+    except ValueError as error:
+        names_mesh = "shard_map" in str(error)
+        if is_explicit(submeshes[0]) and not names_mesh:
+            raise
+        own = mesh_of_refused_shard_map(functools.partial(traced, submeshes[0])) if names_mesh else None
+        sizes = {submesh.size for submesh in submeshes}
+        meshes = (own.abstract_mesh, NO_MESH) if own is not None and own.size in sizes else (NO_MESH,)
+        for mesh in meshes:
+            with contextlib.suppress(ValueError, RuntimeError):
+                return traced(mesh)
+        raise error from error.__cause__
+
+
+def _typed(args: Any, mesh: AbstractMesh, specs: Sequence[Spec | None] | None) -> Any:
+    """The arguments with their shardings in their types, if the mesh has explicit axes.
+
+    A spec that does not fit is left out here, and refused where it is known which groups hold the value.
+    """
+    if not is_explicit(mesh):
+        return args
+    leaves, treedef = jax.tree.flatten(args)
+
+    def typed(leaf: Any, spec: Spec | None) -> jax.ShapeDtypeStruct:
+        shape, weak = jnp.shape(leaf), getattr(leaf, "weak_type", False)
+        known = spec or () if axes_of(spec or ()) <= set(mesh.axis_names) else ()
+        sharding = to_sharding(fitting(known, shape, mesh.shape), mesh)
+        return jax.ShapeDtypeStruct(shape, jax.dtypes.result_type(leaf), weak_type=weak, sharding=sharding)
+
+    typed_leaves = map(typed, leaves, specs or [None] * len(leaves))
+    return jax.tree.unflatten(treedef, typed_leaves)

@@ -1,0 +1,154 @@
+"""A carry means what lax.scan means by it, or is refused; see also the programs that carry something."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mpmd
+from mpmd.ir import Run, Task
+from tests.support.models import batch, weights
+from tests.support.parity import assert_close, assert_parity, mesh_of
+from tests.support.programs.carried import batch_norm, running_norm, statistics, through
+
+
+def step_of(loss, schedule=None, **options):
+    def step(state, xs, ys):
+        params, carry = state
+
+        def of_microbatch(carry, microbatch):
+            (value, carry), grads = jax.value_and_grad(loss, has_aux=True)(params, carry, *microbatch)
+            return carry, (value, grads)
+
+        carry, (losses, grads) = mpmd.treduce(
+            of_microbatch, (xs, ys), schedule=schedule or mpmd.Std1F1B(2), carry=carry, **options
+        )
+        return (params, carry), (losses, grads)
+
+    return step
+
+
+def test_under_plain_jax_it_is_that_of_a_scan():
+    loss, (xs, ys) = through(batch_norm, 2), batch(4)
+    params, carry = state = weights(2), statistics(2)
+
+    def one(carry, microbatch):
+        (value, carry), grads = jax.value_and_grad(loss, has_aux=True)(params, carry, *microbatch)
+        return carry, (value, grads)
+
+    carry, (losses, grads) = jax.jit(lambda carry: jax.lax.scan(one, carry, (xs, ys)))(carry)
+    expected = (params, carry), (losses, jax.tree.map(lambda g: g.sum(0), grads))
+    assert_close(jax.jit(step_of(loss))(state, xs, ys), expected)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_microbatches"), [(mpmd.ForwardOnly(2, 2), 4), (mpmd.GPipe(2), 1), (mpmd.Std1F1B(2), 8)]
+)
+def test_loops_without_gradients_and_of_any_length(schedule, num_microbatches):
+    def step(state, xs, ys):
+        params, carry = state
+
+        def of_microbatch(carry, microbatch):
+            before = carry[1]["var"]  # what is carried may be a result, too
+            value, carry = through(running_norm, 2)(params, carry, *microbatch)
+            return carry, (value, before, carry[0]["mean"])
+
+        carry, results = mpmd.treduce(
+            of_microbatch,
+            (xs, ys),
+            schedule=schedule,
+            operation=(mpmd.Concat(), mpmd.Add, mpmd.Concat()),
+            carry=carry,
+        )
+        return (params, carry), results
+
+    assert_parity(step, (weights(2), statistics(2)), *batch(num_microbatches), mesh=mesh_of(2))
+
+
+def test_a_forward_reads_what_the_one_before_it_made():
+    """So every reader of the plan has the microbatches of a stage in their order."""
+    step, state = step_of(through(batch_norm, 2), mpmd.GPipe(2)), (weights(2), statistics(2))
+    with mesh_of(2) as mesh:
+        plan = mpmd.jit(step, mpmd_mesh=mesh).compile(state, *batch(4)).plan
+    runs = {str(i.task): i for i in plan.programs[0].instructions if isinstance(i, Run)}
+    for microbatch in range(1, 4):
+        handed = set(runs[f"fwd_0__{microbatch - 1}"].outputs) & set(runs[f"fwd_0__{microbatch}"].inputs)
+        assert len(handed) == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Backwards(mpmd.Schedule):
+    """The last microbatch first."""
+
+    def tasks(self, num_microbatches):
+        order = range(num_microbatches - 1, -1, -1)
+        return [[Task(kind, s, i) for kind in ("fwd", "bwd") for i in order] for s in range(self.num_stages)]
+
+
+def refused(loss, schedule=None):
+    step, state = step_of(loss, schedule), (weights(2), statistics(2))
+    with mesh_of(2) as mesh, pytest.raises(mpmd.CompileError) as caught:
+        mpmd.jit(step, mpmd_mesh=mesh).compile(state, *batch(4))
+    return str(caught.value)
+
+
+def test_a_schedule_in_another_order_is_refused():
+    message = refused(through(batch_norm, 2), Backwards(2, 2))
+    assert "Backwards" in message and "runs fwd_0__3 before fwd_0__2" in message and "carried" in message
+
+
+def test_a_value_that_a_later_stage_updates_is_refused():
+    def loss(params, carry, x, y):
+        h = mpmd.mark_stage_end(jnp.tanh(x @ params[0]["w"] + carry[0]["mean"]))
+        h = jnp.tanh(h @ params[1]["w"])
+        return jnp.mean((h - y) ** 2), [carry[0] | {"mean": h.mean(0)}, carry[1]]
+
+    message = refused(loss)
+    assert "reads, in fwd_0, a value that treduce carries" in message and "and fwd_1 updates it" in message
+    assert message.count("test_carry.py") == 2
+
+
+@jax.custom_vjp
+def scaled(h, scale):
+    """The identity, whose gradient is scaled."""
+    return h
+
+
+scaled.defvjp(lambda h, scale: (h, scale), lambda scale, g: (g * scale, jnp.zeros_like(scale)))
+
+
+def test_a_backward_in_halves_that_both_read_a_carried_value_is_refused():
+    """The gradient of a stage's input needs what the gradient of its weights updates."""
+
+    def step(state, xs, ys):
+        params, scale = state
+
+        def of_microbatch(scale, microbatch):
+            def loss(params):
+                x, y = microbatch
+                h = mpmd.mark_stage_end(jnp.tanh(x @ params[0]["w"]))
+                return jnp.mean((scaled(h, scale) @ params[1]["w"] - y) ** 2)
+
+            value, grads = jax.value_and_grad(loss)(params)
+            return scale + jnp.sum(grads[1]["w"] ** 2), (value, grads)
+
+        scale, results = mpmd.treduce(of_microbatch, (xs, ys), schedule=mpmd.ZeroBubble(2), carry=scale)
+        return (params, scale), results
+
+    with mesh_of(2) as mesh, pytest.raises(mpmd.CompileError, match=r"ZeroBubble.* splits backwards"):
+        mpmd.jit(step, mpmd_mesh=mesh).compile((weights(2), jnp.float32(1)), *batch(4))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda carry, x: carry, "returns a pair, the next carry and the result of the microbatch"),
+        (lambda carry, x: ((carry, carry), x), "takes a carry of the structure"),
+        (lambda carry, x: (carry[None], x), r"carry is float32\[4\], but .* returns float32\[1, 4\] for it"),
+        (lambda carry, x: (carry.astype(jnp.float16), x), r"returns float16\[4\] for it"),
+    ],
+)
+def test_functions_that_return_another_carry(function, message):
+    with pytest.raises(TypeError, match=message):
+        mpmd.treduce(function, batch(4)[0], mpmd.Std1F1B(1), operation=mpmd.Add, carry=jnp.zeros(4))

@@ -1,0 +1,182 @@
+"""Steps over explicit mesh axes, along which the types of values say how they are sharded."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, reshard
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.explicit import (
+    BLOCKS,
+    EXPLICIT,
+    ROWS,
+    Product,
+    arguments,
+    assert_as_on_one_group,
+    draws,
+    grid,
+    make_step,
+    residual,
+)
+from tests.support.parity import assert_close
+
+
+@pytest.fixture
+def groups():
+    with mpmd.MpmdMesh(grid(2, 2), "stage") as mesh:
+        yield mesh
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_blocks_of_public_codes_train_as_under_jit(groups, block):
+    loaded, (params, (losses, hidden, norm)), expected = assert_as_on_one_group(
+        groups, make_step(BLOCKS[block])
+    )
+    # What types say of results, tasks keep to.
+    assert params["layers"][0]["w"].spec == P("fsdp")
+    assert hidden.spec == P("fsdp")
+    assert losses.spec == norm.spec == params["table"].spec == P()
+    assert ("fsdp",) in loaded.plan.executable("fwd_0").out_specs
+    # Read in this process, results have the types that they have under plain JAX.
+    mine, plain = params["layers"][0]["w"].to_mpmd_local_array, expected[0]["layers"][0]["w"]
+    assert jax.typeof(mine) == jax.typeof(plain)
+
+
+@pytest.mark.parametrize("operation", [mpmd.Add, mpmd.Concat(1), Product()], ids=str)
+def test_operations_keep_the_sharding_of_what_they_combine(groups, operation):
+    assert_as_on_one_group(groups, make_step(residual, operation=operation))
+
+
+@pytest.mark.parametrize("partial_sums", ["all", "none"])
+def test_weights_are_gathered_once_and_sums_stay_in_parts(groups, partial_sums):
+    schedule = mpmd.ZeroBubble(2)
+    step = make_step(BLOCKS["layers"], schedule)
+    assert_as_on_one_group(groups, step, gather="step", partial_sums=partial_sums)
+
+
+@pytest.mark.parametrize("types", [(AxisType.Auto, AxisType.Explicit), (AxisType.Explicit, AxisType.Auto)])
+def test_axes_of_both_types(types):
+    block = residual if types[1] is AxisType.Explicit else lambda p, h: jnp.tanh(h @ p["w"])
+
+    def step(params, x, y):
+        def loss(params, x, y):
+            h = mpmd.mark_stage_end(block(params[0], x))
+            return jnp.mean((block(params[1], h) - y) ** 2)
+
+        grad = jax.value_and_grad(loss)
+        loss, grads = mpmd.treduce(
+            lambda mb: grad(params, *mb), (x, y), schedule=mpmd.Std1F1B(2), operation=mpmd.Add
+        )
+        return jax.tree.map(lambda p, g: p - g, params, grads), loss
+
+    args = [{"w": draws(8, 8, seed=i)} for i in (1, 2)], draws(4, 4, 8, seed=3), draws(4, 4, 8, seed=4)
+    submesh = grid(1, 2, types)
+    with jax.set_mesh(submesh):
+        put = jax.tree.map(
+            lambda x, s: jax.device_put(x, NamedSharding(submesh, s)), args, ([{"w": P()}] * 2, ROWS, ROWS)
+        )
+        expected = jax.jit(step)(*put)
+    with mpmd.MpmdMesh(grid(2, 2, types), "stage") as mesh:
+        actual = mpmd.jit(step, mpmd_mesh=mesh, in_specs=(P(), ROWS, ROWS))(*args)
+        assert_close(actual, expected)
+
+
+def test_groups_of_one_device():
+    with mpmd.MpmdMesh(grid(2, 1), "stage") as mesh:
+        assert_as_on_one_group(mesh, make_step(residual), size=1)
+
+
+def test_groups_of_other_sizes():
+    """What types say of a value holds on each group, over the axes of its own submesh."""
+    devices = np.array(jax.devices())
+    meshes = [
+        Mesh(devices[:2].reshape(1, 2), ("stage", "fsdp"), axis_types=EXPLICIT),
+        Mesh(devices[4:8].reshape(1, 4), ("stage", "fsdp"), axis_types=EXPLICIT),
+    ]
+    with mpmd.MpmdMesh(meshes) as mesh:
+        assert_as_on_one_group(mesh, make_step(residual))
+
+
+def test_what_is_sharded_within_the_step_alone(groups):
+    """Without specs of arguments."""
+
+    def step(params, x):
+        x = reshard(x, ROWS)
+
+        def loss(params, x):
+            h = mpmd.mark_stage_end(jnp.tanh(x @ params[0]))
+            return jnp.sum(jnp.tanh(h @ params[1]) ** 2)
+
+        grad = jax.value_and_grad(loss)
+        return mpmd.treduce(lambda x: grad(params, x), x, schedule=mpmd.Std1F1B(2), operation=mpmd.Add)
+
+    args = [draws(8, 8, seed=i) for i in (1, 2)], draws(4, 4, 8, seed=3)
+    compiled = mpmd.jit(step, mpmd_mesh=groups)
+    with jax.set_mesh(grid(1, 2)):
+        assert_close(compiled(*args), jax.jit(step)(*args))
+    loaded = compiled.compile(*args)
+    assert loaded.plan.executable("fwd_0").out_specs[0] == ("fsdp",)
+
+
+def test_functions_without_a_loop(groups):
+    """A result's type is that of the value that a group holds; so are those of what is passed on."""
+    make = mpmd.jit(lambda: reshard(jnp.arange(8.0), P("fsdp")), mpmd_mesh=groups)
+    made = make()
+    assert made.spec == P("fsdp")
+
+    def doubled(x):
+        assert jax.typeof(x).sharding.spec == P("fsdp")
+        return x * 2
+
+    again = mpmd.jit(doubled, mpmd_mesh=groups)(made)
+    assert again.spec == P("fsdp")
+    np.testing.assert_array_equal(again, np.arange(8.0) * 2)
+
+
+def test_a_shard_map_with_a_mesh_of_its_own_and_a_spec_without_one():
+    """They work together where the mesh is as large as a group's, and has the axes of the spec."""
+    own = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
+
+    def step(w, x):
+        def loss(w, x):
+            h = jax.lax.with_sharding_constraint(jnp.tanh(x @ w[0]), P("fsdp"))
+            h = mpmd.mark_stage_end(h)
+            local = jax.shard_map(
+                lambda h: h - jax.lax.pmean(h.mean(0, keepdims=True), "fsdp"),
+                mesh=own,
+                in_specs=P("fsdp"),
+                out_specs=P("fsdp"),
+            )
+            return jnp.sum(local(h @ w[1]) ** 2)
+
+        grad = jax.value_and_grad(loss)
+        return mpmd.treduce(lambda x: grad(w, x), x, schedule=mpmd.Std1F1B(2), operation=mpmd.Add)
+
+    args = [draws(8, 8, seed=i) for i in (1, 2)], draws(4, 4, 8, seed=3)
+    with jax.set_mesh(own):
+        expected = jax.jit(step)(*args)
+    for types in ((AxisType.Auto,) * 2, EXPLICIT):
+        with mpmd.MpmdMesh(grid(2, 2, types), "stage") as mesh:
+            assert_close(mpmd.jit(step, mpmd_mesh=mesh, in_specs=(P(), ROWS))(*args), expected)
+
+
+def test_a_sharding_that_jax_refuses_is_refused_with_its_words(groups):
+    """A product of two operands that are sharded over one axis, which JAX does not gather by itself."""
+    args, specs = arguments()
+    with pytest.raises(Exception, match="sharded"):
+        mpmd.jit(make_step(lambda p, h: h @ (h.T @ h)), mpmd_mesh=groups, in_specs=specs)(*args)
+
+
+def test_meshes_that_cannot_be_those_of_groups():
+    with pytest.raises(ValueError, match=r"stage, fsdp are Manual, as within a jax\.shard_map"):
+        mpmd.MpmdMesh(grid(2, 2, (AxisType.Manual,) * 2), "stage")
+    meshes = [
+        Mesh(np.array(jax.devices()[:2]), ("fsdp",), axis_types=(AxisType.Explicit,)),
+        Mesh(np.array(jax.devices()[2:4]), ("fsdp",)),
+    ]
+    with pytest.raises(
+        ValueError, match="group 1 are Auto, but those of group 0 are Explicit; give all the same"
+    ):
+        mpmd.MpmdMesh(meshes)

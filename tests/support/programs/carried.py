@@ -1,0 +1,219 @@
+"""What a microbatch hands to the next one: batch statistics, counts, keys."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+import mpmd
+from tests.support.models import batch, keys, layer, weights
+from tests.support.programs.table import Case, descend, program
+
+
+def case(loss, params, carry, schedule=None, data=None, groups=None, operation=mpmd.Add, **options):
+    """Trains ``params`` with ``loss(params, carry, x, y)``, which returns the next carry, too."""
+    schedule = schedule or mpmd.Std1F1B(3)
+
+    def step(state, xs, ys):
+        params, carry = state
+
+        def of_microbatch(carry, microbatch):
+            (value, carry), grads = jax.value_and_grad(loss, has_aux=True)(params, carry, *microbatch)
+            return carry, (value, grads)
+
+        carry, (value, grads) = mpmd.treduce(
+            of_microbatch, (xs, ys), schedule=schedule, operation=(operation, mpmd.Add), carry=carry
+        )
+        return (descend(params, grads), carry), value
+
+    return Case(step, (params, carry), data or batch(4), groups or schedule.mpmd_dim, **options)
+
+
+def statistics(stages):
+    return [{"mean": jnp.zeros(4), "var": jnp.ones(4)} for _ in range(stages)]
+
+
+def moved(old, new):
+    return jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, old, new)
+
+
+def batch_norm(h, running):
+    """Normalises by the batch, and follows its statistics."""
+    mean, var = h.mean(0), h.var(0)
+    return (h - mean) * jax.lax.rsqrt(var + 1e-3), moved(running, {"mean": mean, "var": var})
+
+
+def running_norm(h, running):
+    """Normalises by what earlier microbatches had, which the backward reads, too."""
+    seen = {"mean": h.mean(0), "var": h.var(0)}
+    return (h - running["mean"]) * jax.lax.rsqrt(running["var"] + 1e-3), moved(running, seen)
+
+
+def computed_again(h, running):
+    """Under ``jax.checkpoint`` the backward reads the statistics that the forward had."""
+    return jax.checkpoint(running_norm)(h, running)
+
+
+def through(norm, stages=3):
+    def loss(params, running, x, y):
+        after, h = [], x
+        for i in range(stages):
+            h, new = norm(h @ params[i]["w"] + params[i]["b"], running[i])
+            h = jnp.tanh(h)
+            after.append(new)
+            if i < stages - 1:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2), after
+
+    return loss
+
+
+def updated_on_their_stages(loaded):
+    """Each stage's statistics are on its group alone, and its forwards hand them on."""
+    for group, program_ in enumerate(loaded.plan.programs):
+        read = [leaf.path for leaf in loaded.plan.inputs_of(group).values()]
+        held = {path for path in read if path.startswith("args[0][1]")}
+        assert held == {f"args[0][1][{group}][{name!r}]" for name in ("mean", "var")}
+        forwards = [run for run in program_.runs if str(run.task).startswith("fwd")]
+        for first, second in itertools.pairwise(forwards):
+            assert set(first.outputs[:2]) <= set(second.inputs)
+
+
+@program(
+    {"batch": batch_norm, "running": running_norm, "computed again": computed_again},
+    on_ray={"batch", "computed again"},
+)
+def normalised(norm):
+    holds = updated_on_their_stages if norm is batch_norm else None
+    return case(through(norm), weights(3), statistics(3), holds=holds)
+
+
+@program(
+    {
+        "GPipe": mpmd.GPipe(4),
+        "interleaved": mpmd.Interleaved1F1B(4, 2),
+        "zero bubble": mpmd.ZeroBubble(4),
+        "eager": mpmd.Eager1F1B(4),
+        "V": mpmd.DualPipeV(4, 2),
+    },
+    on_ray={"interleaved", "zero bubble"},
+)
+def in_order(schedule):
+    data = batch(8)
+    return case(through(running_norm, 4), weights(4), statistics(4), schedule, data)
+
+
+@program({"sharded": {"fsdp": 2}})
+def over_a_sharded_batch(axes):
+    rows = jax.sharding.PartitionSpec(None, "fsdp")
+    specs = (jax.sharding.PartitionSpec(), rows, rows)
+    options = {"options": {"in_specs": specs}}
+    return case(through(batch_norm, 2), weights(2), statistics(2), mpmd.Std1F1B(2), axes=axes, **options)
+
+
+@program(on_ray=True)
+def counts_and_keys():
+    """What stages only read, or none reads, and values that are updated with one another."""
+
+    def loss(params, carry, x, y):
+        count, key, (a, b), frozen = carry
+        h = x
+        for i, p in enumerate(params):
+            kept = jax.random.bernoulli(jax.random.fold_in(key, i), 0.7, h.shape)
+            h = layer(p, h) * kept * frozen
+            if i < len(params) - 1:
+                h = mpmd.mark_stage_end(h)
+        after = (count + 1, jax.random.split(key)[0], (b, a + b + count), frozen)
+        return jnp.mean((h - y) ** 2) * (1 + 0.1 * count), after
+
+    carry = (jnp.float32(0), keys(1)[0], (jnp.float32(1), jnp.float32(1)), jnp.ones(4))
+    return case(loss, weights(3), carry)
+
+
+@program()
+def what_a_later_stage_reads_of_an_earlier_one():
+    """The last stage's loss reads the first one's statistics, as they were before the microbatch."""
+    plain = through(batch_norm)
+
+    def loss(params, running, x, y):
+        value, after = plain(params, running, x, y)
+        return value + 0.1 * jnp.sum(running[0]["mean"] ** 2) * value, after
+
+    return case(loss, weights(3), statistics(3))
+
+
+@program()
+def carried_by_backwards():
+    """A running norm of a gradient scales the next microbatch's: it is read and updated in a backward."""
+
+    def step(state, xs, ys):
+        params, scale = state
+
+        def of_microbatch(scale, microbatch):
+            loss = through(lambda h, running: (h, running))
+            (value, _), grads = jax.value_and_grad(loss, has_aux=True)(params, [None] * 3, *microbatch)
+            norms = [jnp.sqrt(jnp.sum(g["w"] ** 2)) for g in grads]
+            scaled = [jax.tree.map(lambda g, s=s: g / s, g) for g, s in zip(grads, scale, strict=True)]
+            return [0.5 * s + 0.5 * n for s, n in zip(scale, norms, strict=True)], (value, scaled)
+
+        scale, (value, grads) = mpmd.treduce(
+            of_microbatch, (xs, ys), schedule=mpmd.Std1F1B(3), operation=mpmd.Add, carry=scale
+        )
+        return (descend(params, grads), scale), value
+
+    return Case(step, (weights(3), [jnp.float32(1)] * 3), batch(4))
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions with normalisation, around which the input passes."""
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.relu(nn.BatchNorm(use_running_average=False, momentum=0.9)(nn.Conv(4, (3, 3))(x)))
+        return nn.relu(x + nn.BatchNorm(use_running_average=False, momentum=0.9)(nn.Conv(4, (3, 3))(h)))
+
+
+class ResNet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(4, (3, 3))(x)
+        for i in range(3):
+            x = ResidualBlock()(x)
+            if i < 2:
+                x = mpmd.mark_stage_end(x)
+        return nn.Dense(3)(x.mean((1, 2)))
+
+
+@program(on_ray=True)
+def flax_resnet():
+    model, optimizer = ResNet(), optax.sgd(0.05, momentum=0.9)
+    images = jax.random.normal(keys(1)[0], (4, 4, 6, 6, 3))
+    labels = jnp.arange(16).reshape(4, 4) % 3
+
+    def step(state, images, labels):
+        params, statistics, opt_state = state
+
+        def of_microbatch(statistics, microbatch):
+            images, labels = microbatch
+
+            def loss(params):
+                variables = {"params": params, "batch_stats": statistics}
+                logits, updated = model.apply(variables, images, mutable=["batch_stats"])
+                losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+                return losses.mean(), updated["batch_stats"]
+
+            (value, statistics), grads = jax.value_and_grad(loss, has_aux=True)(params)
+            return statistics, (value, grads)
+
+        statistics, (losses, grads) = mpmd.treduce(
+            of_microbatch, (images, labels), mpmd.Std1F1B(3), carry=statistics
+        )
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), statistics, opt_state), losses
+
+    variables = model.init(keys(1)[0], images[0])
+    params = variables["params"]
+    state = params, variables["batch_stats"], optimizer.init(params)
+    return Case(step, state, (images, labels), tolerance=1e-4)
