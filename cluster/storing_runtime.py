@@ -67,11 +67,11 @@ class StoringRuntime(JournaledRuntime):
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
         """As in the protocol. After a death the copy is made again, as long as the log goes back to it."""
         self.check_process()
-        self._unwritten.add(copy)
         with self._changed:
             self._wait_until_running()
             if (refusal := self._refusal([copy, *handles])) is not None:
                 return failed(refusal)
+            self._unwritten.add(copy)
             entry = self._journal.add_copy(mpmd_idx, copy, handles)
             future = self._future_of(entry, mpmd_idx)
             with self._failing_on_interrupt(entry):
