@@ -26,7 +26,7 @@ from cluster.packing import PackedValue, join
 from cluster.status import Status
 from mpmd.ir import Edge, Executable, Spec
 from mpmd.memory import Holding
-from mpmd.program import Function, Program, export_function
+from mpmd.program import Function, Program, check_exportable, export_function
 from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -106,13 +106,14 @@ class RayRuntime(RuntimeBase):
         """Ships a program once, and has all groups compile their part at the same time.
 
         Raises: ``TaskError`` with the label ``load`` when a group cannot, ``GroupDiedError`` when one died,
-          ``ValueError`` when a function cannot travel.
+          ``ValueError`` for callbacks that cannot travel.
         """
         return self.load_with_requests(program)[0]
 
     def load_with_requests(self, program: Program) -> tuple[LoadedProgram, LoadRequests]:
         """As ``load``. Returns also what to ask other processes that are to load the program."""
         self.check_process()
+        check_exportable(program)
         number = next(self._programs)
         watch = Stopwatch()
         exports = _Exports(self._submeshes, self._platform, watch)

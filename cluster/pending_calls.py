@@ -150,7 +150,9 @@ class PendingCalls:
                     if isinstance(
                         step.failure, StepTimeoutError
                     ):  # which no group has for an error of its own
-                        error = copy_of(step.failure)
+                        timeout = copy_of(step.failure)
+                        vars(timeout).update(vars(error))  # what the group has told the driver until then
+                        error = timeout
                     else:
                         error.__cause__ = step.failure
             pending = self._remove(call)

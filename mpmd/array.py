@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -16,19 +17,44 @@ from mpmd.errors import StepAborted
 from mpmd.ir import Spec
 from mpmd.keys import decode, is_key
 from mpmd.placement import Placement
+from mpmd.runtime.callbacks import CallbackThread
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import INLINE_BYTES, Handle, StepReply
 from mpmd.sharding import is_explicit, to_sharding
 
 
 class StepFuture:
-    """One submitted step: the reply of each group, once it is there."""
+    """One submitted step: the reply of each group, once it is there.
 
-    def __init__(self, replies: Mapping[int, Future[StepReply]]):
+    Args:
+      called: the end of the step's callbacks, if it has any.
+      callbacks: the thread that calls them.
+    """
+
+    def __init__(
+        self,
+        replies: Mapping[int, Future[StepReply]],
+        called: Future[None] | None = None,
+        callbacks: CallbackThread | None = None,
+    ):
         self._replies = replies
+        self._called = called
+        self._callbacks = callbacks
 
     def reply(self, mpmd_idx: int) -> StepReply:
-        """Waits for the reply of a group. Raises the error of the step, whichever group it is from."""
+        """Waits for the reply of a group, and for the step's callbacks unless it is one of them that waits.
+
+        Raises the error of the step, whichever group it is from; else the ``CallbackError`` of a callback.
+        """
+        called = self._called
+        if called is not None and self._callbacks is not None and not self._callbacks.is_current():
+            concurrent.futures.wait([called])
+        reply = self._reply(mpmd_idx)
+        if called is not None and called.done():
+            called.result()
+        return reply
+
+    def _reply(self, mpmd_idx: int) -> StepReply:
         try:
             return self._replies[mpmd_idx].result()
         except StepAborted:

@@ -5,8 +5,10 @@ Nothing else in the project reaches below JAX's public modules.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -62,6 +64,50 @@ def key_impl_name(dtype) -> str:
 def key_impl(dtype):
     """The random number generator of a key dtype, which ``jax.random`` reads from key arrays."""
     return dtype._impl
+
+
+# A step is traced and lowered within its group's mesh and for its devices, whatever those of the caller are.
+_OF_DEVICES = frozenset(
+    """abstract_mesh_context_manager mesh_context_manager jax_default_device jax_disable_jit""".split()
+)
+
+
+def trace_context() -> Hashable:
+    """What JAX's configuration says in this thread about how functions are traced and lowered.
+
+    What is traced under one such value must not be used under another: it is a part of the key under which
+    ``jax.jit`` keeps functions, and has no public name. Added is the kind of key that
+    ``jax.random.PRNGKey`` makes, which ``jax.jit`` forgets.
+    """
+    from jax._src import config
+
+    named = zip(config.trace_context_names(), config.trace_context(), strict=True)
+    impl = jax.config.jax_default_prng_impl  # type: ignore[attr-defined]
+    return (impl, *(value for name, value in named if name not in _OF_DEVICES))
+
+
+def trace_context_for_threads() -> Callable[[], AbstractContextManager]:
+    """What makes contexts in which this thread's ``trace_context`` holds in another thread.
+
+    JAX keeps the values of its contexts, such as ``jax.threefry_partitionable``, for each thread, and lowers
+    under those of the thread that compiles.
+    """
+    from jax._src import config
+
+    names = frozenset(config.trace_context_names()) - _OF_DEVICES
+    own = [
+        (state, state.value)
+        for name, state in config.config_states.items()
+        if name in names and state.value != state.get_global()
+    ]
+
+    def enter() -> AbstractContextManager:
+        held = contextlib.ExitStack()
+        for state, value in own:
+            held.enter_context(state(value))
+        return held
+
+    return enter
 
 
 def use_cpu_collectives_at(host: str) -> None:

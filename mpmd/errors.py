@@ -33,6 +33,14 @@ class TaskError(RuntimeError):
         return self.args[0]
 
 
+class NonFiniteError(TaskError, FloatingPointError):
+    """A task made a NaN or an infinity under ``jax.debug_nans`` or ``jax.debug_infs``. Names the value."""
+
+
+class CallbackError(RuntimeError):
+    """A function that a step calls back has raised; the message has its line, ``__cause__`` the exception."""
+
+
 class GroupDiedError(RuntimeError):
     """The process that hosts a group is gone, and with it the values that lived there."""
 

@@ -8,15 +8,10 @@ The grammar of its text::
     instruction  ::= outputs "=" "run" task "[" executable-name "]" inputs    compute
                    | "send" values "->" group "#" tag                 hand over, keep
                    | values "=" "recv" "<-" group "#" tag             post a receive
+                   | "tell" values "to callback" number "of" task     hand to the driver, keep
                    | "free" values                                    drop the buffers
 
     submesh      ::= "group" group ":" (axis size)*           shown where groups differ
-
-    task         ::= cell | outside
-    cell         ::= single | "FusedTask(" single ("," single)+ ")"
-    single       ::= kind "_" stage "__" microbatch                   fwd_2__1
-    kind         ::= "fwd" | "bwd" | "bwdA" | "bwdW"
-    outside      ::= ("before" | "after") "_" level                   after_0
 
     executable   ::= executable-name ":" (type ["donated"])* "->" type* [";" number "bytes temporary"]
     input        ::= path ":" type "on" groups [", donated"]
@@ -24,10 +19,10 @@ The grammar of its text::
     output       ::= "result" path "=" name ":" type "on" groups
     type         ::= dtype "[" shape "]" ["sharded" (spec | "?")]     "?": the group's compiler chooses
 
-``names.py`` has the grammar of names. A value has one name in the whole plan, and a group that holds a copy
-of the value uses the same name. Each program defines a name once: by an input, a constant, a ``run`` or a
-``recv``. The plan holds no closure, device, handle or jaxpr, so that it can be verified, simulated, drawn
-and shipped.
+``tasks.py`` has the grammar of tasks, ``names.py`` that of names. A value has one name in the whole plan, and
+a group that holds a copy of the value uses the same name. Each program defines a name once: by an input, a
+constant, a ``run`` or a ``recv``. The plan holds no closure, device, handle or jaxpr, so that it can be
+verified, simulated, drawn and shipped.
 """
 
 from __future__ import annotations
@@ -35,11 +30,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from mpmd.executable_memory import ExecutableMemory
+from mpmd.tasks import AnyTask as AnyTask
+from mpmd.tasks import Cell as Cell
+from mpmd.tasks import FusedTask as FusedTask
+from mpmd.tasks import OutsideTask as OutsideTask
+from mpmd.tasks import Task as Task
+from mpmd.tasks import TaskKind as TaskKind
+from mpmd.tasks import TaskType as TaskType
+from mpmd.tasks import parse_cell as parse_cell
+from mpmd.tasks import parse_task as parse_task
 
 Name = str
 """The name of a value, unique in the plan."""
@@ -52,90 +55,6 @@ Spec = tuple[str | tuple[str, ...] | None, ...]
 
 Submesh = tuple[tuple[str, int], ...]
 """The axes of a group's devices, each with its size."""
-
-TaskKind = Literal["fwd", "bwd", "bwdA", "bwdW"]
-
-TaskType = tuple[TaskKind, int]
-"""The kind and the stage of a task: what its tasks of all microbatches have in common."""
-
-_TASK = re.compile(r"(fwd|bwd|bwdA|bwdW)_(\d+)__(\d+)")
-_FUSED = re.compile(r"FusedTask\((.*)\)")
-_OUTSIDE = re.compile(r"(before|after)_(\d+)")
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Task:
-    """One kind of work of one stage on one microbatch; prints as ``fwd_2__1``."""
-
-    kind: TaskKind
-    stage: int
-    microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}_{self.stage}__{self.microbatch}"
-
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        """The task itself, as ``FusedTask`` has several."""
-        return (self,)
-
-
-@dataclasses.dataclass(frozen=True)
-class FusedTask:
-    """Tasks that run as one executable; prints as ``FusedTask(fwd_3__0, bwd_3__0)``."""
-
-    tasks: tuple[Task, ...]
-
-    def __str__(self) -> str:
-        return f"FusedTask({', '.join(map(str, self.tasks))})"
-
-
-Cell = Task | FusedTask
-"""What one group does next in a schedule."""
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class OutsideTask:
-    """The work of one group outside the microbatch loop; prints as ``after_0``.
-
-    Attributes:
-      side: whether the work comes before or after the loop.
-      level: the number of exchanges between groups that come before the work on its side of the loop.
-    """
-
-    side: Literal["before", "after"]
-    level: int
-
-    def __str__(self) -> str:
-        return f"{self.side}_{self.level}"
-
-
-AnyTask = Cell | OutsideTask
-"""What one ``Run`` computes."""
-
-
-def parse_task(text: str) -> AnyTask:
-    """Reads back what ``str(task)`` printed. Raises ``ValueError`` on anything else."""
-    if match := _OUTSIDE.fullmatch(text.strip()):
-        side, level = match.groups()
-        return OutsideTask(side, int(level))  # type: ignore[arg-type]
-    return parse_cell(text)
-
-
-def parse_cell(text: str) -> Cell:
-    """Reads back what ``str(cell)`` printed. Raises ``ValueError`` on anything else."""
-    text = text.strip()
-    if match := _TASK.fullmatch(text):
-        kind, stage, microbatch = match.groups()
-        return Task(kind, int(stage), int(microbatch))  # type: ignore[arg-type]
-    if match := _FUSED.fullmatch(text):
-        members = [parse_cell(member) for member in match.group(1).split(",")]
-        if len(members) > 1 and all(isinstance(member, Task) for member in members):
-            return FusedTask(tuple(members))  # type: ignore[arg-type]
-    raise ValueError(
-        f"{text!r} is not a task; write e.g. 'fwd_2__1' (stage 2, microbatch 1) or "
-        "'FusedTask(fwd_3__0, bwd_3__0)'"
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +165,19 @@ class Free:
         return f"free {', '.join(self.values)}"
 
 
-Instruction = Run | Send | Recv | Free
+@dataclasses.dataclass(frozen=True)
+class Tell:
+    """Hands values to the driver, which calls the user's function ``callback`` with them, for a task."""
+
+    values: tuple[Name, ...]
+    callback: int
+    task: Task | OutsideTask
+
+    def __str__(self) -> str:
+        return f"tell {', '.join(self.values)} to callback {self.callback} of {self.task}"
+
+
+Instruction = Run | Send | Recv | Tell | Free
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ from mpmd.placement import Placement
 from mpmd.planned_step import PlannedStep, explain
 from mpmd.routes import Topology
 from mpmd.runtime.argument_cache import Delivery
+from mpmd.runtime.nonfinite import Refused
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle, StepRequest
 from mpmd.stopwatch import Stopwatch
@@ -169,8 +170,9 @@ class LoadedStep(PlannedStep):
     def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
         """Submits a step. Returns its result, and what the groups reply.
 
-        Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` when the
-          mesh was closed since; while a result of a step on a cluster is alive, the replies raise it instead.
+        Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` within a
+          callback of a step, and when the mesh was closed since; while a result of a step on a cluster is
+          alive, the replies raise that instead.
         """
         self._expected.check_serves(call)
         call.check_donations()
@@ -178,15 +180,20 @@ class LoadedStep(PlannedStep):
         if runtime is None:
             raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
         runtime.check_process()
+        if runtime.callbacks.is_current():
+            raise RuntimeError(
+                "a callback of a step cannot run a step, which may have to wait for the callback; have it "
+                "note what is to be done, and do that after the step"
+            )
         if self._compiled.traced.loop is None:
             call.check_held(runtime)
         runtime.in_flight.enter()
         try:
-            result, future, replies = self._submit(call, runtime, profile)
+            result, future, ends = self._submit(call, runtime, profile)
         except BaseException:
             runtime.in_flight.leave()
             raise
-        runtime.in_flight.leave_after(replies)
+        runtime.in_flight.leave_after(ends)
         return result, future
 
     def _submit(self, call: Call, runtime: Runtime, profile: bool) -> tuple[Any, StepFuture, list[Future]]:
@@ -205,8 +212,13 @@ class LoadedStep(PlannedStep):
                 raise
             delivery.commit(replies.values())
         call.delete_donated()
-        future = StepFuture(replies)
-        return self._result(runtime, results, future), future, list(replies.values())
+        ends: list[Future] = list(replies.values())
+        called = None
+        if callbacks := self._loaded.program.callbacks:
+            called = runtime.callbacks.call_after(replies.values(), callbacks)
+            ends.append(called)
+        future = StepFuture(replies, called, runtime.callbacks)
+        return self._result(runtime, results, future), future, ends
 
     def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
         submeshes = self._mesh.abstract_submeshes
@@ -253,6 +265,7 @@ class LoadedStep(PlannedStep):
         profile: bool,
     ) -> dict[int, StepRequest]:
         """What each group is asked."""
+        refused = Refused.here()
         return {
             group: StepRequest(
                 program=self._loaded.number,
@@ -261,6 +274,7 @@ class LoadedStep(PlannedStep):
                 outputs=tuple(results[i] for i in outputs),
                 host_arrays=delivery.host_arrays[group],
                 transient=delivery.transient(group),
+                refused=refused,
                 profile=profile,
             )
             for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))

@@ -8,6 +8,8 @@ The grammar, with the rules of ``ir.py``::
                        | single "." position                          an output of a task: fwd_2__1.0
                        | work ".state" number "@" microbatch          an accumulator after a microbatch
                        | outside "." group "." position               made outside the loop: after_0.2.1
+                       | single "." "told" position                   for the driver: fwd_2__1.told0
+                       | outside "." group "." "told" position        for the driver: after_0.2.told0
     executable-name  ::= base ["'" number] ["@" number]               fwd_1, fwd_1'2, fwd_1@1
     base             ::= work ("+" work)* | outside "." group         fwd_3+bwd_3, after_0.1
     work             ::= kind "_" stage                               fwd_2
@@ -39,6 +41,11 @@ def output_pattern(kind: TaskKind, stage: int, position: int) -> str:
     return f"{kind}_{stage}__%d.{position}"
 
 
+def told_pattern(kind: TaskKind, stage: int, position: int) -> str:
+    """The name of what a task tells the driver, with a place for the microbatch: ``fwd_2__%d.told0``."""
+    return f"{kind}_{stage}__%d.told{position}"
+
+
 def state_pattern(kind: TaskKind, stage: int, accumulator: int) -> str:
     """The name of an accumulator after its update, with a place for the microbatch: ``bwd_1.state3@%d``.
 
@@ -51,6 +58,11 @@ def state_pattern(kind: TaskKind, stage: int, accumulator: int) -> str:
 def outside_name(task: OutsideTask, mpmd_idx: int, position: int) -> Name:
     """The name of a value made outside the loop: ``after_0.2.1``."""
     return f"{task}.{mpmd_idx}.{position}"
+
+
+def outside_told_name(task: OutsideTask, mpmd_idx: int, position: int) -> Name:
+    """The name of what is told to the driver outside the loop: ``after_0.2.told0``."""
+    return f"{task}.{mpmd_idx}.told{position}"
 
 
 def variant_name(name: str, number: int) -> str:

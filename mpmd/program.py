@@ -11,6 +11,7 @@ from jax import export
 from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh
 
+from mpmd.callbacks import HostCallback
 from mpmd.ir import AnyTask, Executable, Name, Plan, Spec
 from mpmd.sharding import to_sharding, within
 
@@ -32,6 +33,9 @@ class Program:
       jaxprs: what each ``Run`` computes, by its group and task, with inputs and outputs in the plan's order.
         Unlike an executable, which equal tasks share, a jaxpr has the lines of the user's program that it
         comes from. Jaxprs explain the plan; they do not run.
+      callbacks: what the driver calls, by the numbers that ``Tell`` has.
+      python_calls: the callbacks that are part of executables, each with the user's line: those whose results
+        are read. They run only in the process in which the step was traced.
       compiled: the executables that the groups have compiled already, because their specs were open: the name
         that each had then, and the specs of its inputs.
     """
@@ -40,6 +44,8 @@ class Program:
     functions: Mapping[str, Function]
     constants: Mapping[Name, np.ndarray]
     jaxprs: Mapping[tuple[int, AnyTask], Jaxpr] = dataclasses.field(default_factory=dict)
+    callbacks: tuple[HostCallback, ...] = ()
+    python_calls: tuple[str, ...] = ()
     compiled: Mapping[str, Variant] = dataclasses.field(default_factory=dict)
 
 
@@ -63,22 +69,25 @@ def jitted(function: Function, executable: Executable, submesh: jax.sharding.Mes
     )
 
 
+def check_exportable(program: Program) -> None:
+    """Raises ``ValueError`` naming the lines of callbacks that have to run where the step was traced."""
+    if program.python_calls:
+        calls = "\n  ".join(program.python_calls)
+        raise ValueError(
+            "these callbacks into Python run only where the step was traced, because the step reads what "
+            f"they return, or because they are in a while_loop or a shard_map:\n  {calls}\n"
+            "Groups in other processes have the driver call jax.debug.print, jax.debug.callback and "
+            "io_callback without a result. Compute the results in JAX, pass them to the step as arguments, "
+            "or run in one process with mpmd.MpmdMesh"
+        )
+
+
 def export_function(
     function: Function, executable: Executable, submesh: AbstractMesh, platform: str
 ) -> bytes:
-    """``jax.export`` bytes of an executable's function, for a submesh of that shape on that platform.
-
-    Raises ``ValueError`` when the function calls back into Python, which another process cannot do.
-    """
+    """``jax.export`` bytes of an executable's function, for a submesh of that shape on that platform."""
     # Exporting ignores donation, which the group declares when it compiles the function.
     undonated = dataclasses.replace(executable, donated=())
-    try:
-        with within(submesh):
-            exported = export.export(jitted(function, undonated, submesh), platforms=[platform])
-            return bytes(exported(*arguments(executable)).serialize())
-    except NotImplementedError as error:
-        raise ValueError(
-            f"{executable.name} cannot be sent to another process: {error}. Callbacks into Python "
-            "(jax.debug.print, jax.debug.callback, io_callback, pure_callback) run only where the step "
-            "was traced; remove them, or run in one process with mpmd.MpmdMesh"
-        ) from error
+    with within(submesh):
+        exported = export.export(jitted(function, undonated, submesh), platforms=[platform])
+        return bytes(exported(*arguments(executable)).serialize())

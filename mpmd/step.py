@@ -18,6 +18,7 @@ from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import output_specs
 from mpmd.arguments.specs_of_calls import SpecsOfCalls
 from mpmd.array import MpmdArray
+from mpmd.compat import trace_context
 from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.explanation import warn_of_uneven_work
@@ -178,7 +179,7 @@ class MpmdFunction:
     def _load(self, call: Call) -> LoadedStep:
         loaded = self._loaded.setdefault(self._mesh.runtime, {})
         specs = self._in_specs.of(call)
-        traced_as = (jax.config.jax_enable_x64, specs)  # type: ignore[attr-defined]
+        traced_as = (trace_context(), specs)
         if step := loaded.get((traced_as, call.key)):
             return step
         # Without a loop, what runs where follows from where the arguments are.

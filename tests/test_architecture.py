@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "mpmd.delegation": "",
     "mpmd.errors": "",
     "mpmd.executable_memory": "",
-    "mpmd.ir": "mpmd.executable_memory",
+    "mpmd.tasks": "",
+    "mpmd.ir": "mpmd.executable_memory mpmd.tasks",
     "mpmd.stopwatch": "",
     "mpmd.tables": "",
     "mpmd.tree": "",
@@ -27,7 +28,8 @@ MAY_IMPORT = {
     "mpmd.events": "mpmd.ir",
     "mpmd.keys": "mpmd.compat mpmd.ir",
     "mpmd.sharding": "mpmd.ir",
-    "mpmd.program": "mpmd.ir mpmd.sharding",
+    "mpmd.callbacks": "mpmd.keys",
+    "mpmd.program": "mpmd.callbacks mpmd.ir mpmd.sharding",
     "mpmd.reshard": "mpmd.ir mpmd.specs",
     "mpmd.routes": "mpmd.ir mpmd.reshard mpmd.specs",
     # Orders, and what reads a plan.
@@ -48,23 +50,26 @@ MAY_IMPORT = {
     "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.schedules mpmd.sharding mpmd.tree",
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
-    "mpmd.compiler.trace": "mpmd.annotate mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors "
-    "mpmd.ir mpmd.reduce mpmd.schedules mpmd.sharding mpmd.specs mpmd.tree",
-    "mpmd.compiler.split": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
-    "mpmd.keys mpmd.reduce mpmd.schedules",
+    "mpmd.compiler.trace": "mpmd.annotate mpmd.callbacks mpmd.compat mpmd.compiler.graph "
+    "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules mpmd.sharding mpmd.specs "
+    "mpmd.tree",
+    "mpmd.compiler.split": "mpmd.annotate mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs "
+    "mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules",
     "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group mpmd.placement "
     "mpmd.specs",
-    "mpmd.compiler.place": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.specs",
-    "mpmd.compiler.lower": "mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
-    "mpmd.keys mpmd.names mpmd.per_group mpmd.program mpmd.schedules mpmd.sharding mpmd.specs",
+    "mpmd.compiler.place": "mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
+    "mpmd.specs",
+    "mpmd.compiler.lower": "mpmd.callbacks mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors "
+    "mpmd.ir mpmd.keys mpmd.names mpmd.per_group mpmd.program mpmd.schedules mpmd.sharding mpmd.specs",
     "mpmd.compiler": "",
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
     "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.placement "
     "mpmd.program mpmd.sharding mpmd.stopwatch mpmd.verify",
     # What runs a plan.
-    "mpmd.runtime": "mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names "
-    "mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch",
+    "mpmd.runtime": "mpmd.callbacks mpmd.compat mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir "
+    "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "
+    "mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.endpoint": "",
     "cluster.environment": "",
@@ -159,8 +164,8 @@ MAY_IMPORT = {
     "mpmd.runtime mpmd.stopwatch mpmd.verify",
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes",
-    "mpmd.step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.compiler.pipeline mpmd.explanation "
-    "mpmd.ir mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement mpmd.runtime",
+    "mpmd.step": "mpmd.arguments mpmd.array mpmd.compat mpmd.compiler.graph mpmd.compiler.pipeline "
+    "mpmd.explanation mpmd.ir mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement mpmd.runtime",
     "mpmd.checking": "mpmd.arguments mpmd.array mpmd.compiler.jaxprs mpmd.loaded_step mpmd.step mpmd.tables "
     "mpmd.tree",
     "mpmd.__main__": "mpmd.cli",

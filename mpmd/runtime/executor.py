@@ -15,7 +15,9 @@ import numpy as np
 from mpmd.events import Event
 from mpmd.ir import GroupProgram, Name, Plan
 from mpmd.runtime.activity import Activity
+from mpmd.runtime.nonfinite import Refused
 from mpmd.runtime.operations import Compiled, StepState, operations_of
+from mpmd.runtime.requests import Told
 from mpmd.runtime.transport import Transport
 
 
@@ -67,7 +69,12 @@ class Executor:
         self._made = len(slots) - len(self.input_names) - len(self._constants)
 
     def execute(
-        self, number: int, inputs: list[jax.Array], events: list[Event] | None = None
+        self,
+        number: int,
+        inputs: list[jax.Array],
+        told: list[Told],
+        refused: Refused | None = None,
+        events: list[Event] | None = None,
     ) -> list[jax.Array]:
         """Runs one step.
 
@@ -75,6 +82,8 @@ class Executor:
           number: the step's, equal on all groups; it names the step's messages.
           inputs: the values of ``input_names``. Those that the program donates are gone afterwards. The list
             is emptied: a value is freed after its last use only if nothing else refers to it.
+          told: the list to which what tasks tell the driver is added.
+          refused: the values that are errors, if any.
           events: the list to which each task and each wait is added with its times; or ``None``.
 
         Returns: the values of ``output_names``.
@@ -83,7 +92,7 @@ class Executor:
         assert len(inputs) == len(self.input_names), f"{len(inputs)} inputs for {self.input_names}"
         table: list[Any] = [*inputs, *self._constants, *[None] * self._made]
         inputs.clear()
-        state = StepState(number, table, events, self._activity)
+        state = StepState(number, table, told, refused, events, self._activity)
         for operation in self._operations:
             operation.perform(state)
         # A result that was received may still be in the host's memory.

@@ -10,12 +10,14 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
+from mpmd.compat import trace_context_for_threads
 from mpmd.errors import StepAborted
 from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program
@@ -73,6 +75,10 @@ def _moved(array: Array, here: jax.sharding.Mesh, there: jax.sharding.Mesh) -> j
     return to_sharding(fitting(spec, array.shape, there.shape), there)
 
 
+_Call = tuple[Callable[[], Any], Callable[[], AbstractContextManager], Future]
+"""A call, the context that it is made in, and the future of its result."""
+
+
 class _GroupThread:
     """Carries out calls on one worker, in order, in a thread of its own."""
 
@@ -80,7 +86,7 @@ class _GroupThread:
         self.worker = worker
         self._closed = False
         self._ended = False
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], bool, Future] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         name = f"mpmd group {worker.mpmd_idx}"
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -90,24 +96,23 @@ class _GroupThread:
         if self._closed:
             raise RuntimeError(_CLOSED)
         future: Future = Future()
-        # The caller's thread may have set it for itself alone.
-        self._calls.put((call, jax.config.jax_enable_x64, future))  # type: ignore[attr-defined]
+        self._calls.put((call, trace_context_for_threads(), future))
         if self._ended:  # perhaps too late for the thread to see the call
             self._fail_rest()
         return future
 
     def _serve(self) -> None:
         while (item := self._calls.get()) is not None:
-            call, enable_x64, future = item
+            call, context, future = item
             # An idle thread must not keep the last call's arrays, nor have them when its end is seen.
             try:
-                with jax.enable_x64(enable_x64):
+                with context():
                     result = call()
             except BaseException as error:  # all errors are for the thread that waits for the call
-                del item, call
+                del item, call, context
                 future.set_exception(error)
             else:
-                del item, call
+                del item, call, context
                 future.set_result(result)
                 del result
             del future
@@ -237,7 +242,7 @@ class InProcessRuntime(RuntimeBase):
         return group.submit(partial(group.worker.read, stored))
 
     def close(self) -> None:
-        """Ends the threads after the steps already submitted, and waits for them and for what is written.
+        """Ends the threads after the steps already submitted, and waits for them, their callbacks and writes.
 
         Does nothing in a fork.
         """
@@ -248,6 +253,7 @@ class InProcessRuntime(RuntimeBase):
                 group.end()
         self._writers.shutdown()
         self._close()
+        self.callbacks.wait()
 
 
 def _worker(mpmd_idx: int, submesh: jax.sharding.Mesh, transport: Transport) -> GroupWorker:

@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 
 import jax
 
-from mpmd.errors import TaskError
+from mpmd.errors import NonFiniteError, TaskError
 from mpmd.events import Event, Wait
-from mpmd.ir import AnyTask, Free, GroupProgram, Name, Plan, Recv, Run, Send
+from mpmd.ir import AnyTask, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send, Task, Tell
 from mpmd.runtime.activity import Activity, Kind
+from mpmd.runtime.nonfinite import Refused, first_refused, passed_on
+from mpmd.runtime.requests import Told
 from mpmd.runtime.transport import MessageId, Transport
 
 Compiled = Callable[..., Sequence[jax.Array]]
@@ -20,11 +22,20 @@ Compiled = Callable[..., Sequence[jax.Array]]
 
 @dataclasses.dataclass(slots=True)
 class StepState:
-    """A step under way: its values by slot, the list that its events are added to, if any, and what is said
-    of the group while it runs."""
+    """A step under way.
+
+    Attributes:
+      table: its values by slot.
+      told: the list that what tasks tell the driver is added to, still on the devices.
+      refused: the values that are errors, if any.
+      events: the list that its events are added to, if any.
+      activity: what is said of the group while it runs.
+    """
 
     number: int
     table: list[Any]
+    told: list[Told]
+    refused: Refused | None
     events: list[Event] | None
     activity: Activity
 
@@ -114,6 +125,45 @@ class ReceiveMessage:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TellDriver:
+    """Has values copied to the host, for the reply of the step."""
+
+    values: tuple[int, ...]
+    callback: int
+    task: Task | OutsideTask
+
+    def perform(self, state: StepState) -> None:
+        arrays = tuple(state.table[slot] for slot in self.values)
+        for array in arrays:
+            array.copy_to_host_async()
+        state.told.append(Told(self.callback, self.task, arrays))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckValues:
+    """Where the caller refuses NaNs or infinities, looks for them in what a task passes on.
+
+    It comes after the task has told the driver what it tells.
+    """
+
+    task: AnyTask
+    mpmd_idx: int
+    values: tuple[int, ...]
+    texts: tuple[str, ...]
+
+    def perform(self, state: StepState) -> None:
+        """Raises ``NonFiniteError`` naming the first such value."""
+        if state.refused is None:
+            return
+        found = first_refused([state.table[slot] for slot in self.values], state.refused)
+        if found is not None:
+            message = (
+                f"{self.task} on group {self.mpmd_idx} made a value with {state.refused}: {self.texts[found]}"
+            )
+            raise NonFiniteError(message, self.mpmd_idx, str(self.task))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FreeValues:
     """Drops values."""
 
@@ -124,7 +174,7 @@ class FreeValues:
             state.table[slot] = None
 
 
-Operation = RunTask | SendMessage | ReceiveMessage | FreeValues
+Operation = RunTask | SendMessage | ReceiveMessage | TellDriver | CheckValues | FreeValues
 
 
 def operations_of(
@@ -149,6 +199,8 @@ def operations_of(
     """
     here = program.mpmd_idx
     posted: dict[Name, Recv] = {}
+    texts = passed_on(plan, program)
+    unchecked: list[CheckValues] = []
     dead: list[Name] = []
 
     def slots_of(names: Sequence[Name]) -> tuple[int, ...]:
@@ -176,6 +228,9 @@ def operations_of(
                 del posted[name]
 
     for instruction in program.instructions:
+        if not isinstance(instruction, Tell):
+            yield from unchecked
+            unchecked.clear()
         match instruction:
             case Recv(values):
                 posted.update(dict.fromkeys(values, instruction))
@@ -191,11 +246,18 @@ def operations_of(
                     donated=slots_of([inputs[position] for position in plan.executable(executable).donated]),
                     synchronous=synchronous,
                 )
+                if passed := [name for name in outputs if name in texts]:
+                    said = tuple(texts[name] for name in passed)
+                    unchecked.append(CheckValues(task, here, slots_of(passed), said))
             case Send(values, dst, tag):
                 yield from receive(values)
                 yield SendMessage(transport=transport, values=slots_of(values), src=here, dst=dst, tag=tag)
+            case Tell(values, callback, task):
+                yield from receive(values)
+                yield TellDriver(values=slots_of(values), callback=callback, task=task)
             case Free(values):
                 yield from receive(values)
                 dead.extend(values)
+    yield from unchecked
     yield from free()
     yield from receive(tuple(posted))  # they are results of the step

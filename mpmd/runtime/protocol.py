@@ -18,6 +18,7 @@ from mpmd.ir import Edge, Plan
 from mpmd.memory import Holding
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
+from mpmd.runtime.callbacks import CallbackThread
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, StepsInFlight
 from mpmd.runtime.requests import Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.storage import JsonSpec, StoredArray
@@ -81,6 +82,7 @@ class Runtime(Protocol):
     Attributes:
       arguments: knows which arguments the groups keep for later calls.
       processes_per_group: the number of processes of each group.
+      callbacks: calls what steps ask the driver to call.
       in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
       last_checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed here, or from which
         groups have read; who saves and restores keeps it up to date.
@@ -88,6 +90,7 @@ class Runtime(Protocol):
 
     arguments: ArgumentCache
     processes_per_group: tuple[int, ...]
+    callbacks: CallbackThread
     in_flight: StepsInFlight
     last_checkpoint: str | None
 
@@ -176,6 +179,7 @@ class RuntimeBase(Runtime):
 
     def __init__(self, num_groups: int, max_in_flight: int = MAX_IN_FLIGHT):
         self._process = os.getpid()
+        self.callbacks = CallbackThread()
         self.in_flight = StepsInFlight(max_in_flight)
         self.last_checkpoint = None
         self._handles = itertools.count()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
 
 from mpmd.events import Event
 from mpmd.executable_memory import ExecutableMemory
+from mpmd.ir import OutsideTask, Task
 from mpmd.reshard import Box, box_of, intersection, within
+from mpmd.runtime.nonfinite import Refused
 
 Handle = int
 """The driver's name of a value that lives on groups."""
@@ -81,6 +84,7 @@ class StepRequest:
         the host's memory and on a device for the whole step.
       transient: of these, the ones that no later step reads; the group drops them when the step has ended.
       released: what the group is to drop before the step.
+      refused: NaNs or infinities, where the caller has them be errors.
       profile: whether the reply is to have the step's events.
     """
 
@@ -91,6 +95,7 @@ class StepRequest:
     host_arrays: dict[Handle, np.ndarray] = dataclasses.field(default_factory=dict)
     transient: tuple[Handle, ...] = ()
     released: Released = NOTHING_RELEASED
+    refused: Refused | None = None
     profile: bool = False
 
     @property
@@ -100,8 +105,29 @@ class StepRequest:
 
 
 @dataclasses.dataclass(frozen=True)
+class Told:
+    """What a task tells the driver: the number of a callback of the program, and the operands, whole."""
+
+    callback: int
+    task: Task | OutsideTask
+    values: tuple[np.ndarray, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class StepReply:
-    """What a group tells the driver about a step: its small results, and its events when asked for."""
+    """What a group tells the driver: its small results, its events when asked for, and what tasks tell."""
 
     inline: Mapping[Handle, np.ndarray]
     events: tuple[Event, ...] = ()
+    told: tuple[Told, ...] = ()
+
+
+def add_told(error: BaseException, told: Sequence[Told]) -> None:
+    """Notes with an error of a step, which travels in place of the reply, what tasks told until then."""
+    error.told = (*getattr(error, "told", ()), *told)  # type: ignore[attr-defined]
+
+
+def told_by(reply: Future[StepReply]) -> tuple[Told, ...]:
+    """What a group has told, whether it has finished the step or failed to."""
+    error = reply.exception()
+    return reply.result().told if error is None else getattr(error, "told", ())

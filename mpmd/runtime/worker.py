@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -19,7 +19,17 @@ from mpmd.routes import held_specs
 from mpmd.runtime import storage
 from mpmd.runtime.activity import Activity, Kind, Loading
 from mpmd.runtime.executor import Executor
-from mpmd.runtime.requests import INLINE_BYTES, Handle, HostParts, LoadReply, Released, StepReply, StepRequest
+from mpmd.runtime.requests import (
+    INLINE_BYTES,
+    Handle,
+    HostParts,
+    LoadReply,
+    Released,
+    StepReply,
+    StepRequest,
+    Told,
+    add_told,
+)
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import spec_of, to_sharding
 from mpmd.stopwatch import Stopwatch
@@ -210,14 +220,22 @@ class GroupWorker:
         """
         self.release(request.released)
         program = self._programs[request.program]
-        with jax.enable_x64(program.enable_x64), self.activity.during("preparing", request.step):
+        told: list[Told] = []
+        with (
+            jax.enable_x64(program.enable_x64),
+            jax.debug_nans(False),  # by which JAX would look at all that a task makes
+            jax.debug_infs(False),
+            self.activity.during("preparing", request.step),
+        ):
             try:
                 inputs = self._take_inputs(program, request, host_arrays)
                 events: list[Event] | None = [] if request.profile else None
-                outputs = program.executor.execute(request.step, inputs, events)
+                outputs = program.executor.execute(request.step, inputs, told, request.refused, events)
                 self.activity.now = (_FINISHING, request.step, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
+                on_host = tuple(map(_on_host, told))
             except Exception as error:
+                add_told(error, tuple(_readable(told)))
                 lost = LostValue(error.reason if isinstance(error, LostValueError) else str(error))
                 missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
@@ -226,7 +244,7 @@ class GroupWorker:
                 for handle in request.transient:
                     self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
-        return StepReply(inline, tuple(events or ()))
+        return StepReply(inline, tuple(events or ()), on_host)
 
     def _take_inputs(
         self,
@@ -353,6 +371,19 @@ def _memory_of(compiled: jax.stages.Compiled) -> ExecutableMemory | None:
         temporaries=analysis.temp_size_in_bytes,
         code=analysis.generated_code_size_in_bytes,
     )
+
+
+def _on_host(told: Told) -> Told:
+    return dataclasses.replace(told, values=tuple(map(np.asarray, told.values)))
+
+
+def _readable(told: Iterable[Told]) -> Iterator[Told]:
+    """What was told before a step failed; an accelerator may have been asked for what failed, too."""
+    for member in told:
+        try:
+            yield _on_host(member)
+        except RuntimeError:  # the failure of the step, which is being reported
+            return
 
 
 def _put(array: np.ndarray | HostParts, sharding: jax.sharding.Sharding) -> jax.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mpmd.ir import AnyTask, Cell, Edge, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send
+from mpmd.ir import AnyTask, Cell, Edge, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send, Tell
 from mpmd.memory import sizes_on_devices
 from mpmd.routes import Routes, Topology
 from mpmd.simulate.costs import Costs, types_of
@@ -84,6 +84,8 @@ class _WorkloadBuilder:
                 case Recv(values, src, tag):
                     pending |= dict.fromkeys(values, ((src, group), tag))
                     self._received[(src, group), tag] = self._bytes(values)
+                case Tell(values):
+                    self._wait_alone(values, pending)
                 case Free(values):
                     self._wait_alone(values, pending)
                     self._at_end[-1] += (-self._bytes(values),)

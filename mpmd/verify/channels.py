@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mpmd.ir import Edge, Instruction, Name, Plan, Recv, Run, Send
+from mpmd.ir import Edge, Instruction, Name, Plan, Recv, Run, Send, Tell
 from mpmd.memory import EarliestArrival
 from mpmd.verify.structure import describe
 
@@ -160,6 +160,8 @@ def channels_of(plan: Plan, order: Sequence[int]) -> Channels:
         instruction = plan.programs[group].instructions[position]
         if isinstance(instruction, Run):
             read(group, position, instruction.inputs)
+        elif isinstance(instruction, Tell):
+            read(group, position, instruction.values)
         elif isinstance(instruction, Send):
             read(group, position, instruction.values)
             edge = (group, instruction.dst)

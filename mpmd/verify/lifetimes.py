@@ -5,7 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-from mpmd.ir import Aval, Executable, Free, GroupProgram, Instruction, Name, OutputLeaf, Plan, Recv, Run, Send
+from mpmd.ir import (
+    Aval,
+    Executable,
+    Free,
+    GroupProgram,
+    Instruction,
+    Name,
+    OutputLeaf,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    Tell,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +78,9 @@ class _LifetimeChecker:
                 for name in values:
                     self._define(name)
                     self._arriving[name] = instruction
+            case Tell(values=values):
+                for name in values:
+                    self._read(name)
             case Free(values=values):
                 for name in values:
                     self._read(name)

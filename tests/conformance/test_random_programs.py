@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 import mpmd
-from mpmd.ir import Free, Recv, Run, Send
+from mpmd.ir import Free, Recv, Run, Send, Tell
 from tests.support.parity import raw, uneven_mesh_of
 from tests.support.random_programs import arguments_of, axes_of, options_of, programs, step_of, submeshes_of
 
@@ -97,7 +97,7 @@ def check_plan(plan, peak_bytes):
 
 def reads(instruction):
     match instruction:
-        case Run(inputs=values) | Send(values=values):
+        case Run(inputs=values) | Send(values=values) | Tell(values=values):
             return set(values)
     return set()
 

@@ -126,14 +126,3 @@ def test_a_failing_task_names_itself(four_groups):
     assert caught.value.mpmd_idx == 1
     good = make_step(mse, mpmd.Std1F1B(2))
     assert_parity(good, state, batch(), four_groups)
-
-
-def test_callbacks_are_refused_with_a_reason(four_groups):
-    def loss_fn(params, x, y):
-        jax.debug.print("{}", x[0, 0])
-        return mse(params, x, y)
-
-    step = make_step(loss_fn, mpmd.Std1F1B(2))
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=four_groups)
-    with pytest.raises(ValueError, match=r"cannot be sent to another process.*jax\.debug\.print"):
-        compiled(init(weights(2)), *batch())

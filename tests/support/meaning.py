@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from mpmd.ir import Edge, Free, Name, Plan, Recv, Run, Send
+from mpmd.ir import Edge, Free, Name, Plan, Recv, Run, Send, Tell
 
 
 @dataclasses.dataclass(eq=False)
@@ -22,10 +22,11 @@ class Buffer:
 
 @dataclasses.dataclass
 class Meaning:
-    """For each result what it is, on each group that has it; and how often each thing is computed."""
+    """For each result what it is, on each group that has it; how often each thing is computed, and told."""
 
     results: dict[tuple[str, int], int] = dataclasses.field(default_factory=dict)
     computed: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    told: collections.Counter[tuple] = dataclasses.field(default_factory=collections.Counter)
 
 
 _terms: dict[tuple, int] = {}
@@ -93,6 +94,10 @@ def _run(plan: Plan, group: int, channels: dict, found: Meaning) -> Iterator[boo
             case Recv():
                 assert not held.keys() & set(i.values), "a value is there already"
                 held.update(dict.fromkeys(i.values, ((i.src, group), i.tag)))
+            case Tell():
+                for name in i.values:
+                    yield from wait(name)
+                found.told[i.callback, str(i.task), *(held[name].read() for name in i.values)] += 1
             case Free():
                 for name in i.values:
                     del held[name]

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from jax.extend.core import Jaxpr, Var
 
+from mpmd.callbacks import HostCallback
 from mpmd.compiler.graph import Accumulator, TaskGraph, Work
-from mpmd.compiler.jaxprs.equations import make_jaxpr
+from mpmd.compiler.jaxprs.equations import make_jaxpr, operands
 from mpmd.compiler.lower.executables import ExecutableTable
-from mpmd.compiler.lower.fuse import fuse
+from mpmd.compiler.lower.fuse import FusedWork, fuse
 from mpmd.ir import Cell, TaskKind
-from mpmd.names import INDEX_PATTERN, output_pattern, state_pattern
+from mpmd.names import INDEX_PATTERN, output_pattern, state_pattern, told_pattern
 
 CellWork = Sequence[tuple[Work, int]]
 """The work of a cell's tasks, each with how many microbatches after the cell's first one it is."""
@@ -36,12 +37,22 @@ class CellValue:
 
 
 @dataclasses.dataclass(frozen=True)
+class CellCallback:
+    """A callback of a cell: its work, its microbatch as in ``CellValue``, and the names of its operands."""
+
+    callback: HostCallback
+    work: Work
+    offset: int
+    patterns: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class LoweredCell:
     """A cell for any microbatch.
 
     The executable takes ``reads`` and returns ``makes``, of which the first are what becomes of the states
-    ``updates``. ``indices`` are the offsets of the microbatch indices it reads, ``sent`` the positions of
-    what other groups get.
+    ``updates``, and then what ``callbacks`` are told. ``indices`` are the offsets of the microbatch indices
+    that it reads, ``sent`` the positions of what other groups get.
     """
 
     executable: str
@@ -51,6 +62,7 @@ class LoweredCell:
     updates: tuple[Var, ...]
     makes: tuple[CellValue, ...]
     sent: tuple[int, ...]
+    callbacks: tuple[CellCallback, ...]
 
 
 class CellLowering:
@@ -113,19 +125,29 @@ class CellLowering:
         makes = [self._updated(*update) for update in updates.items()]
         makes += [made for work, offset in works for made in self._made(work, offset, works)]
         outputs = [fused.variables[made.var, made.offset] for made in makes]
+        told = [var for eqn, _, _ in fused.callbacks for var in operands(eqn)]
         origins = [fused.origin[var] for var in reads]
         stands_for = {fused_var: var for (var, _), fused_var in fused.variables.items()}
         label = "+".join(str(work) for work, _ in works)
         group = self._stage_groups[works[0][0].stage]
         return LoweredCell(
-            executable=self._table.add(label, group, reads, fused.eqns, outputs, stands_for),
-            jaxpr=make_jaxpr(reads, fused.eqns, outputs),
+            executable=self._table.add(label, group, reads, fused.eqns, outputs, told, stands_for),
+            jaxpr=make_jaxpr(reads, fused.eqns, [*outputs, *told]),
             reads=tuple(self._read(var, offset, works) for var, offset in origins),
             indices=tuple(offset for var, offset in origins if var is self._index),
             updates=tuple(a.state for a in updates),
             makes=tuple(makes),
             sent=tuple(i for i, made in enumerate(makes) if made.receivers),
+            callbacks=tuple(self._callbacks(fused)),
         )
+
+    def _callbacks(self, fused: FusedWork) -> Iterator[CellCallback]:
+        count: collections.Counter[tuple[Work, int]] = collections.Counter()
+        for eqn, work, offset in fused.callbacks:
+            first = count[work, offset]
+            count[work, offset] += len(eqn.invars)
+            patterns = (told_pattern(work.kind, work.stage, first + i) for i in range(len(eqn.invars)))
+            yield CellCallback(eqn.params["callback"], work, offset, tuple(patterns))
 
     def _read(self, var: Var, offset: int, works: CellWork) -> CellValue:
         """What a cell reads."""

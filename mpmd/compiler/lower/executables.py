@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import aval_of, avals_of, make_jaxpr
+from mpmd.callbacks import PYTHON_CALLS, callback_of
+from mpmd.compiler.jaxprs.equations import aval_of, avals_of, make_jaxpr, subjaxprs
+from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.lower.call import call_p
 from mpmd.compiler.lower.fingerprint import fingerprint
 from mpmd.compiler.lower.group_meshes import GroupMeshes
@@ -28,6 +30,7 @@ class ExecutableTable:
     Attributes:
       meshes: the groups' submeshes. Groups share an executable if theirs are equal.
       specs: the known sharding of variables.
+      python_calls: the callbacks that are part of executables, with the user's lines.
       default: that of other arrays on groups of several devices; ``None`` leaves it to their compiler. There
         is nothing to choose for scalars and on one device.
     """
@@ -37,6 +40,7 @@ class ExecutableTable:
     default: Spec | None
     executables: dict[str, Executable] = dataclasses.field(default_factory=dict)
     functions: dict[str, Function] = dataclasses.field(default_factory=dict)
+    python_calls: dict[str, None] = dataclasses.field(default_factory=dict)
     _known: dict[Any, str] = dataclasses.field(default_factory=dict)
     _avals: dict[Any, Aval] = dataclasses.field(default_factory=dict)
 
@@ -47,18 +51,22 @@ class ExecutableTable:
         invars: Sequence[Var],
         eqns: Sequence[JaxprEqn],
         outvars: Sequence[Var],
+        told: Sequence[Var],
         stands_for: Mapping[Var, Var] = MappingProxyType({}),
     ) -> str:
         """Returns the name of an executable for equations on a group: ``name``, or that of an equal one.
 
         Args:
+          eqns: callbacks among them are left out.
+          told: what the driver is told for them, whole: further outputs, replicated.
           stands_for: for variables that are those of another microbatch, the variables of the step.
         """
-        eqns = self.meshes.moved(eqns, mpmd_idx)
+        eqns = self.meshes.moved([eqn for eqn in eqns if callback_of(eqn) is None], mpmd_idx)
         in_specs, out_specs = (
             tuple(self.spec_of(stands_for.get(var, var), mpmd_idx) for var in variables)
             for variables in (invars, outvars)
         )
+        outvars, out_specs = [*outvars, *told], (*out_specs, *((),) * len(told))
         key = (fingerprint(invars, eqns, outvars), in_specs, out_specs, self.meshes.submeshes[mpmd_idx])
         if key not in self._known:
             name = self._unused(name)
@@ -72,6 +80,7 @@ class ExecutableTable:
                 out_specs=out_specs,
             )
             self.functions[name] = _function(name, invars, eqns, outvars)
+            self.python_calls.update(dict.fromkeys(_python_calls(eqns)))
         return self._known[key]
 
     def _unused(self, name: str) -> str:
@@ -88,6 +97,14 @@ class ExecutableTable:
         submesh, shape = self.meshes.submeshes[mpmd_idx], aval_of(var).shape
         spec = self.specs.get(var, self.default if submesh.size > 1 and shape else ())
         return None if spec is None else fitting(spec, shape, submesh.shape)
+
+
+def _python_calls(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
+    for eqn in eqns:
+        if eqn.primitive.name in PYTHON_CALLS:
+            yield f"{eqn.primitive} at {where(eqn)}"
+        for inner in subjaxprs(eqn):
+            yield from _python_calls(inner.eqns)
 
 
 def _function(name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]) -> Function:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence, Set
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import StageWork
+from mpmd.callbacks import callback_of
+from mpmd.compiler.graph import StageWork, Work
 from mpmd.compiler.jaxprs.equations import Atom, free_variables
 
 
@@ -16,12 +17,14 @@ class FusedWork:
     """Equations of tasks that run as one.
 
     Attributes:
+      callbacks: those among the equations that are callbacks, each with its work and microbatch.
       reads: the variables that the equations read and do not define.
       origin: for each of ``reads`` the variable of the loop that it stands for, and the microbatch.
       variables: the same the other way round, for all variables of the loop.
     """
 
     eqns: tuple[JaxprEqn, ...]
+    callbacks: tuple[tuple[JaxprEqn, Work, int], ...]
     reads: tuple[Var, ...]
     origin: dict[Var, tuple[Var, int]]
     variables: dict[tuple[Var, int], Var]
@@ -42,6 +45,7 @@ def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Ma
     variables: dict[tuple[Var, int], Var] = {}
     defined: set[Var] = set()
     eqns: list[JaxprEqn] = []
+    callbacks: list[tuple[JaxprEqn, Work, int]] = []
     current: dict[Var, Var] = {}  # for states that have been updated
 
     def variable(var: Var, microbatch: int) -> Var:
@@ -64,6 +68,8 @@ def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Ma
             defined.update(outvars)
             invars = [renamed(atom, microbatch) for atom in eqn.invars]
             eqns.append(eqn.replace(invars=invars, outvars=outvars))
+            if callback_of(eqn):
+                callbacks.append((eqns[-1], stage.work, microbatch))
             for var, fresh in zip(eqn.outvars, outvars, strict=True):
                 if var in states:
                     updated[states[var]] = fresh
@@ -71,4 +77,4 @@ def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Ma
     stands_for = {var: key for key, var in variables.items()}
     reads = tuple(free_variables(eqns))
     origin = {var: stands_for.get(var, (var, first)) for var in reads}
-    return FusedWork(tuple(eqns), reads, origin, variables)
+    return FusedWork(tuple(eqns), tuple(callbacks), reads, origin, variables)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.extend.core import Jaxpr, Var
 from jax.sharding import AbstractMesh
 
+from mpmd.callbacks import HostCallback, callback_of
 from mpmd.compiler.graph import Loop, PlacedEqn, PlacedGraph
 from mpmd.compiler.jaxprs.equations import free_variables, make_jaxpr, operands
 from mpmd.compiler.lower.cells import CellLowering, LoweredCell
@@ -38,9 +40,11 @@ from mpmd.ir import (
     Run,
     Send,
     Spec,
+    Task,
+    Tell,
 )
 from mpmd.keys import encode, to_aval
-from mpmd.names import constant_name, index_name, outside_name
+from mpmd.names import constant_name, index_name, outside_name, outside_told_name
 from mpmd.program import Program
 from mpmd.schedules import total_order
 
@@ -77,6 +81,7 @@ class _Lowering:
         self._tags: collections.Counter[tuple[int, int]] = collections.Counter()
         self._names: dict[Var, Name] = {argument.var: argument.path for argument in self._traced.arguments}
         self._names |= {constant.var: constant_name(i) for i, constant in enumerate(self._traced.constants)}
+        self._callbacks: dict[HostCallback, int] = {}
         self._jaxprs: dict[tuple[int, AnyTask], Jaxpr] = {}
         self._uses = self._uses_by_group()
         self._index_groups: dict[int, set[int]] = collections.defaultdict(set)
@@ -98,7 +103,14 @@ class _Lowering:
         )
         constants = {self._names[c.var]: np.asarray(encode(c.value)) for c in self._traced.constants}
         constants |= {index_name(m): np.asarray(m, np.int32) for m in self._index_groups}
-        return Program(plan, self._table.functions, constants, self._jaxprs)
+        return Program(
+            plan=plan,
+            functions=self._table.functions,
+            constants=constants,
+            jaxprs=self._jaxprs,
+            callbacks=tuple(self._callbacks),
+            python_calls=tuple(self._table.python_calls),
+        )
 
     def _input_leaves(self, donated: Sequence[bool]) -> tuple[InputLeaf, ...]:
         return tuple(
@@ -212,14 +224,27 @@ class _Lowering:
         if not makes and not any(eqn.effects for eqn in eqns):
             return
         reads = free_variables(eqns)
+        callbacks = [eqn for eqn in eqns if callback_of(eqn)]
+        told = [var for eqn in callbacks for var in operands(eqn)]
         for i, var in enumerate(makes):
             # Groups that compute the same value call it the same.
             self._names.setdefault(var, outside_name(task, group, i))
-        executable = self._table.add(f"{task}.{group}", group, reads, eqns, makes)
-        self._jaxprs[group, task] = make_jaxpr(reads, eqns, makes)
+        executable = self._table.add(f"{task}.{group}", group, reads, eqns, makes, told)
+        self._jaxprs[group, task] = make_jaxpr(reads, eqns, [*makes, *told])
         inputs, outputs = ([self._names[var] for var in variables] for variables in (reads, makes))
-        self._programs[group].append(Run(task, executable, tuple(inputs), tuple(outputs)))
+        told_names = [outside_told_name(task, group, i) for i in range(len(told))]
+        self._programs[group].append(Run(task, executable, tuple(inputs), (*outputs, *told_names)))
+        rest = iter(told_names)
+        for eqn in callbacks:
+            values = tuple(next(rest) for _ in eqn.invars)
+            self._tell(group, values, eqn.params["callback"], task)
         self._send(group, {self._names[var]: self._receivers(var, group, sources) for var in makes})
+
+    def _tell(
+        self, group: int, values: tuple[Name, ...], callback: HostCallback, task: Task | OutsideTask
+    ) -> None:
+        number = self._callbacks.setdefault(callback, len(self._callbacks))
+        self._programs[group].append(Tell(values, number, task))
 
     def _receivers(self, var: Var, group: int, sources: Mapping[Var, tuple[int, int]]) -> list[int]:
         """The groups that get a value made outside the loop from ``group``."""
@@ -248,7 +273,15 @@ class _Lowering:
         for offset in lowered.indices:
             self._index_groups[first + offset].add(group)
         states.update(zip(lowered.updates, outputs, strict=False))
-        self._programs[group].append(Run(cell, lowered.executable, inputs, outputs))
+        told = [
+            tuple(pattern % (first + callback.offset) for pattern in callback.patterns)
+            for callback in lowered.callbacks
+        ]
+        all_outputs = (*outputs, *itertools.chain(*told))
+        self._programs[group].append(Run(cell, lowered.executable, inputs, all_outputs))
+        for callback, values in zip(lowered.callbacks, told, strict=True):
+            task = Task(callback.work.kind, callback.work.stage, first + callback.offset)
+            self._tell(group, values, callback.callback, task)
         self._jaxprs[group, cell] = lowered.jaxpr
         self._send(group, {outputs[i]: lowered.makes[i].receivers for i in lowered.sent})
 

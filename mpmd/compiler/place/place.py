@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
+from mpmd.callbacks import callback_of
 from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph, TaskGraph
 from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
 from mpmd.compiler.jaxprs.cost import is_cheap, is_exact
@@ -162,11 +163,12 @@ class _Placer:
         return reading
 
     def _equations_before_loop(self) -> set[int]:
-        """The positions of the equations that the loop needs, directly or not."""
+        """The positions of the equations that the loop needs, directly or not, and of callbacks before it."""
         needed = {var for var, groups in self._loop_reads.items() if groups}
+        called = {callback for eqn in self._traced.before if (callback := callback_of(eqn))}
         before: set[int] = set()
         for i, eqn in reversed(list(enumerate(self._eqns))):
-            if any(var in needed for var in eqn.outvars):
+            if callback_of(eqn) in called or any(var in needed for var in eqn.outvars):
                 before.add(i)
                 needed.update(operands(eqn))
         return before
@@ -259,7 +261,8 @@ class _Placer:
             able = (anchor & wanted) or frozenset({min(anchor)})
             return able if self._has_loop else frozenset({min(able)})
         if not wanted:
-            return self._preference(eqn) or self._unread(eqn)
+            groups = self._preference(eqn) or self._unread(eqn)
+            return frozenset({min(groups)}) if eqn.effects else groups  # which are to happen once
         return wanted if self._may_repeat(eqn) else frozenset({min(wanted)})
 
     def _may_repeat(self, eqn: JaxprEqn) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn, Literal, Var
 
+from mpmd.callbacks import callback_of
 from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.jaxprs.source import is_transposed, where
@@ -102,8 +103,9 @@ class _Assignment:
             if not of_states.isdisjoint(operands(eqn)):
                 of_states.update(eqn.outvars)
                 if eqn.effects:
+                    call = callback_of(eqn) or f"{eqn.primitive} at {where(eqn)}"
                     faults.append(
-                        f"{eqn.primitive} at {where(eqn)} reads the state of an operation; call it in the "
+                        f"{call} reads the state of an operation; call it in the "
                         "function that treduce applies, on what that returns"
                     )
         if faults:
@@ -217,8 +219,10 @@ class _Assignment:
             if self._positions[i] is None:
                 positions = [self._positions[reader] for reader in readers.get(i, ())]
                 first = min((position for position in positions if position is not None), default=None)
-                # An equation with effects and no reader, such as a print, runs in the first work.
-                self._set(i, 0 if first is None and self._eqns[i].effects else first)
+                if first is None and self._eqns[i].effects:
+                    # What depends on no stage, such as a print of the index, is where it is written.
+                    first = self._order.position(Work("fwd", self._body.eqns[i].written))
+                self._set(i, first)
 
     def _place_carried(self) -> None:
         """Places what makes the next value of what is carried, and what is made of it for results alone.

@@ -29,6 +29,7 @@ from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.carried_state import find_carried_state
 from mpmd.compiler.trace.check_loop import check_loop
 from mpmd.compiler.trace.dead_code import live_eqns, without_dead_code
+from mpmd.compiler.trace.host_callbacks import has_callback, with_host_callbacks
 from mpmd.compiler.trace.ignore_marks import without_marks
 from mpmd.compiler.trace.number_marks import number_live_marks, number_marks
 from mpmd.compiler.trace.traced_within import traced_within_submesh
@@ -102,6 +103,7 @@ def _trace_once(
     untyped = WithoutTypes()
     jaxpr, values = _inlined(closed, submeshes, untyped)
     check_loop(jaxpr)
+    jaxpr = with_host_callbacks(jaxpr)
     if not any(eqn.primitive is treduce_p for eqn in jaxpr.eqns):
         jaxpr = without_marks(jaxpr)
     copies, results = _results(jaxpr, values, paths(out_shape))
@@ -147,7 +149,7 @@ def _around_loop(
 def _inlined(
     closed: ClosedJaxpr, submeshes: Sequence[AbstractMesh], untyped: WithoutTypes
 ) -> tuple[Jaxpr, dict[Var, Any]]:
-    """The step without calls outside of loops, and, in loops, without calls that have marks inside.
+    """The step without calls outside of loops and, in loops, without those with marks or callbacks inside.
 
     Returns: a jaxpr of the arguments, and the values of the constants that it reads.
     """
@@ -158,7 +160,9 @@ def _inlined(
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive is treduce_p:
-            body, hoisted = inline_calls(eqn.params["body"], lambda inner: any_inside(inner, mark_p))
+            body, hoisted = inline_calls(
+                eqn.params["body"], lambda inner: any_inside(inner, mark_p) or has_callback(inner)
+            )
             # The values that the inlined calls closed over become operands of the loop.
             eqn = eqn.replace(invars=[*hoisted, *eqn.invars], params={**eqn.params, "body": body})
             values |= hoisted

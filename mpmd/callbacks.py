@@ -1,0 +1,108 @@
+"""Callbacks into Python that give nothing back: the driver makes the calls.
+
+These are ``jax.debug.print``, ``jax.debug.callback``, and ``io_callback`` whose result nothing reads. The
+compiler makes each an equation of ``callback_p``, which holds a ``HostCallback``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import JaxprEqn, Primitive
+
+from mpmd.keys import decode
+
+GIVING_NOTHING_BACK = frozenset({"debug_callback", "debug_print", "io_callback"})
+"""JAX's primitives of callbacks that need not give anything back."""
+
+PYTHON_CALLS = GIVING_NOTHING_BACK | {"pure_callback"}
+"""All of JAX's primitives of callbacks."""
+
+callback_p = Primitive("host_callback")
+"""Takes the operands of the ``HostCallback`` in its parameter ``callback``, and gives nothing back."""
+callback_p.multiple_results = True
+
+
+class Scan(NamedTuple):
+    """A scan around a callback: its iterations, and whether the last one runs first."""
+
+    length: int
+    reverse: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostCallback:
+    """A function of the user's that the driver calls, and the place of the call in the traced step.
+
+    Attributes:
+      primitive, params: JAX's equation of the call.
+      where: the user's line.
+      position: the number of the equation in the step; in a loop, scan or conditional that of the whole, and
+        then of the equation within. ``None`` stands for the number of an iteration, and comes after a loop or
+        scan.
+      scans: the scans around the call, less the microbatch loop. The operands are stacked by them.
+      conditional: whether the first operand, a bool, tells if the function is called.
+      avals: of the operands of one call.
+      literals: the operands that are known, by their positions; tasks tell the others.
+    """
+
+    primitive: Primitive
+    params: Mapping[str, Any]
+    where: str
+    position: tuple[int | None, ...]
+    scans: tuple[Scan, ...]
+    conditional: bool
+    avals: tuple[Any, ...]
+    literals: Mapping[int, np.ndarray]
+
+    def __str__(self) -> str:
+        return f"{self.primitive} at {self.where}"
+
+    def calls(
+        self, microbatch: int | None, values: Sequence[np.ndarray]
+    ) -> Iterator[tuple[tuple[int, ...], list[np.ndarray]]]:
+        """The calls that a task asks for, each with its place in the order of the step.
+
+        Args:
+          microbatch: that of the task; ``None`` outside the loop.
+          values: what it told, as the plan has it, stacked by the scans.
+        """
+        for index in np.ndindex(*(scan.length for scan in self.scans)):
+            told = [np.asarray(value[index]) for value in values]
+            if self.conditional and not told.pop(0):
+                continue
+            rest = iter(told)
+            operands = [
+                self.literals[i] if i in self.literals else next(rest) for i in range(len(self.avals))
+            ]
+            times = [
+                scan.length - 1 - i if scan.reverse else i for i, scan in zip(index, self.scans, strict=True)
+            ]
+            iterations = iter(times if microbatch is None else [microbatch, *times])
+            yield tuple(next(iterations) if i is None else i for i in self.position), operands
+
+    def call(self, operands: Sequence[np.ndarray], mark: str) -> None:
+        """Calls the function as ``jax.jit`` does, with arrays on the CPU. Raises what the function raises.
+
+        Args:
+          mark: stands before what ``jax.debug.print`` prints.
+        """
+        cpu = jax.local_devices(backend="cpu")[0]
+        arrays = [
+            decode(jax.device_put(operand, cpu), aval)
+            for operand, aval in zip(operands, self.avals, strict=True)
+        ]
+        with jax.default_device(cpu):
+            if "fmt" in self.params:
+                self.primitive.bind(*arrays, **{**self.params, "fmt": mark + self.params["fmt"]})
+            else:
+                self.params["callback"](*arrays)
+
+
+def callback_of(eqn: JaxprEqn) -> HostCallback | None:
+    """The callback that an equation is; ``None`` for any other equation."""
+    return eqn.params["callback"] if eqn.primitive is callback_p else None

@@ -1,0 +1,86 @@
+"""The driver's end of callbacks: calls the user's functions, in the order of the traced step."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import jax
+
+from mpmd.callbacks import HostCallback
+from mpmd.errors import CallbackError
+from mpmd.ir import Task
+from mpmd.runtime.requests import StepReply, Told, told_by
+
+_logger = logging.getLogger(__name__)
+
+
+class CallbackThread:
+    """Calls functions in a thread of its own, one after the other, step by step as the steps were submitted.
+
+    At exit, Python waits for the thread, and so for the steps that it waits for.
+    """
+
+    def __init__(self) -> None:
+        self._idents: list[int] = []
+        note = self._idents.append  # no method of this object, which would then live until garbage collection
+        self._executor = ThreadPoolExecutor(
+            1, "mpmd callbacks", initializer=lambda: note(threading.get_ident())
+        )
+
+    def is_current(self) -> bool:
+        """Whether this is the thread: whoever calls is called back."""
+        return threading.get_ident() in self._idents
+
+    def call_after(
+        self, replies: Iterable[Future[StepReply]], callbacks: Sequence[HostCallback]
+    ) -> Future[None]:
+        """Calls what a step asks for when all groups have replied, or have failed to; returns at once.
+
+        Of a step that failed, what was told until then.
+
+        Returns: a future that raises ``CallbackError`` when a function raised; what comes after it in the
+          step is not called.
+        """
+        enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        return self._executor.submit(_call_all, tuple(replies), tuple(callbacks), enable_x64)
+
+    def wait(self) -> None:
+        """Waits for all that was submitted; not in the thread itself, whose call would wait for itself."""
+        if self._idents and not self.is_current():  # it begins with the first call
+            self._executor.submit(lambda: None).result()
+
+
+def _call_all(
+    replies: Sequence[Future[StepReply]], callbacks: Sequence[HostCallback], enable_x64: bool
+) -> None:
+    concurrent.futures.wait(replies)
+    calls = [
+        (order, callbacks[told.callback], told, operands)
+        for reply in replies
+        for told in told_by(reply)
+        for order, operands in callbacks[told.callback].calls(_microbatch(told), told.values)
+    ]
+    with jax.enable_x64(enable_x64):
+        for _, callback, told, operands in sorted(calls, key=lambda call: call[0]):
+            try:
+                callback.call(operands, _mark(told))
+            except Exception as error:
+                where = f"{callback}, {_mark(told).strip() or told.task}"
+                failure = CallbackError(f"{where}, raised {type(error).__name__}: {error}")
+                _logger.error("%s", failure, exc_info=error)  # also if no result of the step is ever read
+                raise failure from error
+
+
+def _microbatch(told: Told) -> int | None:
+    return told.task.microbatch if isinstance(told.task, Task) else None
+
+
+def _mark(told: Told) -> str:
+    """What stands before a line that a task prints."""
+    if not isinstance(told.task, Task):
+        return ""
+    return f"[stage {told.task.stage}, microbatch {told.task.microbatch}] "

@@ -1,0 +1,100 @@
+"""Tasks, of which each is printed as text that can be read back.
+
+The grammar of the text::
+
+    task         ::= cell | outside
+    cell         ::= single | "FusedTask(" single ("," single)+ ")"
+    single       ::= kind "_" stage "__" microbatch                   fwd_2__1
+    kind         ::= "fwd" | "bwd" | "bwdA" | "bwdW"
+    outside      ::= ("before" | "after") "_" level                   after_0
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Literal
+
+TaskKind = Literal["fwd", "bwd", "bwdA", "bwdW"]
+
+TaskType = tuple[TaskKind, int]
+"""The kind and the stage of a task: what its tasks of all microbatches have in common."""
+
+_TASK = re.compile(r"(fwd|bwd|bwdA|bwdW)_(\d+)__(\d+)")
+_FUSED = re.compile(r"FusedTask\((.*)\)")
+_OUTSIDE = re.compile(r"(before|after)_(\d+)")
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Task:
+    """One kind of work of one stage on one microbatch; prints as ``fwd_2__1``."""
+
+    kind: TaskKind
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}_{self.stage}__{self.microbatch}"
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The task itself, as ``FusedTask`` has several."""
+        return (self,)
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedTask:
+    """Tasks that run as one executable; prints as ``FusedTask(fwd_3__0, bwd_3__0)``."""
+
+    tasks: tuple[Task, ...]
+
+    def __str__(self) -> str:
+        return f"FusedTask({', '.join(map(str, self.tasks))})"
+
+
+Cell = Task | FusedTask
+"""What one group does next in a schedule."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class OutsideTask:
+    """The work of one group outside the microbatch loop; prints as ``after_0``.
+
+    Attributes:
+      side: whether the work comes before or after the loop.
+      level: the number of exchanges between groups that come before the work on its side of the loop.
+    """
+
+    side: Literal["before", "after"]
+    level: int
+
+    def __str__(self) -> str:
+        return f"{self.side}_{self.level}"
+
+
+AnyTask = Cell | OutsideTask
+"""What one ``Run`` computes."""
+
+
+def parse_task(text: str) -> AnyTask:
+    """Reads back what ``str(task)`` printed. Raises ``ValueError`` on anything else."""
+    if match := _OUTSIDE.fullmatch(text.strip()):
+        side, level = match.groups()
+        return OutsideTask(side, int(level))  # type: ignore[arg-type]
+    return parse_cell(text)
+
+
+def parse_cell(text: str) -> Cell:
+    """Reads back what ``str(cell)`` printed. Raises ``ValueError`` on anything else."""
+    text = text.strip()
+    if match := _TASK.fullmatch(text):
+        kind, stage, microbatch = match.groups()
+        return Task(kind, int(stage), int(microbatch))  # type: ignore[arg-type]
+    if match := _FUSED.fullmatch(text):
+        members = [parse_cell(member) for member in match.group(1).split(",")]
+        if len(members) > 1 and all(isinstance(member, Task) for member in members):
+            return FusedTask(tuple(members))  # type: ignore[arg-type]
+    raise ValueError(
+        f"{text!r} is not a task; write e.g. 'fwd_2__1' (stage 2, microbatch 1) or "
+        "'FusedTask(fwd_3__0, bwd_3__0)'"
+    )
