@@ -15,6 +15,7 @@ from tests.support.programs import (
     sharing,
     stages,
     submeshes,
+    training_codes,
 )
 from tests.support.programs.table import entries_of
 
@@ -33,5 +34,6 @@ THEMES = (
     libraries,
     precision,
     submeshes,
+    training_codes,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]
