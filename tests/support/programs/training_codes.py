@@ -1,4 +1,4 @@
-"""Train steps in the style of public training codes, one for each model library and its usual helpers."""
+"""Train steps as users of model libraries write them, with what these have for state, scales and metrics."""
 
 import functools
 import warnings
@@ -7,9 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
 from flax import nnx
-from flax.training.train_state import TrainState
 
 import mpmd
 from tests.support.models import keys
@@ -61,7 +59,7 @@ hk.mixed_precision.set_policy(DecoderLayer, HALF)
 
 @program(on_ray=True)
 def haiku_transformer_with_a_dynamic_loss_scale():
-    """The scale is so large that gradients of half precision are infinite in the first step, which is skipped."""
+    """The first step is skipped: the scale makes its gradients infinite in half precision."""
     optimizer = optax.adam(1e-2, eps=1e-3)
 
     def forward(tokens):
@@ -301,82 +299,3 @@ def nnx_with_an_optimizer_and_metrics():
         return nnx.state((model, optimizer, metrics)), metrics.compute()
 
     return Case(step, state, examples(), steps=3)
-
-
-class ActorCritic(nn.Module):
-    """Two networks, each with marks of its own: both pass the same stages."""
-
-    @nn.compact
-    def __call__(self, x):
-        actor = critic = x
-        for i in range(STAGES):
-            actor = marked(nn.tanh(nn.Dense(WIDTH, kernel_init=nn.initializers.orthogonal())(actor)), i)
-        logits = nn.Dense(CLASSES, kernel_init=nn.initializers.orthogonal(0.01))(actor)
-        for i in range(STAGES):
-            critic = marked(nn.tanh(nn.Dense(WIDTH, kernel_init=nn.initializers.orthogonal())(critic)), i)
-        return logits, nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(critic)[..., 0]
-
-
-def advantages_of(rewards, values, dones, discount=0.99, decay=0.95):
-    """Generalised advantage estimates, by a scan backwards in time. All are (time, environments)."""
-
-    def backwards(carry, transition):
-        advantage, following = carry
-        reward, value, done = transition
-        delta = reward + discount * following * (1 - done) - value
-        advantage = delta + discount * decay * (1 - done) * advantage
-        return (advantage, value), advantage
-
-    start = jnp.zeros_like(values[-1]), values[-1]
-    return jax.lax.scan(backwards, start, (rewards, values, dones), reverse=True)[1]
-
-
-@program(on_ray=True)
-def proximal_policy_optimization():
-    """Each step is an epoch over the same rollouts: advantages, a shuffle, a clipped objective."""
-    model = ActorCritic()
-    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2, eps=1e-3))
-
-    def step(train_state, rollouts):
-        state, key = train_state
-        key, order = jax.random.split(key)
-        advantages = advantages_of(rollouts["reward"], rollouts["value"], rollouts["done"])
-        batch = {**rollouts, "advantage": advantages, "target": advantages + rollouts["value"]}
-        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        permutation = jax.random.permutation(order, len(batch["reward"]))
-        batch = jax.tree.map(lambda x: x[permutation], batch)
-
-        def loss(params, batch):
-            logits, value = state.apply_fn(params, batch["observation"])
-            log_probabilities = jax.nn.log_softmax(logits)
-            chosen = jnp.take_along_axis(log_probabilities, batch["action"][:, None], -1)[:, 0]
-            near = batch["value"] + jnp.clip(value - batch["value"], -0.2, 0.2)
-            errors = jnp.maximum((value - batch["target"]) ** 2, (near - batch["target"]) ** 2)
-            ratio = jnp.exp(chosen - batch["log_probability"])
-            gain = (batch["advantage"] - batch["advantage"].mean()) / (batch["advantage"].std() + 1e-2)
-            actor = -jnp.minimum(ratio * gain, jnp.clip(ratio, 0.8, 1.2) * gain).mean()
-            entropy = -jnp.sum(jnp.exp(log_probabilities) * log_probabilities, -1).mean()
-            return actor + 0.25 * errors.mean() - 0.01 * entropy, (actor, errors.mean(), entropy)
-
-        (total, parts), grads = mpmd.treduce(
-            lambda batch: jax.value_and_grad(loss, has_aux=True)(state.params, batch),
-            mpmd.microbatches(batch, 4),
-            schedule=mpmd.Std1F1B(STAGES),
-            operation=mpmd.Mean,
-        )
-        return (state.apply_gradients(grads=grads), key), (total, parts)
-
-    time, environments = 8, 2
-    draw = functools.partial(jax.random.normal, shape=(time, environments))
-    observation, action, value, reward, done = keys(5)
-    rollouts = {
-        "observation": jax.random.normal(observation, (time, environments, WIDTH)),
-        "action": jax.random.randint(action, (time, environments), 0, CLASSES),
-        "log_probability": jnp.full((time, environments), -jnp.log(CLASSES)),
-        "value": draw(value),
-        "reward": draw(reward),
-        "done": jnp.float32(draw(done) > 1),
-    }
-    params = model.init(keys(1)[0], rollouts["observation"][0])
-    state = TrainState.create(apply_fn=model.apply, params=params, tx=optimizer)
-    return Case(step, (state, keys(2)[1]), (rollouts,), steps=3)
