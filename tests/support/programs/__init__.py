@@ -6,15 +6,18 @@ from tests.support.programs import (
     composition,
     control_flow,
     derivatives,
+    experts,
     libraries,
     objectives,
     optimizers,
     outputs,
     precision,
     randomness,
+    several_models,
     sharing,
     stages,
     submeshes,
+    training_codes,
 )
 from tests.support.programs.table import entries_of
 
@@ -33,5 +36,8 @@ THEMES = (
     libraries,
     precision,
     submeshes,
+    experts,
+    training_codes,
+    several_models,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]
