@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import jax
-from jax.extend.core import JaxprEqn, Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.extend.core import JaxprEqn, Primitive, Var
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 Tree = TypeVar("Tree")
 
@@ -16,11 +17,20 @@ Tree = TypeVar("Tree")
 class Boundary:
     """One call of ``mark_stage_end``; marks that differentiation derives from it share it.
 
-    ``stage`` is the stage that ends there, once the compiler has numbered the marks of a loop.
+    Attributes:
+      every, num_stages: after which iterations of the scan around it a stage ends, as the user wrote it.
+      stage: the stage that ends there, once the compiler has numbered the marks of a loop.
     """
 
     name: str | None
     stage: int | None = None
+    every: int | tuple[int, ...] | None = None
+    num_stages: int | None = None
+
+    @property
+    def is_of_scan(self) -> bool:
+        """Whether it says after which iterations a stage ends."""
+        return self.every is not None or self.num_stages is not None
 
     def __str__(self) -> str:
         stage = "" if self.stage is None else f"end of stage {self.stage}"
@@ -47,7 +57,13 @@ def mark_of(eqn: JaxprEqn) -> Mark | None:
     return Mark(**eqn.params) if eqn.primitive is mark_p else None
 
 
-def mark_stage_end(x: Tree, name: str | None = None) -> Tree:
+def mark_stage_end(
+    x: Tree,
+    name: str | None = None,
+    *,
+    every: int | Sequence[int] | None = None,
+    num_stages: int | None = None,
+) -> Tree:
     """Marks the end of a pipeline stage.
 
     What ``x`` depends on belongs to the stage that ends here (or to an earlier one), what depends on the
@@ -56,21 +72,48 @@ def mark_stage_end(x: Tree, name: str | None = None) -> Tree:
     each, and pass the same stages. Anywhere but in the loop of a step compiled by ``mpmd_jit_with_loop`` a
     mark is the identity.
 
+    In the body of a ``jax.lax.scan`` over layers, ``x`` is what is carried to the next layer. Stages end
+    after whole iterations: after each one, unless ``every`` or ``num_stages`` says otherwise. Arrays that are
+    scanned over, and what is computed of them, are then held in parts, each by the group of its layers.
+
     Args:
       x: a pytree of arrays of any shape and dtype, usually the activations.
       name: shown in error messages.
+      every: in a scan, the number of iterations of each stage, or a sequence of the numbers of all stages.
+      num_stages: in a scan, into how many stages its iterations are divided, as evenly as possible; the first
+        ones have one iteration more.
 
     Returns: ``x``.
-    Raises: ``TypeError`` when ``x`` has no array.
+    Raises: ``TypeError`` when ``x`` has no array, or when ``every`` or ``num_stages`` is no such number;
+      ``ValueError`` when both are given, or are not positive.
     """
     leaves, treedef = jax.tree.flatten(x)
     arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
     if not arrays:
         raise TypeError(f"mark_stage_end needs a pytree with at least one array, got {x!r}")
-    marked = mark_p.bind(*(leaves[i] for i in arrays), boundary=Boundary(name), forward=True, linear=False)
+    boundary = Boundary(name, every=_iterations(every), num_stages=_positive("num_stages", num_stages))
+    if every is not None and num_stages is not None:
+        raise ValueError(f"mark_stage_end takes every={every!r} or num_stages={num_stages!r}, not both")
+    marked = mark_p.bind(*(leaves[i] for i in arrays), boundary=boundary, forward=True, linear=False)
     for i, leaf in zip(arrays, marked, strict=True):
         leaves[i] = leaf
     return jax.tree.unflatten(treedef, leaves)
+
+
+def _iterations(every: Any) -> int | tuple[int, ...] | None:
+    if isinstance(every, Sequence) and not isinstance(every, str):
+        return tuple(count for value in every if (count := _positive("every", value)) is not None)
+    return _positive("every", every)
+
+
+def _positive(what: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"mark_stage_end's {what} counts iterations or stages, as an int; got {value!r}")
+    if value < 1:
+        raise ValueError(f"mark_stage_end's {what} must be positive, got {value}")
+    return value
 
 
 pipeline_enter_stage = mark_stage_end
@@ -119,3 +162,27 @@ ad.primitive_jvps[mark_p] = _jvp
 ad.primitive_transposes[mark_p] = _transpose
 batching.primitive_batchers[mark_p] = _batch
 mlir.register_lowering(mark_p, lambda ctx, *args, **params: args)
+
+
+def _saved_by_remat(
+    saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: JaxprEqn
+) -> Any:
+    """Has ``jax.checkpoint`` keep what a mark returns, whatever its policy.
+
+    What enters a stage is kept, so no recomputation goes back into the stage before it. The rule is called
+    with which operands the forward does not know, as it is told in ``jax.interpreters.partial_eval``.
+
+    Returns: the equation of the forward, that of the backward, for each result whether the forward does not
+      know it and whether the backward computes it, and what the backward reads besides.
+    """
+    if not any(unknown):
+        return eqn, None, [False] * len(unknown), [False] * len(unknown), []
+    residuals = [
+        atom
+        for atom, is_there in zip(eqn.invars, instantiated, strict=True)
+        if isinstance(atom, Var) and not is_there
+    ]
+    return None, eqn, [True] * len(unknown), [True] * len(unknown), residuals
+
+
+partial_eval.partial_eval_jaxpr_custom_rules[mark_p] = _saved_by_remat

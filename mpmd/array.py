@@ -168,8 +168,13 @@ class MpmdArray(jax.Array):
 
     @property
     def placement(self) -> Placement:
-        """Its groups and its spec, as data."""
+        """Its groups, its spec and its parts, as data."""
         return Placement(self.mpmd_idxs, self._spec)
+
+    @property
+    def parts(self) -> tuple[MpmdArray, ...]:
+        """What it consists of: itself, or, of an array of stacked layers, the parts that groups have."""
+        return (self,)
 
     @property
     def handle(self) -> Handle:
@@ -311,11 +316,11 @@ def _leaf_to_host(leaf: Any) -> Any:
     return leaf.value if is_key(leaf) else np.asarray(leaf)
 
 
-def _values(arrays: Sequence[MpmdArray]) -> list[jax.Array]:
+def values_of(arrays: Sequence[MpmdArray]) -> list[jax.Array]:
     """The values; they are fetched together."""
     for array in arrays:
         array.copy_to_host_async()
     return [array.value for array in arrays]
 
 
-register_array_type(MpmdArray, _values)
+register_array_type(MpmdArray, values_of)

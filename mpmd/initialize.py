@@ -34,7 +34,7 @@ def compile_init(fun: Callable, call: Call, wanted: Any, mesh: GroupMesh) -> Com
         donated=call.donated,
         out_specs=functools.partial(_specs_of, wanted),
         held=call.placements(mesh.runtime),
-        wanted=[frozenset(leaf.mpmd_idxs) for leaf in jax.tree.leaves(wanted)],
+        wanted=[leaf.placement for leaf in jax.tree.leaves(wanted)],
     )
     if compiled.traced.loop is not None:
         raise CompileError("the function that makes the state has a treduce, and so a place of its own")

@@ -11,14 +11,15 @@ from typing import Any
 import jax
 
 from mpmd.arguments.call import Call
-from mpmd.arguments.leaves import ArgumentLeaf, as_described, host_value
+from mpmd.arguments.delivered import Argument
+from mpmd.arguments.leaves import ArgumentLeaf, as_described
 from mpmd.arguments.signature import CallSignature
 from mpmd.array import MpmdArray, StepFuture
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.events import Event
 from mpmd.explanation import Report, report
 from mpmd.initialize import compile_init
-from mpmd.ir import Plan
+from mpmd.ir import InputLeaf, Plan
 from mpmd.mesh import GroupMesh
 from mpmd.placement import Placement
 from mpmd.planned_step import PlannedStep, explain
@@ -27,6 +28,8 @@ from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.nonfinite import Refused
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle, StepRequest
+from mpmd.stack import Leaf, Stack
+from mpmd.stacked_array import StackedMpmdArray
 from mpmd.stopwatch import Stopwatch
 from mpmd.verify import verify
 
@@ -43,7 +46,8 @@ class LoadedStep(PlannedStep):
         self._mesh = mesh  # whose groups run as long as it is held and not closed
         self._signature = signature
         self._expected = call
-        self._out_avals = [as_described(result.var.aval) for result in compiled.traced.results]
+        self._argument_leaves = compiled.traced.argument_leaves
+        self._result_leaves = compiled.traced.result_leaves
         self._out_tree = jax.tree.structure(compiled.traced.out_shape)
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
@@ -105,14 +109,10 @@ class LoadedStep(PlannedStep):
 
         Raises: ``ValueError`` when the step was compiled for no such argument, or for a static one.
         """
+        parts = iter(self.plan.inputs)
         leaves = [
-            ArgumentLeaf(
-                path=read.path,
-                aval=aval,
-                mpmd_idxs=read.mpmd_idxs or (0,),
-                spec=read.spec if read.mpmd_idxs else (),
-            )
-            for aval, read in zip(self._expected.avals, self.plan.inputs, strict=True)
+            ArgumentLeaf(leaf.path, aval, _placement(leaf.stack, [next(parts) for _ in leaf.names]))
+            for leaf, aval in zip(self._argument_leaves, self._expected.avals, strict=True)
         ]
         return self._expected.argument(argnum, self._signature.names, leaves)
 
@@ -222,7 +222,8 @@ class LoadedStep(PlannedStep):
 
     def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
         submeshes = self._mesh.abstract_submeshes
-        arrays = [
+        avals = [as_described(result.var.aval) for result in self._compiled.traced.results]
+        parts = iter(
             MpmdArray(
                 aval=aval,
                 mpmd_idxs=leaf.mpmd_idxs,
@@ -232,28 +233,22 @@ class LoadedStep(PlannedStep):
                 handle=handle,
                 future=future,
             )
-            for aval, leaf, handle in zip(self._out_avals, self.plan.outputs, handles, strict=True)
-        ]
+            for aval, leaf, handle in zip(avals, self.plan.outputs, handles, strict=True)
+        )
+        arrays = [_joined(leaf, tuple(next(parts) for _ in leaf.names)) for leaf in self._result_leaves]
         return jax.tree.unflatten(self._out_tree, arrays)
 
     def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
-        """A handle for each argument leaf that is read; those that groups lack are added to the delivery."""
+        """A handle for each argument that is read; those that groups lack are added to the delivery."""
         handles: dict[int, Handle] = {}
-        for i, (leaf, wanted) in enumerate(zip(call.leaves, self.plan.inputs, strict=True)):
-            if wanted.name is None:
-                continue
-            if isinstance(leaf, MpmdArray) and leaf.is_on(runtime, wanted.mpmd_idxs):
-                handles[i] = leaf.handle
-                continue
-            placement = Placement(wanted.mpmd_idxs, wanted.spec)
-            # Only an array that cannot change or be deleted is the same at the next call.
-            lasts = isinstance(leaf, jax.Array) and not isinstance(leaf, MpmdArray) and not call.donated[i]
-            array = leaf if lasts else None
-            handle = None if array is None else delivery.find(array, placement)
-            if handle is None:
-                value = host_value(leaf, call.avals[i], call.donated[i])
-                handle = delivery.send(value, placement, array)
-            handles[i] = handle
+        wanted = iter(enumerate(self.plan.inputs))
+        for i, leaf in enumerate(self._argument_leaves):
+            argument = Argument(call.leaves[i], call.avals[i], call.donated[i], leaf.stack)
+            for part in range(len(leaf.names)):
+                position, read = next(wanted)
+                if read.name is not None:
+                    placement = Placement(read.mpmd_idxs, read.spec)
+                    handles[position] = argument.on(placement, part, runtime, delivery)
         return handles
 
     def _requests(
@@ -279,6 +274,21 @@ class LoadedStep(PlannedStep):
             )
             for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
         }
+
+
+def _placement(stack: Stack | None, parts: Sequence[InputLeaf]) -> Placement:
+    """Where a step reads a leaf; what it does not read is on group 0."""
+    spec = next((part.spec for part in parts if part.mpmd_idxs), ())
+    part_idxs = tuple(part.mpmd_idxs or (0,) for part in parts)
+    return Placement(part_idxs[0], spec) if stack is None else Placement.of_parts(stack, part_idxs, spec)
+
+
+def _joined(leaf: Leaf, parts: tuple[MpmdArray, ...]) -> MpmdArray:
+    """The array of its parts."""
+    if leaf.stack is None:
+        return parts[0]
+    aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+    return StackedMpmdArray(aval, leaf.stack, parts)
 
 
 def _unload(runtime: weakref.ref[Runtime], program: int) -> None:

@@ -229,5 +229,4 @@ class MpmdFunction:
             held=held,
         )
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
-        traced = compiled.traced.arguments
-        return compiled, call.described_by(tuple(as_described(argument.var.aval) for argument in traced))
+        return compiled, call.described_by(tuple(map(as_described, compiled.traced.argument_leaves)))

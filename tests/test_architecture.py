@@ -23,7 +23,8 @@ MAY_IMPORT = {
     "mpmd.tree": "",
     "mpmd.version": "",
     "mpmd.names": "mpmd.ir",
-    "mpmd.placement": "mpmd.ir",
+    "mpmd.stack": "",
+    "mpmd.placement": "mpmd.ir mpmd.stack",
     "mpmd.specs": "mpmd.ir",
     "mpmd.events": "mpmd.ir",
     "mpmd.keys": "mpmd.compat mpmd.ir",
@@ -49,10 +50,11 @@ MAY_IMPORT = {
     "mpmd.pieces": "",
     "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.schedules mpmd.sharding mpmd.tree",
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
-    "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
+    "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules mpmd.stack",
+    "mpmd.compiler.stacks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.errors mpmd.reduce mpmd.stack",
     "mpmd.compiler.trace": "mpmd.annotate mpmd.callbacks mpmd.compat mpmd.compiler.graph "
-    "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules mpmd.sharding mpmd.specs "
-    "mpmd.tree",
+    "mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules "
+    "mpmd.sharding mpmd.specs mpmd.stack mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs "
     "mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules",
     "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group mpmd.placement "
@@ -65,7 +67,7 @@ MAY_IMPORT = {
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
     "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.placement "
-    "mpmd.program mpmd.sharding mpmd.stopwatch mpmd.verify",
+    "mpmd.program mpmd.sharding mpmd.stack mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.callbacks mpmd.compat mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir "
     "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "
@@ -153,15 +155,16 @@ MAY_IMPORT = {
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "mpmd.array": "mpmd.compat mpmd.delegation mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime "
     "mpmd.sharding",
+    "mpmd.stacked_array": "mpmd.array mpmd.compat mpmd.placement mpmd.runtime mpmd.stack",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
-    "mpmd.specs mpmd.tree",
+    "mpmd.specs mpmd.stack mpmd.tree",
     "mpmd.checkpoint": "mpmd.arguments mpmd.array mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.mesh "
-    "mpmd.runtime mpmd.sharding",
+    "mpmd.placement mpmd.runtime mpmd.stacked_array",
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
     "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate",
     "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
     "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.planned_step mpmd.routes "
-    "mpmd.runtime mpmd.stopwatch mpmd.verify",
+    "mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.verify",
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compat mpmd.compiler.graph mpmd.compiler.pipeline "

@@ -12,6 +12,7 @@ import numpy as np
 from mpmd.array import MpmdArray
 from mpmd.ir import Spec
 from mpmd.keys import encode
+from mpmd.placement import Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,14 +22,22 @@ class ArgumentLeaf:
     Attributes:
       path: what users call the leaf, e.g. ``args[0]['w']``.
       aval: its shape, dtype and weak type.
-      mpmd_idxs: the groups that read it; group 0 for a leaf that the step does not read.
-      spec: how it is sharded within each of them.
+      placement: the groups that read it, and in which parts; group 0 for what the step does not read.
     """
 
     path: str
     aval: jax.ShapeDtypeStruct
-    mpmd_idxs: tuple[int, ...]
-    spec: Spec
+    placement: Placement
+
+    @property
+    def mpmd_idxs(self) -> tuple[int, ...]:
+        """The groups that read it, or a part of it."""
+        return self.placement.mpmd_idxs
+
+    @property
+    def spec(self) -> Spec:
+        """How it is sharded within each of them."""
+        return self.placement.spec or ()
 
 
 def describe(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -64,7 +64,7 @@ class MpmdArrayHandler(type_handlers.ArrayHandler):
 
     async def _write(self, parts: Sequence[saving.Part], before: Sequence[orbax_futures.Future]) -> None:
         metadata = await saving.write(parts)
-        infos = [leaf.info for part in parts for leaf in part.leaves]
+        infos = list({leaf.info.name: leaf.info for part in parts for leaf in part.leaves}.values())
         for future in before:  # Orbax reads its files of metadata, and writes them with more in them
             await asyncio.to_thread(future.result)
         await self._store.write(infos[0].parent_dir, metadata, process_index=0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,10 +18,11 @@ from mpmd.checkpoint.group_calls import call, results
 from mpmd.ir import Spec
 from mpmd.keys import raw
 from mpmd.mesh import GroupMesh
+from mpmd.placement import Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
-from mpmd.runtime.storage import StoredArray
-from mpmd.sharding import to_spec
+from mpmd.runtime.storage import JsonSpec, StoredArray, part_of
+from mpmd.stacked_array import StackedMpmdArray
 
 
 @dataclasses.dataclass
@@ -29,17 +31,16 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
 
     Attributes:
       aval: shape, dtype and weak type.
-      mpmd_idxs: the groups.
-      spec: how it is sharded over a group's submesh; replicated where that does not divide.
-      submesh: that of the first group.
+      placement: the groups, how it is sharded over the submesh of each, replicated where that does not
+        divide, and in which parts.
+      submeshes: for each part, that of its first group.
       runtime: runs the groups.
     """
 
     restore_type: Any = MpmdArray
     aval: jax.ShapeDtypeStruct = dataclasses.field(kw_only=True)
-    mpmd_idxs: tuple[int, ...] = dataclasses.field(kw_only=True)
-    spec: Spec = dataclasses.field(kw_only=True)
-    submesh: jax.sharding.AbstractMesh = dataclasses.field(kw_only=True)
+    placement: Placement = dataclasses.field(kw_only=True)
+    submeshes: tuple[jax.sharding.AbstractMesh, ...] = dataclasses.field(kw_only=True)
     runtime: Runtime = dataclasses.field(kw_only=True)
 
     @classmethod
@@ -47,23 +48,51 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
         """To where an array is, or was."""
         return cls(
             aval=array.aval,
-            mpmd_idxs=array.mpmd_idxs,
-            spec=to_spec(array.spec),
-            submesh=array.submesh,
+            placement=array.placement,
+            submeshes=tuple(part.submesh for part in array.parts),
             runtime=array.runtime,
         )
 
     @classmethod
     def of_leaf(cls, leaf: ArgumentLeaf, mesh: GroupMesh) -> GroupRestoreArgs:
         """To where a step reads a leaf of an argument."""
-        submesh = mesh.abstract_submeshes[leaf.mpmd_idxs[0]]
+        groups = (part.mpmd_idxs[0] for part in leaf.placement.parts)
         return cls(
             aval=leaf.aval,
-            mpmd_idxs=leaf.mpmd_idxs,
-            spec=leaf.spec,
-            submesh=submesh,
+            placement=leaf.placement,
+            submeshes=tuple(mesh.abstract_submeshes[group] for group in groups),
             runtime=mesh.runtime,
         )
+
+    def parts(self, opened_by: JsonSpec) -> list[_Part]:
+        """What groups are to read.
+
+        Args:
+          opened_by: what TensorStore opens the array by.
+        """
+        stack, described = self.placement.stack, raw(self.aval)
+        if stack is None:
+            return [_Part(self.aval, self.placement, StoredArray(opened_by, described.dtype, self.spec))]
+        parts = []
+        places = zip(stack.shapes(self.aval.shape), stack.slices, self.placement.parts, strict=True)
+        for shape, part, place in places:
+            aval = jax.ShapeDtypeStruct(shape, self.aval.dtype, weak_type=self.aval.weak_type)
+            start = [part.start if dim == stack.axis else 0 for dim in range(len(described.shape))]
+            opened = part_of(opened_by, start, raw(aval).shape)
+            parts.append(_Part(aval, place, StoredArray(opened, described.dtype, self.spec)))
+        return parts
+
+    @property
+    def spec(self) -> Spec:
+        return self.placement.spec or ()
+
+
+class _Part(NamedTuple):
+    """An array that groups read, or the part of one that some of them read."""
+
+    aval: jax.ShapeDtypeStruct
+    placement: Placement
+    stored: StoredArray
 
 
 async def read(infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRestoreArgs]) -> list[MpmdArray]:
@@ -73,32 +102,45 @@ async def read(infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRes
     """
     # Other than the handler of jax arrays, that of numpy arrays knows the shapes of Python numbers, too.
     _check_stored(infos, args, await type_handlers.NumpyHandler().metadata(infos))
-    handles = [arg.runtime.next_handle() for arg in args]
+    parts = [arg.parts(orbax_internals.read_spec(info)) for info, arg in zip(infos, args, strict=True)]
+    handles = [[arg.runtime.next_handle() for _ in own] for arg, own in zip(args, parts, strict=True)]
     stored: dict[Runtime, dict[int, dict[Handle, StoredArray]]] = {}
-    for info, arg, handle in zip(infos, args, handles, strict=True):
-        array = StoredArray(orbax_internals.read_spec(info), raw(arg.aval).dtype, arg.spec)
-        for mpmd_idx in arg.mpmd_idxs:
-            stored.setdefault(arg.runtime, {}).setdefault(mpmd_idx, {})[handle] = array
+    for arg, own, names in zip(args, parts, handles, strict=True):
+        for part, handle in zip(own, names, strict=True):
+            for mpmd_idx in part.placement.mpmd_idxs:
+                stored.setdefault(arg.runtime, {}).setdefault(mpmd_idx, {})[handle] = part.stored
     reading = {
         runtime: {i: call(runtime.read, i, wanted) for i, wanted in by_group.items()}
         for runtime, by_group in stored.items()
     }
     arrays = [
-        MpmdArray(
-            aval=arg.aval,
-            mpmd_idxs=arg.mpmd_idxs,
-            spec=arg.spec,
-            submesh=arg.submesh,
-            runtime=arg.runtime,
-            handle=handle,
-            future=StepFuture({i: reading[arg.runtime][i] for i in arg.mpmd_idxs}),
-        )
-        for arg, handle in zip(args, handles, strict=True)
+        _array(arg, own, names, reading[arg.runtime])
+        for arg, own, names in zip(args, parts, handles, strict=True)
     ]
     for runtime, futures in reading.items():
         await results(futures, f"read its part of the checkpoint {infos[0].parent_dir}")
         runtime.last_checkpoint = str(infos[0].parent_dir)
     return arrays
+
+
+def _array(
+    arg: GroupRestoreArgs, parts: Sequence[_Part], handles: Sequence[Handle], reading: Mapping[int, Future]
+) -> MpmdArray:
+    """The array of what groups are reading."""
+    arrays = tuple(
+        MpmdArray(
+            aval=part.aval,
+            mpmd_idxs=part.placement.mpmd_idxs,
+            spec=arg.spec,
+            submesh=submesh,
+            runtime=arg.runtime,
+            handle=handle,
+            future=StepFuture({i: reading[i] for i in part.placement.mpmd_idxs}),
+        )
+        for part, submesh, handle in zip(parts, arg.submeshes, handles, strict=True)
+    )
+    stack = arg.placement.stack
+    return arrays[0] if stack is None else StackedMpmdArray(arg.aval, stack, arrays)
 
 
 def _check_stored(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -18,14 +19,24 @@ from mpmd.errors import CheckpointError
 from mpmd.keys import is_key, raw
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
-from mpmd.runtime.storage import JsonSpec
+from mpmd.runtime.storage import JsonSpec, part_of
 
 
 class Leaf(NamedTuple):
-    """An array to save. ``handle`` is taken when it is asked for: later steps may take the array over."""
+    """An array to save, or a part of one.
 
+    Attributes:
+      whole: the array that is saved.
+      array: itself, or the part of it, which begins at the layer ``first``.
+      handle: taken when it is asked for: later steps may take the array over.
+      chunk_shape: in which ``whole`` is written.
+    """
+
+    whole: MpmdArray
     array: MpmdArray
+    first: int
     handle: Handle
+    chunk_shape: tuple[int, ...]
     info: type_handlers.ParamInfo
     args: type_handlers.SaveArgs
 
@@ -44,7 +55,8 @@ def leaves_to_save(rows: Sequence[tuple]) -> list[Leaf]:
 
     Raises: ``ValueError`` that lists all arrays that cannot be saved.
     """
-    leaves, faults = [], []
+    leaves: list[Leaf] = []
+    faults = []
     for array, info, args in rows:
         if array.is_deleted():
             faults.append(f"{info.name} was deleted, or donated to a step; save that step's result")
@@ -57,10 +69,22 @@ def leaves_to_save(rows: Sequence[tuple]) -> list[Leaf]:
                 f"{info.name} is on another mesh than {rows[0][1].name}; a mesh saves a checkpoint of its own"
             )
         else:
-            leaves.append(Leaf(array, array.handle, info, args))
+            leaves += _leaves_of(array, info, args)
     if faults:
         raise ValueError("this cannot be saved:\n" + "\n".join(faults))
     return leaves
+
+
+def _leaves_of(
+    array: MpmdArray, info: type_handlers.ParamInfo, args: type_handlers.SaveArgs
+) -> Iterator[Leaf]:
+    """An array as what each group saves of it. A chunk is in one shard of one part, wherever parts begin."""
+    stack, parts = array.placement.stack, array.parts
+    shards = [NamedSharding(part.submesh, part.spec).shard_shape(part.shape) for part in parts]
+    chunk = tuple(map(math.gcd, *shards)) if stack else shards[0]
+    starts = [part.start for part in stack.slices] if stack else [0]
+    for part, first in zip(parts, starts, strict=True):
+        yield Leaf(array, part, first, part.handle, chunk, info, args)
 
 
 def copy_out(leaves: Sequence[Leaf]) -> list[Part]:
@@ -101,7 +125,12 @@ async def write(parts: Sequence[Part]) -> list[Any]:
             runtime.free((part.mpmd_idx,), part.copy)
     for mpmd_idx, sizes in written.items():
         _check_arrived(directory, mpmd_idx, sizes)
-    return [spec.metadata for by_process in specs.values() for _, spec in by_process[0]]
+    metadata = {
+        leaf.info.name: spec.metadata
+        for part in parts
+        for leaf, (_, spec) in zip(part.leaves, specs[part.mpmd_idx][0], strict=True)
+    }
+    return list(metadata.values())
 
 
 _ProcessSpecs = list[list[tuple[Handle, orbax_internals.WriteSpec]]]
@@ -116,13 +145,15 @@ def _write_specs(part: Part, runtime: Runtime) -> _ProcessSpecs:
 
 
 def _write_spec(leaf: Leaf, writer: str) -> orbax_internals.WriteSpec:
-    array = leaf.array
-    described = raw(array.aval)
-    shard_shape = (
-        NamedSharding(array.submesh, array.spec).shard_shape(array.shape) + described.shape[array.ndim :]
-    )
-    key_impl = key_impl_name(array.dtype) if is_key(array) else None
-    return orbax_internals.write_spec(leaf.info, leaf.args, described, shard_shape, writer, key_impl)
+    whole, part, stack = leaf.whole, leaf.array, leaf.whole.placement.stack
+    described, own = raw(whole.aval), raw(part.aval)
+    chunk_shape = leaf.chunk_shape + described.shape[whole.ndim :]
+    key_impl = key_impl_name(whole.dtype) if is_key(whole) else None
+    spec = orbax_internals.write_spec(leaf.info, leaf.args, described, chunk_shape, writer, key_impl)
+    if stack is None:
+        return spec
+    start = [leaf.first if dim == stack.axis else 0 for dim in range(len(own.shape))]
+    return spec._replace(opened_by=part_of(spec.opened_by, start, own.shape))
 
 
 def _opened_by(specs: _ProcessSpecs) -> list[list[tuple[Handle, JsonSpec]]]:

@@ -24,6 +24,7 @@ from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.jaxprs.printing import Names, indented
 from mpmd.ir import Cell, Spec, TaskKind
 from mpmd.schedules import Schedule
+from mpmd.stack import Leaf
 
 PartialSums = Literal["replicated", "all", "none"]
 """Which accumulators may hold partial sums over the devices of a group: see ``mpmd_jit_with_loop``."""
@@ -37,7 +38,7 @@ GroupSet = frozenset[int]
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """A leaf of the step's arguments; ``path`` is what users call it, such as ``args[0].params['w']``."""
+    """A leaf of the step's arguments, or a part of one, such as ``args[0].params['w'][0:2]``."""
 
     path: str
     var: Var
@@ -53,7 +54,10 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A leaf of the step's result. ``var`` may be an argument, and the variable of several results."""
+    """A leaf of the step's result, or a part of one.
+
+    ``var`` may be an argument, and the variable of several results.
+    """
 
     path: str
     var: Var
@@ -112,7 +116,10 @@ class TracedStep:
       before, after: the equations that are written before and after the loop. The compiler may move them.
       loop: ``None`` for a function without one; its equations are those of ``after``.
       out_shape: the result as a pytree of ``ShapeDtypeStruct``.
-      carried_state: pairs of an argument's and a result's position that a training loop will connect.
+      argument_leaves, result_leaves: what the arguments and results are parts of, in order.
+      carried_leaves: pairs of an argument leaf's and a result leaf's position that a training loop will
+        connect.
+      carried_state: the same of arguments and results, where leaves are in the same parts.
       typed: the specs of variables, outside and inside the loop, whose types said how they are sharded, as
         types do along explicit mesh axes. The types of these variables no longer do.
     """
@@ -124,6 +131,9 @@ class TracedStep:
     after: tuple[JaxprEqn, ...]
     results: tuple[Result, ...]
     out_shape: Any
+    argument_leaves: tuple[Leaf, ...]
+    result_leaves: tuple[Leaf, ...]
+    carried_leaves: tuple[tuple[int, int], ...]
     carried_state: tuple[tuple[int, int], ...]
     typed: Mapping[Var, Spec] = dataclasses.field(default_factory=dict)
 

@@ -17,16 +17,17 @@ from mpmd.compiler.checks import (
     check_task_graph,
     check_traced_step,
 )
-from mpmd.compiler.graph import Gather, GroupSet, PartialSums, TracedStep
+from mpmd.compiler.graph import Gather, PartialSums, TracedStep
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import check_specs, place
 from mpmd.compiler.shard import argument_specs, given_or_held, shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.ir import Spec
-from mpmd.placement import Placement
+from mpmd.placement import ANYWHERE, Placement
 from mpmd.program import Program
 from mpmd.sharding import with_auto_axes
+from mpmd.stack import Leaf, per_part
 from mpmd.stopwatch import Stopwatch
 from mpmd.verify import Verified, verify
 
@@ -56,6 +57,15 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _of_parts(leaves: Sequence[Leaf], placements: Sequence[Placement] | None) -> list[Placement]:
+    """Where each part is of leaves, if they are there in these parts."""
+    found: list[Placement] = []
+    for leaf, placement in zip(leaves, placements or [ANYWHERE] * len(leaves), strict=True):
+        there = placement if placement.stack == leaf.stack else ANYWHERE
+        found += there.parts if there.stack else [there] * len(leaf.names)
+    return found
+
+
 @_without_garbage_collection()
 def compile_step(
     fun: Callable,
@@ -69,7 +79,7 @@ def compile_step(
     partial_sums: PartialSums = "replicated",
     gather: Gather = "task",
     held: Sequence[Placement] | None = None,
-    wanted: Sequence[GroupSet] | None = None,
+    wanted: Sequence[Placement] | None = None,
 ) -> CompiledStep:
     """Compiles a step for groups of devices.
 
@@ -85,21 +95,35 @@ def compile_step(
       partial_sums: which accumulators may hold partial sums over the devices of a group.
       gather: when weights that are sharded over the batch's axes are gathered.
       held: for a function without a loop, where each argument leaf is already; ``ANYWHERE`` for one that
-        the caller sends. One without a spec in ``in_specs`` has the spec that it is held with.
-      wanted: for a function without a loop, the groups that are to have each result leaf; none: where it is
-        made.
+        the caller sends. One without a spec in ``in_specs`` has the spec that it is held with, and one that
+        is held in parts is read in these parts.
+      wanted: for a function without a loop, where each result leaf is to be, and in which parts;
+        ``ANYWHERE``: where it is made. Their specs are those of ``out_specs``.
 
     Raises: ``CompileError``.
     """
     watch = Stopwatch()
     with watch("trace"):
-        step = functools.partial(trace, watch.timed("jax", fun), args, dict(kwargs), submeshes)
-        traced = step(known := given_or_held(in_specs, held))
+        step = functools.partial(
+            trace,
+            watch.timed("jax", fun),
+            args,
+            dict(kwargs),
+            submeshes,
+            argument_stacks=[placement.stack for placement in held or ()],
+            result_stacks=[placement.stack for placement in wanted or ()],
+        )
+        traced = step(specs=(known := given_or_held(in_specs, held)))
         if traced.loop is not None and traced.typed and known != in_specs:
-            traced = step(in_specs)  # a loop's arguments come from anywhere: their types follow from the call
+            traced = step(specs=in_specs)  # a loop's arguments come from anywhere: types follow from the call
         submeshes = [with_auto_axes(submesh) for submesh in submeshes]
         check_traced_step(traced)
-        given = out_specs(traced.out_shape) if out_specs else None
+        arguments, results = traced.argument_leaves, traced.result_leaves
+        donated = per_part(arguments, donated)
+        in_specs = None if in_specs is None else per_part(arguments, in_specs)
+        given = per_part(results, out_specs(traced.out_shape)) if out_specs else None
+        held = _of_parts(arguments, held)
+        wanted = _of_parts(results, wanted)
         if traced.loop is None:
             in_specs = argument_specs(traced, submeshes, in_specs, given, held)
         specs = None if in_specs is None else [spec or () for spec in in_specs]
@@ -111,8 +135,9 @@ def compile_step(
         check_sharded_graph(sharded)
     with watch("place"):
         if traced.loop is None:
-            there = [frozenset(placement.mpmd_idxs) for placement in held or ()]
-            placed = place(sharded, len(submeshes), there, wanted)
+            there = [frozenset(placement.mpmd_idxs) for placement in held]
+            asked = [frozenset(placement.mpmd_idxs) for placement in wanted]
+            placed = place(sharded, len(submeshes), there, asked)
         else:
             placed = place(sharded, len(submeshes))
         check_placed_graph(placed)

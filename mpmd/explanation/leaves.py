@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd.explanation.uses import TaskUse, groups_text, numbers_text, tasks_text, use_lines
@@ -146,7 +147,10 @@ def _leaf_table(
     by_path = {leaf.path: leaf for leaf in leaves}
     reasons = {path: (by_path[path].mpmd_idxs, *map(_groups_using, uses[path])) for path in uses}
     rows = []
-    for name, paths in group_leaves({path: reasons.get(path) for path in by_path}):
+    shown = {_with_part_first(path): path for path in by_path}
+    for name, names in group_leaves({name: reasons.get(path) for name, path in shown.items()}):
+        paths = [shown[name] for name in names]
+        name = paths[0] if len(paths) == 1 else name
         if paths[0] in uses:
             nbytes = sum(by_path[path].device_bytes for path in paths)
             columns = zip(*(uses[path] for path in paths), strict=True)
@@ -154,6 +158,14 @@ def _leaf_table(
             place = numbers_text(by_path[paths[0]].mpmd_idxs)
             rows.append((name, str(len(paths)), human_bytes(nbytes), place, *tasks))
     return table(header, rows)
+
+
+_PART_OF_STACK = re.compile(r"(\[[^\[\]]*\]|\.\w+)(\[(?::, )*\d+:\d+\])$")
+
+
+def _with_part_first(path: str) -> str:
+    """The path with the part of a stack before its last key, so that a part of several stacks is one line."""
+    return _PART_OF_STACK.sub(r"\2\1", path)
 
 
 def _groups_using(uses: Iterable[TaskUse]) -> frozenset[tuple[int, bool]]:

@@ -18,10 +18,23 @@ from mpmd.placement import Placement
 from mpmd.runtime.requests import Handle
 
 
+class Piece(NamedTuple):
+    """A caller's array, or a part of it, such as ``[0:2]``, and where groups are to have it."""
+
+    array: jax.Array
+    part: str
+    placement: Placement
+
+    @property
+    def key(self) -> _Key:
+        return _Key(id(self.array), self.part, self.placement)
+
+
 class _Key(NamedTuple):
-    """An array, by its ``id``, and where groups have it."""
+    """A piece, with its array by its ``id``."""
 
     array_id: int
+    part: str
     placement: Placement
 
 
@@ -61,19 +74,19 @@ class ArgumentCache:
             self._free_invalid()
             yield Delivery(self, self._next_handle, self._free, num_groups)
 
-    def find(self, array: jax.Array, placement: Placement) -> Handle | None:
+    def find(self, piece: Piece) -> Handle | None:
         """The handle of an array, if these groups have it so."""
-        entry = self._entries.get(_Key(id(array), placement))
-        is_there = entry is not None and entry.array() is array and entry.handle >= self._oldest
+        entry = self._entries.get(piece.key)
+        is_there = entry is not None and entry.array() is piece.array and entry.handle >= self._oldest
         return entry.handle if entry is not None and is_there else None
 
-    def add(self, array: jax.Array, placement: Placement, handle: Handle) -> _Key:
+    def add(self, piece: Piece, handle: Handle) -> _Key:
         """Notes where groups have an array. From now on the cache frees the handle, and nothing else."""
-        key = _Key(id(array), placement)
+        key = piece.key
         if key in self._entries:  # of an array that has died since, or an invalid one
-            self._free(placement.mpmd_idxs, self._entries[key].handle)
+            self._free(key.placement.mpmd_idxs, self._entries[key].handle)
         died = functools.partial(self._died, key, handle)
-        self._entries[key] = _Entry(weakref.ref(array, died), handle)
+        self._entries[key] = _Entry(weakref.ref(piece.array, died), handle)
         return key
 
     def invalidate(self, entries: Iterable[tuple[_Key, Handle]]) -> None:
@@ -117,23 +130,23 @@ class Delivery:
         self._free = free
         self.host_arrays: tuple[dict[Handle, np.ndarray], ...] = tuple({} for _ in range(num_groups))
         self._transient: dict[Handle, tuple[int, ...]] = {}
-        self._to_cache: dict[_Key, tuple[jax.Array, Handle]] = {}
+        self._to_cache: dict[_Key, tuple[Piece, Handle]] = {}
 
-    def find(self, array: jax.Array, placement: Placement) -> Handle | None:
+    def find(self, piece: Piece) -> Handle | None:
         """The handle of an array, if these groups have it so, or are sent it with this step."""
-        if added := self._to_cache.get(_Key(id(array), placement)):
+        if added := self._to_cache.get(piece.key):
             return added[1]
-        return self._cache.find(array, placement)
+        return self._cache.find(piece)
 
-    def send(self, value: np.ndarray, placement: Placement, array: jax.Array | None) -> Handle:
-        """Adds a value for groups; they keep it for later steps when it is that of ``array``."""
+    def send(self, value: np.ndarray, placement: Placement, piece: Piece | None) -> Handle:
+        """Adds a value for groups; they keep it for later steps when it is that of ``piece``."""
         handle = self._next_handle()
         for mpmd_idx in placement.mpmd_idxs:
             self.host_arrays[mpmd_idx][handle] = value
-        if array is None:
+        if piece is None:
             self._transient[handle] = placement.mpmd_idxs
         else:
-            self._to_cache[_Key(id(array), placement)] = array, handle
+            self._to_cache[piece.key] = piece, handle
         return handle
 
     def transient(self, mpmd_idx: int) -> tuple[Handle, ...]:
@@ -142,10 +155,7 @@ class Delivery:
 
     def commit(self, replies: Iterable[Future[Any]]) -> None:
         """The step was submitted. Should it fail, groups may lack what it sent, which is then sent again."""
-        entries = [
-            (self._cache.add(array, key.placement, handle), handle)
-            for key, (array, handle) in self._to_cache.items()
-        ]
+        entries = [(self._cache.add(piece, handle), handle) for piece, handle in self._to_cache.values()]
         if entries:
             invalidate_failed = functools.partial(_invalidate_failed, self._cache, entries)
             for reply in replies:

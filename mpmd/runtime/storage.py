@@ -43,6 +43,17 @@ class StoredArray(NamedTuple):
     spec: Spec
 
 
+def part_of(opened_by: JsonSpec, start: Sequence[int], shape: Sequence[int]) -> JsonSpec:
+    """What TensorStore opens a part of an array by, as an array of its own.
+
+    Args:
+      start: the first index of the part, for each dimension.
+    """
+    output = [{"input_dimension": dim, "offset": offset} for dim, offset in enumerate(start)]
+    transform = {"input_inclusive_min": [0] * len(shape), "input_shape": list(shape), "output": output}
+    return {**opened_by, "transform": transform}
+
+
 def copied_out(array: jax.Array) -> tuple[HostShard, ...]:
     """What this process has of an array, in host memory; of what several devices of the group have, one copy.
 

@@ -46,13 +46,63 @@ def marks_in_a_map(params, x, y):
     return jnp.mean(jax.lax.map(lambda row: layer(params[1], mpmd.mark_stage_end(layer(params[0], row))), x))
 
 
-def marks_in_a_scan(params, x, y):
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-    return jnp.mean(jax.lax.scan(lambda h, p: (mpmd.mark_stage_end(layer(p, h)), None), x, stacked)[0])
+def stacked(params, layers=2):
+    return jax.tree.map(lambda a, b: jnp.stack([a, b] * (layers // 2)), *params)
 
 
-def marks_in_a_scan_under_jit_and_remat(params, x, y):
-    return jax.jit(jax.checkpoint(marks_in_a_scan))(params, x, y)
+def scan_of(layers=2, **spread):
+    """A loss that scans over ``layers`` layers, with a mark in the body."""
+
+    def loss(params, x, y):
+        def body(h, p):
+            return mpmd.mark_stage_end(layer(p, h), **spread), None
+
+        return jnp.mean(jax.lax.scan(body, x, stacked(params, layers))[0])
+
+    return loss
+
+
+def two_marks_in_a_scan(params, x, y):
+    def body(h, p):
+        return mpmd.mark_stage_end(layer(p, mpmd.mark_stage_end(jnp.sin(h)))), None
+
+    return jnp.mean(jax.lax.scan(body, x, stacked(params))[0])
+
+
+def a_mark_of_what_is_not_carried(params, x, y):
+    def body(h, p):
+        return layer(p, h), mpmd.mark_stage_end(jnp.mean(h))
+
+    return jnp.mean(jax.lax.scan(body, x, stacked(params))[1])
+
+
+def a_mark_in_the_inner_scan(params, x, y):
+    def block(h, p):
+        return jax.lax.scan(lambda h, _: (mpmd.mark_stage_end(layer(p, h)), None), h, None, length=2)
+
+    return jnp.mean(jax.lax.scan(block, x, stacked(params))[0])
+
+
+def marks_in_both_scans(params, x, y):
+    def block(h, p):
+        h, _ = jax.lax.scan(lambda h, _: (mpmd.mark_stage_end(layer(p, h)), None), h, None, length=2)
+        return mpmd.mark_stage_end(h), None
+
+    return jnp.mean(jax.lax.scan(block, x, stacked(params))[0])
+
+
+def a_mark_in_a_cond_in_a_scan(params, x, y):
+    def body(h, p):
+        return jax.lax.cond(h[0, 0] > 0, lambda h: mpmd.mark_stage_end(layer(p, h)), lambda h: h, h), None
+
+    return jnp.mean(jax.lax.scan(body, x, stacked(params))[0])
+
+
+def every_outside_of_a_scan(params, x, y):
+    h = x
+    for p in params:
+        h = mpmd.mark_stage_end(layer(p, h), every=1)
+    return jnp.mean(h)
 
 
 def marks_in_a_switch(params, x, y):
@@ -129,21 +179,43 @@ REFUSED = {
         ],
     ),
     "no marks": (of_loss(lambda p, x, y: jnp.mean(layer(p[0], x))), ["has 0 calls", "it needs 1 mark"]),
-    "scan": (
-        of_loss(marks_in_a_scan),
-        [HERE, "inside a scan; write the layers of different stages as separate"],
+    "every that does not divide": (
+        of_loss(scan_of(8, every=3)),
+        [HERE, r"every=3 does not divide", r"every=\(4, 4\), or num_stages=2"],
     ),
-    "scan, jit and remat": (of_loss(marks_in_a_scan_under_jit_and_remat), [HERE, r"jax\.checkpoint"]),
-    "map": (of_loss(marks_in_a_map), [HERE, "inside a scan"]),
+    "iterations that do not add up": (
+        of_loss(scan_of(8, every=(3, 4))),
+        [HERE, r"a scan of 8 iterations, but every=\(3, 4\) has 7", "which add up to 8"],
+    ),
+    "more stages than layers": (
+        of_loss(scan_of(2, num_stages=4)),
+        [HERE, "2 iterations, which cannot be divided into num_stages=4"],
+    ),
+    "stages of a scan that the schedule has not": (
+        of_loss(scan_of(6, every=2)),
+        [HERE, "has 3 calls of mark_stage_end", "stage 2 ends at"],
+    ),
+    "two marks in a scan": (
+        of_loss(two_marks_in_a_scan),
+        [HERE, "several marks in its body", "a stage ends after a whole iteration"],
+    ),
+    "a mark of what is not carried": (
+        of_loss(a_mark_of_what_is_not_carried),
+        [HERE, "does not carry what it returns", "return it as the carry"],
+    ),
+    "inner scan": (of_loss(a_mark_in_the_inner_scan), [HERE, "inside a scan within a scan", "outer one"]),
+    "both scans": (of_loss(marks_in_both_scans), [HERE, "inside a scan within a scan", "outer one"]),
+    "cond in a scan": (of_loss(a_mark_in_a_cond_in_a_scan), [HERE, r"inside a lax\.cond or lax\.switch"]),
+    "every without a scan": (
+        of_loss(every_outside_of_a_scan),
+        [HERE, "not in the body of a lax.scan: leave out every and num_stages"],
+    ),
+    "map": (of_loss(marks_in_a_map), [HERE, "does not carry what it returns to the next iteration"]),
     "switch": (
         of_loss(marks_in_a_switch),
         [HERE, r"inside a lax\.cond or lax\.switch; put the mark outside"],
     ),
     "while": (of_loss(marks_in_a_while_loop), [HERE, "inside a while loop; put the mark outside"]),
-    "remat": (
-        of_loss(jax.checkpoint(mse)),
-        [r"models\.py:\d+", r"inside jax\.checkpoint \(remat\); apply it to the parts"],
-    ),
     "nothing marked": (
         of_loss(a_mark_of_nothing),
         [r"mark_stage_end needs a pytree with at least one array, got 1\.0"],

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 import mpmd
 from mpmd.ir import Free, Recv, Run, Send, Tell
-from tests.support.parity import raw, uneven_mesh_of
+from tests.support.parity import assert_stays, raw, uneven_mesh_of
 from tests.support.random_programs import arguments_of, axes_of, options_of, programs, step_of, submeshes_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -60,12 +60,6 @@ def assert_same(actual, expected, tolerance, what):
             np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance, err_msg=where)
         else:
             np.testing.assert_array_equal(left, right, err_msg=where)
-
-
-def assert_stays(state, plan):
-    """Asserts that the next step finds the state where it reads it."""
-    for array, wanted in zip(jax.tree.leaves(state), plan.inputs, strict=False):
-        assert set(wanted.mpmd_idxs) <= set(array.mpmd_idxs), f"{wanted.path} would move"
 
 
 def check_plan(plan, peak_bytes):

@@ -17,6 +17,8 @@ from cluster.fleet import Fleet
 from cluster.recovery import Recovery
 from mpmd.errors import RecoveryError, StateLostError
 from tests.ray.hand_written_programs import ProgramDriver, compute_forever, relay_program
+from tests.support import stacked_state
+from tests.support.digests import digests
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
 
 STEPS = 12
@@ -354,3 +356,21 @@ def test_a_group_of_several_processes_is_replaced_as_a_whole(local_ray, transpor
         now = [process.pid for process in mesh.processes]
         assert now[:2] == pids[:2]
         assert set(now[2:]).isdisjoint(pids)
+
+
+def test_a_state_in_parts_is_recovered(recovering_mesh):
+    mesh = recovering_mesh
+    step = stacked_state.compiled(mesh, mpmd.Std1F1B(2), num_stages=2)
+
+    def run(disturbed):
+        state = step.init(stacked_state.initial_state)
+        for number in range(6):
+            state, loss = step(state, *batch())
+            if disturbed and number == 4:
+                kill(mesh, 1)
+        return float(loss), digests(mpmd.to_host(state))
+
+    known = len(mesh.recoveries)
+    undisturbed = run(disturbed=False)
+    assert run(disturbed=True) == undisturbed
+    assert [report.mpmd_idxs for report in recoveries(mesh, known + 1)[known:]] == [(1,)]

@@ -77,9 +77,20 @@ def compiles():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+def parts_of(tree):
+    """The arrays of a pytree, and those that arrays of stacked layers consist of."""
+    return [part for array in jax.tree.leaves(tree) for part in array.parts]
+
+
+def assert_stays(state, plan):
+    """Asserts that the next step finds the state where it reads it."""
+    for array, wanted in zip(parts_of(state), plan.inputs, strict=False):
+        assert set(wanted.mpmd_idxs) <= set(array.mpmd_idxs), f"{wanted.path} would move"
+
+
 def assert_replicas_equal(tree):
     """Asserts that all groups which hold a value hold the same bits."""
-    for array in jax.tree.leaves(tree):
+    for array in parts_of(tree):
         fetched = [array.runtime.fetch(mpmd_idx, array.handle) for mpmd_idx in array.mpmd_idxs]
         replicas = {np.asarray(future.result()).tobytes() for future in fetched}
         assert len(replicas) == 1, f"the replicas of {array} differ"
@@ -113,8 +124,7 @@ def assert_parity_on(mesh, step, state, *batch, steps=2, tolerance=2e-5, **optio
         assert number == 0 or not counted, f"step {number} compiled {len(counted)} times"
         assert_close(result, expected, tolerance)
         assert compiled.compile(state, *batch) is loaded, "the next step would compile again"
-        for array, wanted in zip(jax.tree.leaves(state), loaded.plan.inputs, strict=False):
-            assert set(wanted.mpmd_idxs) <= set(array.mpmd_idxs), f"{wanted.path} would move"
+        assert_stays(state, loaded.plan)
         assert_replicas_equal((state, result))
     assert_close(state, expected_state, tolerance)
     return loaded

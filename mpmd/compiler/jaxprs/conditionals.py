@@ -1,21 +1,28 @@
-"""Takes a ``lax.cond`` apart by its results."""
+"""Takes a ``lax.cond`` apart by its results, or by its branches."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.interpreters import partial_eval
+
+from mpmd.compiler.jaxprs.equations import Atom, called, inlined_eqns, lookup, substitute, traced_eqns
+
+
+def only_computes(eqn: JaxprEqn) -> bool:
+    """Whether the equation is a ``lax.cond`` or ``lax.switch`` without effects."""
+    return (
+        eqn.primitive.name == "cond"
+        and not eqn.effects
+        and not any(branch.consts for branch in eqn.params["branches"])
+    )
 
 
 def can_be_split(eqn: JaxprEqn) -> bool:
     """Whether the equation is a ``lax.cond`` or ``lax.switch`` of several results that only computes."""
-    return (
-        eqn.primitive.name == "cond"
-        and len(eqn.outvars) > 1
-        and not eqn.effects
-        and not any(branch.consts for branch in eqn.params["branches"])
-    )
+    return len(eqn.outvars) > 1 and only_computes(eqn)
 
 
 def with_results(eqn: JaxprEqn, kept: Collection[int]) -> JaxprEqn:
@@ -33,3 +40,29 @@ def with_results(eqn: JaxprEqn, kept: Collection[int]) -> JaxprEqn:
         outvars=[var for i, var in enumerate(eqn.outvars) if i in kept],
         params={**eqn.params, "branches": smaller},
     )
+
+
+def as_selections(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """The equations of all branches, and for each result one that selects it from the branches' results.
+
+    So each equation can run where its own operands are. All branches are computed, whichever is taken.
+    """
+    index, *operands = eqn.invars
+    eqns: list[JaxprEqn] = []
+    results: list[list[Atom]] = []
+    for branch in eqn.params["branches"]:
+        renamed: dict[Var, Atom] = dict(zip(branch.jaxpr.invars, operands, strict=True))
+        for member in inlined_eqns(branch.jaxpr.eqns, _called_without_constants):
+            outvars = [Var(var.aval) for var in member.outvars]
+            eqns.append(substitute(member, renamed).replace(outvars=outvars))
+            renamed.update(zip(member.outvars, outvars, strict=True))
+        results.append([lookup(atom, renamed) for atom in branch.jaxpr.outvars])
+    for var, *cases in zip(eqn.outvars, *results, strict=True):
+        (selection,), _ = traced_eqns(lambda i, *cases: [lax.select_n(i, *cases)], [index, *cases])
+        eqns.append(selection.replace(outvars=[var], source_info=eqn.source_info))
+    return eqns
+
+
+def _called_without_constants(eqn: JaxprEqn) -> Jaxpr | None:
+    inner = called(eqn)
+    return inner.jaxpr if inner is not None and not inner.consts else None

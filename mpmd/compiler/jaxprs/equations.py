@@ -63,6 +63,11 @@ def called(eqn: JaxprEqn) -> core.ClosedJaxpr | None:
     return next(value for value in eqn.params.values() if isinstance(value, core.ClosedJaxpr))
 
 
+def is_remat(eqn: JaxprEqn) -> bool:
+    """Whether it is a function under ``jax.checkpoint``."""
+    return eqn.primitive.name in ("remat2", "checkpoint")
+
+
 def inline_calls(jaxpr: Jaxpr, should_inline: Callable[[JaxprEqn], bool]) -> tuple[Jaxpr, dict[Var, Any]]:
     """Replaces calls by the equations they call, recursively, where ``should_inline(eqn)`` says so.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
@@ -39,3 +41,13 @@ def scan_operands(eqn: JaxprEqn) -> ScanOperands:
 
 def _same_rank(outside: Atom, inside: Atom) -> bool:
     return len(aval_of(outside).shape) == len(aval_of(inside).shape)
+
+
+def computed(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    """What the body of a ``lax.scan`` is to return, with copies of what it was given.
+
+    ``lax.scan`` leaves out of its equation what the body returns as it is: then the equation would have fewer
+    results than the body.
+    """
+    given = set(map(id, inputs))
+    return [jnp.copy(value) if id(value) in given else value for value in values]

@@ -21,13 +21,13 @@ nothing, such as zeros, integers and keys, is computed by each.
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.callbacks import callback_of
 from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph, TaskGraph
-from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
+from mpmd.compiler.jaxprs.conditionals import as_selections, only_computes, with_results
 from mpmd.compiler.jaxprs.cost import is_cheap, is_exact
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.place.exchanges import number_exchanges
@@ -177,7 +177,8 @@ class _Placer:
         """For each variable the groups of its large operands, if any, or else those that it prefers.
 
         A conditional over the values of several groups, such as an optimizer's that skips a step, becomes
-        one for each of them.
+        one for each of them. If a result is made of values of several, as where a branch clips by the norm of
+        all gradients, the branches are computed one equation at a time, and the results are selected.
         """
         read_in_loop = {
             var: self._loop_reads[var]
@@ -210,13 +211,24 @@ class _Placer:
                         self._anchors[var] = anchor
                     self._preferred[var] = preferred
 
-    def _parts(self, eqn: JaxprEqn) -> list[JaxprEqn]:
-        if not can_be_split(eqn):
-            return [eqn]
+    def _parts(self, eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+        if not only_computes(eqn):
+            yield eqn
+            return
         together: dict[GroupSet, list[int]] = collections.defaultdict(list)
-        for i in range(len(eqn.outvars)):
-            together[self._anchor(with_results(eqn, [i]))].append(i)
-        return [eqn] if len(together) == 1 else [with_results(eqn, kept) for kept in together.values()]
+        parts = [with_results(eqn, [i]) for i in range(len(eqn.outvars))]
+        if any(map(self._is_torn, parts)):
+            for member in as_selections(eqn):
+                yield from self._parts(member)
+            return
+        for i, part in enumerate(parts):
+            together[self._anchor(part)].append(i)
+        yield from [eqn] if len(together) == 1 else (with_results(eqn, kept) for kept in together.values())
+
+    def _is_torn(self, eqn: JaxprEqn) -> bool:
+        """Whether large operands are on different groups."""
+        held = [self._anchors[var] for var in operands(eqn) if size(var) > 1 and self._anchors.get(var)]
+        return bool(held) and not frozenset.intersection(*held)
 
     def _anchor(self, eqn: JaxprEqn) -> GroupSet:
         if eqn.outvars and eqn.outvars[0] in self._gathered:

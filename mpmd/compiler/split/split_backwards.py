@@ -31,7 +31,7 @@ from mpmd.compiler.jaxprs.equations import (
     substitute,
     traced_eqns,
 )
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import computed, scan_operands
 from mpmd.ir import Cell
 
 
@@ -195,7 +195,7 @@ class _Scan:
             fixed, initial, inputs = _cut(operands, len(consts), len(carried))
 
             def one(carry, x):
-                values = run(*fixed, *carry, *x)
+                values = computed(run(*fixed, *carry, *x), [*carry, *x])
                 return values[: len(carried)], values[len(carried) :]
 
             params = self._eqn.params

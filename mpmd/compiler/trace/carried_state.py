@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.graph import Loop, TracedStep
-from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
-
-Flow = tuple[Iterable[Var], Iterable[Var]]
-"""What a part of the step reads, and what it makes."""
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands
+from mpmd.compiler.trace.dead_code import live_eqns
 
 
-def find_carried_state(args: Sequence[Any], traced: TracedStep) -> tuple[tuple[int, int], ...]:
+def find_carried_state(args: Sequence[Any], step: Jaxpr, out_shape: Any) -> tuple[tuple[int, int], ...]:
     """Pairs (argument leaf, result leaf) that a training loop will connect.
 
     A part of the result is paired with the first argument that has the same structure, shapes and dtypes and
@@ -28,23 +25,24 @@ def find_carried_state(args: Sequence[Any], traced: TracedStep) -> tuple[tuple[i
 
     Args:
       args: the step's arguments, positional ones and those given by name.
+      step: a jaxpr of their leaves.
+      out_shape: its results as a pytree.
     """
-    arguments, results = traced.arguments, traced.results
+    arguments, results = step.invars, step.outvars
     starts = [0]
     for argument in args:
         starts.append(starts[-1] + len(jax.tree.leaves(argument)))
     free: dict[Any, dict[int, None]] = collections.defaultdict(dict)
     for i, argument in enumerate(args):
         free[_structure_of(argument)][i] = None
-    single = [arguments[start].var for start, end in itertools.pairwise(starts) if end == start + 1]
-    in_loop = [_flow_of(traced.loop)] if traced.loop else []
-    reached = _reached(single, [*_flows(traced.before), *in_loop, *_flows(traced.after)])
+    single = [arguments[start] for start, end in itertools.pairwise(starts) if end == start + 1]
+    reached = _reached(single, live_eqns(step.eqns, step.outvars))
 
-    def connected(argument: Var, result: Var) -> bool:
+    def connected(argument: Var, result: Atom) -> bool:
         there, here = aval_of(argument), aval_of(result)
         if there.shape == () and there.weak_type != here.weak_type:
             return False
-        return bool(reached.get(result, 0) & reached[argument])
+        return isinstance(result, Var) and bool(reached.get(result, 0) & reached[argument])
 
     pairs: list[tuple[int, int]] = []
 
@@ -52,7 +50,7 @@ def find_carried_state(args: Sequence[Any], traced: TracedStep) -> tuple[tuple[i
         structure = _structure_of(part)
         leaves = range(len(structure[1]))
         for i in free.get(structure, ()) if leaves else ():
-            alike = len(leaves) > 1 or connected(arguments[starts[i]].var, results[first_leaf].var)
+            alike = len(leaves) > 1 or connected(arguments[starts[i]], results[first_leaf])
             if alike:
                 pairs.extend((starts[i] + k, first_leaf + k) for k in leaves)
                 del free[structure][i]
@@ -61,7 +59,7 @@ def find_carried_state(args: Sequence[Any], traced: TracedStep) -> tuple[tuple[i
             match(child, first_leaf)
             first_leaf += len(jax.tree.leaves(child))
 
-    match(traced.out_shape, 0)
+    match(out_shape, 0)
     return tuple(pairs)
 
 
@@ -76,23 +74,13 @@ def _children(tree: Any) -> list[Any]:
     return [child for child in children if child is not tree]
 
 
-def _flows(eqns: Iterable[JaxprEqn]) -> Iterator[Flow]:
-    return ((operands(eqn), eqn.outvars) for eqn in eqns)
-
-
-def _flow_of(loop: Loop) -> Flow:
-    initial = (r.initial for r in loop.results if isinstance(r.initial, Var))
-    values = (r.value for r in loop.results if isinstance(r.value, Var))
-    return [*free_variables(loop.eqns), *values, *initial], [result.result for result in loop.results]
-
-
-def _reached(sources: Sequence[Var], flows: Iterable[Flow]) -> Mapping[Var, int]:
+def _reached(sources: Sequence[Var], eqns: Iterable[JaxprEqn]) -> Mapping[Var, int]:
     """For each variable the sources that it depends on, as the bits of a number."""
     reached = {var: 1 << i for i, var in enumerate(sources)}
-    for reads, makes in flows:
+    for eqn in eqns:
         bits = 0
-        for var in reads:
+        for var in operands(eqn):
             bits |= reached.get(var, 0)
         if bits:
-            reached.update(dict.fromkeys(makes, bits))
+            reached.update(dict.fromkeys(eqn.outvars, bits))
     return reached

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from mpmd.annotate import mark_p
-from mpmd.compiler.jaxprs.equations import any_inside, subjaxprs
+from mpmd.annotate import mark_of, mark_p
+from mpmd.compiler.jaxprs.equations import any_inside, called, is_remat, subjaxprs
 from mpmd.compiler.jaxprs.source import is_in_scope, where
 from mpmd.errors import CompileError
 from mpmd.reduce import SCOPE, treduce_p
 
 _WHERE_A_MARK_CANNOT_BE = {
-    "scan": "a scan; write the layers of different stages as separate scans with the mark between them",
-    "while": "a while loop; put the mark outside the loop",
+    "while": "a while loop; put the mark outside the loop, or write it as a lax.scan",
     "cond": "a lax.cond or lax.switch; put the mark outside it",
-    "remat2": "jax.checkpoint (remat); apply it to the parts of a stage, with the mark between them",
-    "checkpoint": "jax.checkpoint (remat); apply it to the parts of a stage, with the mark between them",
     "treduce": "a treduce within a treduce; only the outer loop can be pipelined",
 }
 
@@ -52,11 +51,7 @@ def check_loop(jaxpr: Jaxpr) -> None:
             "a step takes one: merge them, or write two steps"
         )
     for loop in loops:
-        faults.extend(
-            f"mark_stage_end at {_mark_inside(eqn)} is inside {_described(eqn)}"
-            for eqn in loop.params["body"].eqns
-            if eqn.primitive is not mark_p and any_inside(eqn, mark_p)
-        )
+        faults.extend(_misplaced_marks(loop.params["body"], None))
     if faults:
         raise CompileError(list(dict.fromkeys(faults)))
 
@@ -70,8 +65,32 @@ def _mark_outside(eqn: JaxprEqn) -> str:
     return f"mark_stage_end inside {eqn.primitive} at {where(eqn)}, outside of any treduce"
 
 
-def _described(eqn: JaxprEqn) -> str:
-    return _WHERE_A_MARK_CANNOT_BE.get(eqn.primitive.name, f"{eqn.primitive}; put the mark outside it")
+def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
+    """What is wrong with the marks in a loop's body, or in the body of a scan in it."""
+    for eqn in jaxpr.eqns:
+        mark = mark_of(eqn)
+        if mark is not None and mark.boundary.is_of_scan and scan is None:
+            yield (
+                f"mark_stage_end at {where(eqn)} says after which iterations stages end, but it is not in "
+                "the body of a lax.scan: leave out every and num_stages, or scan over the layers"
+            )
+        if mark is not None or not any_inside(eqn, mark_p):
+            continue
+        if called(eqn) is not None or is_remat(eqn):
+            for inner in subjaxprs(eqn):
+                yield from _misplaced_marks(inner, scan)
+        elif eqn.primitive.name != "scan":
+            described = _WHERE_A_MARK_CANNOT_BE.get(
+                eqn.primitive.name, f"{eqn.primitive}; put the mark outside it"
+            )
+            yield f"mark_stage_end at {_mark_inside(eqn)} is inside {described}"
+        elif scan is None:
+            yield from _misplaced_marks(eqn.params["jaxpr"].jaxpr, eqn)
+        else:
+            yield (
+                f"mark_stage_end at {_mark_inside(eqn)} is inside a scan within a scan: put it in the body "
+                "of the outer one, behind the inner one"
+            )
 
 
 def _mark_inside(eqn: JaxprEqn) -> str:

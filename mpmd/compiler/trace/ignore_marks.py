@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 
-from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core import Jaxpr
 
 from mpmd.annotate import mark_of
-from mpmd.compiler.jaxprs.equations import Atom, lookup, substitute, with_eqns
 from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.stacks import without_marks
 from mpmd.compiler.trace.dead_code import live_eqns
 from mpmd.errors import PerformanceWarning
 
 
-def without_marks(jaxpr: Jaxpr) -> Jaxpr:
+def ignore_marks(jaxpr: Jaxpr) -> Jaxpr:
     """The function without its marks: outside of a loop they are the identity.
 
     Warns: ``PerformanceWarning`` when a result depends on one. The marks of a model that is called to find
@@ -28,12 +28,4 @@ def without_marks(jaxpr: Jaxpr) -> Jaxpr:
             PerformanceWarning,
             stacklevel=2,
         )
-    renamed: dict[Var, Atom] = {}
-    eqns: list[JaxprEqn] = []
-    for eqn in jaxpr.eqns:
-        if mark_of(eqn):
-            values = (lookup(atom, renamed) for atom in eqn.invars)
-            renamed.update(zip(eqn.outvars, values, strict=True))
-        else:
-            eqns.append(substitute(eqn, renamed))
-    return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])
+    return without_marks(jaxpr)

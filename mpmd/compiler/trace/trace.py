@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.annotate import mark_p
-from mpmd.compat import with_constants_as_inputs
 from mpmd.compiler.graph import Argument, Constant, Loop, LoopResult, Result, TracedStep
 from mpmd.compiler.jaxprs.equations import (
-    any_inside,
+    Atom,
     aval_of,
     avals_of,
-    inline_calls,
     lookup,
     substitute,
     traced_eqns,
-    with_eqns,
 )
-from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
-from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
-from mpmd.compiler.trace.carried_state import find_carried_state
-from mpmd.compiler.trace.check_loop import check_loop
+from mpmd.compiler.stacks import CutStep, cut_stacks
 from mpmd.compiler.trace.dead_code import live_eqns, without_dead_code
-from mpmd.compiler.trace.host_callbacks import has_callback, with_host_callbacks
-from mpmd.compiler.trace.ignore_marks import without_marks
+from mpmd.compiler.trace.host_callbacks import with_host_callbacks
 from mpmd.compiler.trace.number_marks import number_live_marks, number_marks
-from mpmd.compiler.trace.traced_within import traced_within_submesh
+from mpmd.compiler.trace.written import WrittenStep, write_down
 from mpmd.ir import Spec
 from mpmd.reduce import treduce_p
-from mpmd.sharding import with_auto_axes
-from mpmd.tree import argument_paths, paths
+from mpmd.stack import Leaf, Stack
+from mpmd.tree import paths
 
 
 def trace(
@@ -45,6 +37,8 @@ def trace(
     kwargs: dict[str, Any],
     submeshes: Sequence[AbstractMesh],
     specs: Sequence[Spec | None] | None = None,
+    argument_stacks: Sequence[Stack | None] = (),
+    result_stacks: Sequence[Stack | None] = (),
 ) -> TracedStep:
     """Traces ``fun(*args, **kwargs)`` under the first group's submesh, with the state as the step returns it.
 
@@ -58,26 +52,33 @@ def trace(
       submeshes: those of the groups.
       specs: how each leaf of the arguments is sharded; ``None`` for one, or for all: replicated. Along
         explicit axes types say so.
+      argument_stacks, result_stacks: for a function without a loop, how each leaf of the arguments and of the
+        result is in parts; ``None`` for one that is whole, none if all are.
 
     Raises: ``CompileError`` for a step with several loops, and for marks that do not make the stages of the
       loop's schedule.
-    Warns: ``PerformanceWarning`` for marks without a loop.
+    Warns: ``PerformanceWarning`` for marks without a loop, and for equations that put parts together.
     """
-    traced = _trace_once(fun, args, kwargs, submeshes, specs)
+
+    def trace_once(args: tuple, kwargs: dict[str, Any]) -> TracedStep:
+        written = write_down(fun, args, kwargs, submeshes, specs)
+        given = () if written.has_loop else (argument_stacks, result_stacks)
+        cut = cut_stacks(written.jaxpr, written.constants, written.carried_leaves, *given)
+        return _traced(written, cut)
+
+    traced = trace_once(args, kwargs)
     leaves, treedef = jax.tree.flatten((args, kwargs))
-    weak = [i for i, j in traced.carried_state if _loses_weak_type(traced, i, j)]
+    weak = [i for i, j in traced.carried_leaves if _loses_weak_type(traced, i, j)]
     if not weak:
         return traced
     for i in weak:
         leaves[i] = jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype)
-    args, kwargs = jax.tree.unflatten(treedef, leaves)
-    strong = _trace_once(fun, args, kwargs, submeshes, specs)
+    strong = trace_once(*jax.tree.unflatten(treedef, leaves))
     return strong if _dtypes(strong) == _dtypes(traced) else traced
 
 
 def _loses_weak_type(traced: TracedStep, argument: int, result: int) -> bool:
-    before, after = aval_of(traced.arguments[argument].var), aval_of(traced.results[result].var)
-    return before.weak_type and not after.weak_type
+    return traced.argument_leaves[argument].weak_type and not traced.result_leaves[result].weak_type
 
 
 def _dtypes(traced: TracedStep) -> list[Any]:
@@ -92,49 +93,55 @@ def _dtypes(traced: TracedStep) -> list[Any]:
     ]
 
 
-def _trace_once(
-    fun: Callable,
-    args: tuple,
-    kwargs: dict[str, Any],
-    submeshes: Sequence[AbstractMesh],
-    specs: Sequence[Spec | None] | None,
-) -> TracedStep:
-    closed, out_shape = traced_within_submesh(fun, args, kwargs, submeshes, specs)
-    untyped = WithoutTypes()
-    jaxpr, values = _inlined(closed, submeshes, untyped)
-    check_loop(jaxpr)
-    jaxpr = with_host_callbacks(jaxpr)
-    if not any(eqn.primitive is treduce_p for eqn in jaxpr.eqns):
-        jaxpr = without_marks(jaxpr)
-    copies, results = _results(jaxpr, values, paths(out_shape))
-    before, loop, after = _around_loop(jaxpr, copies, results)
-    arguments = tuple(map(Argument, argument_paths(args, kwargs), jaxpr.invars))
+def _traced(written: WrittenStep, cut: CutStep) -> TracedStep:
+    argument_leaves = tuple(map(_leaf, written.argument_paths, written.jaxpr.invars, cut.argument_stacks))
+    result_leaves = tuple(map(_leaf, paths(written.out_shape), written.jaxpr.outvars, cut.result_stacks))
+    jaxpr = with_host_callbacks(cut.jaxpr)
+    copies, result_vars = _result_vars(jaxpr, cut.constants)
+    before, loop, after = _around_loop(jaxpr, copies, result_vars)
     read = {atom for eqn in (*before, *after) for atom in eqn.invars if isinstance(atom, Var)}
     if loop is not None:
         read |= {atom for eqn in loop.eqns for atom in eqn.invars if isinstance(atom, Var)}
         of_results = (atom for result in loop.results for atom in (result.initial, result.value))
         read |= {atom for atom in of_results if isinstance(atom, Var)}
-    constants = tuple(Constant(var, value) for var, value in values.items() if var in read)
-    traced = TracedStep(
-        arguments=arguments,
-        constants=constants,
+    argument_names = [name for leaf in argument_leaves for name in leaf.names]
+    result_names = [name for leaf in result_leaves for name in leaf.names]
+    return TracedStep(
+        arguments=tuple(map(Argument, argument_names, jaxpr.invars)),
+        constants=tuple(Constant(var, value) for var, value in cut.constants.items() if var in read),
         before=before,
         loop=loop,
         after=after,
-        results=results,
-        out_shape=out_shape,
-        carried_state=(),
-        typed=untyped.specs,
+        results=tuple(map(Result, result_names, result_vars)),
+        out_shape=written.out_shape,
+        argument_leaves=argument_leaves,
+        result_leaves=result_leaves,
+        carried_leaves=written.carried_leaves,
+        carried_state=tuple(_carried_parts(written.carried_leaves, argument_leaves, result_leaves)),
+        typed=cut.of_parts(written.typed),
     )
-    carried = find_carried_state((*args, *kwargs.values()), traced)
-    return dataclasses.replace(traced, carried_state=carried)
+
+
+def _leaf(path: str, atom: Atom, stack: Stack | None) -> Leaf:
+    aval = aval_of(atom)
+    return Leaf(path, tuple(aval.shape), aval.dtype, aval.weak_type, stack)
+
+
+def _carried_parts(
+    carried_leaves: Sequence[tuple[int, int]], arguments: Sequence[Leaf], results: Sequence[Leaf]
+) -> Iterator[tuple[int, int]]:
+    """The pairs of the parts of leaves."""
+    first_argument = [0, *itertools.accumulate(len(leaf.names) for leaf in arguments)]
+    first_result = [0, *itertools.accumulate(len(leaf.names) for leaf in results)]
+    for i, j in carried_leaves:
+        if arguments[i].stack == results[j].stack:
+            yield from ((first_argument[i] + p, first_result[j] + p) for p in range(len(arguments[i].names)))
 
 
 def _around_loop(
-    jaxpr: Jaxpr, copies: Sequence[JaxprEqn], results: Sequence[Result]
+    jaxpr: Jaxpr, copies: Sequence[JaxprEqn], wanted: Sequence[Var]
 ) -> tuple[tuple[JaxprEqn, ...], Loop | None, tuple[JaxprEqn, ...]]:
     """The live equations before the loop, the loop, and the live equations after it."""
-    wanted = [result.var for result in results]
     at = next((i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is treduce_p), None)
     if at is None:
         return (), None, live_eqns([*jaxpr.eqns, *copies], wanted)
@@ -144,33 +151,6 @@ def _around_loop(
         jaxpr.eqns[:at], numbered or loop, [*jaxpr.eqns[at + 1 :], *copies], wanted
     )
     return before, number_live_marks(loop, numbered is not None), after
-
-
-def _inlined(
-    closed: ClosedJaxpr, submeshes: Sequence[AbstractMesh], untyped: WithoutTypes
-) -> tuple[Jaxpr, dict[Var, Any]]:
-    """The step without calls outside of loops and, in loops, without those with marks or callbacks inside.
-
-    Returns: a jaxpr of the arguments, and the values of the constants that it reads.
-    """
-    jaxpr = with_constants_as_inputs(closed)
-    values = dict(zip(jaxpr.invars, closed.consts, strict=False))
-    jaxpr, hoisted = inline_calls(jaxpr, lambda eqn: True)
-    values |= hoisted
-    eqns: list[JaxprEqn] = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is treduce_p:
-            body, hoisted = inline_calls(
-                eqn.params["body"], lambda inner: any_inside(inner, mark_p) or has_callback(inner)
-            )
-            # The values that the inlined calls closed over become operands of the loop.
-            eqn = eqn.replace(invars=[*hoisted, *eqn.invars], params={**eqn.params, "body": body})
-            values |= hoisted
-        eqns.append(eqn)
-    arguments = [var for var in jaxpr.invars if var not in values]
-    jaxpr = untyped.jaxpr(with_eqns(jaxpr, eqns, invars=arguments))
-    values = {untyped.variable(var): value for var, value in values.items()}
-    return with_abstract_meshes(jaxpr, [*map(with_auto_axes, submeshes)]), values
 
 
 def _loop(eqn: JaxprEqn) -> Loop:
@@ -209,15 +189,13 @@ def _loop(eqn: JaxprEqn) -> Loop:
     )
 
 
-def _results(
-    jaxpr: Jaxpr, constants: Collection[Var], out_paths: tuple[str, ...]
-) -> tuple[list[JaxprEqn], tuple[Result, ...]]:
+def _result_vars(jaxpr: Jaxpr, constants: Collection[Var]) -> tuple[list[JaxprEqn], list[Var]]:
     """The results, each a value of the step, and the equations that make copies of literals and constants."""
     eqns: list[JaxprEqn] = []
-    results: list[Result] = []
-    for path, atom in zip(out_paths, jaxpr.outvars, strict=True):
+    results: list[Var] = []
+    for atom in jaxpr.outvars:
         if isinstance(atom, Literal) or atom in constants:
             copies, (atom,) = traced_eqns(lambda x: [jnp.copy(x)], [atom])
             eqns += copies
-        results.append(Result(path, atom))
-    return eqns, tuple(results)
+        results.append(atom)
+    return eqns, results

@@ -13,6 +13,7 @@ from tests.support.programs import (
     outputs,
     precision,
     randomness,
+    scanned_layers,
     several_models,
     sharing,
     stages,
@@ -39,5 +40,6 @@ THEMES = (
     experts,
     training_codes,
     several_models,
+    scanned_layers,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]

@@ -1,0 +1,56 @@
+"""How an argument of a call gets to the groups that read it, or parts of it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpmd.arguments.leaves import host_value
+from mpmd.array import MpmdArray
+from mpmd.placement import Placement
+from mpmd.runtime.argument_cache import Delivery, Piece
+from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.requests import Handle
+from mpmd.stack import Stack
+
+
+class Argument:
+    """An argument leaf of a call.
+
+    Attributes:
+      leaf, aval, donated: itself, its shape and dtype, and whether the caller gives it up.
+      stack: how the step reads it in parts; ``None``: as one value.
+    """
+
+    def __init__(self, leaf: Any, aval: jax.ShapeDtypeStruct, donated: bool, stack: Stack | None):
+        self._leaf = leaf
+        self._aval = aval
+        self._donated = donated
+        self._stack = stack
+
+    def on(self, placement: Placement, part: int, runtime: Runtime, delivery: Delivery) -> Handle:
+        """A handle of a part for groups that read it. What they lack is added to the delivery.
+
+        Args:
+          placement: the groups, and how the step reads the part there.
+          part: its number; 0 of what is read as one value.
+        """
+        leaf = self._leaf
+        if isinstance(leaf, MpmdArray) and leaf.placement.stack == self._stack:
+            held = leaf.parts[part]
+            if held.is_on(runtime, placement.mpmd_idxs):
+                return held.handle
+        # Only an array that cannot change or be deleted is the same at the next call.
+        lasts = isinstance(leaf, jax.Array) and not isinstance(leaf, MpmdArray) and not self._donated
+        piece = Piece(leaf, self._stack.names[part] if self._stack else "", placement) if lasts else None
+        handle = None if piece is None else delivery.find(piece)
+        return delivery.send(self._values[part], placement, piece) if handle is None else handle
+
+    @functools.cached_property
+    def _values(self) -> tuple[np.ndarray, ...]:
+        """The parts on the host."""
+        value = host_value(self._leaf, self._aval, self._donated)
+        return (value,) if self._stack is None else tuple(map(np.ascontiguousarray, self._stack.cut(value)))

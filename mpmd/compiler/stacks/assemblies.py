@@ -1,0 +1,106 @@
+"""Equations that put a value together of others along one of its dimensions, or take it apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.stacks.axes import shape_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A value that is a part of another one.
+
+    Attributes:
+      start, size: which elements of the other one's dimension it has.
+      has_dim: whether it has the dimension; if not, it has one element of it.
+    """
+
+    atom: Atom
+    start: int
+    size: int
+    has_dim: bool = True
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+    """What an equation does along one dimension.
+
+    Attributes:
+      whole: the value that is put together or taken apart, along its dimension ``dim``.
+      members: what it consists of. Between and around them ``whole`` has what the equation pads with.
+      takes_apart: whether ``whole`` is the operand and the members are results.
+    """
+
+    whole: Atom
+    dim: int
+    members: tuple[Member, ...]
+    takes_apart: bool
+
+
+def assemblies_of(eqn: JaxprEqn) -> list[Assembly]:
+    """The dimensions along which an equation takes apart or puts together; several of a slice."""
+    rule = _RULES.get(eqn.primitive.name)
+    return list(rule(eqn)) if rule else []
+
+
+def _slice(eqn: JaxprEqn) -> Iterator[Assembly]:
+    shape, strides = shape_of(eqn.invars[0]), eqn.params["strides"]
+    bounds = zip(eqn.params["start_indices"], eqn.params["limit_indices"], strict=True)
+    for d, (start, limit) in enumerate(bounds):
+        if limit - start < shape[d] and (strides is None or strides[d] == 1):
+            member = Member(eqn.outvars[0], start, limit - start)
+            yield Assembly(eqn.invars[0], d, (member,), takes_apart=True)
+
+
+def _pad(eqn: JaxprEqn) -> Iterator[Assembly]:
+    for d, (low, high, interior) in enumerate(eqn.params["padding_config"]):
+        if interior == 0 and min(low, high) >= 0 and max(low, high) > 0:
+            member = Member(eqn.invars[0], low, shape_of(eqn.invars[0])[d])
+            yield Assembly(eqn.outvars[0], d, (member,), takes_apart=False)
+
+
+def _in_a_row(atoms: list[Any], dim: int) -> tuple[Member, ...]:
+    sizes = [shape_of(atom)[dim] for atom in atoms]
+    starts = itertools.accumulate(sizes[:-1], initial=0)
+    return tuple(map(Member, atoms, starts, sizes))
+
+
+def _concatenate(eqn: JaxprEqn) -> Iterator[Assembly]:
+    dim = eqn.params["dimension"]
+    yield Assembly(eqn.outvars[0], dim, _in_a_row(list(eqn.invars), dim), takes_apart=False)
+
+
+def _split(eqn: JaxprEqn) -> Iterator[Assembly]:
+    dim = eqn.params["axis"]
+    yield Assembly(eqn.invars[0], dim, _in_a_row(list(eqn.outvars), dim), takes_apart=True)
+
+
+def _stack(eqn: JaxprEqn) -> Iterator[Assembly]:
+    members = (Member(atom, i, 1, has_dim=False) for i, atom in enumerate(eqn.invars))
+    yield Assembly(eqn.outvars[0], eqn.params["axis"], tuple(members), takes_apart=False)
+
+
+def _unstack(eqn: JaxprEqn) -> Iterator[Assembly]:
+    members = (Member(var, i, 1, has_dim=False) for i, var in enumerate(eqn.outvars))
+    yield Assembly(eqn.invars[0], eqn.params["axis"], tuple(members), takes_apart=True)
+
+
+_RULES: dict[str, Callable[[JaxprEqn], Iterator[Assembly]]] = {
+    "concatenate": _concatenate,
+    "pad": _pad,
+    "slice": _slice,
+    "split": _split,
+    "stack": _stack,
+    "unstack": _unstack,
+}

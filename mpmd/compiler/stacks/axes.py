@@ -1,0 +1,223 @@
+"""Which dimensions of an equation's operands and results are one and the same.
+
+One rule for each kind of equation. What has no rule here is computed from whole values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from mpmd.compiler.jaxprs.cost import is_elementwise
+from mpmd.compiler.jaxprs.equations import Atom, aval_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """A dimension along which an equation can be computed in parts.
+
+    Attributes:
+      ins: for operands that have it, by position, which of their dimensions it is. The others are read whole.
+      outs: the same for results.
+      combine: makes the result of two parts' results, where no result has the dimension.
+    """
+
+    ins: Mapping[int, int]
+    outs: Mapping[int, int]
+    combine: Callable[[Any, Any], Any] | None = None
+
+
+def axes_of(eqn: JaxprEqn) -> list[Axis]:
+    """The dimensions of an equation that have more than one element."""
+    name = eqn.primitive.name
+    rule = _RULES.get(name, _elementwise if is_elementwise(eqn) else None)
+    return [axis for axis in rule(eqn) if _has_elements(eqn, axis)] if rule else []
+
+
+def part_params(eqn: JaxprEqn, axis: Axis, size: int) -> dict[str, Any]:
+    """The parameters that differ in a part of an equation, of ``size`` elements along an axis of results."""
+    shape_name = _SHAPES.get(eqn.primitive.name)
+    if eqn.primitive.name == "slice":
+        limits = list(eqn.params["limit_indices"])
+        limits[axis.outs[0]] = size
+        return {"limit_indices": tuple(limits)}
+    if shape_name is None:
+        return {}
+    shape = list(eqn.params[shape_name])
+    shape[axis.outs[0]] = size
+    return {shape_name: tuple(shape)}
+
+
+_SHAPES = {
+    "broadcast_in_dim": "shape",
+    "dynamic_slice": "slice_sizes",
+    "iota": "shape",
+    "reshape": "new_sizes",
+}
+"""The parameters that are shapes of the result."""
+
+
+def _has_elements(eqn: JaxprEqn, axis: Axis) -> bool:
+    sizes = [shape_of(eqn.invars[i])[d] for i, d in axis.ins.items()]
+    sizes += [shape_of(eqn.outvars[i])[d] for i, d in axis.outs.items()]
+    return min(sizes, default=1) > 1
+
+
+def shape_of(atom: Atom) -> tuple[int, ...]:
+    return tuple(aval_of(atom).shape)
+
+
+def _elementwise(eqn: JaxprEqn, but: Collection[int] = ()) -> Iterator[Axis]:
+    """All dimensions of the result. An operand without one has one element there, or is a scalar."""
+    target = shape_of(eqn.outvars[0])
+    full = [i for i, atom in enumerate(eqn.invars) if len(shape_of(atom)) == len(target)]
+    for d, size in enumerate(target):
+        if d not in but:
+            along = (i for i in full if shape_of(eqn.invars[i])[d] == size)
+            yield Axis(dict.fromkeys(along, d), dict.fromkeys(range(len(eqn.outvars)), d))
+
+
+def _along(param: str) -> Callable[[JaxprEqn], Iterable[Axis]]:
+    """All dimensions but those that a parameter names."""
+
+    def rule(eqn: JaxprEqn) -> Iterable[Axis]:
+        value = eqn.params[param]
+        return _elementwise(eqn, value if isinstance(value, tuple) else (value,))
+
+    return rule
+
+
+def _leading(eqn: JaxprEqn) -> Iterator[Axis]:
+    """The dimensions of an array of keys; those of the key itself come last."""
+    inside, outside = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    for d, (size, other) in enumerate(zip(inside, outside, strict=False)):
+        if size == other:
+            yield Axis({0: d}, {0: d})
+
+
+def _reduction(combine: Callable[[Any, Any], Any] | None) -> Callable[[JaxprEqn], Iterator[Axis]]:
+    def rule(eqn: JaxprEqn) -> Iterator[Axis]:
+        kept = 0
+        for d in range(len(shape_of(eqn.invars[0]))):
+            if d not in eqn.params["axes"]:
+                yield Axis({0: d}, {0: kept})
+                kept += 1
+            elif combine is not None:
+                yield Axis({0: d}, {}, combine)
+
+    return rule
+
+
+def _transpose(eqn: JaxprEqn) -> Iterator[Axis]:
+    for j, d in enumerate(eqn.params["permutation"]):
+        yield Axis({0: d}, {0: j})
+
+
+def _broadcast(eqn: JaxprEqn) -> Iterator[Axis]:
+    shape, target = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    source = {j: d for d, j in enumerate(eqn.params["broadcast_dimensions"])}
+    for j, size in enumerate(target):
+        kept = j in source and shape[source[j]] == size
+        yield Axis({0: source[j]} if kept else {}, {0: j})
+
+
+def _reshape(eqn: JaxprEqn) -> Iterator[Axis]:
+    """Dimensions with as many elements before them: equal ones, and the first of merged or split ones."""
+    if eqn.params.get("dimensions") is not None:
+        return
+    shape, target = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    begins = {math.prod(target[:j]): j for j in range(len(target)) if target[j] > 1}
+    for d, size in enumerate(shape):
+        j = begins.get(math.prod(shape[:d]))
+        if size > 1 and j is not None:
+            yield Axis({0: d}, {0: j})
+
+
+def _squeeze(eqn: JaxprEqn) -> Iterator[Axis]:
+    rank = len(shape_of(eqn.invars[0]))
+    gone = {d % rank for d in eqn.params["dimensions"]}
+    for j, d in enumerate(d for d in range(rank) if d not in gone):
+        yield Axis({0: d}, {0: j})
+
+
+def _dot_general(eqn: JaxprEqn) -> Iterator[Axis]:
+    (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    for j, (d, e) in enumerate(zip(left_batch, right_batch, strict=True)):
+        yield Axis({0: d, 1: e}, {0: j})
+    j = len(left_batch)
+    for operand, used in ((0, {*left_sum, *left_batch}), (1, {*right_sum, *right_batch})):
+        for d in range(len(shape_of(eqn.invars[operand]))):
+            if d not in used:
+                yield Axis({operand: d}, {0: j})
+                j += 1
+    for d, e in zip(left_sum, right_sum, strict=True):
+        yield Axis({0: d, 1: e}, {}, lax.add)
+
+
+def _pad(eqn: JaxprEqn) -> Iterator[Axis]:
+    for d, config in enumerate(eqn.params["padding_config"]):
+        if tuple(config) == (0, 0, 0):
+            yield Axis({0: d}, {0: d})
+
+
+def _window(eqn: JaxprEqn) -> Iterator[Axis]:
+    """The dimensions of a ``slice`` or ``dynamic_slice`` that are taken whole."""
+    for d, (size, taken) in enumerate(zip(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), strict=True)):
+        if size == taken:
+            yield Axis({0: d}, {0: d})
+
+
+def _update(eqn: JaxprEqn) -> Iterator[Axis]:
+    sizes = zip(shape_of(eqn.invars[0]), shape_of(eqn.invars[1]), strict=True)
+    for d, (size, updated) in enumerate(sizes):
+        if size == updated:
+            yield Axis({0: d, 1: d}, {0: d})
+
+
+def _iota(eqn: JaxprEqn) -> Iterator[Axis]:
+    for d in range(len(shape_of(eqn.outvars[0]))):
+        if d != eqn.params["dimension"]:
+            yield Axis({}, {0: d})
+
+
+def _stack(eqn: JaxprEqn) -> Iterator[Axis]:
+    """All dimensions but the new one."""
+    new = eqn.params["axis"]
+    for d in range(len(shape_of(eqn.invars[0]))):
+        yield Axis(dict.fromkeys(range(len(eqn.invars)), d), {0: d + (d >= new)})
+
+
+_RULES: dict[str, Callable[[JaxprEqn], Iterable[Axis]]] = {
+    **dict.fromkeys(
+        "sharding_constraint reshard random_fold_in igamma igammac conj complex name".split(), _elementwise
+    ),
+    **dict.fromkeys("random_wrap random_unwrap random_bits random_split".split(), _leading),
+    **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _along("axis")),
+    **dict.fromkeys("argmax argmin".split(), _reduction(None)),
+    "reduce_sum": _reduction(lax.add),
+    "reduce_max": _reduction(lax.max),
+    "reduce_min": _reduction(lax.min),
+    "reduce_prod": _reduction(lax.mul),
+    "reduce_and": _reduction(lax.bitwise_and),
+    "reduce_or": _reduction(lax.bitwise_or),
+    "rev": _along("dimensions"),
+    "sort": _along("dimension"),
+    "concatenate": _along("dimension"),
+    "split": _along("axis"),
+    "broadcast_in_dim": _broadcast,
+    "dot_general": _dot_general,
+    "dynamic_slice": _window,
+    "dynamic_update_slice": _update,
+    "iota": _iota,
+    "pad": _pad,
+    "reshape": _reshape,
+    "slice": _window,
+    "squeeze": _squeeze,
+    "stack": _stack,
+    "transpose": _transpose,
+}

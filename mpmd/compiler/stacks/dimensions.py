@@ -1,0 +1,111 @@
+"""Finds out which dimensions count layers, and where they are cut.
+
+Dimensions that are one and the same are a class, found by union. A scan over layers says where the classes
+of what it scans over are cut; everything else follows: a class of dimensions of which parts are cut is cut
+there and where these parts begin and end, and parts of what is cut are cut where it is. Where a dimension is
+cut is a fraction of it, because merging it with others changes its size.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from jax.extend.core import Var
+
+from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.stacks.axes import shape_of
+from mpmd.stack import Stack
+
+Node = tuple[Any, int]
+"""A dimension of a variable. Anything hashable may take the variable's place."""
+
+
+class _Part(NamedTuple):
+    """A dimension that is a part of another one, from ``start``, and ``size`` of it long."""
+
+    whole: Node
+    part: Node
+    start: Fraction
+    size: Fraction
+
+
+class Dimensions:
+    """Which dimensions of variables are the same, and where they are cut."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Node, Node] = {}
+        self._parts: list[_Part] = []
+        self._cuts: dict[Node, set[Fraction]] = {}  # by node, and once they are spread by class
+
+    def join(self, nodes: Iterable[Node]) -> None:
+        """These are one dimension."""
+        first, *others = nodes
+        for node in others:
+            self._parent[self._find(node)] = self._find(first)
+
+    def join_all(self, a: Atom, b: Atom) -> None:
+        """All dimensions of two variables of the same shape are the same; literals have none."""
+        if isinstance(a, Var) and isinstance(b, Var):
+            for dim in range(len(shape_of(a))):
+                self.join([(a, dim), (b, dim)])
+
+    def add_part(self, whole: tuple[Var, int], part: tuple[Var, int], start: int) -> None:
+        """The dimension ``part`` is the one of ``whole`` from an element on."""
+        size, length = shape_of(whole[0])[whole[1]], shape_of(part[0])[part[1]]
+        if length > 1:  # a single layer cannot be cut
+            self._parts.append(_Part(whole, part, Fraction(start, size), Fraction(length, size)))
+
+    def cut(self, node: Node, size: int, at: Iterable[int]) -> None:
+        """A dimension of some size is in parts that begin and end at these elements; perhaps in one part."""
+        self._cuts.setdefault(node, set()).update(_inner(Fraction(i, size) for i in at))
+
+    def spread(self) -> None:
+        """Cuts what follows from what is cut. What is cut already stays as it is."""
+        cuts: dict[Node, set[Fraction]] = collections.defaultdict(set)
+        for node, found in self._cuts.items():
+            cuts[self._find(node)] |= found
+        while True:
+            new: dict[Node, set[Fraction]] = collections.defaultdict(set)
+            for whole, part, start, size in self._parts:
+                above, below = self._find(whole), self._find(part)
+                if below in cuts and above not in cuts:
+                    new[above] |= _inner([start, start + size, *(start + cut * size for cut in cuts[below])])
+                if above in cuts and below not in cuts:
+                    new[below] |= _inner((cut - start) / size for cut in cuts[above])
+            if not new:
+                break
+            cuts |= new
+        self._cuts = dict(cuts)
+
+    def sizes(self, node: Node, size: int) -> tuple[int, ...] | None:
+        """The sizes of the parts of a dimension of some size; ``None`` if it is in one part."""
+        cuts = self._cuts.get(self._find(node))
+        if not cuts or any((cut * size).denominator != 1 for cut in cuts):
+            return None
+        ends = [0, *sorted(int(cut * size) for cut in cuts), size]
+        return tuple(stop - start for start, stop in itertools.pairwise(ends))
+
+    def stack(self, atom: Atom) -> Stack | None:
+        """How a value is in parts; ``None`` if it is whole, as one of which two dimensions are cut."""
+        if not isinstance(atom, Var):
+            return None
+        shape = shape_of(atom)
+        found = [
+            Stack(dim, sizes) for dim, size in enumerate(shape) if (sizes := self.sizes((atom, dim), size))
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def _find(self, node: Node) -> Node:
+        parent = self._parent
+        while parent.setdefault(node, node) != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+
+def _inner(cuts: Iterable[Fraction]) -> set[Fraction]:
+    return {cut for cut in cuts if 0 < cut < 1}

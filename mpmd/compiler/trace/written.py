@@ -1,0 +1,105 @@
+"""Has JAX trace a step, and opens the calls in it, which is the step as its user wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+from jax.sharding import AbstractMesh
+
+from mpmd.compat import with_constants_as_inputs
+from mpmd.compiler.jaxprs.equations import inline_calls
+from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
+from mpmd.compiler.stacks import in_loops, with_marks_open
+from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
+from mpmd.compiler.trace.carried_state import find_carried_state
+from mpmd.compiler.trace.check_loop import check_loop
+from mpmd.compiler.trace.host_callbacks import has_callback
+from mpmd.compiler.trace.ignore_marks import ignore_marks
+from mpmd.compiler.trace.traced_within import traced_within_submesh
+from mpmd.ir import Spec
+from mpmd.reduce import treduce_p
+from mpmd.sharding import with_auto_axes
+from mpmd.tree import argument_paths
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenStep:
+    """A step as it is written.
+
+    Attributes:
+      jaxpr: of the leaves of its arguments, with the calls outside of loops inlined.
+      constants: the values of the variables that it reads besides.
+      typed: the specs of variables whose types said how they are sharded.
+      argument_paths: what its user calls the arguments.
+      out_shape: its result as a pytree.
+      carried_leaves: pairs of an argument's and a result's position that a training loop will connect.
+    """
+
+    jaxpr: Jaxpr
+    constants: Mapping[Var, Any]
+    typed: Mapping[Var, Spec]
+    argument_paths: tuple[str, ...]
+    out_shape: Any
+    carried_leaves: tuple[tuple[int, int], ...]
+
+    @property
+    def has_loop(self) -> bool:
+        return has_loop(self.jaxpr)
+
+
+def has_loop(jaxpr: Jaxpr) -> bool:
+    """Whether a step, with calls inlined, has a microbatch loop."""
+    return any(eqn.primitive is treduce_p for eqn in jaxpr.eqns)
+
+
+def write_down(
+    fun: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
+    submeshes: Sequence[AbstractMesh],
+    specs: Sequence[Spec | None] | None,
+) -> WrittenStep:
+    """Has JAX trace ``fun(*args, **kwargs)``, for arguments as of ``trace``.
+
+    Raises: ``CompileError`` for a step with several loops, and for marks where no stage can end.
+    Warns: ``PerformanceWarning`` for marks without a loop.
+    """
+    closed, out_shape = traced_within_submesh(fun, args, kwargs, submeshes, specs)
+    untyped = WithoutTypes()
+    jaxpr, constants = _inlined(closed, submeshes, untyped)
+    check_loop(jaxpr)
+    if not has_loop(jaxpr):
+        jaxpr = ignore_marks(jaxpr)
+    return WrittenStep(
+        jaxpr=jaxpr,
+        constants=constants,
+        typed=untyped.specs,
+        argument_paths=argument_paths(args, kwargs),
+        out_shape=out_shape,
+        carried_leaves=find_carried_state((*args, *kwargs.values()), jaxpr, out_shape),
+    )
+
+
+def _inlined(
+    closed: ClosedJaxpr, submeshes: Sequence[AbstractMesh], untyped: WithoutTypes
+) -> tuple[Jaxpr, dict[Var, Any]]:
+    """The step without calls outside of loops and, in loops, without those with marks or callbacks inside.
+
+    Rematerialised functions with marks inside count as calls in loops.
+
+    Returns: a jaxpr of the arguments, and the values of the constants that it reads.
+    """
+    jaxpr = with_constants_as_inputs(closed)
+    values = dict(zip(jaxpr.invars, closed.consts, strict=False))
+    jaxpr, hoisted = inline_calls(jaxpr, lambda eqn: True)
+    values |= hoisted
+    jaxpr, hoisted = in_loops(jaxpr, with_marks_open)
+    values |= hoisted
+    jaxpr, hoisted = in_loops(jaxpr, lambda body: inline_calls(body, has_callback))
+    values |= hoisted
+    jaxpr = untyped.jaxpr(jaxpr.replace(invars=[var for var in jaxpr.invars if var not in values]))
+    values = {untyped.variable(var): value for var, value in values.items()}
+    return with_abstract_meshes(jaxpr, [*map(with_auto_axes, submeshes)]), values

@@ -1,0 +1,43 @@
+"""Random programs whose layers are a scan compute what plain JAX computes."""
+
+import jax
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+
+from tests.support.models import batch
+from tests.support.parity import assert_parity, mesh_of
+from tests.support.random_programs.scans import scanned_programs, scanned_step, state_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles():
+    """The programs are many and tiny: compiling them takes longer than running them."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def check(program):
+    assert_parity(
+        scanned_step(program),
+        state_of(program),
+        *batch(2),
+        mesh=mesh_of(program.stages),
+        tolerance=0.03 if program.half else 1e-4,
+        donate_argnums=0 if program.donate else (),
+    )
+
+
+@seed(0)
+@settings(max_examples=2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(scanned_programs())
+def test_random_scans(program):
+    check(program)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(scanned_programs())
+def test_many_random_scans(program):
+    check(program)

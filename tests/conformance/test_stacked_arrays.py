@@ -1,0 +1,107 @@
+"""Arrays in parts are one array to the caller."""
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from tests.support.models import batch
+from tests.support.parity import assert_close, assert_stays, mesh_of
+from tests.support.stacked_state import compiled, initial_state
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    with mesh_of(3) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+def step(mesh):
+    return compiled(mesh, mpmd.Std1F1B(3), every=(1, 4, 2))
+
+
+def test_it_says_which_layers_are_where_and_is_read_as_one(step):
+    state = step.init(initial_state)
+    w, scale = state[0]["layers"]["w"], state[0]["layers"]["scale"]
+    assert repr(w) == (
+        "MpmdArray(shape=(7, 4, 4), dtype=float32, [0:1] on (0,), [1:5] on (1,), [5:7] on (2,), spec=P())"
+    )
+    assert "[:, 1:5] on (1,)" in repr(scale) and scale.dtype == jnp.bfloat16
+    assert w.mpmd_idxs == (0, 1, 2) and w.stack.sizes == (1, 4, 2) and w.parts[1].shape == (4, 4, 4)
+    expected = jax.jit(initial_state)()
+    assert_close(state, expected, tolerance=0)
+    stacked = np.asarray(expected[0]["layers"]["w"])
+    np.testing.assert_array_equal(w[3], stacked[3])
+    np.testing.assert_array_equal(w + 1, stacked + 1)
+    np.testing.assert_array_equal(copy.deepcopy(w), stacked)
+    assert float(w.sum()) == pytest.approx(stacked.sum()) and len(w) == 7 and w.nbytes == stacked.nbytes
+    np.testing.assert_array_equal(
+        jax.random.key_data(jnp.asarray(state[2])), jax.random.key_data(expected[2])
+    )
+    assert [array.shape for array in w.to_mpmd_local_array] == [(1, 4, 4), (4, 4, 4), (2, 4, 4)]
+
+
+def test_it_is_donated_and_deleted_as_one(step):
+    state = step.init(initial_state)
+    new, _ = step(state, *batch())
+    old = state[0]["layers"]["w"]
+    assert old.is_deleted() and all(part.is_deleted() for part in old.parts) and "deleted" in repr(old)
+    with pytest.raises(ValueError, match=r"args\[0\]\[0\]\['layers'\]\['w'\] was deleted or donated"):
+        step(state, *batch())
+    with pytest.raises(RuntimeError, match="was donated to a step or deleted"):
+        np.asarray(old)
+    new[0]["layers"]["w"].delete()
+    assert new[0]["layers"]["w"].parts[0].is_deleted()
+
+
+def test_the_host_and_other_parts_feed_it(mesh, step):
+    losses = []
+    other = compiled(mesh, mpmd.GPipe(3), num_stages=3)
+    for state in (initial_state(), other.init(initial_state), step.init(initial_state)):
+        state, loss = step(state, *batch())
+        assert_stays(state, step.plan)
+        losses.append(float(loss))
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_part_of_an_array_that_the_caller_keeps_travels_once(mesh):
+    frozen = jax.random.normal(jax.random.key(0), (6, 4, 4))
+
+    def step(scale, frozen, xs):
+        def loss(scale, x):
+            def body(h, w):
+                return mpmd.mark_stage_end(jnp.tanh(h @ w) * scale, num_stages=6), None
+
+            return jnp.mean(jax.lax.scan(body, x, frozen)[0] ** 2)
+
+        schedule = mpmd.Interleaved1F1B(6, mpmd_dim=3)  # two parts on each group
+        return mpmd.treduce(lambda x: jax.value_and_grad(loss)(scale, x), xs, schedule, operation=mpmd.Add)
+
+    compiled = mpmd.mpmd_jit_with_loop(step, mesh).compile(jnp.float32(1), frozen, batch()[0])
+    sent = []
+    submit = mesh.runtime.submit_step
+
+    def watched(requests):
+        sent.append(sum(len(request.host_arrays) for request in requests.values()))
+        return submit(requests)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(mesh.runtime, "submit_step", watched)
+        results = [compiled(jnp.float32(1), frozen, np.asarray(batch()[0])) for _ in range(2)]
+    assert sent[0] - sent[1] == 6
+    assert_close(results[1], jax.jit(step)(jnp.float32(1), frozen, batch()[0]))
+
+
+def test_functions_without_a_loop_keep_parts(mesh, step):
+    params = step.init(initial_state)[0]
+    average = mpmd.jit(lambda a, b: jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, a, b), mesh)(params, params)
+    assert average["layers"]["w"].placement == params["layers"]["w"].placement
+    norm = mpmd.jit(
+        lambda tree: jnp.sqrt(sum(jnp.sum(jnp.float32(x) ** 2) for x in jax.tree.leaves(tree))), mesh
+    )
+    expected = np.sqrt(sum(np.sum(np.float32(np.asarray(x)) ** 2) for x in jax.tree.leaves(params)))
+    np.testing.assert_allclose(norm(params), expected, rtol=1e-6)
