@@ -701,3 +701,17 @@ def hidden_states_of_all_layers_are_averaged():
         return squares(h + total / LAYERS, y)
 
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
+
+
+@program()
+def a_callback_in_a_scan():
+    def loss(params, x, y):
+        def body(carry, p):
+            h, count = carry
+            jax.debug.callback(lambda count, mean: None, count, jnp.mean(h))
+            return (mpmd.mark_stage_end(layer(p, h), every=2), count + 1)
+
+        h, _ = scanned(body, (x, 0), params["layers"])
+        return squares(h, y)
+
+    return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
