@@ -5,8 +5,8 @@ A value lives on a set of groups. Three rules, applied until nothing changes:
 1. An equation runs where its large operands are. When those are on different groups, it runs on the one
    that has most of their bytes, and the rest is sent there.
 2. What reads only arguments and scalars, such as a learning rate, a global norm or a zero, runs wherever
-   its result is read: each such group is sent the scalars and computes the rest itself. So does what repeats a
-   smaller array, such as the norms of rows.
+   its result is read: each such group is sent the scalars and computes the rest itself. So does what
+   repeats a smaller array, such as the norms of rows.
 3. State stays where it is: a result that a next step takes as an argument is on the groups that read the
    argument.
 
