@@ -3,6 +3,8 @@
 With and without recovery, in turns: ten steps, in which one snapshot is begun, and the value of the last
 loss. Then a group is killed, and its place is taken by a process that has to be started, or by a spare. What
 the steps that are run again take depends on when it is killed, and is left out.
+
+Also the memory of a group's process after the steps, and what the driver's log has had of batches at most.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import signal
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +26,7 @@ import mpmd
 from benchmarks.chain import OPTIMIZER, train_step
 from benchmarks.measure import Conditions, Result, Table, interleaved, ratio, seconds_of
 from benchmarks.peers.ours import START_SECONDS
+from cluster.recovering_runtime import RecoveringRuntime
 
 EVERY = 10
 GROUPS, MICROBATCHES = 2, 4
@@ -45,6 +49,8 @@ def run(conditions: Conditions) -> Result:
                 {name: functools.partial(seconds_of, each.block) for name, each in steps.items()},
                 max(5, conditions.effort.repetitions),
             )
+            memory = {name: each.resident_bytes() for name, each in steps.items()}
+            logged = steps[WITH].logged_bytes
             cold = steps[WITH].seconds_of_recovery()
         with training(size, cluster.Recovery(every=EVERY, spares=1)) as step:
             step.block()
@@ -57,9 +63,20 @@ def run(conditions: Conditions) -> Result:
                 f"{ratio(times[WITH], times[WITHOUT]):.2f}",
                 *(f"{sum(found.values()) - found['replayed']:.1f}" for found in (cold, spare)),
                 f"{cold['started']:.1f}",
+                *(f"{memory[name] / 1e6:.0f}" for name in (WITHOUT, WITH)),
+                f"{logged / 1e6:.1f}",
             )
         )
-        data.append({"bytes": steps[WITH].nbytes, "seconds": times, "cold": cold, "spare": spare})
+        data.append(
+            {
+                "bytes": steps[WITH].nbytes,
+                "seconds": times,
+                "cold": cold,
+                "spare": spare,
+                "memory": memory,
+                "logged": logged,
+            }
+        )
     header = (
         "state of a group",
         "ms of a step, without",
@@ -68,6 +85,9 @@ def run(conditions: Conditions) -> Result:
         "s until steps run again",
         "with a spare",
         "a new process alone",
+        "MB of a process, without",
+        WITH,
+        "of the driver's log",
     )
     return Result([Table("Recovery", header, tuple(rows))], [], data)
 
@@ -82,7 +102,12 @@ def training(size: tuple[int, int, int], recovery: cluster.Recovery | None) -> I
 
 
 class Training:
-    """Runs ten steps at a time."""
+    """Runs ten steps at a time.
+
+    Attributes:
+      nbytes: of the state.
+      logged_bytes: the most that the driver's log has had of batches, and with the first step of the state.
+    """
 
     def __init__(self, mesh: cluster.ClusterMesh, size: tuple[int, int, int]):
         width, layers, rows = size
@@ -93,17 +118,25 @@ class Training:
         self.nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._state))
         self._batch = np.random.default_rng(0).standard_normal((MICROBATCHES, rows, width), np.float32)
         self._step = mpmd.mpmd_jit_with_loop(train_step(GROUPS, layers), mesh, donate_argnums=0)
+        self.logged_bytes = 0
         self._one()  # compiles; with recovery it is followed by the first snapshot
         self.block()
 
     def _one(self) -> Any:
         self._state, loss = self._step(self._state, self._batch, self._batch)
+        if isinstance(self._mesh.runtime, RecoveringRuntime):
+            self.logged_bytes = max(self.logged_bytes, self._mesh.runtime.logged_bytes)
         return loss
 
     def block(self) -> None:
         """Ten steps, which with recovery have one snapshot."""
         losses = [self._one() for _ in range(EVERY)]
         float(losses[-1])
+
+    def resident_bytes(self) -> int:
+        """The memory of a group's process that is in use now."""
+        status = Path(f"/proc/{self._mesh.groups[0].pid}/status").read_text()
+        return 1024 * int(status.partition("VmRSS:")[2].split()[0])
 
     def seconds_of_recovery(self) -> dict[str, float]:
         """Kills a group, goes on, and returns how long each phase of the recovery took."""

@@ -51,7 +51,7 @@ CONCURRENCY_GROUPS = {"control": 2, "watch": 1, "storage": 1}
 """The threads beside the one for calls in order: for calls that must not wait for those, or never end."""
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a process runs, and with what.
 
     Attributes:
@@ -146,14 +146,14 @@ class GroupActor:
     def __repr__(self) -> str:
         return self._member.endpoint.name  # Ray labels log lines with it
 
-    def place(self) -> Place:
+    def locate(self) -> Location:
         """Where this process runs, before JAX has looked for devices."""
         port = None
         if self._member.rank == 0 and self._member.shape.num_processes > 1:
             self._reserved = world.reserve_port()
             port = self._reserved.getsockname()[1]
         node_id = ray.get_runtime_context().get_node_id()
-        return Place(ray.util.get_node_ip_address(), node_id, port, versions_here())
+        return Location(ray.util.get_node_ip_address(), node_id, port, versions_here())
 
     def open(self, coordinator: world.Address | None, host: str, timeout: float) -> ProcessInfo:
         """Takes the group's devices.

@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -57,7 +57,7 @@ class ActorCalls:
     Args:
       actors: the connected actors, one for each of the processes.
       processes: which process of which group each of them is.
-      placement_group: the actors' resources; removed when the actors end.
+      placement_groups: the actors' resources; removed when the actors end. May change until then.
       connections: the driver's connection with each actor; empty to make all calls by Ray.
       infos: where the processes run.
       limits: how long steps and tasks may take.
@@ -68,7 +68,7 @@ class ActorCalls:
         self,
         actors: Sequence[ActorHandle],
         processes: Sequence[Endpoint],
-        placement_group: PlacementGroup,
+        placement_groups: Collection[PlacementGroup],
         connections: Sequence[Connection],
         infos: Sequence[ProcessInfo],
         limits: Limits,
@@ -76,7 +76,7 @@ class ActorCalls:
     ):
         self.actors = tuple(actors)
         self.processes = tuple(processes)
-        self._placement_group = placement_group
+        self._placement_groups = placement_groups
         self._on_death = on_death
         self._is_detached = False
         self._process = os.getpid()
@@ -389,7 +389,7 @@ class ActorCalls:
             return
         for actor in self.actors:
             self._session.kill(actor)
-        self._session.remove(self._placement_group)
+        self._session.remove(self._placement_groups)
 
 
 def _result(reply: Frame) -> Any:

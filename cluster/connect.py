@@ -11,7 +11,7 @@ import ray
 from ray.actor import ActorHandle
 
 from cluster import sockets
-from cluster.actor import Member, Place
+from cluster.actor import Location, Member
 from cluster.connection import Connection
 from cluster.credentials import make_credentials
 from cluster.endpoint import Endpoint
@@ -20,7 +20,7 @@ from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY
 from cluster.versions import Versions, check_versions
 from mpmd.ir import Edge
 
-_CHECK_SECONDS = 1.0
+_CHECK_SECONDS = 0.25
 """How often a wait for actors is checked."""
 
 
@@ -63,12 +63,12 @@ def open_groups(actors: StartingActors, members: Sequence[Member], versions: Ver
 
     Raises: ``RuntimeError`` when one cannot, or has other ``versions`` than the driver.
     """
-    places: list[Place] = actors.call("place", [()] * len(members))
+    locations: list[Location] = actors.call("locate", [()] * len(members))
     names = [process.name for process in actors.processes]
-    check_versions(versions, dict(zip(names, (place.versions for place in places), strict=True)))
-    groups: dict[int, list[Place]] = {}
-    for member, place in zip(members, places, strict=True):
-        groups.setdefault(member.mpmd_idx, []).append(place)
+    check_versions(versions, dict(zip(names, (location.versions for location in locations), strict=True)))
+    groups: dict[int, list[Location]] = {}
+    for member, location in zip(members, locations, strict=True):
+        groups.setdefault(member.mpmd_idx, []).append(location)
     opening = []
     for of_group in groups.values():
         hosts, port = _hosts(of_group), of_group[0].port
@@ -77,10 +77,10 @@ def open_groups(actors: StartingActors, members: Sequence[Member], versions: Ver
     return actors.call("open", opening)
 
 
-def _hosts(places: Sequence[Place] | Sequence[ProcessInfo]) -> list[str]:
+def _hosts(locations: Sequence[Location] | Sequence[ProcessInfo]) -> list[str]:
     """The address of each process, at which the others of these reach it."""
-    one_host = len({place.node for place in places}) == 1
-    return ["127.0.0.1" if one_host else place.node for place in places]
+    one_host = len({location.node for location in locations}) == 1
+    return ["127.0.0.1" if one_host else location.node for location in locations]
 
 
 def gathering_edges(

@@ -7,52 +7,54 @@ set. ``find_dead`` then tells which, and the replacement starts again.
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import ray
 from ray.actor import ActorHandle
 
-from cluster import health
-from cluster.actors import ActorStarter
+from cluster.actors import Replacements
 from cluster.connect import StartingActors, connect_driver, connect_groups, open_groups
 from cluster.connection import Connection
 from cluster.driver import LoadRequests
 from cluster.endpoint import Endpoint
+from cluster.places import NodeGoneError, NoPlaceError
 from cluster.process_info import Placement, ProcessInfo
 from cluster.ray_session import RaySession
 from cluster.recovery import Copy, CopyHolders, choose_keepers
 from cluster.transports.choice import OBJECT_STORE, choose
 from cluster.versions import versions_here
-from cluster.watchdog import NO_LIMITS, Limits
+from cluster.waits import Calls, Pings, ProcessLostError, SupersededError, Waits
+from cluster.watchdog import Limits
+from mpmd.errors import RecoveryError
 from mpmd.ir import Edge
 from mpmd.runtime.journal import BEGINNING
 from mpmd.stopwatch import Stopwatch
-
-Calls = dict[ray.ObjectRef, int]
-"""Calls of Ray that are under way, and the number of the process that each is made on."""
-
-Pings = dict[int, tuple[float, ray.ObjectRef]]
-"""The pings that are not answered, by the number of the process: when it was pinged, and the call."""
-
-_POLL_SECONDS = 1.0
-"""How often a wait checks that it is still wanted, and that those whom it waits for are alive."""
-
-
-class SupersededError(RuntimeError):
-    """What was under way is not wanted any more."""
 
 
 class CopiesLostError(RuntimeError):
     """A process has died, and so has the one that kept its snapshot."""
 
 
+class Replacement(NamedTuple):
+    """All groups run again.
+
+    Attributes:
+      groups: those that were replaced.
+      connections: the driver's with each process, as ``ActorCalls`` takes them.
+      lost: why no group has a value any more; ``None`` when all have those of the snapshot.
+    """
+
+    groups: frozenset[int]
+    connections: list[Connection]
+    lost: str | None
+
+
 class Fleet:
     """The running processes.
 
     Args:
-      starter: has started ``actors``, and starts others in their places.
+      replacements: starts others in the places of ``actors``.
       actors: one for each process.
       processes: which process of which group each of them is.
       placement: where they are; kept up to date.
@@ -64,7 +66,7 @@ class Fleet:
 
     def __init__(
         self,
-        starter: ActorStarter,
+        replacements: Replacements,
         actors: Sequence[ActorHandle],
         processes: Sequence[Endpoint],
         placement: Placement,
@@ -74,7 +76,9 @@ class Fleet:
         timeout: float,
         limits: Limits,
     ):
-        self.starter = starter
+        self.replacements = replacements
+        self.places = replacements.places
+        self._members = replacements.starter.members
         self.actors = list(actors)
         self.processes = tuple(processes)
         self._infos = list(placement.processes)
@@ -82,12 +86,15 @@ class Fleet:
         self._transport = transport
         self._encryption = encryption
         self._gathering = gathering
-        self._timeout = timeout
+        self.timeout = timeout
         self._limits = limits
         self._session = RaySession()
         self._keepers = choose_keepers(self._infos)
         self._holders = CopyHolders(self._keepers)
-        self.stop = threading.Event()
+        self._unopened: set[int] = set()  # the groups whose new processes have not taken their devices yet,
+        self._unloaded: set[int] = set()  # and those that may not have the programs
+        self._waits = Waits(self.actors, self.processes, limits)
+        self.stop = self._waits.stop
 
     @property
     def infos(self) -> tuple[ProcessInfo, ...]:
@@ -103,70 +110,146 @@ class Fleet:
         snapshot: int,
         watch: Stopwatch,
         count_failure: Callable[[Exception], None],
-    ) -> tuple[set[int], list[Connection]]:
-        """As ``replace``, again and again while other groups die.
-
-        Args:
-          count_failure: is called when a replacement has failed, with the reason; raises to give up.
-
-        Returns: also the groups that were replaced.
-        Raises: ``CopiesLostError``, ``SupersededError``, and what ``count_failure`` raises.
-        """
-        replaced = set(dead)
-        while True:
-            try:
-                return replaced, self.replace(replaced, loads, snapshot, watch)
-            except (CopiesLostError, SupersededError):
-                raise
-            except Exception as error:  # a death; or there is no room, and there will be none next time
-                count_failure(error)
-                replaced |= self.find_dead()
-
-    def replace(
-        self, dead: Collection[int], loads: Mapping[int, LoadRequests], snapshot: int, watch: Stopwatch
-    ) -> list[Connection]:
+    ) -> Replacement:
         """Puts new processes in place of those of dead groups, and has all go back to a snapshot.
+
+        Again and again while other groups die; then the new processes of before stay.
 
         Args:
           dead: the groups.
           loads: the programs that they have to load, by number.
           snapshot: the number of the committed one.
           watch: is told how long each phase takes.
+          count_failure: is called when a new process has died, or nothing is known to have, with the reason;
+            raises ``RecoveryError`` to give up.
 
-        Returns: the driver's connection with each process, as ``ActorCalls`` takes them.
-        Raises: ``CopiesLostError`` when no process has the snapshot of a dead one; anything else when another
-          process has died meanwhile, or a new one cannot start.
+        Raises: ``SupersededError``, ``RecoveryError``.
         """
-        if self.stop.is_set():
-            raise SupersededError("the mesh was closed")
-        gone = [number for number, process in enumerate(self.processes) if process.mpmd_idx in dead]
-        self._check_copies(gone, snapshot)
+        lost, dying = None, set(dead)
+        self._unopened.clear()
+        self._unloaded.clear()
+        while True:
+            try:
+                connections = self._replace(dying, loads, snapshot, watch, count_failure)
+                return Replacement(frozenset(self._unloaded), connections, lost)
+            except CopiesLostError as error:
+                snapshot, lost, dying = BEGINNING, str(error), set()
+            except (SupersededError, RecoveryError):
+                raise
+            except Exception as error:  # a death; or there is no place, and there will be none next time
+                dying = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self._waits.find_dead()
+                self._count(error, dying, count_failure)
+                dying |= self._spoilt(dying)
+
+    def _spoilt(self, dying: Collection[int]) -> set[int]:
+        """The groups whose new processes cannot be kept when a replacement has failed."""
+        if self._unopened or not dying:  # they may be why
+            return set(self._unopened or self._unloaded)
+        # Processes of one group may be meeting, and one of them has perhaps given up.
+        return {i for i in self._unloaded if len(self._numbers_of({i})) > 1}
+
+    def _replace(
+        self,
+        dead: Collection[int],
+        loads: Mapping[int, LoadRequests],
+        snapshot: int,
+        watch: Stopwatch,
+        count_failure: Callable[[Exception], None],
+    ) -> list[Connection]:
+        """Returns the driver's connection with each process, as ``ActorCalls`` takes them.
+
+        Raises: ``ProcessLostError`` or anything else when another process has died meanwhile, or a new one
+          cannot start; ``CopiesLostError`` when no process has the snapshot of a dead one.
+        """
+        self.check_open()
         with watch("started"):
-            for number in gone:
-                self._session.kill(self.actors[number])
-                self.actors[number] = self.starter.replace(number)
-            resetting = self._reset([i for i in range(len(self.actors)) if i not in gone], list(loads))
-            self._open(gone)
-            self.wait_for(resetting, limits=self._limits)  # nobody else watches the steps that end now
+            self._end(dead)
+            resetting = self._reset(self._numbers_outside(self._unopened), list(loads))
+            self._start(dead)  # may wait for room
+            self._open_started(resetting, count_failure)
+            self._waits.wait_for(resetting, limits=self._limits)  # nobody else watches the steps that end now
+        self._check_copies(snapshot)
         with watch("connected"):
             self._connect()  # after which a process knows what a program's messages need
         with watch("loaded"):
-            self._load(gone, loads)
+            self._load(self._numbers_of(self._unloaded), loads)
         with watch("restored"):
             self._restore(snapshot)
         with watch("connected"):
             return self._connect_driver()
 
-    def _check_copies(self, gone: Sequence[int], snapshot: int) -> None:
-        if snapshot == BEGINNING:
+    def check_open(self) -> None:
+        """Raises ``SupersededError`` when the mesh was closed."""
+        if self.stop.is_set():
+            raise SupersededError("the mesh was closed")
+
+    def _count(
+        self, failure: Exception, dying: Collection[int], count_failure: Callable[[Exception], None]
+    ) -> None:
+        """Counts a failure, unless groups have died that this recovery replaces for the first time.
+
+        They may have died together: of a node that is gone, Ray reports one process after the other. So one
+        recovery is one failure. Neither are new processes to blame when their node is gone.
+        """
+        if dying and not self._unloaded & set(dying):
             return
+        if not isinstance(failure, NoPlaceError):
+            try:
+                self.places.check_nodes(range(len(self.actors)))
+            except NodeGoneError:  # the processes that were there will start in other places
+                return
+        count_failure(failure)
+
+    def _end(self, groups: Collection[int]) -> None:
+        """Ends what is left of the processes of these groups."""
+        gone = self._numbers_of(groups)
+        for number in gone:
+            self._session.kill(self.actors[number])
         self._holders.lose(gone)
-        if lost := self._holders.lost:
+        self._unopened |= set(groups)
+        self._unloaded |= set(groups)
+
+    def _start(self, groups: Collection[int]) -> None:
+        """Starts new processes in place of those of these groups, which have ended."""
+        gone = self._numbers_of(groups)
+        for number, actor in self.replacements.replace(gone, self._infos, self.check_open).items():
+            self.actors[number] = actor
+
+    def _numbers_of(self, groups: Collection[int]) -> list[int]:
+        return [number for number, process in enumerate(self.processes) if process.mpmd_idx in groups]
+
+    def _numbers_outside(self, groups: Collection[int]) -> list[int]:
+        return [number for number, process in enumerate(self.processes) if process.mpmd_idx not in groups]
+
+    def _check_copies(self, snapshot: int) -> None:
+        if snapshot != BEGINNING and (lost := self._holders.lost):
             names = " and ".join(
                 f"{self.processes[i].name} and {self.processes[self._keepers[i]].name}, which kept its values"
                 for i in lost
             )
             raise CopiesLostError(f"{names}, have died together")
+
+    def _open_started(self, resetting: Calls, count_failure: Callable[[Exception], None]) -> None:
+        """Has new processes take their devices. They start together: also for those that die meanwhile."""
+        pings: Pings = {}
+
+        def replace_dead() -> None:
+            self.check_open()
+            self.places.check_nodes(self._numbers_of(self._unopened))
+            try:
+                self._waits.check_alive(set(resetting.values()), pings, self._limits)
+            except ProcessLostError as error:
+                self._count(error, {error.mpmd_idx}, count_failure)
+                gone = self._numbers_of({error.mpmd_idx})
+                for call in [call for call, number in resetting.items() if number in gone]:
+                    del resetting[call]
+                self._end({error.mpmd_idx})
+                self._start({error.mpmd_idx})
+
+        while self._unopened:
+            opening = set(self._unopened)
+            self._open(self._numbers_of(opening), replace_dead)
+            self._unopened -= opening
 
     def _reset(self, numbers: Iterable[int], programs: Sequence[int]) -> Calls:
         resetting: Calls = {}
@@ -175,18 +258,18 @@ class Fleet:
             resetting[self.actors[number].reset.remote(programs)] = number
         return resetting
 
-    def _open(self, numbers: Sequence[int]) -> None:
+    def _open(self, numbers: Sequence[int], check: Callable[[], None]) -> None:
         starting = StartingActors(
-            [self.actors[i] for i in numbers], [self.processes[i] for i in numbers], self._timeout
+            [self.actors[i] for i in numbers], [self.processes[i] for i in numbers], self.timeout, check
         )
-        opened = open_groups(starting, [self.starter.members[i] for i in numbers], versions_here())
+        opened = open_groups(starting, [self._members[i] for i in numbers], versions_here())
         for number, info in zip(numbers, opened, strict=True):
-            self._infos[number] = info
+            self._infos[number] = self.replacements.placed(number, info)
 
     def _load(self, numbers: Sequence[int], loads: Mapping[int, LoadRequests]) -> None:
         """All processes load at the same time, each the programs in the order of their numbers."""
         programs = sorted(loads.items())
-        self.wait_for(
+        self._waits.wait_for(
             {
                 self.actors[i].ship.remote(program, requests.shipment): i
                 for i in numbers
@@ -199,18 +282,17 @@ class Fleet:
                 for executable, exported in requests.compiled.get(self.processes[i].mpmd_idx, ()):
                     loading[self.actors[i].compile.remote(program, executable, exported)] = i
                 loading[self.actors[i].load.remote(program)] = i
-        self.wait_for(loading, limits=self._limits)
+        self._waits.wait_for(loading, limits=self._limits)
 
     def _connecting_actors(self) -> StartingActors:
         """All actors; one that is stopped while the others wait for it is noticed, and so is ``stop``."""
         pings: Pings = {}
 
         def check() -> None:
-            if self.stop.is_set():
-                raise SupersededError("the mesh was closed")
-            self._check_alive(range(len(self.actors)), pings)
+            self.check_open()
+            self._waits.check_alive(range(len(self.actors)), pings)
 
-        return StartingActors(self.actors, self.processes, self._timeout, check)
+        return StartingActors(self.actors, self.processes, self.timeout, check)
 
     def _connect(self) -> None:
         starting = self._connecting_actors()
@@ -235,7 +317,13 @@ class Fleet:
             self._holders = CopyHolders(keepers)
         self._keepers = keepers
         kept = [[owner for owner, keeper in enumerate(keepers) if keeper == i] for i in range(len(keepers))]
-        self.wait_for({actor.restore.remote(snapshot, kept[i]): i for i, actor in enumerate(self.actors)})
+        self._waits.wait_for(
+            {actor.restore.remote(snapshot, kept[i]): i for i, actor in enumerate(self.actors)}
+        )
+
+    def find_dead(self) -> set[int]:
+        """The groups of which a process is gone, does not answer, or is stuck."""
+        return self._waits.find_dead()
 
     # Snapshots.
 
@@ -259,7 +347,7 @@ class Fleet:
         counting: Calls = {
             actors[copy.src].count_chunks.remote(copy.owner, snapshot, base): copy.src for copy in copies
         }
-        self.wait_for(counting, is_wanted)
+        self._waits.wait_for(counting, is_wanted)
         counts = dict(zip(copies, ray.get(list(counting)), strict=True))
         for index in range(max(counts.values(), default=0)):
             current = [copy for copy in copies if index < counts[copy]]
@@ -268,73 +356,18 @@ class Fleet:
             ]
             # An actor's later calls wait for those whose arguments are not there yet, so they have to be.
             handing_over = {part: copy.src for part, copy in zip(parts, current, strict=True)}
-            self.wait_for(handing_over, is_wanted, fetch=False)
+            self._waits.wait_for(handing_over, is_wanted, fetch=False)
             keeping: Calls = {
                 actors[c.dst].keep.remote(c.owner, snapshot, base, index, part): c.dst
                 for c, part in zip(current, parts, strict=True)
             }
             del parts, handing_over
-            self.wait_for(keeping, is_wanted)
-
-    # Waiting.
-
-    def wait_for(
-        self,
-        calls: Calls,
-        is_wanted: Callable[[], bool] = lambda: True,
-        fetch: bool = True,
-        limits: Limits = NO_LIMITS,
-    ) -> None:
-        """Waits for calls, as long as the processes that were called are alive, and raises their errors.
-
-        Args:
-          is_wanted: whether to go on waiting.
-          fetch: not, for results that are not for the driver; their errors are raised to who gets them.
-          limits: of what those who were called may be doing meanwhile.
-        """
-        waiting = list(calls)
-        pings: Pings = {}
-        while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_SECONDS, fetch_local=False)
-            if self.stop.is_set() or not is_wanted():
-                raise SupersededError("the mesh was closed, or a group has died")
-            if fetch:
-                ray.get(ready)
-            if not ready:
-                self._check_alive({calls[call] for call in waiting}, pings, limits)
-
-    def _check_alive(self, numbers: Iterable[int], pings: Pings, limits: Limits = NO_LIMITS) -> None:
-        now = time.monotonic()
-        for number in numbers:
-            if number not in pings:
-                pings[number] = now, self.actors[number].health.remote()
-            since, ping = pings[number]
-            if ray.wait([ping], timeout=0)[0]:
-                del pings[number]
-                if limits.exclude(doing := ray.get(ping)):
-                    raise RuntimeError(f"{self.processes[number].name} is stuck: it is {doing}")
-            elif now - since > health.UNRESPONSIVE_SECONDS:
-                raise RuntimeError(f"{self.processes[number].name} has not answered for {now - since:.0f} s")
-
-    def find_dead(self) -> set[int]:
-        """The groups of which a process is gone, does not answer, or is stuck."""
-        pings: list[ray.ObjectRef] = [actor.health.remote() for actor in self.actors]
-        ray.wait(pings, num_returns=len(pings), timeout=health.PING_SECONDS)
-        return {
-            process.mpmd_idx
-            for process, ping in zip(self.processes, pings, strict=True)
-            if not self._is_well(ping)
-        }
-
-    def _is_well(self, ping: ray.ObjectRef) -> bool:
-        try:
-            return not self._limits.exclude(ray.get(ping, timeout=0))
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            return False
+            self._waits.wait_for(keeping, is_wanted)
 
     def release(self) -> None:
         """Ends all processes, and gives their resources back."""
         self.stop.set()
         for actor in self.actors:
             self._session.kill(actor)
-        self._session.remove(self.starter.placement_group)
+        self.replacements.discard()
+        self._session.remove(self.places.placement_groups)

@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 import jax
@@ -23,13 +23,14 @@ import numpy as np
 from cluster.actor_calls import ActorCalls
 from cluster.connection import Connection
 from cluster.driver import LoadRequests, RayRuntime
-from cluster.fleet import Fleet, SupersededError
+from cluster.fleet import Fleet
 from cluster.joined import failed
 from cluster.pending_calls import copy_of
-from cluster.recovery import Recovery
+from cluster.recovery import Recovery, loss_of_values
 from cluster.status import Status, while_recovering
+from cluster.waits import SupersededError
 from cluster.watchdog import Limits
-from mpmd.errors import GroupDiedError, RecoveryError
+from mpmd.errors import GroupDiedError, RecoveryError, StateLostError
 from mpmd.program import Program
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.journal import (
@@ -37,7 +38,6 @@ from mpmd.runtime.journal import (
     Journal,
     Logged,
     LoggedFetch,
-    LoggedRead,
     LoggedSnapshot,
     LoggedStep,
     Outcome,
@@ -45,8 +45,7 @@ from mpmd.runtime.journal import (
     ResultChangedError,
 )
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import Handle, StepReply, StepRequest
-from mpmd.runtime.storage import JsonSpec, StoredArray
+from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
 
 _DEATH_SECONDS = 90.0
 """When a snapshot has failed because of a death, the driver hears of the death within this time."""
@@ -86,7 +85,10 @@ class JournaledRuntime(RuntimeBase):
         self._unloaded = collections.deque[int]()  # programs of which the journal does not know it yet
         self._futures: dict[tuple[Request, int], Future] = {}
         self._dead: dict[int, GroupDiedError] = {}  # the groups that are being replaced
+        self._is_paused = False  # nothing is asked of groups meanwhile
         self._error: RuntimeError | None = None  # why nothing works any more
+        self._loss: StateLostError | None = None  # why there are no values with handles before the first one
+        self._first_handle: Handle = 0
         # Guards all of the above. A reply may settle a call in the thread that makes it.
         self._changed = threading.Condition(threading.RLock())
         self._groups = runtime_of(self._calls(connections))
@@ -102,7 +104,7 @@ class JournaledRuntime(RuntimeBase):
         return ActorCalls(
             self._fleet.actors,
             self._fleet.processes,
-            self._fleet.starter.placement_group,
+            self._fleet.places.placement_groups,
             connections,
             self._fleet.infos,
             self._limits,
@@ -145,14 +147,16 @@ class JournaledRuntime(RuntimeBase):
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         """As in the protocol. Waits while groups recover, and for a snapshot that is late."""
+        handles = {handle for request in requests.values() for handle in request.handles}
         with self._changed:
-            self._wait_until_running(lambda: not self._recovery.must_wait(self._journal))
-            if self._error is not None:
-                return {i: failed(copy_of(self._error)) for i in requests}
+            self._wait_until_running(self._is_in_time)
+            if (refusal := self._refusal(handles)) is not None:
+                return {i: failed(copy_of(refusal)) for i in requests}
+            released = self._take_released(requests)
             number = self.next_handle()
             step = self._journal.add_step(
                 {
-                    i: dataclasses.replace(request, step=number, released=self._released.take(i))
+                    i: dataclasses.replace(request, step=number, released=released[i])
                     for i, request in requests.items()
                 }
             )
@@ -166,41 +170,14 @@ class JournaledRuntime(RuntimeBase):
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         self.check_process()
         with self._changed:
-            if self._error is not None:
-                return failed(copy_of(self._error))
+            if (refusal := self._refusal([handle])) is not None:
+                return failed(refusal)
             fetch = self._journal.add_fetch(mpmd_idx, handle)
             future = self._future_of(fetch, mpmd_idx)
             if not self._dead:
                 with self._failing_on_interrupt(fetch):
                     self._ask_fetch(fetch)
             return future
-
-    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
-        """As in the protocol. After a death it is repeated, unless a snapshot has the values."""
-        self.check_process()
-        with self._changed:
-            self._wait_until_running()
-            if self._error is not None:
-                return failed(copy_of(self._error))
-            read = self._journal.add_read(mpmd_idx, stored)
-            future = self._future_of(read, mpmd_idx)
-            with self._failing_on_interrupt(read):
-                self._ask_read(read)
-            return future
-
-    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
-        """As in the protocol. A death of the group ends it, and ``write``; the values can be saved again."""
-        self.check_process()
-        with self._changed:
-            self._wait_until_running()
-            if self._error is not None:
-                return failed(copy_of(self._error))
-            return self._groups.copy_out(mpmd_idx, copy, handles)
-
-    def write(
-        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
-    ) -> Future[list[int]]:
-        return self._groups.write(mpmd_idx, copy, specs)
 
     def measured_peaks(self) -> tuple[int | None, ...]:
         """As in the protocol; while groups recover, nothing is known of any."""
@@ -224,9 +201,25 @@ class JournaledRuntime(RuntimeBase):
         self._groups.close()
         self._fleet.release()
 
+    def _refusal(self, handles: Collection[Handle]) -> BaseException | None:
+        """Why a request with these handles cannot be made, as a new error."""
+        if self._error is not None:
+            return copy_of(self._error)
+        if self._loss is not None and min(handles, default=self._first_handle) < self._first_handle:
+            return copy_of(self._loss)
+        return None
+
+    def _is_in_time(self) -> bool:
+        """Whether a step need not wait for a snapshot; what is being saved does not keep it waiting."""
+        if self._recovery.is_late(self._journal) and self._journal.keeps_copies and not self._dead:
+            self._note(self._journal.drop_copies)
+        return not self._recovery.is_late(self._journal)
+
     def _wait_until_running(self, is_free: Callable[[], bool] = lambda: True) -> None:
-        """Waits until no group is being replaced, or nothing works any more."""
-        self._changed.wait_for(lambda: self._error is not None or (not self._dead and is_free()))
+        """Waits until no group is being replaced or about to move, or nothing works any more."""
+        self._changed.wait_for(
+            lambda: self._error is not None or (not self._dead and not self._is_paused and is_free())
+        )
 
     def _wait_for_end_of(
         self, attempt: int, seconds: float | None = None, unless: Callable[[], bool] = lambda: False
@@ -244,6 +237,14 @@ class JournaledRuntime(RuntimeBase):
         for number in self._journal.take_unused_programs():
             self._loads.pop(number, None)
             self._groups.unload(number)
+
+    def _take_released(self, groups: Iterable[int]) -> dict[int, Released]:
+        """The values that groups are to drop with a request; a copy among them need not be made again."""
+        released = {i: self._released.take(i) for i in groups}
+        if self._journal.keeps_copies:
+            freed = {handle for each in released.values() for handle in each.handles}
+            self._note(lambda: self._journal.drop_copies(freed))
+        return released
 
     def _future_of(self, request: Request, mpmd_idx: int) -> Future:
         future: Future = Future()
@@ -271,8 +272,6 @@ class JournaledRuntime(RuntimeBase):
                 self._ask_step(
                     entry, {i: dataclasses.replace(r, step=number) for i, r in entry.requests.items()}
                 )
-            case LoggedRead():
-                self._ask_read(entry)
             case LoggedFetch():
                 self._ask_fetch(entry)
             case LoggedSnapshot():
@@ -281,9 +280,6 @@ class JournaledRuntime(RuntimeBase):
     def _ask_step(self, step: LoggedStep, requests: Mapping[int, StepRequest]) -> None:
         for mpmd_idx, reply in self._groups.submit_step(dict(requests)).items():
             self._listen(step, mpmd_idx, reply)
-
-    def _ask_read(self, read: LoggedRead) -> None:
-        self._listen(read, read.mpmd_idx, self._groups.read(read.mpmd_idx, read.stored))
 
     def _ask_fetch(self, fetch: LoggedFetch) -> None:
         self._listen(fetch, fetch.mpmd_idx, self._groups.fetch(fetch.mpmd_idx, fetch.handle))
@@ -320,13 +316,14 @@ class JournaledRuntime(RuntimeBase):
                 if error is None:
                     future.set_result(result)
                 else:
-                    future.set_exception(error)
+                    is_shared = isinstance(error, StateLostError)
+                    future.set_exception(copy_of(error) if is_shared else error)
             self._changed.notify_all()
 
     # Snapshots.
 
     def _begin_snapshot(self) -> None:
-        snapshot = self._journal.begin_snapshot({i: self._released.take(i) for i in range(self._num_groups)})
+        snapshot = self._journal.begin_snapshot(self._take_released(range(self._num_groups)))
         try:
             self._ask_snapshot(snapshot)
         except BaseException:  # an interrupt: perhaps nobody waits for the copies
@@ -368,6 +365,14 @@ class JournaledRuntime(RuntimeBase):
                     self._give_up(RuntimeError(f"the groups' values could not be copied: {error}"), error)
         else:
             self._note(lambda: self._journal.mark_copied(attempt, snapshot))
+
+    def _lose_values(self, death: GroupDiedError, reason: str) -> None:
+        """No group has a value any more. What comes from before fails; what is made anew does not."""
+        self._loss = loss = loss_of_values(death, reason, self.last_checkpoint)
+        self._first_handle = self.next_handle()
+        self.arguments.forget_before(self._first_handle)
+        self._copied_snapshot = BEGINNING
+        self._note(lambda: self._journal.lose_values(loss))
 
     def _ask_again(self) -> list[LoggedStep]:
         """Asks all that the journal has. Returns the steps."""

@@ -12,31 +12,33 @@ from typing import Any
 
 import ray
 from jax.sharding import AxisType
-from ray.util.placement_group import remove_placement_group
 
 from cluster.actor import Member
 from cluster.actor_calls import ActorCalls
-from cluster.actors import ActorStarter, Reserved
+from cluster.actors import ActorStarter, Needs, Replacements
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
 from cluster.connection import Connection
 from cluster.driver import RayRuntime
-from cluster.endpoint import endpoints
+from cluster.elastic_runtime import ElasticRuntime
+from cluster.endpoint import Endpoint, endpoints
 from cluster.environment import actor_environment
 from cluster.fleet import Fleet
 from cluster.mesh import ClusterMesh, abstract_submesh
+from cluster.metrics import RecoveryMetrics
 from cluster.notices import without_notices
+from cluster.places import Places
 from cluster.process_info import Placement
-from cluster.recovering_runtime import RecoveringRuntime
 from cluster.recovery import Recovery, RecoveryReport, check_recovery
 from cluster.resources import (
-    assign_bundles,
     fitting_cpus,
     live_nodes,
-    nodes_of_bundles,
-    reserve,
+    remove_all,
+    reserve_places,
+    reserve_separately,
     threads_per_process,
 )
 from cluster.shapes import GPU_PLATFORMS, Request, axis_types_of, check, shapes_of, submeshes_of
+from cluster.sharing import SHAREABLE_PLATFORMS
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
 from cluster.versions import versions_here
 from cluster.watchdog import Limits, check_limits
@@ -155,31 +157,37 @@ def launch(
         processes = endpoints([shape.num_processes for shape in shapes])
         num_spares = recovery.spares if recovery else 0
         bundles = _bundles(shapes, platform, cpus_per_group, gpus_per_group, num_spares)
-        with watch("resources"):
-            placement_group = reserve(bundles, timeout)
-        undo.callback(remove_placement_group, placement_group)  # which ends the actors in it
-        nodes = nodes_of_bundles(placement_group)
         counts = [shapes[process.mpmd_idx].num_processes for process in processes]
         counts += [shapes[0].num_processes] * num_spares
-        indices = assign_bundles(nodes, bundles, counts)
+        reserve = reserve_separately if recovery else reserve_places
+        with watch("resources"):
+            own, nodes = reserve(bundles, _teams(processes, num_spares), timeout)
+        undo.callback(remove_all, {place.placement_group for place in own})
         if cpus_per_group:
             num_threads = [int(max(cpus_per_group / count, 1)) for count in counts]
         else:
-            num_threads = threads_per_process([nodes[index] for index in indices])
-        shape_of_each = [shapes[process.mpmd_idx] for process in processes] + [shapes[0]] * num_spares
-        reserved = [
-            Reserved(index, bundles[index], _runtime_env(runtime_env or {}, platform, shape, threads))
-            for index, shape, threads in zip(indices, shape_of_each, num_threads, strict=True)
+            num_threads = threads_per_process(nodes)
+        given = _given_environment(runtime_env or {}, platform, recovery)
+        needs = [
+            Needs(bundles[i], _runtime_env(given, platform, shapes[process.mpmd_idx], num_threads[i]))
+            for i, process in enumerate(processes)
         ]
         cache = None if compilation_cache is None else os.fspath(compilation_cache)
         members = [Member(process.mpmd_idx, process.rank, shapes) for process in processes]
         with watch("actors"):
-            starter = ActorStarter(placement_group, members, reserved, cache, recovery is not None)
-            actors = [starter.start(number) for number in range(len(members))]
-            starter.start_spares()
+            starter = ActorStarter(members, needs, cache, recovery is not None)
+            actors = [starter.start(number, own[number]) for number in range(len(members))]
+            replacements = None
+            if recovery is not None:
+                share_after = recovery.share_after if platform in SHAREABLE_PLATFORMS else None
+                mpmd_idxs = [process.mpmd_idx for process in processes]
+                places = Places(own[: len(members)], bundles, mpmd_idxs, share_after, timeout)
+                replacements = Replacements(starter, places, own[len(members) :])
+                replacements.start_spares()
             starting = StartingActors(actors, processes, timeout)
             infos = open_groups(starting, members, versions_here())
-            starter.await_spares(timeout)
+            if replacements is not None:
+                replacements.await_spares(timeout)
         with watch("transports"):
             transports = choose(transport, infos)
             topology = Topology(shapes, gathering_edges(infos, transports))
@@ -197,13 +205,20 @@ def launch(
             max_in_flight=max_in_flight,
         )
         recoveries: list[RecoveryReport] = []
-        runtime: RayRuntime | RecoveringRuntime
-        if recovery is None:
-            calls = ActorCalls(actors, processes, placement_group, connections, infos, limits)
+        runtime: RayRuntime | ElasticRuntime
+        if recovery is None or replacements is None:
+            groups_of_bundles = {place.placement_group for place in own}
+            calls = ActorCalls(actors, processes, groups_of_bundles, connections, infos, limits)
             runtime = runtime_of(calls)
         else:
+            metrics = RecoveryMetrics()
+
+            def on_recovery(report: RecoveryReport) -> None:
+                recoveries.append(report)
+                metrics.add(report)
+
             fleet = Fleet(
-                starter,
+                replacements,
                 actors,
                 processes,
                 placement,
@@ -213,8 +228,8 @@ def launch(
                 timeout,
                 limits,
             )
-            runtime = RecoveringRuntime(
-                fleet, connections, limits, runtime_of, recovery, recoveries, max_in_flight
+            runtime = ElasticRuntime(
+                fleet, connections, limits, runtime_of, recovery, on_recovery, max_in_flight
             )
         undo.pop_all()
     for text in dict.fromkeys(text for info in infos for text in info.warnings):
@@ -289,6 +304,24 @@ def _bundles(
             bundle["GPU"] = shape.devices_per_process
         bundles += [bundle] * shape.num_processes
     return bundles + bundles[:1] * num_spares
+
+
+def _teams(processes: Sequence[Endpoint], num_spares: int) -> list[list[int]]:
+    """The numbers of the processes of each group, and then of each spare."""
+    groups: dict[int, list[int]] = {}
+    for number, process in enumerate(processes):
+        groups.setdefault(process.mpmd_idx, []).append(number)
+    return [*groups.values(), *([len(processes) + spare] for spare in range(num_spares))]
+
+
+def _given_environment(
+    runtime_env: Mapping[str, Any], platform: str, recovery: Recovery | None
+) -> Mapping[str, Any]:
+    """The user's environment. Where groups may share a device, none of them is to take all of its memory."""
+    if platform not in GPU_PLATFORMS or recovery is None or recovery.share_after is None:
+        return runtime_env
+    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **(runtime_env.get("env_vars") or {})}
+    return {**runtime_env, "env_vars": variables}
 
 
 def _runtime_env(

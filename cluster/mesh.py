@@ -9,8 +9,8 @@ from types import MappingProxyType
 from jax.sharding import AbstractMesh, AxisType
 
 from cluster.driver import RayRuntime
+from cluster.elastic_runtime import ElasticRuntime
 from cluster.process_info import Placement, ProcessInfo
-from cluster.recovering_runtime import RecoveringRuntime
 from cluster.recovery import RecoveryReport
 from cluster.status import ProcessStatus, Status
 from mpmd.routes import Topology
@@ -42,7 +42,7 @@ class ClusterMesh:
         mpmd_axis_name: str | None,
         axis_types: Mapping[str, AxisType],
         platform: str,
-        runtime: RayRuntime | RecoveringRuntime,
+        runtime: RayRuntime | ElasticRuntime,
         placement: Placement,
         seconds: Mapping[str, float],
         recoveries: list[RecoveryReport],
@@ -52,7 +52,7 @@ class ClusterMesh:
         self.mpmd_axis_name = mpmd_axis_name
         self.axis_types = dict(axis_types)
         self.platform = platform
-        self._runtime: RayRuntime | RecoveringRuntime | None = runtime
+        self._runtime: RayRuntime | ElasticRuntime | None = runtime
         self._placement = placement
         self.seconds = dict(seconds)
         self._recoveries = recoveries
@@ -84,7 +84,7 @@ class ClusterMesh:
 
     @property
     def recoveries(self) -> tuple[RecoveryReport, ...]:
-        """Each time that groups died and were replaced, with ``launch(recovery=...)``."""
+        """Each time that groups died and were replaced, or moved, with ``launch(recovery=...)``."""
         return tuple(self._recoveries)
 
     @property
@@ -93,7 +93,7 @@ class ClusterMesh:
         return tuple(process for process in self.processes if process.rank == 0)
 
     @property
-    def runtime(self) -> RayRuntime | RecoveringRuntime:
+    def runtime(self) -> RayRuntime | ElasticRuntime:
         """The running groups. Raises ``RuntimeError`` after ``close``."""
         if self._runtime is None:
             raise RuntimeError("the cluster mesh is closed; launch another one")
@@ -108,6 +108,27 @@ class ClusterMesh:
         if self._runtime is None:
             return Status(tuple(ProcessStatus(process, "closed", 0) for process in self.processes))
         return self._runtime.status()
+
+    def resize(self, num_places: int, timeout: float = 60.0) -> None:
+        """Has the first ``num_places`` groups have a place of their own, and the others share theirs.
+
+        With fewer places than groups, the resources of the others are given back, and the run goes on,
+        slower; with as many as groups, each has a place of its own again. Steps that are asked for meanwhile
+        wait, and all results are the same, bit by bit. Blocks until the groups have moved.
+
+        Args:
+          num_places: from 1 to the number of groups.
+          timeout: seconds to wait for room; groups that have no place then move as soon as there is one.
+
+        Raises: ``ValueError`` or ``TypeError`` for other numbers; ``RuntimeError`` when there is no room, or
+          the mesh was launched without ``recovery``.
+        """
+        runtime = self.runtime
+        if not isinstance(runtime, ElasticRuntime):
+            raise RuntimeError(
+                "resize moves groups as recovery does: launch the mesh with recovery=cluster.Recovery()"
+            )
+        runtime.resize(num_places, timeout)
 
     def close(self) -> None:
         """Ends the actors; pending steps fail. Disconnects from Ray if ``launch`` has connected.

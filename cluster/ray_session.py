@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 import ray
 from ray.actor import ActorHandle
@@ -26,10 +27,11 @@ class RaySession:
             if self.is_connected:
                 ray.kill(actor)
 
-    def remove(self, placement_group: PlacementGroup) -> None:
+    def remove(self, placement_groups: Iterable[PlacementGroup]) -> None:
         """Gives the resources back; after the end of the session Ray has done so."""
         if self.is_connected:
-            remove_placement_group(placement_group)
+            for placement_group in list(placement_groups):
+                remove_placement_group(placement_group)
 
 
 def _identity() -> tuple[str, str] | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import signal
 import threading
 import time
 from collections.abc import Collection
@@ -13,11 +15,12 @@ import ray
 
 from cluster.actor import CONCURRENCY_GROUPS, GroupActor, Member
 from cluster.agreement import Agreement
+from cluster.process_info import ProcessInfo
 from cluster.snapshots import Chunk, SnapshotStore, restore
 from mpmd.runtime.requests import Released
 from mpmd.runtime.worker import LostValue
 
-RECOVERABLE_CONCURRENCY_GROUPS = {**CONCURRENCY_GROUPS, "snapshots": 1}
+RECOVERABLE_CONCURRENCY_GROUPS = {**CONCURRENCY_GROUPS, "snapshots": 1, "notice": 1}
 """As those of ``GroupActor``; copies travel in a thread of their own, while steps run."""
 
 
@@ -39,6 +42,23 @@ class RecoverableActor(GroupActor):
         self._serving = threading.Lock()
         # The process's own copies and those that it keeps for others, by process.
         self._stores: dict[int, SnapshotStore] = collections.defaultdict(SnapshotStore)
+        self._told_to_end = threading.Event()
+        # Ray's own handler, which ends the process, gets the second signal.
+        self._handler_before = signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _info(self) -> ProcessInfo:
+        accelerators = ray.get_runtime_context().get_accelerator_ids().get("GPU", ())
+        return dataclasses.replace(super()._info(), accelerators=tuple(map(str, accelerators)))
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        """The node is to end soon. The driver has another process take this one's place, and ends it."""
+        signal.signal(signal.SIGTERM, self._handler_before)
+        self._told_to_end.set()
+
+    @ray.method(concurrency_group="notice")
+    def await_notice(self) -> None:
+        """Returns when the process is told to end, by SIGTERM."""
+        self._told_to_end.wait()
 
     # A process that takes the place of another one.
 

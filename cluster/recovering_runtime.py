@@ -16,9 +16,11 @@ from ray.actor import ActorHandle
 from cluster.actor_calls import ActorCalls
 from cluster.connection import Connection
 from cluster.driver import RayRuntime
-from cluster.fleet import Fleet, SupersededError
-from cluster.journaled_runtime import FROM_DISK, JournaledRuntime
-from cluster.recovery import FailureCounter, Recovery, RecoveryReport
+from cluster.fleet import Fleet
+from cluster.journaled_runtime import FROM_DISK
+from cluster.recovery import DIED, FailureCounter, Recovery, RecoveryReport
+from cluster.storing_runtime import StoringRuntime
+from cluster.waits import SupersededError
 from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
@@ -26,13 +28,13 @@ from mpmd.runtime.journal import LoggedStep
 from mpmd.stopwatch import Stopwatch
 
 
-class RecoveringRuntime(JournaledRuntime):
+class RecoveringRuntime(StoringRuntime):
     """Replaces groups when they die.
 
     Args:
       fleet, connections, limits, runtime_of, max_in_flight: as of ``JournaledRuntime``.
       recovery: when to copy values, and when to give up.
-      reports: a report of each recovery is added to it.
+      on_recovery: is called with a report of each recovery.
     """
 
     def __init__(
@@ -42,10 +44,10 @@ class RecoveringRuntime(JournaledRuntime):
         limits: Limits,
         runtime_of: Callable[[ActorCalls], RayRuntime],
         recovery: Recovery,
-        reports: list[RecoveryReport],
+        on_recovery: Callable[[RecoveryReport], None],
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
-        self._reports = reports
+        self._on_recovery = on_recovery
         self._failures = FailureCounter(recovery.max_failures)
         super().__init__(fleet, connections, limits, runtime_of, recovery, max_in_flight)
 
@@ -58,6 +60,16 @@ class RecoveringRuntime(JournaledRuntime):
     def is_recovering(self) -> bool:
         """Whether groups are being replaced."""
         return bool(self._dead)
+
+    @property
+    def logged_bytes(self) -> int:
+        """The host arrays of the steps that would be run again."""
+        return self._journal.nbytes
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a snapshot is under way."""
+        return self._journal.snapshot is not None
 
     def _note_death(self, error: GroupDiedError) -> None:
         with self._changed:
@@ -72,9 +84,22 @@ class RecoveringRuntime(JournaledRuntime):
                 work = functools.partial(self._recover, error, step)
                 threading.Thread(target=work, name="mpmd recovery", daemon=True).start()
 
-    def _recover(self, death: GroupDiedError, step: LoggedStep | None) -> None:
-        """In a thread of its own: has the fleet replace what is dead, and asks again what was asked."""
-        watch = Stopwatch()
+    def _is_failure(self, mpmd_idx: int) -> bool:
+        """Whether a group's death, which is asked about once, counts in ``max_failures``."""
+        return True
+
+    def _recover(
+        self,
+        death: GroupDiedError,
+        step: LoggedStep | None,
+        kind: str = DIED,
+        watch: Stopwatch | None = None,
+    ) -> None:
+        """Has the fleet replace what is dead or to move, ``kind`` says which, and asks again what was asked.
+
+        Blocks until then; no thread waits for this one with the lock held.
+        """
+        watch = watch or Stopwatch()
 
         def count_failure(failure: Exception | None) -> None:
             if reason := self._failures.count(death.mpmd_idx, None if failure else step):
@@ -83,12 +108,14 @@ class RecoveringRuntime(JournaledRuntime):
 
         try:
             self._groups.detach(death)
-            count_failure(None)
-            dead, connections = self._fleet.replace_all(
+            if [mpmd_idx for mpmd_idx in list(self._dead) if self._is_failure(mpmd_idx)]:
+                count_failure(None)
+            dead, connections, lost = self._fleet.replace_all(
                 self._dead, self._loads, self._journal.committed, watch, count_failure
             )
         except SupersededError:
-            return  # the mesh was closed
+            self._fleet.release()  # the mesh was closed, perhaps before the last process was started
+            return
         except BaseException as error:  # whatever it is, those who wait have to know
             with self._changed:
                 fatal = error if isinstance(error, RecoveryError) else _unrecoverable(death, str(error))
@@ -101,16 +128,29 @@ class RecoveringRuntime(JournaledRuntime):
                 return
             self._groups.attach(self._calls(connections))
             self._dead.clear()
+            if lost is not None:
+                self._lose_values(death, lost)
             steps = self._ask_again()
             with watch("replayed"):
                 attempt = self._journal.attempt
                 self._wait_for_end_of(attempt, unless=lambda: all(map(self._journal.is_answered, steps)))
         report = RecoveryReport(
-            tuple(sorted(dead)), str(death), step.ordinal if step else None, len(steps), watch.seconds
+            tuple(sorted(dead)),
+            str(death),
+            step.ordinal if step else None,
+            len(steps),
+            watch.seconds,
+            lost,
+            kind,
+            {
+                process.mpmd_idx: process.shares_with
+                for process in self._fleet.infos
+                if process.mpmd_idx in dead and process.shares_with is not None
+            },
         )
-        self._reports.append(report)
+        self._on_recovery(report)
         print(f"cluster: {report}", file=sys.stderr, flush=True)
-        self._fleet.starter.start_spares()
+        self._fleet.replacements.start_spares()
 
 
 def _unrecoverable(death: GroupDiedError, reason: str) -> RecoveryError:

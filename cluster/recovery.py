@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster.process_info import ProcessInfo
+from mpmd.errors import GroupDiedError, StateLostError
 from mpmd.runtime.journal import BEGINNING, Journal, LoggedStep
 
 _LOG_BYTES = 2**30
@@ -31,6 +33,10 @@ class Recovery:
       spares: processes that are started besides, and wait for one of the others to die. They take a dead
         process's place at once; a process that has to be started needs some seconds. They need resources of
         their own, and groups that are alike.
+      share_after: seconds that a group whose node is gone waits for room on another one. Then it shares the
+        devices of another group, and the run goes on, slower, until the cluster has room again; then the
+        group moves to a place of its own. Where it has shared before, it does not wait. ``None``: groups
+        never share, and the run ends when there is no room within ``launch``'s ``timeout``.
 
     Raises: ``ValueError`` for numbers that cannot be.
     """
@@ -38,6 +44,7 @@ class Recovery:
     every: int = 10
     max_failures: int = 3
     spares: int = 0
+    share_after: float | None = 10.0
 
     def __post_init__(self) -> None:
         faults = [
@@ -49,6 +56,10 @@ class Recovery:
             )
             if not isinstance(value, int) or isinstance(value, bool) or value < least
         ]
+        seconds = self.share_after
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and 0 <= seconds < math.inf):
+            faults.append(f"share_after must be None or a number of seconds from 0, not {seconds!r}")
         if faults:
             raise ValueError("Recovery: " + "; ".join(faults))
 
@@ -62,7 +73,7 @@ class Recovery:
             or journal.nbytes >= _LOG_BYTES // 2
         )
 
-    def must_wait(self, journal: Journal) -> bool:
+    def is_late(self, journal: Journal) -> bool:
         """Whether the next step has to wait until the snapshot under way is committed."""
         if journal.snapshot is None:
             return False
@@ -79,19 +90,30 @@ def check_recovery(recovery: Recovery | None, submeshes: Sequence[Mapping[str, i
         raise ValueError("Recovery(spares=...) needs groups that are alike: a spare takes any one's place")
 
 
+DIED, DRAINED, SHRUNK, GROWN = "died", "drained", "shrunk", "grown"
+"""Why a group is replaced: its process has died; or it moves, because its node is to end, because it is to
+share the devices of another one, or because there is a place of its own for it again."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RecoveryReport:
-    """One recovery, in ``mesh.recoveries``.
+    """One recovery, or one move of a group to another place, in ``mesh.recoveries``.
 
     Attributes:
-      mpmd_idxs: the groups that had died.
-      reason: how that was noticed.
+      mpmd_idxs: the groups that had died, or the one that has moved.
+      reason: how that was noticed, or why it has moved.
       step: the step, counted from 1, that the first of them was at; ``None`` when it was at none.
       num_replayed: the steps that were run again.
-      seconds: how long each phase took: ``started``, until a process was there in place of each dead one,
-        and the others had stopped; ``connected``; ``loaded``, until it had the programs; ``restored``, until
-        all had the values of the snapshot; ``replayed``, until they had run all steps since, which does not
-        keep the caller waiting.
+      seconds: how long each phase took: for a move first ``prepared``, until a process was up at the other
+        place, while steps ran, and ``copied``, until there was a snapshot; then ``started``, until a process
+        was there in place of each dead one, and the others had stopped; ``connected``; ``loaded``, until it
+        had the programs; ``restored``, until all had the values of the snapshot; ``replayed``, until they
+        had run all steps since, which does not keep the caller waiting.
+      lost: why the values of all groups were lost, so that no step was run again; ``None`` if they were not.
+      kind: ``died``; or for a move ``drained``, because its node is to end, ``shrunk``, to share the devices
+        of another group, or ``grown``, to a place of its own.
+      shares_with: those of the groups that have no place of their own now, and the group whose devices each
+        shares.
     """
 
     mpmd_idxs: tuple[int, ...]
@@ -99,10 +121,13 @@ class RecoveryReport:
     step: int | None
     num_replayed: int
     seconds: Mapping[str, float]
+    lost: str | None = None
+    kind: str = DIED
+    shares_with: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def total(self) -> float:
-        """Seconds from noticing the death until all was as before."""
+        """Seconds from noticing the death, or from the decision to move, until all was as before."""
         return sum(self.seconds.values())
 
     def __str__(self) -> str:
@@ -110,10 +135,41 @@ class RecoveryReport:
         phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
         at = "" if self.step is None else f" at step {self.step}"
         reason = self.reason.partition(". ")[0]  # Ray has several sentences
-        return (
-            f"recovered {groups}{at} in {self.total:.2f} s ({phases}; "
-            f"{self.num_replayed} steps run again): {reason}"
+        until = "mesh.resize asks for more places" if self.kind == SHRUNK else "the cluster has room again"
+        sharing = "".join(
+            f"; group {guest} shares the devices of group {host} until {until}"
+            for guest, host in sorted(self.shares_with.items())
         )
+        what = "recovered" if self.kind == DIED else f"moved ({self.kind})"
+        then = f"{self.num_replayed} steps run again" if self.lost is None else "all values lost"
+        why = "" if self.lost is None else f"; {self.lost}"
+        return f"{what} {groups}{at} in {self.total:.2f} s ({phases}; {then}): {reason}{why}{sharing}"
+
+
+def check_num_places(num_places: int, num_groups: int) -> None:
+    """Raises ``TypeError`` or ``ValueError`` when groups cannot have so many places of their own."""
+    if not isinstance(num_places, int) or isinstance(num_places, bool):
+        raise TypeError(f"resize takes a number of groups, not {num_places!r}")
+    if not 1 <= num_places <= num_groups:
+        raise ValueError(
+            f"resize: from 1 to {num_groups} of the {num_groups} groups can have a place of their own, "
+            f"not {num_places}"
+        )
+
+
+def loss_of_values(death: GroupDiedError, reason: str, checkpoint: str | None) -> StateLostError:
+    """The error of who asks for values that no process has any more.
+
+    Args:
+      reason: why nobody has them.
+      checkpoint: the last one that is known.
+    """
+    known = "" if checkpoint is None else f". The last one that was saved or read here is {checkpoint}"
+    message = (
+        f"{str(death).rstrip('.')}. The values of all groups are lost, because {reason}. The mesh goes on: "
+        f"restore the state from a checkpoint, such as by step.restore(path), or make it anew{known}"
+    )
+    return StateLostError(message, death.mpmd_idx, checkpoint)
 
 
 class FailureCounter:

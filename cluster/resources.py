@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import ray
 from ray.util.placement_group import (
@@ -17,6 +18,12 @@ from ray.util.placement_group import (
 
 _QUIET_SECONDS = 2.0
 """How long ``reserve`` waits before it prints that it waits."""
+
+_TAKEN_SECONDS = 5.0
+"""Ray reserves within this time what it has just had free, unless somebody else has taken it."""
+
+NODE_LABEL = "ray.io/node-id"
+"""The label of each node that has its identifier."""
 
 
 def fitting_cpus(cpus_of_nodes: Sequence[float], num_processes: int) -> float:
@@ -32,6 +39,14 @@ def fitting_cpus(cpus_of_nodes: Sequence[float], num_processes: int) -> float:
 def live_nodes() -> list[Mapping]:
     """The cluster's nodes, as ``ray.nodes`` describes them."""
     return [node for node in ray.nodes() if node["Alive"]]
+
+
+def draining_nodes() -> frozenset[str]:
+    """The nodes that are to end, as Ray was told: by ``ray drain-node``, an autoscaler, or SIGTERM.
+
+    Ray has no public function for it; Ray Train and Ray Serve call the same one.
+    """
+    return frozenset(ray._private.state.state.get_draining_nodes())
 
 
 Bundle = Mapping[str, float]
@@ -57,6 +72,80 @@ def reserve(bundles: Sequence[Bundle], timeout: float) -> PlacementGroup:
         remove_placement_group(group)
         raise
     return group
+
+
+def request(bundles: Sequence[Bundle], avoided: Collection[str] = ()) -> PlacementGroup:
+    """Requests bundles on few nodes, and on none of those to avoid. Does not wait for them."""
+    selector = {NODE_LABEL: f"!in({','.join(sorted(avoided))})"} if avoided else {}
+    return placement_group(
+        [dict(bundle) for bundle in bundles],
+        strategy="PACK",
+        bundle_label_selector=[selector] * len(bundles) if selector else None,
+    )
+
+
+class OwnPlace(NamedTuple):
+    """A bundle that is reserved for a process."""
+
+    placement_group: PlacementGroup
+    bundle_index: int
+
+
+def reserve_places(
+    bundles: Sequence[Bundle], teams: Sequence[Sequence[int]], timeout: float
+) -> tuple[list[OwnPlace], list[str]]:
+    """Reserves a bundle for each process, all in one placement group; a team's on one node if possible.
+
+    Args:
+      bundles: one for each process.
+      teams: the numbers of those that belong together; each number is in one of them.
+
+    Returns: the place of each process, and its node.
+    Raises: as ``reserve``.
+    """
+    group = reserve(bundles, timeout)
+    nodes = nodes_of_bundles(group)
+    size_of = {number: len(team) for team in teams for number in team}
+    indices = assign_bundles(nodes, bundles, [size_of[number] for number in range(len(bundles))])
+    return [OwnPlace(group, index) for index in indices], [nodes[index] for index in indices]
+
+
+def reserve_separately(
+    bundles: Sequence[Bundle], teams: Sequence[Sequence[int]], timeout: float
+) -> tuple[list[OwnPlace], list[str]]:
+    """As ``reserve_places``, with a placement group for each team, which can be given back by itself."""
+    deadline = time.monotonic() + timeout
+    while True:
+        # What fits is known to Ray alone, and it puts on few nodes only what is asked for at once.
+        together, nodes = reserve_places(bundles, teams, max(deadline - time.monotonic(), 0.0))
+        remove_placement_group(together[0].placement_group)
+        groups = [
+            placement_group(
+                [dict(bundles[number]) for number in team],
+                strategy="PACK",
+                bundle_label_selector=[{NODE_LABEL: nodes[number]} for number in team],
+            )
+            for team in teams
+        ]
+        try:
+            are_there = all(_wait(group, _TAKEN_SECONDS) for group in groups)
+        except BaseException:
+            remove_all(groups)
+            raise
+        if are_there:
+            places = {
+                number: OwnPlace(group, index)
+                for group, team in zip(groups, teams, strict=True)
+                for index, number in enumerate(team)
+            }
+            return [places[number] for number in range(len(bundles))], nodes
+        remove_all(groups)  # somebody else was faster
+
+
+def remove_all(groups: Iterable[PlacementGroup]) -> None:
+    """Gives the resources back, and ends the actors that use them."""
+    for group in groups:
+        remove_placement_group(group)
 
 
 def _wait(group: PlacementGroup, seconds: float) -> bool:

@@ -38,7 +38,9 @@ class Status:
         rows = []
         for status in self.processes:
             process = status.process
-            numbers = (process.mpmd_idx, process.rank, process.node, process.pid, status.pending)
+            host = process.shares_with
+            node = process.node if host is None else f"{process.node}, shared with group {host}"
+            numbers = (process.mpmd_idx, process.rank, node, process.pid, status.pending)
             rows.append((*map(str, numbers), _shortened(status.state)))
         return table(header, rows)
 

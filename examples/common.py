@@ -53,18 +53,28 @@ def fake_devices(count: int) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {_DEVICE_COUNT_FLAG}={count}".strip()
 
 
-def open_mesh(axes: dict[str, int], on_ray: bool, address: str | None = None, processes: int = 1):
+def open_mesh(
+    axes: dict[str, int],
+    on_ray: bool,
+    address: str | None = None,
+    processes: int = 1,
+    recover: bool = False,
+):
     """A context manager that yields the MPMD mesh; its ``"stage"`` axis counts the groups.
 
-    On Ray every group is an actor, or one for each of its ``processes``. In process a group is some of
-    this process's devices: real ones if there are enough, else the fake ones of ``fake_devices``.
+    On Ray every group is an actor, or one for each of its ``processes``; with ``recover`` it is replaced when
+    it dies. In process a group is some of this process's devices: real ones if there are enough, else the
+    fake ones of ``fake_devices``.
     """
     if on_ray:
         import cluster  # here, because examples that run in one process do not need Ray
 
         # One process is the default, and so is what the GPUs of the nodes make necessary.
         per_group = processes if processes > 1 else None
-        return cluster.launch(axes, mpmd_axis="stage", processes_per_group=per_group, address=address)
+        recovery = cluster.Recovery() if recover else None
+        return cluster.launch(
+            axes, mpmd_axis="stage", processes_per_group=per_group, address=address, recovery=recovery
+        )
     count = math.prod(axes.values())
     devices = jax.devices() if jax.device_count() >= count else jax.devices("cpu")
     if len(devices) < count:

@@ -4,9 +4,12 @@
     python examples/resumable_training.py                   goes on, and prints the losses it would have had
     python examples/resumable_training.py --ray             the same on two Ray actors
 
+    python examples/resumable_training.py --ray --kill-groups-at 5      both actors die, this process goes on
+
 A checkpoint has all that the next step depends on: the state of the model and of the optimizer, written by
 the groups themselves, and the state of the iterator over the data, written by this process. See "When the
-driver dies" in docs/checkpoints.md.
+driver dies" in docs/checkpoints.md. When groups die, ``--ray`` repairs them; where no copy of their values is
+left, the same checkpoint helps, and the groups that were repaired go on.
 """
 
 import argparse
@@ -67,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
     if not args.ray:
         common.fake_devices(NUM_STAGES)
     train_text, _ = text_data.standard_library()
-    with common.open_mesh({"stage": NUM_STAGES}, args.ray, args.address) as mesh:
+    with common.open_mesh({"stage": NUM_STAGES}, args.ray, args.address, recover=True) as mesh:
         train(args, mesh, Batches(train_text, seed=0))
 
 
@@ -77,21 +80,36 @@ def train(args: argparse.Namespace, mesh, batches: Batches) -> None:
     tokens = jax.ShapeDtypeStruct(BATCH_SHAPE, np.int32)
     step = mpmd.jit(train_step, mesh, donate_argnums=0)
     step = step.compile(jax.eval_shape(init_state, key), tokens, tokens)
+    beginning = batches.state
     with open_checkpoints(args.directory) as manager:
-        resumed_at = manager.latest_step()
-        if resumed_at is None:
-            state = step.init(init_state, key)
-        else:
-            state, batches.state = restore(manager, resumed_at, step, mesh)
-            print(f"resumed after step {resumed_at}", flush=True)
-        for number in range((resumed_at or 0) + 1, args.steps + 1):
-            state, loss = step(state, *next(batches))
-            if number % args.every == 0 or number == args.steps:
-                save(manager, number, state, batches.state)
-            print(f"step {number}: loss {float(loss)!r}", flush=True)
-            if number == args.kill_at and resumed_at is None:
-                os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            resumed_at = manager.latest_step()
+            if resumed_at is None:
+                state, batches.state = step.init(init_state, key), beginning
+            else:
+                state, batches.state = restore(manager, resumed_at, step, mesh)
+                print(f"resumed after step {resumed_at}", flush=True)
+            try:
+                run_steps(args, mesh, step, state, batches, manager, resumed_at)
+                manager.wait_until_finished()
+                break
+            except mpmd.StateLostError as lost:  # new processes and the step are there, but no values
+                print(f"the state is lost: {lost}", flush=True)
     print(f"step {args.steps} of {args.steps} is done; {args.directory} has its checkpoint")
+
+
+def run_steps(args, mesh, step, state: TrainState, batches: Batches, manager, resumed_at: int | None) -> None:
+    """The steps after ``resumed_at``, or all. Prints the loss of each."""
+    for number in range((resumed_at or 0) + 1, args.steps + 1):
+        state, loss = step(state, *next(batches))
+        if number % args.every == 0 or number == args.steps:
+            save(manager, number, state, batches.state)
+        print(f"step {number}: loss {float(loss)!r}", flush=True)
+        if resumed_at is None and number == args.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if resumed_at is None and number == args.kill_groups_at:
+            for group in mesh.groups:
+                os.kill(group.pid, signal.SIGKILL)
 
 
 def open_checkpoints(directory: pathlib.Path) -> ocp.CheckpointManager:
@@ -149,7 +167,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--steps", type=int, default=20, help="the steps of the whole run (default: 20)")
     add("--every", type=int, default=2, help="steps from one checkpoint to the next (default: 2)")
     add("--kill-at", type=int, help="SIGKILL this process after that step, unless the run was resumed")
+    add("--kill-groups-at", type=int, help="SIGKILL the groups on Ray after that step, unless as above")
     args = parser.parse_args(argv)
+    if args.kill_groups_at is not None and not args.ray:
+        parser.error("--kill-groups-at is for groups on Ray")
     for name in ("steps", "every"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1")

@@ -10,6 +10,7 @@ from .errors import (
     GroupDiedError,
     PerformanceWarning,
     PlanError,
+    StateLostError,
     StepAborted,
     TaskError,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "PerformanceWarning",
     "PlanError",
     "Schedule",
+    "StateLostError",
     "Std1F1B",
     "StepAborted",
     "TaskError",

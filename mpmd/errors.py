@@ -64,6 +64,23 @@ class RecoveryError(GroupDiedError):
     """A group has died, and the run cannot go on by itself; the message says why, and what to do."""
 
 
+class StateLostError(GroupDiedError):
+    """Groups have died with those that kept copies of their values, and with them the values of all groups.
+
+    The mesh goes on, and so do steps that were compiled for it: restore the state from a checkpoint, which
+    the message names if it is known, or make it anew.
+
+    Attributes:
+      checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed on the mesh, or from which
+        its groups have read; ``None`` when there is none.
+    """
+
+    def __init__(self, message: str, mpmd_idx: int, checkpoint: str | None = None):
+        super().__init__(message, mpmd_idx)
+        self.args = (message, mpmd_idx, checkpoint)
+        self.checkpoint = checkpoint
+
+
 class StepAborted(RuntimeError):
     """A group stopped waiting because another group failed; ``__cause__`` or the message says why."""
 

@@ -97,9 +97,14 @@ MAY_IMPORT = {
     "cluster.process_info cluster.rpc cluster.sockets cluster.transports cluster.versions cluster.world "
     "mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.snapshots": "mpmd.ir mpmd.reshard mpmd.runtime mpmd.sharding",
-    "cluster.recoverable_actor": "cluster.actor cluster.agreement cluster.snapshots mpmd.runtime",
-    "cluster.actors": "cluster.actor cluster.recoverable_actor",
-    "cluster.recovery": "cluster.process_info mpmd.runtime",
+    "cluster.recoverable_actor": "cluster.actor cluster.agreement cluster.process_info cluster.snapshots "
+    "mpmd.runtime",
+    "cluster.sharing": "cluster.process_info",
+    "cluster.places": "cluster.process_info cluster.ray_session cluster.recovery cluster.resources "
+    "cluster.sharing",
+    "cluster.actors": "cluster.actor cluster.places cluster.process_info cluster.ray_session "
+    "cluster.recoverable_actor cluster.resources cluster.sharing",
+    "cluster.recovery": "cluster.process_info mpmd.errors mpmd.runtime",
     "cluster.post_mortem": "cluster.process_info",
     "cluster.status": "cluster.process_info mpmd.errors mpmd.tables",
     "cluster.watchdog": "cluster.endpoint mpmd.errors mpmd.runtime",
@@ -117,21 +122,32 @@ MAY_IMPORT = {
     "cluster.shapes": "mpmd.reshard",
     "cluster.connect": "cluster.actor cluster.connection cluster.credentials cluster.endpoint "
     "cluster.process_info cluster.sockets cluster.transports cluster.versions mpmd.ir",
+    "cluster.waits": "cluster.endpoint cluster.health cluster.watchdog",
     "cluster.fleet": "cluster.actors cluster.connect cluster.connection cluster.driver cluster.endpoint "
-    "cluster.health cluster.process_info cluster.ray_session cluster.recovery cluster.transports "
-    "cluster.versions cluster.watchdog mpmd.ir mpmd.runtime mpmd.stopwatch",
+    "cluster.places cluster.process_info cluster.ray_session cluster.recovery cluster.transports "
+    "cluster.versions cluster.waits cluster.watchdog mpmd.errors mpmd.ir mpmd.runtime mpmd.stopwatch",
     "cluster.journaled_runtime": "cluster.actor_calls cluster.connection cluster.driver cluster.fleet "
-    "cluster.joined cluster.pending_calls cluster.recovery cluster.status cluster.watchdog mpmd.errors "
-    "mpmd.program mpmd.runtime",
+    "cluster.joined cluster.pending_calls cluster.recovery cluster.status cluster.waits cluster.watchdog "
+    "mpmd.errors mpmd.program mpmd.runtime",
+    "cluster.storing_runtime": "cluster.actor_calls cluster.connection cluster.driver cluster.fleet "
+    "cluster.joined cluster.journaled_runtime cluster.pending_calls cluster.recovery cluster.watchdog "
+    "mpmd.errors mpmd.runtime",
     "cluster.recovering_runtime": "cluster.actor_calls cluster.connection cluster.driver cluster.fleet "
-    "cluster.journaled_runtime cluster.recovery cluster.watchdog mpmd.errors mpmd.runtime mpmd.stopwatch",
-    "cluster.mesh": "cluster.driver cluster.process_info cluster.recovering_runtime cluster.recovery "
+    "cluster.journaled_runtime cluster.recovery cluster.storing_runtime cluster.waits cluster.watchdog "
+    "mpmd.errors mpmd.runtime mpmd.stopwatch",
+    "cluster.metrics": "cluster.recovery",
+    "cluster.termination": "",
+    "cluster.mover": "cluster.fleet cluster.places cluster.termination",
+    "cluster.elastic_runtime": "cluster.actor_calls cluster.connection cluster.driver cluster.fleet "
+    "cluster.mover cluster.pending_calls cluster.ray_session cluster.recovering_runtime cluster.recovery "
+    "cluster.waits cluster.watchdog mpmd.errors mpmd.runtime mpmd.stopwatch",
+    "cluster.mesh": "cluster.driver cluster.elastic_runtime cluster.process_info cluster.recovery "
     "cluster.status mpmd.routes",
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.connection "
-    "cluster.driver cluster.endpoint cluster.environment cluster.fleet cluster.mesh cluster.notices "
-    "cluster.process_info cluster.recovering_runtime cluster.recovery cluster.resources cluster.shapes "
-    "cluster.transports cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime "
-    "mpmd.stopwatch",
+    "cluster.driver cluster.elastic_runtime cluster.endpoint cluster.environment cluster.fleet cluster.mesh "
+    "cluster.metrics cluster.notices cluster.places cluster.process_info cluster.recovery cluster.resources "
+    "cluster.shapes cluster.sharing cluster.transports cluster.versions cluster.watchdog mpmd.reshard "
+    "mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster": "cluster.launch cluster.mesh cluster.recovery",
     "cluster.trial": "cluster mpmd",
     # The user's face.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,7 @@ from mpmd.checkpoint.array_handler import registry
 from mpmd.checkpoint.restoring import GroupRestoreArgs
 from mpmd.errors import CheckpointError, GroupDiedError
 from mpmd.mesh import GroupMesh
+from mpmd.runtime.protocol import Runtime
 
 Path = str | os.PathLike
 
@@ -36,6 +38,7 @@ def save(path: Path, tree: Any) -> None:
     try:
         with orbax.Checkpointer(handler()) as checkpointer:
             checkpointer.save(_new(path), args=orbax.args.PyTreeSave(tree))
+        _note_complete(path, _runtimes(tree))
     except (CheckpointError, GroupDiedError) as error:
         # The traceback is of several threads of Orbax, which explain nothing.
         raise error.with_traceback(None) from error.__cause__
@@ -48,7 +51,7 @@ def save_async(path: Path, tree: Any) -> Future[None]:
 
     Raises: ``ValueError`` as ``save``.
     """
-    checkpointer = orbax.AsyncCheckpointer(handler())
+    checkpointer, runtimes = orbax.AsyncCheckpointer(handler()), _runtimes(tree)
     try:
         checkpointer.save(_new(path), args=orbax.args.PyTreeSave(tree))
     except BaseException:
@@ -58,6 +61,7 @@ def save_async(path: Path, tree: Any) -> Future[None]:
     def finish() -> None:
         try:
             checkpointer.wait_until_finished()
+            _note_complete(path, runtimes)
         finally:
             checkpointer.close()
 
@@ -127,6 +131,16 @@ def _restore_args(leaf: Any, mesh: GroupMesh | None) -> orbax.RestoreArgs:
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
     return orbax.checkpoint_utils.construct_restore_args(leaf)
+
+
+def _runtimes(tree: Any) -> list[Runtime]:
+    """Those whose groups have arrays of the tree; it is one, or none."""
+    return list({leaf.runtime for leaf in jax.tree.leaves(tree) if isinstance(leaf, MpmdArray)})
+
+
+def _note_complete(path: Path, runtimes: Iterable[Runtime]) -> None:
+    for runtime in runtimes:
+        runtime.last_checkpoint = _absolute(path)
 
 
 def _new(path: Path) -> str:

@@ -117,8 +117,9 @@ async def read(infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRes
         _array(arg, own, names, reading[arg.runtime])
         for arg, own, names in zip(args, parts, handles, strict=True)
     ]
-    for futures in reading.values():
+    for runtime, futures in reading.items():
         await results(futures, f"read its part of the checkpoint {infos[0].parent_dir}")
+        runtime.last_checkpoint = str(infos[0].parent_dir)
     return arrays
 
 

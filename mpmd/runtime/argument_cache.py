@@ -60,6 +60,7 @@ class ArgumentCache:
         self._free = free
         self._delivering = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
+        self._oldest: Handle = 0
         # Arrays die in garbage collection, at any point of any thread, where no lock may be taken.
         self._invalid: collections.deque[tuple[_Key, Handle]] = collections.deque()
 
@@ -76,7 +77,8 @@ class ArgumentCache:
     def find(self, piece: Piece) -> Handle | None:
         """The handle of an array, if these groups have it so."""
         entry = self._entries.get(piece.key)
-        return entry.handle if entry and entry.array() is piece.array else None
+        is_there = entry is not None and entry.array() is piece.array and entry.handle >= self._oldest
+        return entry.handle if entry is not None and is_there else None
 
     def add(self, piece: Piece, handle: Handle) -> _Key:
         """Notes where groups have an array. From now on the cache frees the handle, and nothing else."""
@@ -90,6 +92,10 @@ class ArgumentCache:
     def invalidate(self, entries: Iterable[tuple[_Key, Handle]]) -> None:
         """Has arrays sent again with the next step that reads them. May be called from any thread."""
         self._invalid.extend(entries)
+
+    def forget_before(self, handle: Handle) -> None:
+        """Groups have lost the values of all earlier handles. May be called from any thread."""
+        self._oldest = handle
 
     def _died(self, key: _Key, handle: Handle, _: weakref.ref[jax.Array]) -> None:
         self._invalid.append((key, handle))

@@ -12,13 +12,16 @@ in and outcomes come out.
   asked before, is answered: until then it may be a consequence of a death that is not known yet.
 - When a group dies, all groups go back to the committed snapshot, and are asked all that the log has, in the
   same order. The user is told nothing twice; a small result that was given and now differs is an error.
+- A copy that is to be written to storage has to be made again where it was, so a snapshot behind it counts
+  only when it is written. A step may not wait for that: rather, the copy is forgotten.
+- When no process has the committed snapshot of a group, nothing can be asked again, and all is forgotten.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,6 +92,22 @@ class LoggedFetch:
 
 
 @dataclasses.dataclass(eq=False)
+class LoggedCopy:
+    """Values that a group was asked to copy to host memory, as ``copy``, to write them to storage."""
+
+    mpmd_idx: int
+    copy: Handle
+    handles: tuple[Handle, ...]
+    _waiting: set[int] = dataclasses.field(default_factory=set)
+    _errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
+    _given: dict[int, None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def groups(self) -> frozenset[int]:
+        return frozenset([self.mpmd_idx])
+
+
+@dataclasses.dataclass(eq=False)
 class LoggedSnapshot:
     """A snapshot under way.
 
@@ -102,7 +121,7 @@ class LoggedSnapshot:
     is_copied: bool = False
 
 
-Request = LoggedStep | LoggedRead | LoggedFetch
+Request = LoggedStep | LoggedRead | LoggedFetch | LoggedCopy
 """What is answered to the user."""
 
 Logged = Request | LoggedSnapshot
@@ -144,6 +163,8 @@ class Journal:
         self._ordinals = itertools.count(1)
         self._snapshots = itertools.count(BEGINNING + 1)
         self._released_programs: set[int] = set()
+        self._dropped: set[LoggedCopy] = set()
+        self._is_suspended = False
         self.attempt = 0
         self.committed = BEGINNING
 
@@ -169,6 +190,12 @@ class Journal:
         self._log.append(fetch)
         return fetch
 
+    def add_copy(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> LoggedCopy:
+        """A group is asked to copy values; it is asked again until ``drop_copies``."""
+        entry = LoggedCopy(mpmd_idx, copy, tuple(handles), {mpmd_idx})
+        self._log.append(entry)
+        return entry
+
     def begin_snapshot(self, released: Mapping[int, Released]) -> LoggedSnapshot:
         """Groups are asked to copy their values; one snapshot at a time."""
         assert self.snapshot is None, f"snapshot {self.snapshot} is still under way"
@@ -179,6 +206,16 @@ class Journal:
     def abandon(self, snapshot: LoggedSnapshot) -> None:
         """Not all groups were asked for the snapshot. What they were to drop has to be released again."""
         self._log.remove(snapshot)
+
+    def find_copy(self, copy: Handle) -> LoggedCopy | None:
+        """The request for a copy; ``None`` when it would not be made again."""
+        copies = (entry for entry in self._log if isinstance(entry, LoggedCopy))
+        return next((e for e in copies if e.copy == copy and e not in self._dropped), None)
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether copies would be made again."""
+        return any(isinstance(entry, LoggedCopy) and entry not in self._dropped for entry in self._log)
 
     @property
     def snapshot(self) -> LoggedSnapshot | None:
@@ -220,7 +257,7 @@ class Journal:
             inline = dict(result.inline) if isinstance(result, StepReply) else None
             request._given[mpmd_idx] = inline  # type: ignore[assignment]
             outcomes.append(Outcome(request, mpmd_idx, result, None))
-        elif not isinstance(request, LoggedFetch) and not _repeats(request._given[mpmd_idx], result):
+        elif isinstance(request, LoggedStep | LoggedRead) and not _repeats(request._given[mpmd_idx], result):
             raise ResultChangedError(request, mpmd_idx)
         return outcomes + self._go_on()
 
@@ -232,6 +269,16 @@ class Journal:
         request._errors[mpmd_idx] = error
         return self._go_on()
 
+    def drop_copies(self, copies: Collection[Handle] | None = None) -> list[Outcome]:
+        """These copies, or all, need not be made again: they are written, or nobody waits for them.
+
+        One that is not answered yet still will be. As ``succeed``.
+        """
+        for entry in self._log:
+            if isinstance(entry, LoggedCopy) and (copies is None or entry.copy in copies):
+                self._dropped.add(entry)
+        return [] if self._is_suspended else self._go_on()
+
     def mark_copied(self, attempt: int, snapshot: LoggedSnapshot) -> list[Outcome]:
         """All copies of a snapshot are where they outlive their group. As ``succeed``."""
         if attempt != self.attempt:
@@ -240,12 +287,12 @@ class Journal:
         return self._go_on()
 
     def _go_on(self) -> list[Outcome]:
-        """Gives the errors that are believed now, forgets answered fetches, and commits a snapshot."""
+        """Gives the errors that are believed now, forgets what is done with, and commits a snapshot."""
         outcomes: list[Outcome] = []
         kept: list[Logged] = []
         for position, entry in enumerate(self._log):
             if isinstance(entry, LoggedSnapshot):
-                if not entry.is_copied:
+                if not entry.is_copied or any(isinstance(before, LoggedCopy) for before in kept):
                     kept.append(entry)
                     continue
                 self.committed = entry.number
@@ -255,10 +302,15 @@ class Journal:
                 kept += self._log[position:]
                 break
             outcomes += self._believed_errors(entry)
-            if not isinstance(entry, LoggedFetch):
+            if not self._is_done(entry):
                 kept.append(entry)
         self._log = kept
+        self._dropped.intersection_update(entry for entry in kept if isinstance(entry, LoggedCopy))
         return outcomes
+
+    def _is_done(self, answered: Request) -> bool:
+        """Whether an answered request need not be asked again, whatever happens."""
+        return isinstance(answered, LoggedFetch) or answered in self._dropped
 
     def _believed_errors(self, request: Request) -> list[Outcome]:
         outcomes = []
@@ -266,7 +318,7 @@ class Journal:
             if mpmd_idx not in request._given:
                 request._given[mpmd_idx] = None
                 outcomes.append(Outcome(request, mpmd_idx, None, error))
-            elif not isinstance(request, LoggedFetch) and request._given[mpmd_idx] is not None:
+            elif isinstance(request, LoggedStep | LoggedRead) and request._given[mpmd_idx] is not None:
                 raise ResultChangedError(request, mpmd_idx, error)
         request._errors.clear()
         return outcomes
@@ -285,11 +337,17 @@ class Journal:
     def suspend(self) -> None:
         """A group has died: nothing that is answered from now on counts, until the groups have gone back."""
         self.attempt += 1
+        self._is_suspended = True
 
     def go_back(self) -> tuple[Logged, ...]:
         """All groups have the values of the snapshot ``committed``. Returns what to ask them, in order."""
         self.attempt += 1
-        self._log = [entry for entry in self._log if not (isinstance(entry, LoggedFetch) and entry._given)]
+        self._is_suspended = False
+        self._log = [
+            entry
+            for entry in self._log
+            if isinstance(entry, LoggedSnapshot) or not (entry._given and self._is_done(entry))
+        ]
         for entry in self._log:
             if isinstance(entry, LoggedSnapshot):
                 entry.number, entry.is_copied = next(self._snapshots), False
@@ -297,6 +355,19 @@ class Journal:
                 entry._waiting.update(entry.groups)
                 entry._errors.clear()
         return tuple(self._log)
+
+    def lose_values(self, error: BaseException) -> list[Outcome]:
+        """No process has a value any more: what is not answered fails with ``error``, all is forgotten."""
+        outcomes = [
+            Outcome(entry, mpmd_idx, None, error)
+            for entry in self._log
+            if not isinstance(entry, LoggedSnapshot)
+            for mpmd_idx in sorted(entry.groups - entry._given.keys())
+        ]
+        self._log.clear()
+        self._dropped.clear()
+        self.committed = BEGINNING
+        return outcomes
 
     # Programs.
 

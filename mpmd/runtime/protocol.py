@@ -84,12 +84,15 @@ class Runtime(Protocol):
       processes_per_group: the number of processes of each group.
       callbacks: calls what steps ask the driver to call.
       in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
+      last_checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed here, or from which
+        groups have read; who saves and restores keeps it up to date.
     """
 
     arguments: ArgumentCache
     processes_per_group: tuple[int, ...]
     callbacks: CallbackThread
     in_flight: StepsInFlight
+    last_checkpoint: str | None
 
     def check_process(self) -> None:
         """Raises ``RuntimeError`` in a fork of the process that has made the runtime."""
@@ -178,6 +181,7 @@ class RuntimeBase(Runtime):
         self._process = os.getpid()
         self.callbacks = CallbackThread()
         self.in_flight = StepsInFlight(max_in_flight)
+        self.last_checkpoint = None
         self._handles = itertools.count()
         self._programs = itertools.count()
         self._released = ReleaseQueue(num_groups)

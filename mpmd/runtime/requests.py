@@ -98,6 +98,11 @@ class StepRequest:
     refused: Refused | None = None
     profile: bool = False
 
+    @property
+    def handles(self) -> frozenset[Handle]:
+        """Those of all values that the step reads or makes."""
+        return frozenset((*self.inputs, *self.outputs, *self.host_arrays))
+
 
 @dataclasses.dataclass(frozen=True)
 class Told:

@@ -6,7 +6,7 @@ import ray
 from jax.sharding import AxisType
 
 import cluster
-from cluster.actor import Place
+from cluster.actor import Location
 from cluster.connect import open_groups
 from cluster.endpoint import endpoints
 from cluster.mesh import abstract_submesh
@@ -145,16 +145,16 @@ def test_gpus_that_are_asked_for_divide_over_the_processes():
 def test_processes_with_other_versions_than_the_driver_are_named():
     driver = Versions("0.10.2", "0.10.2", "3.12")
     older = driver._replace(jax="0.10.1")
-    places = [
-        Place("10.0.0.1", "a", None, found) for found in (driver, older, driver._replace(python="3.13"))
+    locations = [
+        Location("10.0.0.1", "a", None, found) for found in (driver, older, driver._replace(python="3.13"))
     ]
 
     class Starting:
         processes = endpoints([2, 1])
 
         def call(self, method, arguments):
-            assert method == "place", "the processes must not go on"
-            return places
+            assert method == "locate", "the processes must not go on"
+            return locations
 
     with pytest.raises(RuntimeError) as caught:
         open_groups(Starting(), [()] * 3, driver)

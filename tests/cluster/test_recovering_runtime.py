@@ -2,15 +2,18 @@
 
 import threading
 
+import jax
 import numpy as np
 import pytest
 
-from cluster.fleet import CopiesLostError
 from cluster.recovery import Recovery
-from mpmd.errors import GroupDiedError, RecoveryError, StepTimeoutError, TaskError
-from mpmd.runtime.requests import StepReply
+from mpmd.errors import RecoveryError, StateLostError, StepTimeoutError, TaskError
+from mpmd.placement import Placement
+from mpmd.runtime.journal import BEGINNING
+from mpmd.runtime.requests import StepReply, StepRequest
 from tests.support.pretended_groups import (
     SOON,
+    TOGETHER,
     begin_recovery,
     commit_snapshot,
     end_recovery,
@@ -81,14 +84,64 @@ def test_after_so_many_failures_the_run_ends(failures):
     assert str(driven._error).count("the last time because no room") == bool(failures)
 
 
-def test_copies_that_are_lost_end_the_run():
-    driven = runtime(
-        failures=[CopiesLostError("group 0 and group 1, which kept its values, have died together")]
-    )
-    futures = driven.step()
+def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
+    driven = runtime(failures=[TOGETHER])
+    driven.last_checkpoint = "/checkpoints/300"
+    first = driven.step()
+    driven.attempts[0].reply(0)
+    commit_snapshot(driven)
+    second, value = driven.step(), driven.fetch(1, 7)
     driven.die(0)
-    with pytest.raises(RecoveryError, match=r"have died together\. Start again from a checkpoint on disk"):
-        futures[0].result(SOON)
+    assert first[0].result(SOON).inline[7] == 1.0, "what was given stays"
+    for future in (*second.values(), value):
+        with pytest.raises(
+            StateLostError, match=r"group 0 died\. The values of all groups are lost"
+        ) as caught:
+            future.result(SOON)
+        assert "have died together" in str(caught.value)
+        assert "/checkpoints/300" in str(caught.value)
+        assert caught.value.checkpoint == "/checkpoints/300"
+    assert driven._fleet.restored == [BEGINNING]
+    old = driven._first_handle - 1
+    requests = {i: StepRequest(0, 0, (old,), (driven.next_handle(),)) for i in range(2)}
+    of_old_values = [
+        driven.fetch(0, old),
+        driven.read(0, {old: "stored"}),
+        driven.copy_out(0, driven.next_handle(), [old]),
+        driven.write(0, old, [[]]),
+        *driven.submit_step(requests).values(),
+    ]
+    for future in of_old_values:
+        with pytest.raises(StateLostError):
+            future.result(SOON)
+    assert driven.attempts[1].made == [] == driven.attempts[1].steps, "groups are asked nothing of before"
+    new = driven.next_handle()
+    reading = driven.read(0, {new: "stored"})
+    driven.attempts[1].future("read").set_result(StepReply({}))
+    assert reading.result(SOON) == StepReply({})
+    third = driven.step()
+    driven.attempts[1].reply(0, 3.0)
+    assert third[0].result(SOON).inline[7] == 3.0
+    driven.die(1)
+    assert driven._fleet.restored == [BEGINNING, BEGINNING]
+    assert len(driven.attempts[2].steps) == 1
+    assert driven.attempts[2].named("read") == [(0, {new: "stored"})]
+
+
+def test_an_argument_that_groups_have_lost_is_sent_again():
+    driven = runtime(failures=[TOGETHER])
+    everywhere = Placement((0, 1))
+    array = jax.numpy.arange(3.0)
+    handles = []
+    for _ in range(2):
+        with driven.arguments.delivery(2) as delivery:
+            assert delivery.find(array, everywhere) is None
+            handles.append(delivery.send(np.asarray(array), everywhere, array))
+            delivery.commit([])
+        with driven.arguments.delivery(2) as delivery:
+            assert delivery.find(array, everywhere) == handles[-1]
+        driven.die(0)
+    assert handles[0] < handles[1]
 
 
 def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
@@ -191,50 +244,6 @@ def test_a_repetition_that_takes_too_long_ends_the_run_and_says_so():
     assert caught.value.__cause__ is late
 
 
-def test_what_was_read_from_a_checkpoint_is_read_again_unless_a_snapshot_has_it():
-    driven = runtime()
-    futures = [driven.read(i, {5: "stored"}) for i in range(2)]
-    driven.attempts[0].future("read").set_result(StepReply({}))
-    assert futures[1].result(SOON) == StepReply({})
-    driven.die(0)
-    assert driven.attempts[1].named("read") == [(i, {5: "stored"}) for i in range(2)]
-    assert not futures[0].done()
-    for _, _, _, future in driven.attempts[1].made:
-        future.set_result(StepReply({}))
-    assert futures[0].result(SOON) == StepReply({})
-    driven.step()
-    driven.attempts[1].reply(0)
-    commit_snapshot(driven)
-    driven.die(1)
-    assert driven._fleet.restored == [0, 1]
-    assert driven.attempts[2].named("read") == []
-
-
-def test_reading_waits_while_groups_recover():
-    driven = runtime()
-    begin_recovery(driven, 0)
-    asked = threading.Event()
-    reading = threading.Thread(target=lambda: (driven.read(1, {5: "stored"}), asked.set()))
-    reading.start()
-    assert not asked.wait(0.1)
-    end_recovery(driven)
-    assert asked.wait(SOON)
-    assert driven.attempts[1].named("read") == [(1, {5: "stored"})]
-    reading.join()
-
-
-def test_a_checkpoint_that_is_gone_when_it_is_read_again_ends_the_run():
-    driven = runtime()
-    driven.read(1, {5: "stored"})
-    driven.attempts[0].future("read").set_result(StepReply({}))
-    driven.die(0)
-    driven.attempts[1].future("read").set_exception(ValueError("no such file"))
-    with pytest.raises(
-        RecoveryError, match=r"reading from storage failed on group 1 .*: no such file\. .*checkpoint on disk"
-    ):
-        driven.read(0, {6: "stored"}).result(SOON)
-
-
 @pytest.mark.parametrize(
     "ask", [lambda d: d.read(1, {5: "stored"}), lambda d: d.fetch(1, 5)], ids=["read", "fetch"]
 )
@@ -252,26 +261,6 @@ def test_an_interrupt_while_a_group_is_asked_keeps_no_later_error_waiting(monkey
         future.set_exception(TaskError("out of memory", 0, "fwd_0__0"))
     with pytest.raises(TaskError, match="out of memory"):
         futures[0].result(SOON)
-
-
-def test_the_death_of_any_group_ends_saving_and_says_which_it_was():
-    driven = runtime()
-    copied = driven.copy_out(0, 3, [1])
-    driven.attempts[0].future("copy_out").set_result(None)
-    assert copied.result(SOON) is None
-    copying, writing = driven.copy_out(0, 4, [1]), driven.write(0, 3, [["spec"]])
-    begin_recovery(driven, 1)
-    for future in (copying, writing, driven.write(0, 3, [["spec"]])):
-        with pytest.raises(GroupDiedError, match="group 1 died"):
-            future.result(SOON)
-    end_recovery(driven)
-    assert driven.attempts[1].named("copy_out") == [], "it is not asked again"
-    saved = driven.copy_out(1, 5, [1])
-    driven.attempts[1].future("copy_out").set_result(None)
-    assert saved.result(SOON) is None
-    written = driven.write(1, 5, [["spec"]])
-    driven.attempts[1].future("write").set_result(16)
-    assert written.result(SOON) == [16]
 
 
 def test_the_status_says_which_groups_are_being_replaced():

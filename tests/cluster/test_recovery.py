@@ -16,6 +16,9 @@ from mpmd.runtime.requests import StepReply, StepRequest
     [
         ({"every": 0}, "every must be an int of at least 1, not 0"),
         ({"every": True}, "every must be"),
+        ({"share_after": -1}, "share_after must be None or a number of seconds from 0, not -1"),
+        ({"share_after": float("inf")}, "share_after must be"),
+        ({"share_after": True}, "share_after must be"),
         ({"max_failures": 1.5, "spares": -1}, "max_failures must be.*; spares must be an int of at least 0"),
     ],
     ids=str,
@@ -66,12 +69,12 @@ def test_a_snapshot_that_takes_long_makes_steps_wait():
     for _ in range(3):
         add_step(journal)
     snapshot = journal.begin_snapshot({})
-    while not recovery.must_wait(journal):
+    while not recovery.is_late(journal):
         add_step(journal)
         assert not recovery.snapshot_is_due(journal)
     assert journal.num_steps == 12
     journal.mark_copied(journal.attempt, snapshot)
-    assert not recovery.must_wait(journal)
+    assert not recovery.is_late(journal)
     assert recovery.snapshot_is_due(journal)
 
 
@@ -85,9 +88,9 @@ def test_large_batches_bring_snapshots_forward_and_make_steps_wait(monkeypatch):
     add_step(journal, 40)
     assert recovery.snapshot_is_due(journal)
     journal.begin_snapshot({})
-    assert not recovery.must_wait(journal)
+    assert not recovery.is_late(journal)
     add_step(journal, 40)
-    assert recovery.must_wait(journal)
+    assert recovery.is_late(journal)
 
 
 def test_deaths_are_counted():
@@ -153,4 +156,15 @@ def test_a_report_reads_as_a_sentence():
     assert str(report) == (
         "recovered group 1 at step 17 in 2.75 s (started 2.50, loaded 0.25; 7 steps run again): "
         "group 1 died: it was killed"
+    )
+
+
+def test_a_report_says_who_shares_and_until_when():
+    arguments = ((1,), "group 1 moves: its node is to end", None, 0, {"prepared": 1.0})
+    assert str(RecoveryReport(*arguments, kind=recovery_module.DRAINED, shares_with={1: 0})) == (
+        "moved (drained) group 1 in 1.00 s (prepared 1.00; 0 steps run again): group 1 moves: its node is to "
+        "end; group 1 shares the devices of group 0 until the cluster has room again"
+    )
+    assert str(RecoveryReport(*arguments, kind=recovery_module.SHRUNK, shares_with={1: 0})).endswith(
+        "group 1 shares the devices of group 0 until mesh.resize asks for more places"
     )

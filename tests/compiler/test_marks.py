@@ -65,3 +65,48 @@ def test_the_last_stage_of_a_loss_under_jit_keeps_its_backward():
         ]
     sizes = [{str(member.work): len(member.eqns) for member in graph.stage_work} for graph in graphs]
     assert sizes[0] == sizes[1]
+
+
+def homes(loss, params, stages):
+    """The group of each parameter, by its path, in a plan without devices."""
+    step = make_step(loss, mpmd.Std1F1B(stages))
+    mesh = mpmd.AbstractMpmdMesh({"stage": stages}, "stage")
+    plan = mpmd.jit(step, mesh).lower(init(params), *batch()).plan
+    return [leaf.mpmd_idxs for leaf in plan.inputs if leaf.path.startswith("args[0]")]
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_models_that_do_not_depend_on_one_another_pass_the_same_stages(stages):
+    def loss(models, x, y):
+        return jnp.mean((mlp(models[0], x) - mlp(models[1], y)) ** 2)
+
+    own = [(stage,) for stage in range(stages) for _ in "bw"]
+    assert homes(loss, [weights(stages)] * 2, stages) == own * 2
+
+
+def test_a_model_that_reads_anothers_result_has_stages_of_its_own():
+    def loss(models, x, y):
+        return jnp.mean((mlp(models[1], mpmd.mark_stage_end(mlp(models[0], x))) - y) ** 2)
+
+    assert homes(loss, [weights(2)] * 2, 4) == [(stage,) for stage in range(4) for _ in "bw"]
+
+
+def test_branches_that_are_a_stage_each():
+    """There are as many marks as stages, but they do not stand one behind the other."""
+
+    def loss(params, x, y):
+        first = mpmd.mark_stage_end(layer(params[0], x))
+        second = mpmd.mark_stage_end(layer(params[1], x))
+        return jnp.mean((layer(params[2], first + second) - y) ** 2)
+
+    assert homes(loss, weights(3), 3) == [(stage,) for stage in range(3) for _ in "bw"]
+
+
+def test_models_with_too_few_marks_each():
+    def loss(models, x, y):
+        return jnp.mean((mlp(models[0], x) - mlp(models[1], y)) ** 2)
+
+    with pytest.raises(
+        mpmd.CompileError, match=r"has 4 calls of mark_stage_end, which end 2 stages, .* 6 marks"
+    ):
+        homes(loss, [weights(3)] * 2, 7)

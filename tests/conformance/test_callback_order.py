@@ -263,7 +263,7 @@ def test_a_callback_that_raises():
         state, total = compiled(*arguments())
         with pytest.raises(
             CallbackError,
-            match=r"debug_callback at .*test_callbacks\.py:\d+ .*"
+            match=r"debug_callback at .*test_callback_order\.py:\d+ .*"
             r"\[stage 1, microbatch 1\], raised ValueError: enough",
         ) as caught:
             float(total)

@@ -8,6 +8,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, reshard
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from tests.support import decoder
 from tests.support.explicit import (
     BLOCKS,
     EXPLICIT,
@@ -44,7 +45,7 @@ def test_blocks_of_public_codes_train_as_under_jit(groups, block):
     assert jax.typeof(mine) == jax.typeof(plain)
 
 
-@pytest.mark.parametrize("operation", [mpmd.Add, mpmd.Concat(1), Product()], ids=lambda op: type(op).__name__)
+@pytest.mark.parametrize("operation", [mpmd.Add, mpmd.Concat(1), Product()], ids=["sum", "rows", "product"])
 def test_operations_keep_the_sharding_of_what_they_combine(groups, operation):
     assert_as_on_one_group(groups, make_step(residual, operation=operation))
 
@@ -180,3 +181,14 @@ def test_meshes_that_cannot_be_those_of_groups():
         ValueError, match="group 1 are Auto, but those of group 0 are Explicit; give all the same"
     ):
         mpmd.MpmdMesh(meshes)
+
+
+def test_a_decoder_over_two_axes_trains_as_under_jit():
+    """Arguments bring their shardings, and weights are gathered along one axis and split along the other."""
+    devices = np.array(jax.devices()).reshape(2, 2, 2)
+    mesh = Mesh(devices, ("stage", "fsdp", "tensor"), axis_types=(AxisType.Explicit,) * 3)
+    with mpmd.MpmdMesh(mesh, "stage") as groups:
+        loaded = decoder.assert_trains_as_under_jit(groups)
+        (table,) = (leaf for leaf in loaded.plan.inputs if leaf.path == "args[0][0]['table']")
+        assert (table.mpmd_idxs, table.spec) == ((0, 1), ("tensor", "fsdp"))
+        assert loaded.plan.executable("fwd_0").out_specs[0][0] == "fsdp"

@@ -24,6 +24,7 @@ def test_program(program):
         case.state,
         *case.batch,
         mesh=mesh_of(case.groups, **case.axes),
+        steps=case.steps,
         tolerance=case.tolerance,
         **case.options,
     )

@@ -36,3 +36,12 @@ def test_a_killed_run_goes_on_to_the_same_losses(where, tmp_path):
     assert before.items() <= undisturbed.items()
     assert after.items() <= undisturbed.items()
     assert sorted(os.listdir(killed)) == ["6", "7"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_groups_all_die_goes_on_with_new_ones(tmp_path):
+    _, undisturbed = run(tmp_path / "undisturbed")
+    printed, losses = run(tmp_path / "killed", "--ray", "--kill-groups-at", KILLED_AT)
+    assert losses == undisturbed
+    assert "the state is lost" in printed
+    assert re.search(r"^resumed after step [24]$", printed, re.M)

@@ -1,10 +1,9 @@
-"""A Ray cluster of a head, where drivers run, and two nodes, each in a network namespace."""
+"""A Ray cluster of a head, where drivers run, and two nodes or three, each in a network namespace."""
 
 import contextlib
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import tempfile
@@ -49,57 +48,60 @@ class Nodes:
         for name in ("XLA_FLAGS", "RAY_ADDRESS"):  # of the tests' own process
             self._environment.pop(name, None)
         self._directory = directory
+        self._head_address = f"{network.address(0)}:{RAY_PORT}"
+        self._processes = {}
 
     @contextlib.contextmanager
-    def started(self):
-        """Ray runs on all nodes."""
-        with contextlib.ExitStack() as undo:
-            address = f"{self.network.address(0)}:{RAY_PORT}"
-            head = ("--head", f"--port={RAY_PORT}", "--num-cpus=0", "--include-dashboard=false")
-            undo.enter_context(self._ray_start(0, *head, f"--temp-dir={self._directory}"))
-            for node in range(1, self.network.count):
-                undo.enter_context(self._ray_start(node, f"--address={address}", "--num-cpus=2"))
+    def started(self, *nodes):
+        """Ray runs on these nodes, too. The head is the first."""
+        try:
+            for node in nodes:
+                self._start(node)
             yield
+        finally:
+            for node in reversed(nodes):
+                self._stop(node)
 
-    @contextlib.contextmanager
-    def _ray_start(self, node, *options):
+    def restart(self, node):
+        """Ray runs anew on a node that was unplugged."""
+        self._stop(node)
+        self.network.plug(node)
+        self._start(node)
+
+    def _start(self, node):
+        options = [f"--address={self._head_address}", "--num-cpus=2"]
+        if node == 0:
+            head = ["--head", f"--port={RAY_PORT}", "--num-cpus=0", "--include-dashboard=false"]
+            options = [*head, f"--temp-dir={self._directory}"]
         command = [RAY, "start", "--block", *options, f"--node-ip-address={self.network.address(node)}"]
         command += [f"--{name}={port}" for name, port in PORTS.items()]
         command += ["--object-store-memory=100000000", "--disable-usage-stats"]
         log = self._directory / f"node{node}.log"
         with log.open("w") as output:
-            process = subprocess.Popen(
+            process = self._processes[node] = subprocess.Popen(
                 self.network.within(node, *command), env=self._environment, stdout=output, stderr=output
             )
-        try:
-            deadline = time.monotonic() + START_SECONDS
-            while "Ray runtime started" not in log.read_text():
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-                time.sleep(0.2)
-            yield
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            self._end_rest(node)
+        deadline = time.monotonic() + START_SECONDS
+        while "Ray runtime started" not in log.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
 
-    def _end_rest(self, node):
-        """What Ray may have left on a node."""
-        listed = subprocess.run(
-            ["ip", "netns", "pids", self.network.namespace(node)], capture_output=True, text=True, check=True
-        )
-        for pid in listed.stdout.split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+    def _stop(self, node):
+        if (process := self._processes.pop(node, None)) is None:
+            return
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self.network.kill(node)  # what Ray may have left
 
     def drive(self, program, timeout=240):
         """Runs a function of ``programs.py`` as a driver on the head, and returns what it returns."""
         result = self._directory / "result.json"
         result.unlink(missing_ok=True)
-        fields = [self.network.name, str(self.network.count), f"{self.network.address(0)}:{RAY_PORT}"]
+        fields = [self.network.name, str(self.network.count), self._head_address]
         command = [sys.executable, "-m", "tests.nodes.programs", program.__name__, str(result), *fields]
         done = subprocess.run(
             self.network.within(0, *command),
@@ -118,13 +120,13 @@ class Nodes:
 def nodes():
     if reason := why_impossible():
         pytest.skip(reason)
-    network = Network(f"mpmd{os.getpid()}", 3)
+    network = Network(f"mpmd{os.getpid()}", 4)
     # Ray's sockets have long names below it.
     with tempfile.TemporaryDirectory(prefix="mpmd", ignore_cleanup_errors=True) as directory:
         try:
             network.open()
             nodes = Nodes(network, pathlib.Path(directory))
-            with nodes.started():
+            with nodes.started(0, 1, 2):
                 yield nodes
         finally:
             network.close()

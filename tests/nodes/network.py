@@ -5,11 +5,13 @@ Nothing of it touches the machine's own network: there is no address, route or r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 
 
@@ -66,6 +68,33 @@ class Network:
         for node in nodes:
             _run("bridge", "-n", self._switch, "link", "set", "dev", f"port{node}", "isolated", state)
 
+    def unplug(self, node: int) -> None:
+        """The node reaches nobody, without notice, as when its power is gone."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{node}", "down")
+
+    def plug(self, node: int) -> None:
+        """The opposite of ``unplug``."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{node}", "up")
+
+    def slow(self, node: int, megabits: int) -> None:
+        """The node sends so much in a second at most."""
+        limit = ("tbf", "rate", f"{megabits}mbit", "burst", "64kbit", "latency", "400ms")
+        _run("tc", "-n", self.namespace(node), "qdisc", "replace", "dev", "eth0", "root", *limit)
+
+    def unslow(self, node: int) -> None:
+        """The opposite of ``slow``."""
+        _run("tc", "-n", self.namespace(node), "qdisc", "delete", "dev", "eth0", "root")
+
+    def kill(self, node: int) -> None:
+        """Ends all processes of a node."""
+        for pid in _run("ip", "netns", "pids", self.namespace(node)).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    def node_of(self, address: str) -> int:
+        """The opposite of ``address``."""
+        return [self.address(node) for node in range(self.count)].index(address)
+
     def sent_bytes(self, node: int) -> int:
         """What a node has sent since it exists, with all headers."""
         (link,) = json.loads(_run("ip", "-n", self.namespace(node), "-s", "-j", "link", "show", "eth0"))
@@ -80,7 +109,7 @@ class Network:
 
 def why_impossible() -> str | None:
     """Why this process cannot make namespaces; ``None``: it can."""
-    if missing := [tool for tool in ("ip", "bridge") if shutil.which(tool) is None]:
+    if missing := [tool for tool in ("ip", "bridge", "tc") if shutil.which(tool) is None]:
         return f"needs {', '.join(missing)}, of iproute2"
     probe = Network(f"mpmd-probe-{os.getpid()}", 1)
     try:

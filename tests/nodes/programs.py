@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import cluster
 import mpmd
+from cluster.sockets import UNREACHABLE_SECONDS
 from tests.nodes.network import Network
 from tests.support.parity import assert_close
 
@@ -137,6 +138,76 @@ def cut_a_link(network):
     with launch(cpus_per_group=2) as mesh:
         assert_trains(mesh)
     return found
+
+
+def launch_recovering():
+    """Two groups, on a node each. Everything may be tried again often: how often does not matter here."""
+    recovery = cluster.Recovery(every=2, max_failures=50)
+    return launch(first=1, second=1, cpus_per_group=1.2, recovery=recovery)
+
+
+def assert_same_after(mesh, disturb):
+    """What is trained is the same, bit by bit, when something is done to the nodes on the way."""
+    step = mpmd.mpmd_jit_with_loop(train_step, mesh, donate_argnums=0)
+    undisturbed = trained(step)
+    assert trained(step, disturb) == undisturbed
+
+
+def trained(step, disturb=lambda: None):
+    """The bytes of all losses, and of the weights in the end."""
+    weights, xs, ys = arguments()
+    losses = []
+    for number in range(10):
+        weights, loss = step(weights, xs + np.float32(number), ys)
+        if number == 5:
+            disturb()
+        losses.append(np.asarray(loss).tobytes())
+    return [*losses, *(weight.tobytes() for weight in mpmd.to_host(weights))]
+
+
+def described(mesh):
+    """The recoveries, once the last one has ended."""
+    while mesh.runtime.is_recovering:
+        time.sleep(0.1)
+    time.sleep(1)  # the report comes after the results
+    return [[list(report.mpmd_idxs), report.reason, report.lost] for report in mesh.recoveries]
+
+
+def a_node_dies(network):
+    """Nobody says so: its packets are lost."""
+    with launch_recovering() as mesh:
+        before = placement(mesh)["nodes"]
+        dead = network.node_of(before[1])
+        assert_same_after(mesh, lambda: network.unplug(dead))
+        return {"before": before, "after": placement(mesh)["nodes"], "recoveries": described(mesh)}
+
+
+def a_link_is_cut_and_heals_too_late(network):
+    """The nodes of the groups lose each other for longer than a step waits; the head reaches both."""
+    with launch_recovering() as mesh:
+        cut = [network.node_of(node) for node in placement(mesh)["nodes"]]
+
+        def disturb():
+            network.cut(*cut)
+            threading.Timer(UNREACHABLE_SECONDS + 5, network.heal, cut).start()
+
+        assert_same_after(mesh, disturb)
+        return {"recoveries": described(mesh)}
+
+
+def a_slow_link(network):
+    """All that a node sends takes long; then also the copies of snapshots and a recovery."""
+    with launch_recovering() as mesh:
+        slow = network.node_of(placement(mesh)["nodes"][0])
+        network.slow(slow, megabits=50)
+        try:
+            assert_same_after(mesh, lambda: None)
+            quiet = described(mesh)
+            victim = mesh.runtime.actors[0]
+            assert_same_after(mesh, lambda: ray.kill(victim))
+        finally:
+            network.unslow(slow)
+        return {"before": quiet, "recoveries": described(mesh)}
 
 
 def main() -> None:

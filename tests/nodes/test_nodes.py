@@ -42,3 +42,28 @@ def test_a_link_that_is_cut_for_a_moment_delays_a_step_and_one_that_stays_cut_en
     assert "group 0" in found["error"] and "group 1" in found["error"]
     assert f"the network has not reached it for {UNREACHABLE_SECONDS} s" in found["error"]
     assert found["seconds until the error"] < UNREACHABLE_SECONDS + 30
+
+
+def test_a_group_whose_node_dies_goes_on_on_another_one(nodes):
+    with nodes.started(3):
+        found = nodes.drive(programs.a_node_dies, timeout=500)
+        dead = nodes.network.node_of(found["before"][1])
+        nodes.restart(dead)
+    before, after = found["before"], found["after"]
+    assert after[0] == before[0]
+    assert after[1] not in before
+    assert [report[::2] for report in found["recoveries"]] == [[[1], None]]
+
+
+def test_groups_that_lose_each_other_go_on_when_the_link_heals(nodes):
+    found = nodes.drive(programs.a_link_is_cut_and_heals_too_late, timeout=500)
+    assert len(found["recoveries"]) == 1
+    _, reason, lost = found["recoveries"][0]
+    assert f"the network has not reached it for {UNREACHABLE_SECONDS} s" in reason
+    assert lost is None
+
+
+def test_groups_with_a_slow_link_go_on_and_recover(nodes):
+    found = nodes.drive(programs.a_slow_link, timeout=500)
+    assert found["before"] == []
+    assert [report[::2] for report in found["recoveries"]] == [[[0], None]]

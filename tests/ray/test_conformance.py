@@ -26,6 +26,7 @@ def assert_case(mesh, case):
         case.step,
         case.state,
         *case.batch,
+        steps=case.steps,
         tolerance=case.tolerance,
         **{"donate_argnums": 0, **case.options},
     )

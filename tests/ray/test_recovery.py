@@ -15,7 +15,7 @@ import cluster
 import mpmd
 from cluster.fleet import Fleet
 from cluster.recovery import Recovery
-from mpmd.errors import RecoveryError
+from mpmd.errors import RecoveryError, StateLostError
 from tests.ray.hand_written_programs import ProgramDriver, compute_forever, relay_program
 from tests.support import stacked_state
 from tests.support.digests import digests
@@ -54,6 +54,11 @@ def recoveries(mesh, count):
     while len(mesh.recoveries) < count and time.monotonic() < deadline:
         time.sleep(0.01)
     return mesh.recoveries
+
+
+def num_reserved():
+    """How many placement groups have resources."""
+    return sum(table["state"] == "CREATED" for table in ray.util.placement_group_table().values())
 
 
 def kill(mesh, mpmd_idx, number=signal.SIGKILL):
@@ -130,40 +135,150 @@ def test_what_was_restored_from_a_checkpoint_is_read_again(recovering_mesh, tmp_
 def test_another_group_may_die_during_recovery(local_ray, monkeypatch):
     """Before the first snapshot: after it, two groups that keep each other's copies may not die together."""
     monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
-    connect, killed = Fleet._connect, []
+    start, started = Fleet._start, []
 
-    def dying(fleet):
-        if not killed:
-            killed.append(kill(mesh, 1))
-        connect(fleet)
+    def noting_start(fleet, groups):
+        started.append(set(groups))
+        start(fleet, groups)
 
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=Recovery()) as mesh:
+    monkeypatch.setattr(Fleet, "_start", noting_start)
+    with cluster.launch(
+        {"stage": 2}, "stage", cpus_per_group=0.25, recovery=Recovery(max_failures=9)
+    ) as mesh:
         step = compiled(mesh)
         undisturbed = train(step, steps=3)
-        monkeypatch.setattr(Fleet, "_connect", dying)
-        assert train(step, lambda number, state: number == 1 and kill(mesh, 0), steps=3) == undisturbed
-        assert [report.mpmd_idxs for report in recoveries(mesh, 1)] == [(0, 1)]
-        assert mesh.recoveries[0].num_replayed == 5
+        for count, phase in enumerate(["_open", "_connect"], start=1):
+            started.clear()
+            with monkeypatch.context() as patched:
+                patched.setattr(Fleet, phase, killing_before(getattr(Fleet, phase), mesh, 1))
+                assert (
+                    train(step, lambda number, state: number == 1 and kill(mesh, 0), steps=3) == undisturbed
+                )
+            assert recoveries(mesh, count)[-1].mpmd_idxs == (0, 1)
+            assert started == [{0}, {1}], "the process that was started first stays"
+        assert [report.num_replayed for report in mesh.recoveries] == [5, 8]
 
 
-def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_end_the_run(local_ray):
+def killing_before(method, mesh, mpmd_idx):
+    """A method that kills a group when it is called for the first time."""
+    killed = []
+
+    def dying(*arguments):
+        if not killed:
+            killed.append(kill(mesh, mpmd_idx))
+        return method(*arguments)
+
+    return dying
+
+
+def test_a_checkpoint_is_completed_by_the_process_that_takes_the_place_of_a_dead_one(
+    recovering_mesh, tmp_path, monkeypatch
+):
+    """It dies when it has copied its values, and is to write them; the step after has taken them over."""
+    runtime = recovering_mesh.runtime
+    step = compiled(recovering_mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
+    undisturbed = train(step, steps=4)
+    expected = mpmd.to_host(step(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))[0])
+    write, deaths, saving = runtime.write, [], []
+
+    def dying(mpmd_idx, copy, specs):
+        if not deaths:
+            deaths.append(kill(recovering_mesh, mpmd_idx))
+        return write(mpmd_idx, copy, specs)
+
+    def disturb(number, state):
+        if number == 0:
+            saving.append(mpmd.save_async(tmp_path / "saved", state))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime, "write", dying)
+        assert train(step, disturb, steps=4) == undisturbed
+        saving[0].result()
+    assert deaths
+    assert runtime.last_checkpoint == str(tmp_path / "saved")
+    restored = mpmd.to_host(step.restore(tmp_path / "saved"))
+    for leaf, wanted in zip(jax.tree.leaves(restored), jax.tree.leaves(expected), strict=True):
+        assert leaf.tobytes() == wanted.tobytes()
+
+
+def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_lose_the_values(local_ray, tmp_path):
     """With Ray's calls in place of the driver's connections."""
     with cluster.launch(
         {"stage": 2},
         "stage",
         cpus_per_group=0.25,
         transport="object_store",
-        recovery=Recovery(every=4, spares=1),
+        recovery=Recovery(every=4, spares=1, max_failures=10),
     ) as mesh:
-        step = compiled(mesh)
+        step = compiled(mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
         undisturbed = train(step)
-        spare, _, _ = mesh.runtime._fleet.starter._spares[0]
+        spare, _, _ = mesh.runtime._fleet.replacements._spares[0]
         assert train(step, lambda number, state: number == 6 and kill(mesh, 1)) == undisturbed
         assert mesh.runtime.actors[1] == spare
-        with pytest.raises(RecoveryError, match=r"have died together.* a checkpoint on disk"):
-            train(step, lambda number, state: number == 6 and [kill(mesh, i) for i in (0, 1)])
-        with pytest.raises(RecoveryError, match="have died together"):
-            step(init(weights(2), CLIPPED_ADAM), *batch())[1][0].block_until_ready()
+        state = init(weights(2), CLIPPED_ADAM)
+        mpmd.save(tmp_path / "saved", step(state, *map(np.asarray, batch()))[0])
+        from_disk = train(step, state=step.restore(tmp_path / "saved"))
+        held = []
+
+        def disturb(number, state):
+            if number == 6:
+                held.append(state)
+                for mpmd_idx in (0, 1):
+                    kill(mesh, mpmd_idx)
+
+        with pytest.raises(StateLostError, match="have died together") as caught:
+            train(step, disturb)
+        assert caught.value.checkpoint == str(tmp_path / "saved")
+        with pytest.raises(StateLostError, match="have died together"):
+            mpmd.to_host(held[0])
+        assert recoveries(mesh, 2)[-1].lost.endswith("have died together")
+        # The mesh and the loaded step go on, and are repaired again.
+        state = step.restore(caught.value.checkpoint)
+        assert train(step, lambda number, state: number == 6 and kill(mesh, 0), state=state) == from_disk
+        assert [report.lost for report in recoveries(mesh, 3)[2:]] == [None]
+
+
+def test_groups_share_a_place_and_get_their_own_back_on_request(recovering_mesh, capsys):
+    mesh = recovering_mesh
+    step = compiled(mesh)
+    undisturbed = train(step)
+    before, reserved = len(mesh.recoveries), num_reserved()
+    tables = []
+
+    def disturb(number, state):
+        if number in (3, 7):
+            mesh.resize(1 if number == 3 else 2)
+            tables.append((str(mesh.status()), num_reserved()))
+
+    assert train(step, disturb) == undisturbed
+    shared, parted = mesh.recoveries[before:]
+    assert (shared.kind, shared.mpmd_idxs, shared.shares_with) == ("shrunk", (1,), {1: 0})
+    assert (parted.kind, parted.mpmd_idxs, parted.shares_with) == ("grown", (1,), {})
+    assert list(shared.seconds)[:3] == ["prepared", "copied", "started"]
+    assert shared.num_replayed == parted.num_replayed == 0
+    (sharing, of_one), (apart, of_two) = tables
+    assert "shared with group 0" in sharing and "shared" not in apart
+    assert (of_one, of_two) == (reserved - 1, reserved)
+    assert "moved (shrunk) group 1" in capsys.readouterr().err
+
+
+def test_a_process_that_is_told_to_end_is_replaced_before(local_ray):
+    """Its node is the only one, so the group stays there."""
+    recovery = Recovery(every=4, max_failures=1)
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery) as mesh:
+        step = compiled(mesh)
+        undisturbed = train(step)
+        pids = [group.pid for group in mesh.groups]
+
+        def disturb(number, state):
+            if number in (3, 7):
+                kill(mesh, 1, signal.SIGTERM)
+                recoveries(mesh, 1 if number == 3 else 2)
+
+        assert train(step, disturb) == undisturbed
+        assert [(report.kind, report.mpmd_idxs) for report in mesh.recoveries] == [("drained", (1,))] * 2
+        assert sum(report.num_replayed for report in mesh.recoveries) == 0
+        assert mesh.groups[0].pid == pids[0] != mesh.groups[1].pid
 
 
 @pytest.mark.slow
@@ -211,12 +326,12 @@ def test_of_two_groups_that_lose_each_other_one_is_replaced(local_ray):
 @pytest.mark.slow
 def test_a_group_that_is_stuck_while_another_one_is_replaced_is_replaced_too(local_ray):
     with cluster.launch(
-        {"stage": 2}, "stage", cpus_per_group=0.25, stuck_after=3, recovery=Recovery(max_failures=2)
+        {"stage": 2}, "stage", cpus_per_group=0.25, stuck_after=3, recovery=Recovery(max_failures=1)
     ) as mesh:
         driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
         futures, _ = driver.step()
         kill(mesh, 1)
-        with pytest.raises(RecoveryError, match=r"(?s)group 0 is stuck.*max_failures is 2"):
+        with pytest.raises(RecoveryError, match=r"(?s)group 0 is stuck.*max_failures is 1"):
             futures[0].result(60)  # in the end, as it is stuck again when it is run again
         assert [report.mpmd_idxs for report in mesh.recoveries] == [(0, 1)]
 

@@ -187,6 +187,78 @@ def test_what_could_not_be_read_is_told_once_whatever_becomes_of_it():
     assert told(journal.succeed(journal.attempt, read, 1, StepReply({}))) == []
 
 
+def test_a_snapshot_waits_for_what_is_being_saved_and_the_copy_is_made_again():
+    journal = Journal()
+    copy, step = journal.add_copy(1, 9, [5]), journal.add_step(requests())
+    snapshot = journal.begin_snapshot({})
+    assert told(journal.succeed(0, copy, 1, None)) == [(1, None)]
+    answered_by_all(journal, step)
+    journal.mark_copied(0, snapshot)
+    assert journal.committed == BEGINNING
+    assert journal.go_back() == (copy, step, snapshot)
+    assert told(journal.succeed(journal.attempt, copy, 1, None)) == []
+    answered_by_all(journal, step)
+    journal.mark_copied(journal.attempt, snapshot)
+    assert journal.find_copy(9) is copy
+    assert journal.drop_copies([8]) == []
+    assert journal.keeps_copies
+    journal.drop_copies([9])
+    assert journal.committed == snapshot.number
+    assert journal.find_copy(9) is None
+    assert journal.go_back() == ()
+
+
+def test_a_copy_that_is_dropped_early_is_still_answered():
+    journal = Journal()
+    copy, error = journal.add_copy(1, 9, [5]), RuntimeError("a step has failed")
+    journal.drop_copies()
+    assert journal.go_back() == (copy,)
+    assert told(journal.fail(journal.attempt, copy, 1, error)) == [(1, error)]
+    assert journal.go_back() == ()
+
+
+def test_no_snapshot_is_committed_while_groups_are_being_replaced():
+    """They go back to the one that was committed when the first of them died."""
+    journal = Journal()
+    copy = journal.add_copy(1, 9, [5])
+    snapshot = journal.begin_snapshot({})
+    journal.succeed(0, copy, 1, None)
+    journal.mark_copied(0, snapshot)
+    journal.suspend()
+    journal.drop_copies()
+    assert journal.committed == BEGINNING
+    assert journal.go_back() == (snapshot,)
+
+
+def test_when_values_are_lost_all_that_is_not_answered_fails_and_nothing_is_asked_again():
+    journal = Journal()
+    answered_by_all(journal, journal.add_step(requests()))
+    commit(journal)
+    step, fetch, read = (
+        journal.add_step(requests(program=4)),
+        journal.add_fetch(0, 1),
+        journal.add_read(2, {}),
+    )
+    copy = journal.add_copy(1, 9, [5])
+    journal.begin_snapshot({})
+    journal.succeed(0, step, 1, reply())
+    journal.release_programs([4])
+    journal.suspend()
+    error = RuntimeError("lost")
+    outcomes = journal.lose_values(error)
+    assert [(o.request, o.mpmd_idx) for o in outcomes] == [
+        (step, 0),
+        (step, 2),
+        (fetch, 0),
+        (read, 2),
+        (copy, 1),
+    ]
+    assert all(outcome.error is error for outcome in outcomes)
+    assert (journal.committed, journal.go_back(), journal.snapshot) == (BEGINNING, (), None)
+    assert journal.take_unused_programs() == [4]
+    assert journal.add_step(requests()).ordinal == 3
+
+
 def test_the_size_of_the_log():
     journal = Journal()
     array, other = np.zeros(10, np.uint8), np.zeros(3, np.uint8)

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mpmd.runtime.journal import (
     BEGINNING,
     Journal,
+    LoggedCopy,
     LoggedFetch,
     LoggedRead,
     LoggedSnapshot,
@@ -29,6 +30,7 @@ class Group:
         self.inbox = collections.deque()
         self.outbox = collections.deque()
         self.made = collections.deque()  # copies, which travel by another way than replies
+        self.copied_out = {}
         self.copies = {BEGINNING: ({}, ())}
 
     def work(self):
@@ -47,6 +49,9 @@ class Group:
                 result = StepReply({})
             case LoggedFetch():
                 result = self.values[entry.handle]
+            case LoggedCopy():
+                self.copied_out[entry.copy] = [self.values[handle] for handle in entry.handles]
+                result = None
             case _:
                 number, snapshot = entry
                 self.copies[number] = (dict(self.values), self.chain)
@@ -71,6 +76,7 @@ class Deaths(RuleBasedStateMachine):
         self.alive = {}  # the values that the user has not freed, as they have to be
         self.to_free = []
         self.num_reads = 0
+        self.copies = {}  # what is to be written, as it has to be
         self.copied = collections.defaultdict(set)
         self.suspended = False
 
@@ -81,7 +87,7 @@ class Deaths(RuleBasedStateMachine):
             match entry:
                 case LoggedStep():
                     inbox.append((attempt, entry, entry.requests[i].released.handles))
-                case LoggedRead() | LoggedFetch():
+                case LoggedRead() | LoggedFetch() | LoggedCopy():
                     if entry.mpmd_idx == i:
                         inbox.append((attempt, entry, ()))
                 case LoggedSnapshot():
@@ -130,6 +136,24 @@ class Deaths(RuleBasedStateMachine):
         if not self.suspended:
             self.send(fetch)
 
+    @precondition(lambda self: self.alive and not self.suspended)
+    @rule(data=st.data(), mpmd_idx=st.sampled_from(GROUPS))
+    def copy_out(self, data, mpmd_idx):
+        handle = data.draw(st.sampled_from(sorted(self.alive)))
+        copy = len(self.asked)
+        self.copies[copy] = mpmd_idx, self.alive[handle]
+        entry = self.journal.add_copy(mpmd_idx, copy, [handle])
+        self.asked.append((entry, mpmd_idx, None))
+        self.send(entry)
+
+    @precondition(lambda self: self.copies)
+    @rule(data=st.data())
+    def write(self, data):
+        """Also while groups are being replaced: what was given up."""
+        copy = data.draw(st.sampled_from(sorted(self.copies)))
+        del self.copies[copy]
+        self.tell(self.journal.drop_copies([copy]))
+
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def free(self, data):
@@ -177,6 +201,7 @@ class Deaths(RuleBasedStateMachine):
     @rule(mpmd_idx=st.sampled_from(GROUPS))
     def die(self, mpmd_idx):
         self.groups[mpmd_idx].values = None
+        self.groups[mpmd_idx].copied_out.clear()
         self.journal.suspend()
         self.suspended = True
         for i, group in enumerate(self.groups):  # the calls that are under way fail
@@ -215,6 +240,9 @@ class Deaths(RuleBasedStateMachine):
         for group in self.groups:
             assert group.chain == self.chain
             assert {h: group.values[h] for h in self.alive} == self.alive
+        for copy, (mpmd_idx, value) in self.copies.items():
+            assert self.groups[mpmd_idx].copied_out[copy] == [value]
+        self.tell(self.journal.drop_copies())
         assert self.journal.snapshot is None
 
 

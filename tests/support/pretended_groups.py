@@ -7,17 +7,21 @@ import numpy as np
 
 from cluster.driver import RayRuntime
 from cluster.endpoint import endpoints
-from cluster.fleet import CopiesLostError
+from cluster.fleet import CopiesLostError, Replacement
 from cluster.process_info import ProcessInfo
 from cluster.recovering_runtime import RecoveringRuntime
 from cluster.recovery import Recovery
 from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError
 from mpmd.routes import Topology
+from mpmd.runtime.journal import BEGINNING
 from mpmd.runtime.requests import StepReply, StepRequest
 
 SOON = 20
 """Seconds within which what a test waits for has happened."""
+
+TOGETHER = CopiesLostError("group 0 and group 1, which kept its values, have died together")
+"""Why a replacement finds no copy of the values."""
 
 
 class Calls:
@@ -82,7 +86,7 @@ class Fleet:
         self.processes = endpoints([1, 1])
         self.infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
         self.actors = ()
-        self.starter = self
+        self.replacements = self
         self.stop = threading.Event()
         self.failures = list(failures)
         self.copied = []
@@ -92,14 +96,15 @@ class Fleet:
 
     def replace_all(self, dead, loads, snapshot, watch, count_failure):
         assert self.may_replace.wait(SOON)
-        replaced = set(dead)
+        lost = None
         while self.failures:
             failure = self.failures.pop(0)
             if isinstance(failure, CopiesLostError):
-                raise failure
-            count_failure(failure)
+                snapshot, lost = BEGINNING, str(failure)
+            else:
+                count_failure(failure)
         self.restored.append(snapshot)
-        return replaced, []
+        return Replacement(frozenset(dead), [], lost)
 
     def copy_away(self, snapshot, base, is_wanted):
         assert self.may_copy.wait(SOON)
@@ -149,7 +154,7 @@ class Driven(RecoveringRuntime):
 
 def runtime(recovery=None, failures=(), max_in_flight=16):
     recovery = recovery or Recovery(every=100)
-    return Driven(Fleet(failures), [], Limits(), groups_of, recovery, [], max_in_flight)
+    return Driven(Fleet(failures), [], Limits(), groups_of, recovery, lambda report: None, max_in_flight)
 
 
 def begin_recovery(driven, mpmd_idx):

@@ -5,7 +5,8 @@ A value lives on a set of groups. Three rules, applied until nothing changes:
 1. An equation runs where its large operands are. When those are on different groups, it runs on the one
    that has most of their bytes, and the rest is sent there.
 2. What reads only arguments and scalars, such as a learning rate, a global norm or a zero, runs wherever
-   its result is read: each such group is sent the scalars and computes the rest itself.
+   its result is read: each such group is sent the scalars and computes the rest itself. So does what
+   repeats a smaller array, such as the norms of rows.
 3. State stays where it is: a result that a next step takes as an argument is on the groups that read the
    argument.
 
@@ -234,7 +235,7 @@ class _Placer:
         if eqn.outvars and eqn.outvars[0] in self._gathered:
             return self._loop_reads[eqn.outvars[0]]
         large = [var for var in operands(eqn) if size(var) > 1 and self._anchors.get(var)]
-        if not large:
+        if not large or (self._has_loop and _repeats(eqn)):
             return NOWHERE
         common = frozenset.intersection(*(self._anchors[var] for var in large))
         if common:
@@ -300,3 +301,8 @@ class _Placer:
             if demanded[var]:
                 homes[var] = (demanded[var] & held) or frozenset({min(held)})
         return homes
+
+
+def _repeats(eqn: JaxprEqn) -> bool:
+    """Whether the equation makes a larger array of the elements of a smaller one."""
+    return eqn.primitive.name == "broadcast_in_dim" and size(eqn.outvars[0]) > size(eqn.invars[0])

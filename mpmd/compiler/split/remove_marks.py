@@ -20,7 +20,7 @@ class BodyEqn:
     Attributes:
       earliest: the position of the first work that it can belong to; ``None`` if it reads the result of no
         mark.
-      written: the stage in whose forward it is written: how many ends of stages stand before it.
+      written: the stage in whose forward it is written: the one after the last end of a stage before it.
     """
 
     eqn: JaxprEqn

@@ -6,22 +6,28 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Var
 
 from mpmd.annotate import Boundary, Mark, mark_of
 from mpmd.compiler.graph import Loop
+from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import CompileError
 from mpmd.schedules import Schedule
 
 
 def number_marks(loop: Loop) -> Loop | None:
-    """The loop with numbers in its marks; ``None`` if these are not as many as its schedule has stages.
+    """The loop with numbers in its marks; ``None`` if these do not make as many stages as its schedule has.
+
+    A mark ends the stage after those that end at the marks it depends on. So models that do not depend on
+    one another, such as an actor and a critic, pass the same stages, each with marks of its own. If that
+    makes too few stages, as for branches that are to be a stage each, the marks end stages in their order.
 
     This comes before dead code is removed: when the loss is computed before the last stage, the marks of the
     later stages are dead code.
     """
-    return _numbered(loop) if _fits(loop) else None
+    stages = _stages(loop)
+    return None if stages is None else _numbered(loop, stages)
 
 
 def number_live_marks(loop: Loop, numbered: bool) -> Loop:
@@ -32,11 +38,12 @@ def number_live_marks(loop: Loop, numbered: bool) -> Loop:
 
     Raises: ``CompileError`` when they have none and do not make as many stages as the schedule has.
     """
-    if _fits(loop):
-        return _numbered(loop)
+    stages = _stages(loop)
+    if stages is not None:
+        return _numbered(loop, stages)
     if numbered:
         return loop
-    raise CompileError(_wrong_number_of_marks(_ends(loop), loop.schedule))
+    raise CompileError(_wrong_number_of_marks(_ends(loop), _marks_before(loop), loop.schedule))
 
 
 def _marks(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
@@ -48,51 +55,75 @@ def _ends(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
     return [(eqn, mark) for eqn, mark in _marks(loop) if mark.forward and not mark.linear]
 
 
-def _fits(loop: Loop) -> bool:
-    """Whether there is a mark between each two stages, and perhaps one after the last stage."""
+def _stages(loop: Loop) -> Sequence[int] | None:
+    """The stage that each of the user's marks ends.
+
+    There is one between each two stages, and perhaps one after the last stage; ``None`` if not.
+    """
     num_stages = loop.schedule.num_stages
-    return len(_ends(loop)) in (num_stages - 1, num_stages)
+    in_order = range(len(_ends(loop)))
+    for stages in (_marks_before(loop), in_order):
+        if max(stages, default=-1) + 1 in (num_stages - 1, num_stages):
+            return stages
+    return None
 
 
-def _numbered(loop: Loop) -> Loop:
-    """The loop with a different boundary for each stage that ends."""
+def _marks_before(loop: Loop) -> list[int]:
+    """How many of the user's marks stand one behind the other before each of them."""
+    ends = {id(eqn) for eqn, _ in _ends(loop)}
+    passed: dict[Var, int] = {}
+    found = []
+    for eqn in loop.eqns:
+        before = max((passed.get(var, 0) for var in operands(eqn)), default=0)
+        if id(eqn) in ends:
+            found.append(before)
+            before += 1
+        passed.update(dict.fromkeys(eqn.outvars, before))
+    return found
+
+
+def _numbered(loop: Loop, stages: Sequence[int]) -> Loop:
+    """The loop with a different boundary for each of the user's marks, which end these stages."""
     boundaries = [mark.boundary for _, mark in _ends(loop)]
-    new = [Boundary(boundary.name, stage) for stage, boundary in enumerate(boundaries)]
-    stage_of = {
-        id(eqn): stage
+    new = [Boundary(boundary.name, stage) for boundary, stage in zip(boundaries, stages, strict=True)]
+    end_of = {
+        id(eqn): end
         for boundary in dict.fromkeys(mark.boundary for _, mark in _marks(loop))
-        for eqn, stage in _stages_at(loop, boundary, [s for s, b in enumerate(boundaries) if b is boundary])
+        for eqn, end in _ends_at(loop, boundary, [i for i, b in enumerate(boundaries) if b is boundary])
     }
     eqns = tuple(
-        eqn.replace(params={**eqn.params, "boundary": new[stage_of[id(eqn)]]}) if mark_of(eqn) else eqn
+        eqn.replace(params={**eqn.params, "boundary": new[end_of[id(eqn)]]}) if mark_of(eqn) else eqn
         for eqn in loop.eqns
     )
     return dataclasses.replace(loop, eqns=eqns)
 
 
-def _stages_at(loop: Loop, boundary: Boundary, stages: Sequence[int]) -> Iterator[tuple[JaxprEqn, int]]:
-    """The marks of one boundary, each with the stage that ends there.
+def _ends_at(loop: Loop, boundary: Boundary, ends: Sequence[int]) -> Iterator[tuple[JaxprEqn, int]]:
+    """The marks of one boundary, each with the number of the user's mark that it is, or accompanies.
 
     A function under ``jit`` that is called for several stages brings the same boundary several times.
     Differentiation goes through those calls in the same order forwards, and in reverse backwards.
 
     Args:
-      stages: those that the user's own marks of this boundary end.
+      ends: the numbers of the user's marks of this boundary.
     """
     marks = [(eqn, mark) for eqn, mark in _marks(loop) if mark.boundary is boundary]
     own = [eqn for eqn, mark in marks if mark.forward and not mark.linear]
     tangents = [eqn for eqn, mark in marks if mark.forward and mark.linear]
     cotangents = [eqn for eqn, mark in marks if not mark.forward]
-    yield from zip(own, stages, strict=True)
-    yield from zip(tangents, itertools.cycle(stages), strict=False)
-    yield from zip(cotangents, itertools.cycle(reversed(stages)), strict=False)
+    yield from zip(own, ends, strict=True)
+    yield from zip(tangents, itertools.cycle(ends), strict=False)
+    yield from zip(cotangents, itertools.cycle(reversed(ends)), strict=False)
 
 
-def _wrong_number_of_marks(ends: Sequence[tuple[JaxprEqn, Mark]], schedule: Schedule) -> str:
-    found, wanted = len(ends), schedule.num_stages
-    places = "".join(f"\n  stage {i} ends at {_place(*end)}" for i, end in enumerate(ends))
+def _wrong_number_of_marks(
+    ends: Sequence[tuple[JaxprEqn, Mark]], stages: Sequence[int], schedule: Schedule
+) -> str:
+    found, wanted = max(stages, default=-1) + 1, schedule.num_stages
+    lines = (f"\n  stage {stage} ends at {_place(*end)}" for stage, end in zip(stages, ends, strict=True))
+    places = "".join(lines)
     return (
-        f"the function that treduce applies has {_count(found, 'call')} of mark_stage_end, which end "
+        f"the function that treduce applies has {_count(len(ends), 'call')} of mark_stage_end, which end "
         f"{_count(found, 'stage')}, but the schedule {schedule} has {_count(wanted, 'stage')}: it needs "
         f"{_count(wanted - 1, 'mark')}, or {wanted} with one after the last stage.{places}"
     )

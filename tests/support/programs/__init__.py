@@ -6,6 +6,7 @@ from tests.support.programs import (
     composition,
     control_flow,
     derivatives,
+    experts,
     libraries,
     objectives,
     optimizers,
@@ -13,9 +14,11 @@ from tests.support.programs import (
     precision,
     randomness,
     scanned_layers,
+    several_models,
     sharing,
     stages,
     submeshes,
+    training_codes,
 )
 from tests.support.programs.table import entries_of
 
@@ -34,6 +37,9 @@ THEMES = (
     libraries,
     precision,
     submeshes,
+    experts,
+    training_codes,
+    several_models,
     scanned_layers,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]

@@ -22,6 +22,7 @@ class Case:
       groups: of devices; ``axes`` are those of a group's submesh.
       options: for ``mpmd_jit_with_loop``.
       tolerance: the largest difference there may be between two floats.
+      steps: how many are run, each with the state of the one before.
       holds: asserts what the plan of the loaded step is to be like.
     """
 
@@ -32,6 +33,7 @@ class Case:
     axes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tolerance: float = 2e-5
+    steps: int = 2
     holds: Callable[[LoadedStep], None] | None = None
 
 

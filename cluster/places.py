@@ -1,0 +1,343 @@
+"""Where the processes of a mesh that recovers run: in bundles that are reserved for them, or with others.
+
+A group's own place is a placement group of its own, so that it can be given back when the group leaves it,
+and another one be requested when its node is gone or is to end. While a request waits for room, the group
+shares the devices of processes that have a place.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group_table
+
+from cluster.process_info import ProcessInfo
+from cluster.ray_session import RaySession
+from cluster.recovery import DRAINED, GROWN, SHRUNK
+from cluster.resources import Bundle, OwnPlace, describe_shortage, draining_nodes, live_nodes, request
+from cluster.sharing import choose_hosts
+
+_POLL_SECONDS = 0.1
+
+PROMPT_SECONDS = 2.0
+"""How long Ray may take to find a place when there is room."""
+
+
+class SharedPlace(NamedTuple):
+    """The node and the devices of another process, ``host``; ``accelerators`` are Ray's names of them."""
+
+    node_id: str
+    host: int
+    accelerators: tuple[str, ...]
+
+
+Place = OwnPlace | SharedPlace
+
+
+class NoPlaceError(RuntimeError):
+    """There is neither room for a process, nor another one that it can share devices with."""
+
+
+class NodeGoneError(RuntimeError):
+    """The node on which a process was to start is gone."""
+
+
+class _Request(NamedTuple):
+    """A place that groups' processes wait for, on nodes other than some."""
+
+    numbers: tuple[int, ...]
+    placement_group: PlacementGroup
+    avoided: frozenset[str]
+
+
+class Places:
+    """The place of each process. Processes are named by their numbers. Thread-safe.
+
+    Args:
+      own: the places at the start.
+      bundles: the resources of each process.
+      mpmd_idxs: the group of each process.
+      share_after: the seconds to wait for room before a process shares; ``None`` not to share.
+      timeout: the seconds to wait for room when it does not.
+
+    Attributes:
+      can_share: whether processes may share devices.
+      num_own: groups from this one on are not to have a place of their own.
+      avoided: nodes that are to end, besides those that Ray knows to be drained.
+    """
+
+    def __init__(
+        self,
+        own: Sequence[OwnPlace],
+        bundles: Sequence[Bundle],
+        mpmd_idxs: Sequence[int],
+        share_after: float | None,
+        timeout: float,
+    ):
+        self._places: list[Place] = list(own)
+        self._bundles = tuple(bundles)
+        self._mpmd_idxs = tuple(mpmd_idxs)
+        self._share_after = share_after
+        self.can_share = share_after is not None
+        self._timeout = timeout
+        self._session = RaySession()
+        self._lock = threading.Lock()
+        self._requests: dict[int, _Request] = {}
+        self._nodes: dict[OwnPlace, str] = {}
+        self.placement_groups: set[PlacementGroup] = {place.placement_group for place in own}
+        self.num_own = 1 + max(mpmd_idxs)
+        self.avoided: frozenset[str] = frozenset()
+
+    def of(self, number: int) -> Place:
+        """The place of a process."""
+        return self._places[number]
+
+    def assign(self, number: int, place: Place) -> None:
+        """From now on a process is at a place."""
+        self._places[number] = place
+
+    def numbers_of(self, mpmd_idx: int) -> list[int]:
+        """The processes of a group."""
+        return [number for number, group in enumerate(self._mpmd_idxs) if group == mpmd_idx]
+
+    @property
+    def shares_with(self) -> dict[int, int]:
+        """The processes that share, and with which."""
+        return {n: place.host for n, place in enumerate(self._places) if isinstance(place, SharedPlace)}
+
+    # Nodes.
+
+    def good_nodes(self) -> frozenset[str]:
+        """The nodes that live and are not about to end."""
+        return self._living_nodes() - draining_nodes() - self.avoided
+
+    def _living_nodes(self) -> frozenset[str]:
+        living = frozenset(node["NodeID"] for node in live_nodes())
+        for place in [place for place, node in list(self._nodes.items()) if node not in living]:
+            self._nodes.pop(place, None)  # Ray moves a bundle of a node that is gone, if it can
+        return living
+
+    def node_of(self, place: Place) -> str:
+        """Ray's identifier of a place's node; empty while Ray has none for it."""
+        if isinstance(place, SharedPlace):
+            return place.node_id
+        if place not in self._nodes:
+            table = placement_group_table(place.placement_group)
+            node = table["bundles_to_node_id"].get(place.bundle_index, "")
+            if not node:
+                return node
+            self._nodes[place] = node
+        return self._nodes[place]
+
+    def check_nodes(self, numbers: Iterable[int]) -> None:
+        """Raises ``NodeGoneError`` when a process's node is gone, so that it is no use to wait for it."""
+        living = self._living_nodes()
+        for number in numbers:
+            if self.node_of(self._places[number]) not in living:
+                raise NodeGoneError(f"the node of process {number} is gone")
+
+    # Which groups are to move.
+
+    def misplaced(self) -> dict[int, str]:
+        """The groups that are to move, and why: ``drained``, ``shrunk`` or ``grown``."""
+        with self._lock:
+            good, living, kinds = self.good_nodes(), self._living_nodes(), {}
+            for mpmd_idx in sorted(set(self._mpmd_idxs)):
+                self._renew_request(mpmd_idx, good)
+                if kind := self._kind_of_move(mpmd_idx, good, living):
+                    kinds[mpmd_idx] = kind
+            return kinds
+
+    def _kind_of_move(self, mpmd_idx: int, good: Collection[str], living: Collection[str]) -> str | None:
+        places = [self._places[number] for number in self.numbers_of(mpmd_idx)]
+        nodes = {self.node_of(place) for place in places}
+        if not nodes <= set(living):
+            return None  # it has died
+        if not nodes <= set(good):
+            return DRAINED
+        if all(isinstance(place, OwnPlace) for place in places):
+            return None if mpmd_idx < self.num_own else SHRUNK
+        if self._is_granted(mpmd_idx, good):
+            return GROWN
+        hosted = (isinstance(place, OwnPlace) or self._is_valid(place) for place in places)
+        return None if all(hosted) else SHRUNK
+
+    def _is_valid(self, place: SharedPlace) -> bool:
+        host = self._places[place.host]
+        return isinstance(host, OwnPlace) and self.node_of(host) == place.node_id
+
+    def _is_granted(self, mpmd_idx: int, good: Collection[str]) -> bool:
+        """Whether the places that a group waits for are there."""
+        waiting = self._requests.get(mpmd_idx)
+        if waiting is None:
+            return False
+        table = placement_group_table(waiting.placement_group)
+        return table["state"] == "CREATED" and set(table["bundles_to_node_id"].values()) <= set(good)
+
+    # Finding places.
+
+    def find(
+        self,
+        mpmd_idx: int,
+        infos: Sequence[ProcessInfo],
+        gone: Collection[int] = (),
+        seconds: float | None = None,
+        check: Callable[[], None] = lambda: None,
+        waited: float = 0.0,
+    ) -> dict[int, Place]:
+        """A place for each process of a group: where it is, or one of its own, or one that it shares.
+
+        Args:
+          infos: where the processes are.
+          gone: those that are dead; the group's own do not matter.
+          seconds: to wait for room before processes share; by default as the user wants it.
+          check: is called while it waits, and raises to wait no longer.
+          waited: the seconds that others have waited for room since this group's place is gone.
+
+        Raises: ``NoPlaceError``.
+        """
+        with self._lock:
+            return self._find(mpmd_idx, infos, gone, seconds, check, waited)
+
+    def _find(
+        self,
+        mpmd_idx: int,
+        infos: Sequence[ProcessInfo],
+        gone: Collection[int],
+        seconds: float | None,
+        check: Callable[[], None],
+        waited: float,
+    ) -> dict[int, Place]:
+        good, numbers = self.good_nodes(), self.numbers_of(mpmd_idx)
+        is_wanted = mpmd_idx < self.num_own
+        places = {n: self._places[n] for n in numbers}
+        found: dict[int, Place] = {
+            n: place
+            for n, place in places.items()
+            if isinstance(place, OwnPlace) and is_wanted and self.node_of(place) in good
+        }
+        homeless = [n for n in numbers if n not in found]
+        if not homeless:
+            return found
+        if seconds is None:
+            seconds = self._share_after if self._share_after is not None else self._timeout
+            if self.can_share and all(isinstance(places[n], SharedPlace) for n in homeless):
+                seconds = 0.0  # they have waited before
+            seconds = max(seconds - waited, min(seconds, PROMPT_SECONDS))
+        if not good:
+            seconds = 0.0  # Ray may have another node later, but none now
+        if is_wanted and (own := self._await_own(mpmd_idx, homeless, seconds, check)) is not None:
+            return found | own
+        living = self._living_nodes()
+        try:
+            if not self.can_share:
+                raise LookupError("it may not share the devices of others")
+            return found | self._share(homeless, infos, gone, good)
+        except LookupError as reason:
+            if all(self.node_of(place) in living for place in places.values()):
+                return places  # on a node that is to end, but there is no other
+            raise NoPlaceError(self._shortage(mpmd_idx, homeless, seconds, str(reason))) from None
+
+    def _shortage(self, mpmd_idx: int, numbers: Sequence[int], seconds: float, reason: str) -> str:
+        bundles = [self._bundles[number] for number in numbers]
+        shortage = describe_shortage(bundles, ray.available_resources(), live_nodes())
+        return f"no room for group {mpmd_idx} within {seconds:g} s, and {reason}. {shortage}"
+
+    def _share(
+        self,
+        numbers: Sequence[int],
+        infos: Sequence[ProcessInfo],
+        gone: Collection[int],
+        good: Collection[str],
+    ) -> dict[int, Place]:
+        hosts = {
+            number: infos[number]
+            for number, place in enumerate(self._places)
+            if number not in {*numbers, *gone}
+            and isinstance(place, OwnPlace)
+            and self._mpmd_idxs[number] < self.num_own
+            and self._mpmd_idxs[number] != self._mpmd_idxs[numbers[0]]
+            and infos[number].node_id in good
+            and infos[number].node_id == self.node_of(place)  # and not where it was before it died
+        }
+        shares_with = {n: host for n, host in self.shares_with.items() if n not in numbers and host in hosts}
+        guests = {number: len(infos[number].devices) for number in numbers}
+        chosen = choose_hosts(guests, hosts, shares_with)
+        return {
+            guest: SharedPlace(hosts[host].node_id, host, hosts[host].accelerators)
+            for guest, host in chosen.items()
+        }
+
+    # Requests.
+
+    def _await_own(
+        self, mpmd_idx: int, numbers: Sequence[int], seconds: float, check: Callable[[], None]
+    ) -> dict[int, Place] | None:
+        """Places of their own for processes of a group; ``None``, and a request, if there are none yet."""
+        deadline = time.monotonic() + seconds
+        self._request(mpmd_idx, numbers)
+        while not self._is_granted(mpmd_idx, self.good_nodes()):
+            check()
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_POLL_SECONDS)
+            self._request(mpmd_idx, numbers)
+        granted = self._requests.pop(mpmd_idx)
+        return {n: OwnPlace(granted.placement_group, index) for index, n in enumerate(granted.numbers)}
+
+    def _request(self, mpmd_idx: int, numbers: Sequence[int]) -> None:
+        """Requests a place for processes of a group, unless they wait for one that is or may become good."""
+        waiting = self._requests.get(mpmd_idx)
+        if waiting is not None:
+            table = placement_group_table(waiting.placement_group)
+            nodes = set(table["bundles_to_node_id"].values()) - {""}
+            is_good = table["state"] in ("PENDING", "PREPARED", "CREATED") and nodes <= self.good_nodes()
+            if waiting.numbers == tuple(numbers) and waiting.avoided == self.avoided and is_good:
+                return
+            self._withdraw(mpmd_idx)
+        group = request([self._bundles[number] for number in numbers], self.avoided)
+        self.placement_groups.add(group)
+        self._requests[mpmd_idx] = _Request(tuple(numbers), group, self.avoided)
+
+    def _renew_request(self, mpmd_idx: int, good: Collection[str]) -> None:
+        """Has a group that shares or is to leave its node wait for a place of its own; and no other group."""
+        places = {number: self._places[number] for number in self.numbers_of(mpmd_idx)}
+        waiting = [n for n, p in places.items() if isinstance(p, SharedPlace) or self.node_of(p) not in good]
+        if waiting and mpmd_idx < self.num_own:
+            self._request(mpmd_idx, waiting)
+        else:
+            self._withdraw(mpmd_idx)
+
+    def _withdraw(self, mpmd_idx: int) -> None:
+        if waiting := self._requests.pop(mpmd_idx, None):
+            self._remove(waiting.placement_group)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether groups wait for places of their own."""
+        return bool(self._requests)
+
+    def request_spare(self, bundle: Mapping[str, float]) -> OwnPlace:
+        """A place for a spare process, which may not be there yet."""
+        with self._lock:
+            group = request([bundle], self.avoided)
+            self.placement_groups.add(group)
+            return OwnPlace(group, 0)
+
+    def give_back(self, others: Iterable[Place] = ()) -> None:
+        """Gives back what neither a process nor one of the ``others`` uses, and nobody waits for."""
+        with self._lock:
+            places = [place for place in (*self._places, *others) if isinstance(place, OwnPlace)]
+            used = {place.placement_group for place in places}
+            used |= {waiting.placement_group for waiting in self._requests.values()}
+            for group in self.placement_groups - used:
+                self._remove(group)
+
+    def _remove(self, group: PlacementGroup) -> None:
+        self.placement_groups.discard(group)
+        self._nodes = {p: node for p, node in self._nodes.items() if p.placement_group != group}
+        self._session.remove([group])

@@ -1,0 +1,49 @@
+"""Which processes share the devices of others, while there is no room for all: the policy, without Ray."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+
+from cluster.process_info import ProcessInfo
+
+VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+"""The variable that names the devices of a process, for platforms on which Ray gives each its own."""
+
+SHAREABLE_PLATFORMS = ("cpu", *VISIBLE_DEVICES)
+"""The platforms on which several processes can use a device. A TPU belongs to one."""
+
+
+def choose_hosts(
+    guests: Mapping[int, int], hosts: Mapping[int, ProcessInfo], shares_with: Mapping[int, int]
+) -> dict[int, int]:
+    """For each process without a place, one whose devices it shares: the nodes with the fewest guests first.
+
+    Processes are named by their numbers.
+
+    Args:
+      guests: the processes, and how many devices each needs.
+      hosts: those that have devices of their own.
+      shares_with: the processes that share with hosts already.
+
+    Raises: ``LookupError`` when no host has as many devices as a process needs.
+    """
+    on_host = collections.Counter(shares_with.values())
+    on_node = collections.Counter(hosts[host].node_id for host in shares_with.values() if host in hosts)
+    chosen: dict[int, int] = {}
+    for guest, num_devices in guests.items():
+        fitting = [number for number, info in hosts.items() if len(info.devices) >= num_devices]
+        if not fitting:
+            raise LookupError(f"none of the processes that are left has {num_devices} devices to share")
+        host = min(fitting, key=lambda i: (on_node[hosts[i].node_id], on_host[i], i))
+        on_host[host] += 1
+        on_node[hosts[host].node_id] += 1
+        chosen[guest] = host
+    return chosen
+
+
+def visible_devices(platform: str, accelerators: tuple[str, ...]) -> dict[str, str]:
+    """The environment variables with which a process uses the devices that Ray has given another one."""
+    if not accelerators or platform not in VISIBLE_DEVICES:
+        return {}
+    return {VISIBLE_DEVICES[platform]: ",".join(accelerators), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}

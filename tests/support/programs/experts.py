@@ -1,0 +1,82 @@
+"""Experts on the devices of a group, which a model spreads over a mesh of its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.models import WIDTH, batch, keys
+from tests.support.programs.table import Case, program
+
+EXPERTS = 4
+OWN_AXIS = "expert"
+ROWS = P(None, "fsdp")
+"""Of a batch (microbatches, rows, width): the rows."""
+
+
+def of_own_tokens(x, gates, experts):
+    """Each device sends its tokens to the devices of their experts, and gets them back."""
+    slots = jnp.einsum("te,td->etd", jnp.float32(gates > 0), x)
+    slots = jax.lax.all_to_all(slots, OWN_AXIS, split_axis=0, concat_axis=1, tiled=True)
+    made = jnp.einsum(
+        "etf,efd->etd", jax.nn.silu(jnp.einsum("etd,edf->etf", slots, experts["up"])), experts["down"]
+    )
+    made = jax.lax.all_to_all(made, OWN_AXIS, split_axis=1, concat_axis=0, tiled=True)
+    return jnp.einsum("te,etd->td", gates, made)
+
+
+def of_all_tokens(x, gates, experts):
+    """Each device has all tokens, and adds what its own experts make of them to what the others' do."""
+    first = jax.lax.axis_index(OWN_AXIS) * len(experts["up"])
+    gates = jax.lax.dynamic_slice_in_dim(gates, first, len(experts["up"]), axis=1)
+    hidden = jax.nn.silu(jnp.einsum("td,edf->etf", x, experts["up"]))
+    return jax.lax.psum(jnp.einsum("te,etf,efd->td", gates, hidden, experts["down"]), OWN_AXIS)
+
+
+@program({"all_to_all": (of_own_tokens, P(OWN_AXIS)), "psum": (of_all_tokens, P())}, on_ray={"all_to_all"})
+def mixture_of_experts_on_a_mesh_of_its_own(variant):
+    """The mesh that the model's configuration has: other axes than a group's, and as many devices."""
+    function, tokens = variant
+    mesh = Mesh(np.array(jax.devices()[:2]), (OWN_AXIS,))
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(tokens, tokens, P(OWN_AXIS)), out_specs=tokens)
+    optimizer = optax.adamw(1e-2, eps=1e-3)
+
+    def block(p, h):
+        chances = jax.nn.softmax(h @ p["router"])
+        best, chosen = jax.lax.top_k(chances, 2)
+        routed = jax.nn.one_hot(chosen, EXPERTS)
+        gates = jnp.einsum("tke,tk->te", routed, best / best.sum(-1, keepdims=True))
+        balance = EXPERTS * jnp.vdot(routed.mean((0, 1)), chances.mean(0))
+        return h + mapped(h, gates, p["experts"]), balance
+
+    def loss(params, x, y):
+        h, balance = block(params[0], x)
+        h, balance = mpmd.mark_stage_end((h, balance))
+        h, another = block(params[1], h)
+        return jnp.mean((h - y) ** 2) + 0.01 * (balance + another)
+
+    def step(state, x, y):
+        params, opt_state = state
+        value, grads = mpmd.treduce(
+            lambda microbatch: jax.value_and_grad(loss)(params, *microbatch),
+            (x, y),
+            schedule=mpmd.Std1F1B(2),
+            operation=mpmd.Mean,
+        )
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), (value, grads)
+
+    def make(key):
+        router, up, down = (
+            jax.random.normal(k, (EXPERTS, WIDTH, WIDTH)) / 2 for k in jax.random.split(key, 3)
+        )
+        return {"router": router[0], "experts": {"up": up, "down": down}}
+
+    params = [make(key) for key in keys(2)]
+    state = params, optimizer.init(params)
+    specs = jax.tree.map(lambda leaf: P("fsdp") if jnp.ndim(leaf) == 3 else P(), state)
+    options = {"in_specs": (specs, ROWS, ROWS)}
+    return Case(step, state, batch(), 2, {"fsdp": 2}, options, steps=3)

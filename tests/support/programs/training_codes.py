@@ -1,0 +1,301 @@
+"""Train steps as users of model libraries write them, with what these have for state, scales and metrics."""
+
+import functools
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import mpmd
+from tests.support.models import keys
+from tests.support.programs.table import Case, program
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of names that these take from JAX
+    import haiku as hk
+    import jmp
+
+VOCABULARY, WIDTH, CLASSES, STAGES = 8, 4, 3, 3
+HALF = jmp.get_policy("params=float32,compute=float16,output=float32")
+
+
+def sentences(microbatches=4, rows=2, length=6):
+    return jax.random.randint(keys(1)[0], (microbatches * rows, length), 0, VOCABULARY)
+
+
+def examples(microbatches=4, rows=4):
+    """Points, and classes that depend on them."""
+    x = jax.random.normal(keys(1)[0], (microbatches * rows, WIDTH))
+    return x, jnp.argmax(x[:, :CLASSES], -1)
+
+
+def cross_entropy(logits, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def marked(x, layer, stages=STAGES):
+    """Ends a stage after each of the layers but the last."""
+    return mpmd.mark_stage_end(x) if layer < stages - 1 else x
+
+
+class DecoderLayer(hk.Module):
+    """A haiku module that computes in half precision by a policy of jmp's for the whole of it."""
+
+    def __call__(self, h):
+        policy = HALF
+        h = policy.cast_to_compute(h)
+        mask = jnp.tri(h.shape[1], dtype=bool)[None, None]
+        attention = hk.MultiHeadAttention(2, WIDTH // 2, w_init=hk.initializers.VarianceScaling(1.0))
+        normalised = hk.LayerNorm(-1, create_scale=True, create_offset=True)(h)
+        h = h + attention(normalised, normalised, normalised, mask=mask)
+        return h + hk.Linear(WIDTH)(jax.nn.gelu(hk.Linear(2 * WIDTH)(h)))
+
+
+hk.mixed_precision.set_policy(DecoderLayer, HALF)
+
+
+@program(on_ray=True)
+def haiku_transformer_with_a_dynamic_loss_scale():
+    """The first step is skipped: the scale makes its gradients infinite in half precision."""
+    optimizer = optax.adam(1e-2, eps=1e-3)
+
+    def forward(tokens):
+        h = hk.Embed(VOCABULARY, WIDTH)(tokens)
+        for i in range(STAGES):
+            h = marked(DecoderLayer()(h), i)
+        return hk.Linear(VOCABULARY)(h)
+
+    model = hk.without_apply_rng(hk.transform(forward))
+
+    def step(state, tokens):
+        params, opt_state, scale = state
+
+        def loss(params, tokens):
+            return scale.scale(cross_entropy(model.apply(params, tokens[:, :-1]), tokens[:, 1:]))
+
+        value, grads = mpmd.treduce(
+            lambda tokens: jax.value_and_grad(loss)(params, tokens),
+            mpmd.microbatches(tokens, 4),
+            schedule=mpmd.Std1F1B(STAGES),
+            operation=mpmd.Mean,
+        )
+        grads = scale.unscale(HALF.cast_to_param(grads))
+        finite = jmp.all_finite(grads)
+        updates, new_opt_state = optimizer.update(grads, opt_state, params)
+        params, opt_state = jmp.select_tree(
+            finite, (optax.apply_updates(params, updates), new_opt_state), (params, opt_state)
+        )
+        metrics = {"loss": scale.unscale(value), "scale": scale.loss_scale, "finite": finite}
+        return (params, opt_state, scale.adjust(finite)), metrics
+
+    tokens = sentences()
+    params = model.init(keys(1)[0], tokens[:, :-1])
+    scale = jmp.DynamicLossScale(jnp.float32(2.0**24), period=2, factor=2**14)
+    return Case(step, (params, optimizer.init(params), scale), (tokens,), steps=4, tolerance=1e-2)
+
+
+@program(on_ray=True)
+def haiku_with_state_and_dropout():
+    """Batch statistics and an average of their own pass from microbatch to microbatch."""
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9))
+
+    def forward(x, is_training):
+        for i in range(STAGES):
+            x = hk.BatchNorm(True, True, 0.9)(hk.Linear(2 * WIDTH)(x), is_training)
+            x = hk.dropout(hk.next_rng_key(), 0.2, jax.nn.relu(x)) if is_training else jax.nn.relu(x)
+            x = marked(x, i)
+        logits = hk.Linear(CLASSES)(x)
+        calls = hk.get_state("calls", (), jnp.int32, init=jnp.zeros)
+        hk.set_state("calls", calls + 1)
+        return logits
+
+    model = hk.transform_with_state(forward)
+
+    def step(train_state, x, y):
+        params, state, opt_state, key = train_state
+        key, dropout = jax.random.split(key)
+
+        def loss_and_gradients(state, microbatch):
+            x, y, key = microbatch
+
+            def loss(params):
+                logits, new = model.apply(params, state, key, x, is_training=True)
+                return cross_entropy(logits, y), new
+
+            (value, state), grads = jax.value_and_grad(loss, has_aux=True)(params)
+            return state, (value, grads)
+
+        batch = (*mpmd.microbatches((x, y), 4), jax.random.split(dropout, 4))
+        state, (value, grads) = mpmd.treduce(
+            loss_and_gradients, batch, mpmd.Std1F1B(STAGES), operation=mpmd.Mean, carry=state
+        )
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), state, opt_state, key), value
+
+    x, y = examples()
+    params, state = model.init(keys(1)[0], x, is_training=True)
+    return Case(step, (params, state, optimizer.init(params), keys(2)[1]), (x, y), steps=3)
+
+
+class Classifier(eqx.Module):
+    """For one example, as equinox users write models; the functions among its leaves stay there."""
+
+    layers: list[eqx.nn.Linear]
+    norms: list[eqx.nn.LayerNorm]
+    head: eqx.nn.Linear
+    dropout: eqx.nn.Dropout
+    activation: callable
+    name: str = eqx.field(static=True, default="classifier")
+
+    def __init__(self, key):
+        *first, last = jax.random.split(key, STAGES + 1)
+        self.layers = [eqx.nn.Linear(WIDTH, WIDTH, key=k) for k in first]
+        self.norms = [eqx.nn.LayerNorm(WIDTH) for _ in first]
+        self.head = eqx.nn.Linear(WIDTH, CLASSES, key=last)
+        self.dropout = eqx.nn.Dropout(0.3)
+        self.activation = jax.nn.gelu
+
+    def __call__(self, x, key):
+        for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+            x = x + self.dropout(self.activation(norm(layer(x))), key=jax.random.fold_in(key, i))
+            x = marked(x, i)
+        return self.head(x)
+
+
+@program(on_ray=True)
+def equinox_filtered_model_and_optimizer():
+    """Marks under ``vmap``; the gradient of a whole model, and what is no array put back in every step."""
+    optimizer = optax.adamw(1e-2, eps=1e-3)
+    model = Classifier(keys(1)[0])
+    _, static = eqx.partition(model, eqx.is_array)
+
+    @eqx.filter_value_and_grad
+    def loss(model, x, y, key):
+        logits = jax.vmap(model)(x, jax.random.split(key, len(x)))
+        return cross_entropy(logits, y)
+
+    def step(state, x, y):
+        arrays, opt_state, key = state
+        model = eqx.combine(arrays, static)
+        key, dropout = jax.random.split(key)
+        value, grads = mpmd.treduce(
+            lambda microbatch: loss(model, *microbatch),
+            (*mpmd.microbatches((x, y), 4), jax.random.split(dropout, 4)),
+            schedule=mpmd.Std1F1B(STAGES),
+            operation=mpmd.Mean,
+        )
+        updates, opt_state = optimizer.update(grads, opt_state, eqx.filter(model, eqx.is_inexact_array))
+        model = eqx.apply_updates(model, updates)
+        return (eqx.filter(model, eqx.is_array), opt_state, key), (value, grads)
+
+    opt_state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+    state = eqx.filter(model, eqx.is_array), opt_state, keys(2)[1]
+    return Case(step, state, examples(), steps=3)
+
+
+class Normalised(eqx.Module):
+    """An equinox model with state: running statistics, over the examples of a ``vmap`` with a name."""
+
+    layers: list[eqx.nn.Linear]
+    norms: list[eqx.nn.BatchNorm]
+
+    def __init__(self, key):
+        widths = [WIDTH] * STAGES + [CLASSES]
+        self.layers = [
+            eqx.nn.Linear(widths[i], widths[i + 1], key=k)
+            for i, k in enumerate(jax.random.split(key, STAGES))
+        ]
+        self.norms = [eqx.nn.BatchNorm(w, "batch", mode="batch") for w in widths[1:]]
+
+    def __call__(self, x, state):
+        for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+            x, state = norm(layer(x), state)
+            x = marked(jnp.tanh(x), i)
+        return x, state
+
+
+@program(on_ray=True)
+def equinox_with_state():
+    model, state = eqx.nn.make_with_state(Normalised)(keys(1)[0])
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+
+    def step(train_state, x, y):
+        params, state = train_state
+
+        def loss_and_gradients(state, microbatch):
+            @functools.partial(eqx.filter_value_and_grad, has_aux=True)
+            def loss(params, x, y):
+                model = eqx.combine(params, static)
+                logits, new = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
+                    x, state
+                )
+                return cross_entropy(logits, y), new
+
+            (value, state), grads = loss(params, *microbatch)
+            return state, (value, grads)
+
+        state, (value, grads) = mpmd.treduce(
+            loss_and_gradients,
+            mpmd.microbatches((x, y), 4),
+            schedule=mpmd.Std1F1B(STAGES),
+            operation=mpmd.Mean,
+            carry=state,
+        )
+        return (eqx.apply_updates(params, jax.tree.map(lambda g: -0.1 * g, grads)), state), value
+
+    return Case(step, (params, state), examples(), steps=3)
+
+
+class NnxClassifier(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(STAGES)])
+        self.norms = nnx.List([nnx.BatchNorm(WIDTH, rngs=rngs) for _ in range(STAGES)])
+        self.dropout = nnx.Dropout(0.2, rngs=rngs)
+        self.head = nnx.Linear(WIDTH, CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+            x = marked(jax.nn.relu(norm(layer(x))), i)
+        return self.head(self.dropout(x))
+
+
+@program(on_ray=True)
+def nnx_with_an_optimizer_and_metrics():
+    """All that a microbatch changes but the parameters is carried: statistics, counts of keys, metrics."""
+    model = NnxClassifier(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(1e-2, eps=1e-3), wrt=nnx.Param)
+    metrics = nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
+    graph, state = nnx.split((model, optimizer, metrics))
+
+    def step(state, x, y):
+        model, optimizer, metrics = nnx.merge(graph, state)
+        metrics.reset()
+        trained, params, rest = nnx.split((model, metrics), nnx.Param, ...)
+
+        def loss_and_gradients(rest, microbatch):
+            model, metrics = nnx.merge(trained, params, rest, copy=True)
+            x, y = microbatch
+
+            def loss(model):
+                logits = model(x)
+                return cross_entropy(logits, y), logits
+
+            (value, logits), grads = nnx.value_and_grad(loss, has_aux=True)(model)
+            metrics.update(loss=value, logits=logits, labels=y)
+            return nnx.state((model, metrics), nnx.Not(nnx.Param)), grads
+
+        rest, grads = mpmd.treduce(
+            loss_and_gradients,
+            mpmd.microbatches((x, y), 4),
+            schedule=mpmd.Std1F1B(STAGES),
+            operation=mpmd.Mean,
+            carry=rest,
+        )
+        nnx.update((model, metrics), rest)
+        optimizer.update(model, grads)
+        return nnx.state((model, optimizer, metrics)), metrics.compute()
+
+    return Case(step, state, examples(), steps=3)
