@@ -46,8 +46,8 @@ MAY_IMPORT = {
     "mpmd.annotate": "",
     "mpmd.per_group": "mpmd.sharding",
     "mpmd.carry": "mpmd.sharding",
-    "mpmd.pieces": "",
-    "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.schedules mpmd.sharding mpmd.tree",
+    "mpmd.pieces": "mpmd.sharding mpmd.tables",
+    "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.schedules mpmd.sharding mpmd.tables mpmd.tree",
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules",
     "mpmd.compiler.trace": "mpmd.annotate mpmd.callbacks mpmd.compat mpmd.compiler.graph "
