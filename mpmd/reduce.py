@@ -175,7 +175,8 @@ def treduce(
     ]:
         raise ValueError(
             f"treduce takes microbatches along axis {axis}, which {first_few(short, 5)} lacks: pass arrays "
-            "with that axis (each number in a list is an array of its own; np.asarray makes one array of the list)"
+            "with that axis (each number in a list is an array of its own; np.asarray makes one array of the "
+            "list)"
         )
     sizes = {jnp.shape(leaf)[axis] for _, leaf in leaves}
     if len(sizes) > 1:
