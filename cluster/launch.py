@@ -264,7 +264,7 @@ def _join_cluster(address: str) -> None:
         hint = ""
         if "RAY_AUTH_MODE" not in os.environ:
             hint = (
-                ". If the cluster uses token authentication, as with a token it does, set RAY_AUTH_MODE=token "
+                ". If the cluster uses token authentication, as it may by default, set RAY_AUTH_MODE=token "
                 "and have its token in ~/.ray/auth_token, RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
             )
         raise ConnectionError(f"no connection to the Ray cluster at {address}: {error}{hint}") from error
