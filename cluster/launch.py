@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,9 @@ from mpmd.runtime.in_flight import MAX_IN_FLIGHT, check_max_in_flight
 from mpmd.stopwatch import Stopwatch
 
 COMPILATION_CACHE = "~/.cache/mpmd"
+
+_REACHABLE_SECONDS = 10
+"""How long a cluster may take to accept a connection."""
 
 
 def launch(
@@ -268,16 +272,30 @@ def _connect_to_ray(address: str | None) -> Callable[[], None]:
 
 
 def _join_cluster(address: str) -> None:
+    _check_reachable(address)
     try:
         ray.init(address=address)
     except ConnectionError as error:
         hint = ""
         if "RAY_AUTH_MODE" not in os.environ:
             hint = (
-                ". If the cluster uses token authentication, as it does by default, set RAY_AUTH_MODE=token "
+                ". If the cluster uses token authentication, as it may by default, set RAY_AUTH_MODE=token "
                 "and have its token in ~/.ray/auth_token, RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
             )
         raise ConnectionError(f"no connection to the Ray cluster at {address}: {error}{hint}") from error
+
+
+def _check_reachable(address: str) -> None:
+    """Raises ``ConnectionError`` for a ``host:port`` where nothing listens: Ray would try it for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "//" not in host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _REACHABLE_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise ConnectionError(
+                f"no Ray cluster at {address}, where nothing can be reached: {error}. `ray status` shows the "
+                "cluster that runs on a machine; launch's address or RAY_ADDRESS says which one to join"
+            ) from error
 
 
 def _default_platform() -> str:

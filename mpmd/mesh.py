@@ -84,8 +84,10 @@ class MpmdMesh:
         meshes = [jax_mesh] if isinstance(jax_mesh, Mesh) else list(jax_mesh)
         faults = [*_faults_of_all(meshes)]
         if isinstance(jax_mesh, Mesh):
-            if mpmd_axis_name not in jax_mesh.axis_names:
-                axes = ", ".join(map(str, jax_mesh.axis_names))
+            axes = ", ".join(map(str, jax_mesh.axis_names))
+            if mpmd_axis_name is None:
+                faults.append(f"name the axis along which the groups are, mpmd_axis_name: one of {axes}")
+            elif mpmd_axis_name not in jax_mesh.axis_names:
                 faults.append(f"the mesh has no axis {mpmd_axis_name!r}; its axes are {axes}")
         else:
             faults += _faults_of_groups(meshes, mpmd_axis_name)

@@ -6,6 +6,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mpmd.sharding import explicit_sharding
+from mpmd.tables import first_few
+
+_SHOWN = 5
+"""How many leaves an error names: a list of numbers has as many leaves as numbers."""
+
+_PASS_ARRAYS = (
+    "pass arrays (each number in a list is a leaf of its own; np.asarray makes one array of the list)"
+)
 
 
 def microbatches(batch: Any, n: int) -> Any:
@@ -16,7 +27,9 @@ def microbatches(batch: Any, n: int) -> Any:
       n: the number of microbatches, by which the number of rows divides.
 
     Returns: the pytree with leaves of shape ``(n, rows // n, ...)``: microbatch 0 has the first rows. A numpy
-      array is a view of the batch's.
+      array is a view of the batch's. Rows whose type says that they are sharded, along ``Explicit`` axes, are
+      sharded so within each microbatch. Along ``Auto`` axes, say so in ``treduce``'s function, with
+      ``jax.lax.with_sharding_constraint``: otherwise each device computes all rows of a microbatch.
     Raises: ``ValueError`` that names every leaf that cannot be cut, or when leaves differ in their rows;
       ``TypeError`` for leaves that are not arrays.
     """
@@ -26,20 +39,32 @@ def microbatches(batch: Any, n: int) -> Any:
     if not leaves:
         raise ValueError("the batch has no array to cut into microbatches")
     named = [(f"batch{path}", leaf) for path, leaf in leaves]
-    if wrong := [f"{path} is a {type(leaf).__name__}" for path, leaf in named if not hasattr(leaf, "shape")]:
-        raise TypeError(
-            f"{'; '.join(wrong[:5])}: pass arrays (each number in a list is a leaf of its own; np.asarray "
-            "makes one array of the list)"
-        )
+    if wrong := [
+        f"{path} is of type {type(leaf).__name__}" for path, leaf in named if not hasattr(leaf, "shape")
+    ]:
+        raise TypeError(f"{first_few(wrong, _SHOWN)}: {_PASS_ARRAYS}")
     texts = [f"{path} has shape {tuple(leaf.shape)}" for path, leaf in named]
     if scalars := [text for text, (_, leaf) in zip(texts, named, strict=True) if not leaf.shape]:
-        raise ValueError(f"{'; '.join(scalars)}: there are no rows to cut into microbatches")
+        raise ValueError(
+            f"{first_few(scalars, _SHOWN)}: there are no rows to cut into microbatches; {_PASS_ARRAYS}"
+        )
+    all_shapes = first_few(texts, _SHOWN)
     if len({leaf.shape[0] for _, leaf in named}) > 1:
-        raise ValueError(f"the leaves of a batch need the same number of rows, and {'; '.join(texts)}")
+        raise ValueError(f"the leaves of a batch need the same number of rows, and {all_shapes}")
     rows = named[0][1].shape[0]
     if rows % n or not rows:
-        raise ValueError(f"{rows} rows do not divide into {n} microbatches of equal size: {'; '.join(texts)}")
-    return jax.tree.map(lambda leaf: leaf.reshape(n, rows // n, *leaf.shape[1:]), batch)
+        raise ValueError(f"{rows} rows do not divide into {n} microbatches of equal size: {all_shapes}")
+    return jax.tree.map(lambda leaf: _cut(leaf, n), batch)
+
+
+def _cut(leaf: Any, n: int) -> Any:
+    """A leaf as microbatches. Without a word, JAX would give the sharding of rows to the new axis."""
+    shape = (n, leaf.shape[0] // n, *leaf.shape[1:])
+    sharding = explicit_sharding(jax.typeof(leaf)) if isinstance(leaf, jax.Array) else None
+    if sharding is None or not sharding.spec or sharding.spec[0] is None:
+        return leaf.reshape(shape)
+    of_rows = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+    return jax.lax.reshape(leaf, shape, out_sharding=of_rows)
 
 
 def stage_ends(num_layers: int, num_stages: int) -> tuple[int, ...]:

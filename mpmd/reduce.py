@@ -19,6 +19,7 @@ from mpmd.carry import Microbatch
 from mpmd.compat import with_constants_as_inputs
 from mpmd.schedules import Schedule
 from mpmd.sharding import described, explicit_sharding
+from mpmd.tables import first_few
 from mpmd.tree import broadcast_prefix
 
 
@@ -173,14 +174,15 @@ def treduce(
         if not -jnp.ndim(leaf) <= axis < jnp.ndim(leaf)
     ]:
         raise ValueError(
-            f"treduce takes microbatches along axis {axis}, which {'; '.join(short)} lacks: pass arrays with "
-            "that axis (each number in a list is an array of its own; np.asarray makes one array of the list)"
+            f"treduce takes microbatches along axis {axis}, which {first_few(short, 5)} lacks: pass arrays "
+            "with that axis (each number in a list is an array of its own; np.asarray makes one array of the "
+            "list)"
         )
     sizes = {jnp.shape(leaf)[axis] for _, leaf in leaves}
     if len(sizes) > 1:
         raise ValueError(
             f"treduce needs the same number of microbatches, the size along axis {axis}, in every leaf; got "
-            + "; ".join(flat)
+            + first_few(flat, 5)
         )
 
     def fun_of_index(*carry_and_index):
@@ -270,7 +272,10 @@ def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:
             f"structure {jax.tree.structure(out_shape)}"
         ) from error
     if wrong := [op for op in ops if not is_op(op)]:
-        raise TypeError(f"{wrong[0]!r} is not an operation: it has no methods state and update")
+        raise TypeError(
+            f"{wrong[0]!r} is not an operation, such as mpmd.Mean, mpmd.Add or mpmd.Concat(axis=0), or an "
+            "object with the methods state and update"
+        )
     return ops
 
 

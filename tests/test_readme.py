@@ -30,12 +30,9 @@ def test_the_train_step_computes_what_plain_jax_computes():
         r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
     )
     assert "cluster.launch" in on_ray
-    keys = jax.random.split(jax.random.key(0), 6)
-    params = [{"w": jax.random.normal(key, (4, 4)) / 2, "b": jnp.zeros(4)} for key in keys]
-    x = jax.random.normal(jax.random.key(1), (16, 4))
-    namespace = {"params": params, "x": x, "y": jnp.sin(x)}
+    namespace = {}
     exec(step, namespace)
-    expected = jax.jit(namespace["train_step"])(params, x, jnp.sin(x))
+    expected = jax.jit(namespace["train_step"])(*(namespace[name] for name in ("params", "x", "y")))
     exec(in_process + use, namespace)
     try:
         assert_close((namespace["params"], namespace["loss"]), expected)

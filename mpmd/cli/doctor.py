@@ -28,6 +28,10 @@ TRIAL_SECONDS = 180
 
 SHARED_MEMORY, LITTLE_SHARED_MEMORY = Path("/dev/shm"), 2**30
 CACHE = Path("~/.cache/mpmd")
+NO_DEVICES = (
+    "JAX finds no devices: unset JAX_PLATFORMS if it is wrong, or install JAX for them as "
+    "https://docs.jax.dev/en/latest/installation.html says"
+)
 
 EXAMPLES = """\
 examples:
@@ -83,7 +87,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     yield from _installed()
     yield from _shared_memory()
     yield from _cache()
-    yield _trial("devices", "devices", remedy="JAX finds no devices: https://docs.jax.dev, Installation")
+    yield _trial("devices", "devices", remedy=NO_DEVICES)
     yield _trial("two groups", "in-process", remedy="this is the smallest step there is; see the error above")
     if not options.no_ray:
         address = [options.address] if options.address else []
@@ -171,6 +175,13 @@ def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
     except subprocess.TimeoutExpired:
         return Finding(subject, State.FAULT, f"it has not ended within {TRIAL_SECONDS} s", remedy)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"]
-        return Finding(subject, State.FAULT, f"\n{'':9}".join(lines[-3:]), remedy)
+        lines = _error_in(done.stderr) or [f"the process ended with {done.returncode}"]
+        return Finding(subject, State.FAULT, f"\n{'':9}".join(lines), remedy)
     return Finding(subject, State.OK, done.stdout.strip().splitlines()[-1])
+
+
+def _error_in(text: str) -> list[str]:
+    """The last lines of what a process wrote, without those of a traceback above the error."""
+    lines = text.strip().splitlines()[-3:]
+    indented = [i for i, line in enumerate(lines) if line.startswith("  ")]
+    return lines[indented[-1] + 1 :] or lines if indented else lines

@@ -48,8 +48,8 @@ def add_commands(commands: Any) -> None:
 
 
 def _axis(argument: str) -> tuple[str, int]:
-    name, _, size = argument.partition("=")
-    if not name.isidentifier():
+    name, equals, size = argument.partition("=")
+    if not name.isidentifier() or not equals:
         raise argparse.ArgumentTypeError(f"{argument!r} is not an axis with its size, such as data=2")
     return name, count(size)
 
@@ -87,7 +87,7 @@ def _step(found: Any, options: argparse.Namespace) -> Any:
             raise ValueError(f"{options.step} has a mesh of its own: leave out --groups and --submesh")
         return found
     if not callable(found):
-        raise ValueError(f"{options.step} is a {type(found).__name__}, not a step")
+        raise ValueError(f"{options.step} is of type {type(found).__name__}, and not a step")
     if not options.groups:
         raise ValueError(f"{options.step} has no mesh: say for how many groups to plan, with --groups")
     return jit(found, AbstractMpmdMesh([dict(options.submesh)] * options.groups))

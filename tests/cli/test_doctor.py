@@ -41,6 +41,8 @@ def test_a_trial_that_fails_is_a_fault_with_the_end_of_its_error(monkeypatch, ca
     out = capsys.readouterr().out
     assert "FAULT    devices" in out
     assert "no_such_platform" in out
+    assert "raise " not in out  # of JAX's code
+    assert "unset JAX_PLATFORMS" in out
     assert out.splitlines()[-1] == "not well: devices, two groups"
 
 

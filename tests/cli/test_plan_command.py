@@ -91,7 +91,7 @@ def test_a_file_that_is_called_like_a_module(capsys, program):
     [
         (["{}:train_step", "--shapes", "{}:shapes"], "has no mesh: say for how many groups"),
         (["{}:jitted", "--shapes", "{}:xs", "--groups", "2"], "has a mesh of its own"),
-        (["{}:xs", "--shapes", "{}:xs"], "is a ShapeDtypeStruct, not a step"),
+        (["{}:xs", "--shapes", "{}:xs"], "is of type ShapeDtypeStruct, and not a step"),
         (["{}:step", "--shapes", "{}:xs"], "has no 'step'"),
         (["{}:jitted", "--shapes", "{}:xs", "--speed", "0"], "more than 0.0 operations per second"),
         (["{}:jitted", "--shapes", "shapes"], "write module:name"),
@@ -99,6 +99,7 @@ def test_a_file_that_is_called_like_a_module(capsys, program):
         (["{}:jitted", "--shapes", "nowhere:xs"], "No module named 'nowhere'"),
         (["{}:train_step", "--shapes", "{}:shapes", "--groups", "1"], "2 groups"),
         (["{}:jitted", "--shapes", "{}:xs", "--groups", "2", "--submesh", "2"], "such as data=2"),
+        (["{}:jitted", "--shapes", "{}:xs", "--groups", "2", "--submesh", "data"], "such as data=2"),
     ],
 )
 def test_wrong_usage(capsys, program, arguments, message):

@@ -1,5 +1,7 @@
 """Meshes that ``launch`` is asked for: what it refuses before it connects, and what groups get."""
 
+import socket
+
 import jax
 import pytest
 import ray
@@ -169,6 +171,17 @@ def test_unknown_transports(monkeypatch):
     monkeypatch.setattr(ray, "init", None)  # a call would fail
     with pytest.raises(ValueError, match="transport must be one of auto, shared_memory"):
         cluster.launch({"stage": 2}, "stage", transport="pigeon")
+
+
+@pytest.mark.parametrize("given_as", ["argument", "variable"])
+def test_an_address_where_nothing_listens_is_refused_at_once(monkeypatch, given_as):
+    monkeypatch.setattr(ray, "init", None)  # a call would fail
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    if given_as == "variable":
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConnectionError, match=f"no Ray cluster at {address}, .* refused.* RAY_ADDRESS"):
+        cluster.launch({"stage": 2}, "stage", address=address if given_as == "argument" else None)
 
 
 def test_the_compiler_shards_within_a_group():

@@ -106,7 +106,5 @@ def test_models_with_too_few_marks_each():
     def loss(models, x, y):
         return jnp.mean((mlp(models[0], x) - mlp(models[1], y)) ** 2)
 
-    with pytest.raises(
-        mpmd.CompileError, match=r"has 4 calls of mark_stage_end, which end 2 stages, .* 6 marks"
-    ):
+    with pytest.raises(mpmd.CompileError, match=r"has 4 calls .*, which end 2 stages, .* 6 marks"):
         homes(loss, [weights(3)] * 2, 7)

@@ -227,10 +227,10 @@ REFUSED = {
     "vmap of a loop": (vmap_of_a_loop, ["treduce", "vmap"]),
     "two loops": (two_loops, ["has 2 treduce loops, at", "a step takes one: merge them, or write two steps"]),
     "unused loop": (a_loop_whose_result_is_not_used, ["no result of the step depends on its treduce"]),
-    "an operation's class": (of_operation(mpmd.Concat), ["is not an operation"]),
+    "an operation's class": (of_operation(mpmd.Concat), [r"is not an operation, such as .*Concat\(axis=0\)"]),
     "an operation's name": (
         of_operation("sum"),
-        ["'sum' is not an operation: it has no methods state and update"],
+        ["'sum' is not an operation, such as mpmd.Mean, .* with the methods state and update"],
     ),
     "operations that do not fit": (
         of_operation((mpmd.Add, mpmd.Add)),

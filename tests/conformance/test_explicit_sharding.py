@@ -45,6 +45,29 @@ def test_blocks_of_public_codes_train_as_under_jit(groups, block):
     assert jax.typeof(mine) == jax.typeof(plain)
 
 
+def test_rows_that_are_cut_within_the_step_stay_sharded():
+    def train_step(w, x):
+        def loss(w, x):
+            x = mpmd.mark_stage_end(jnp.tanh(jnp.einsum("bk,kn->bn", x, w[0], out_sharding=P("fsdp"))))
+            assert jax.typeof(x).sharding.spec[0] == "fsdp"
+            return jnp.mean(jnp.einsum("bk,kn->bn", x, w[1], out_sharding=P("fsdp")) ** 2)
+
+        return mpmd.treduce(
+            lambda x: jax.value_and_grad(loss)(w, x),
+            mpmd.microbatches(x, 4),
+            schedule=mpmd.Std1F1B(2),
+            operation=(mpmd.Concat(), mpmd.Add),
+        )
+
+    weights, rows = [draws(4, 4), draws(4, 4, seed=1)], draws(16, 4, seed=2)
+    with mpmd.MpmdMesh(grid(2, 2), "stage") as mesh:
+        step = mpmd.jit(train_step, mesh, in_specs=(P(), P("fsdp"))).compile(weights, rows)
+        results = mpmd.to_host(step(weights, rows))
+    assert ("fsdp",) in step.plan.executable("fwd_0").out_specs
+    with jax.set_mesh(jax.make_mesh((1,), ("fsdp",))):
+        assert_close(results, jax.jit(train_step)(weights, rows))
+
+
 @pytest.mark.parametrize("operation", [mpmd.Add, mpmd.Concat(1), Product()], ids=["sum", "rows", "product"])
 def test_operations_keep_the_sharding_of_what_they_combine(groups, operation):
     assert_as_on_one_group(groups, make_step(residual, operation=operation))

@@ -73,13 +73,13 @@ class ActorCritic(nn.Module):
     @nn.compact
     def __call__(self, x):
         def marked(h, layer):
-            return mpmd.mark_stage_end(h) if layer < 2 else h
+            return mpmd.mark_stage_end(h) if layer < 1 else h
 
         actor = critic = x
-        for i in range(3):
+        for i in range(2):
             actor = marked(nn.tanh(nn.Dense(WIDTH, kernel_init=nn.initializers.orthogonal())(actor)), i)
         logits = nn.Dense(ACTIONS, kernel_init=nn.initializers.orthogonal(0.01))(actor)
-        for i in range(3):
+        for i in range(2):
             critic = marked(nn.tanh(nn.Dense(WIDTH, kernel_init=nn.initializers.orthogonal())(critic)), i)
         return logits, nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(critic)[..., 0]
 
@@ -128,7 +128,7 @@ def proximal_policy_optimization():
         (total, parts), grads = mpmd.treduce(
             lambda batch: jax.value_and_grad(loss, has_aux=True)(state.params, batch),
             mpmd.microbatches(batch, 4),
-            schedule=mpmd.Std1F1B(3),
+            schedule=mpmd.Std1F1B(2),
             operation=mpmd.Mean,
         )
         return (state.apply_gradients(grads=grads), key), (total, parts)
@@ -144,6 +144,6 @@ def proximal_policy_optimization():
         "reward": draw(reward),
         "done": jnp.float32(draw(done) > 1),
     }
-    params = model.init(keys(1)[0], rollouts["observation"][0])
+    params = jax.jit(model.init)(keys(1)[0], rollouts["observation"][0])
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optimizer)
-    return Case(step, (state, keys(2)[1]), (rollouts,), steps=3)
+    return Case(step, (state, keys(2)[1]), (rollouts,), 2, steps=3)
