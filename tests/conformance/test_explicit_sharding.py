@@ -152,7 +152,8 @@ def test_scanned_layers_are_cut_with_their_types(groups):
     assert hidden.spec == P("fsdp")
     for task in ("fwd_0", "bwd_1"):
         specs_of_task = loaded.compiled.program.plan.executable(task).out_specs
-        assert ("fsdp",) in specs_of_task and None not in specs_of_task
+        # JAX gives no type to the indices of a gather alone.
+        assert ("fsdp",) in specs_of_task and specs_of_task.count(None) <= 1
     mine, plain = layers.parts[0].to_mpmd_local_array, expected[0]["layers"][:2]
     assert jax.typeof(mine) == jax.typeof(plain)
     planned = mpmd.AbstractMpmdMesh(groups.abstract_submeshes)
