@@ -12,6 +12,7 @@ from mpmd.errors import CallbackError
 from mpmd.ir import Run, Tell
 from tests.support.models import batch, init, layer, make_step, mse, weights
 from tests.support.parity import assert_close, mesh_of
+from tests.support.programs.scanned_layers import stacked
 from tests.support.programs.table import descend
 
 SCHEDULES = {"1F1B": mpmd.Std1F1B(2), "zero-bubble": mpmd.ZeroBubble(2), "GPipe": mpmd.GPipe(2)}
@@ -70,6 +71,10 @@ def noting(seen, **options):
     return tell
 
 
+def programs(step, mesh, *args):
+    return mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(*args).plan.programs
+
+
 def arguments():
     return (weights(2), *batch())
 
@@ -119,6 +124,42 @@ def test_scans_conditionals_and_remat():
     assert [(name, i) for name, i, _ in wanted[:5]] == [
         ("scan", 0), ("even", 0), ("scan", 1), ("odd", 1), ("odd", 0)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("computed_again", ["nothing", "layers", "all layers"])
+def test_scanned_layers_tell_on_their_groups(computed_again):
+    """Each part of a scan tells of its own layers, as often as it runs."""
+    seen = []
+    tell = noting(seen)
+
+    def step(state, xs, ys):
+        def loss(params, i):
+            def body(h, p):
+                h = layer(p, h)
+                tell("layer", i, h[0, 0])
+                return mpmd.mark_stage_end(h, num_stages=2), None
+
+            def run(h, layers):
+                once = jax.checkpoint(body) if computed_again == "layers" else body
+                return jax.lax.scan(once, h, layers)[0]
+
+            run = jax.checkpoint(run) if computed_again == "all layers" else run
+            return jnp.mean((run(xs[i], params["layers"]) - ys[i]) ** 2)
+
+        total, grads = mpmd.treduce_i(
+            lambda i: jax.value_and_grad(loss)(state, i), len(xs), mpmd.Std1F1B(2), mpmd.Add
+        )
+        return descend(state, grads), total
+
+    args = stacked(4), *batch()
+    with mesh_of(2) as mesh:
+        wanted = in_order(step, mesh, seen, *args)
+        tells = [
+            [one for one in program.instructions if isinstance(one, Tell)]
+            for program in programs(step, mesh, *args)
+        ]
+    runs = 1 if computed_again == "nothing" else 2
+    assert len(wanted) == 4 * 4 * runs and [len(of_group) for of_group in tells] == [4 * runs] * 2
 
 
 def test_rematerialized_functions_tell_as_often_as_they_run():

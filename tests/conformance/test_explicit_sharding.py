@@ -123,6 +123,43 @@ def test_groups_of_other_sizes():
         assert_as_on_one_group(mesh, make_step(residual))
 
 
+def test_scanned_layers_are_cut_with_their_types(groups):
+    """What types said of a stack holds for its parts, in a plan without devices, too."""
+
+    def step(params, tokens, targets):
+        def loss(params, tokens, targets):
+            def body(h, w):
+                return mpmd.mark_stage_end(residual({"w": w}, h), num_stages=2), None
+
+            h = params["table"].at[tokens].get(out_sharding=P("fsdp", None))
+            h, _ = jax.lax.scan(body, h, params["layers"])
+            return jnp.mean((h - targets) ** 2), h
+
+        (losses, hidden), grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(loss, has_aux=True)(params, *mb),
+            (tokens, targets),
+            schedule=mpmd.Std1F1B(2),
+            operation=mpmd.Add,
+        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), (losses, hidden)
+
+    (params, *data), (specs, *of_data) = arguments()
+    args = {**params, "layers": draws(4, 8, 8, seed=1)}, *data
+    specs = {**specs, "layers": P(None, "fsdp")}, *of_data
+    loaded, (params, (_, hidden)), expected = assert_as_on_one_group(groups, step, args=args, specs=specs)
+    layers = params["layers"]
+    assert [part.spec for part in layers.parts] == [layers.spec] * 2 == [P(None, "fsdp")] * 2
+    assert hidden.spec == P("fsdp")
+    for task in ("fwd_0", "bwd_1"):
+        specs_of_task = loaded.compiled.program.plan.executable(task).out_specs
+        assert ("fsdp",) in specs_of_task and None not in specs_of_task
+    mine, plain = layers.parts[0].to_mpmd_local_array, expected[0]["layers"][:2]
+    assert jax.typeof(mine) == jax.typeof(plain)
+    planned = mpmd.AbstractMpmdMesh(groups.abstract_submeshes)
+    lowered = mpmd.jit(step, planned, in_specs=specs).lower(*args)
+    assert lowered.plan.programs == loaded.compiled.program.plan.programs
+
+
 def test_what_is_sharded_within_the_step_alone(groups):
     """Without specs of arguments."""
 

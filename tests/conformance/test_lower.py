@@ -14,6 +14,7 @@ from mpmd.ir import Task
 from mpmd.simulate import Costs
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import assert_close, mesh_of
+from tests.support.stacked_state import initial_state, step_of
 
 STEP = make_step(mse, mpmd.Std1F1B(3))
 SHAPES = jax.eval_shape(lambda: (init(weights(3)), *batch()))
@@ -84,6 +85,18 @@ def test_simulation_takes_operations_for_time():
     assert 1.5 * second < first < 2 * second
     assert lowered.simulate(Costs()).makespan > simulation.makespan
     assert lowered.simulate(operations_per_second=1e11).makespan == pytest.approx(10 * simulation.makespan)
+
+
+def test_scanned_layers_are_planned_without_devices():
+    step, state = step_of(mpmd.Std1F1B(3), every=(1, 4, 2)), jax.eval_shape(initial_state)
+    lowered = mpmd.jit(step, mpmd.AbstractMpmdMesh({"stage": 3}, "stage")).lower(state, *batch())
+    assert mpmd.explain(lowered).leaf("args[0][0]['layers']['w'][1:5]").input.mpmd_idxs == (1,)
+    first, second, third = (group.parameter_bytes for group in lowered.report().groups)
+    assert first < third < second
+    assert lowered.simulate().makespan > 0
+    with mesh_of(3) as mesh:
+        actual = lowered.compile(mesh)(initial_state(), *batch())
+    assert_close(actual, jax.jit(step)(initial_state(), *batch()))
 
 
 def test_open_shardings_count_as_replicated():

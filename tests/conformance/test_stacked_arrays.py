@@ -10,7 +10,7 @@ import pytest
 import mpmd
 from tests.support.models import batch
 from tests.support.parity import assert_close, assert_stays, mesh_of
-from tests.support.stacked_state import compiled, initial_state
+from tests.support.stacked_state import compiled, initial_state, step_of
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,13 @@ def test_a_part_of_an_array_that_the_caller_keeps_travels_once(mesh):
         results = [compiled(jnp.float32(1), frozen, np.asarray(batch()[0])) for _ in range(2)]
     assert sent[0] - sent[1] == 6
     assert_close(results[1], jax.jit(step)(jnp.float32(1), frozen, batch()[0]))
+
+
+def test_a_step_of_it_is_checked_against_plain_jax(mesh, step):
+    found = mpmd.check(step, step_of(mpmd.Std1F1B(3), every=(1, 4, 2)), initial_state(), *batch(), steps=2)
+    assert found.ok, found
+    change = {leaf.path: leaf.change for leaf in found.leaves}
+    assert change["result[0][0]['layers']['w']"] < 0.1, "the weights that were there before are compared with"
 
 
 def test_functions_without_a_loop_keep_parts(mesh, step):

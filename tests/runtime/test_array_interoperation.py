@@ -20,9 +20,12 @@ with warnings.catch_warnings():
     import jmp
 
 
-@pytest.fixture(scope="module")
-def arrays():
-    """The same pytree as ``MpmdArray``s on two groups, sharded there, and as jax arrays."""
+@pytest.fixture(scope="module", params=["whole", "in parts"])
+def arrays(request):
+    """The same pytree as ``MpmdArray``s on two groups, sharded there, and as jax arrays.
+
+    In parts, ``w`` is one array of two, of which each group has two rows.
+    """
     with mesh_of(2, data=2) as mesh:
         values = {
             "w": jnp.linspace(-1, 1, 16).reshape(4, 4),
@@ -33,16 +36,24 @@ def arrays():
         }
 
         def step(values, xs):
-            def task(x):
+            def whole(x):
                 x = mpmd.mark_stage_end(x * values["scale"])
                 return jnp.sum(x * values["w"])
 
+            def in_parts(x):
+                def row(x, w):
+                    return mpmd.mark_stage_end(x * w, num_stages=2), None
+
+                return jnp.sum(jax.lax.scan(row, x * values["scale"], values["w"])[0])
+
+            task = in_parts if request.param == "in parts" else whole
             return values, mpmd.treduce(task, xs, schedule=mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
 
         held, _ = mpmd.jit(
             step, mesh, in_specs=({**dict.fromkeys(values, jax.P()), "w": jax.P("data")}, None)
         )(values, jnp.ones((2, 4)))
         assert all(isinstance(leaf, mpmd.MpmdArray) for leaf in jax.tree.leaves(held))
+        assert len(held["w"].parts) == (2 if request.param == "in parts" else 1)
         yield held, values
 
 
@@ -173,13 +184,19 @@ def test_what_jax_refuses_is_refused_with_jax_s_words(arrays):
 
 
 def test_arguments_of_a_jitted_function_are_fetched_together(arrays, monkeypatch):
+    """JAX asks for arrays of one type after the other; an array in parts is of another type."""
     held, _ = arrays
     asked = []
     start, read = mpmd.MpmdArray.copy_to_host_async, mpmd.MpmdArray.raw_value
-    monkeypatch.setattr(mpmd.MpmdArray, "copy_to_host_async", lambda a: (asked.append("ask"), start(a))[1])
-    monkeypatch.setattr(mpmd.MpmdArray, "raw_value", lambda a: (asked.append("read"), read(a))[1])
-    jax.jit(lambda t: t["w"] * t["scale"])(held)
-    assert asked.index("read") == asked.count("ask") > 1
+    monkeypatch.setattr(
+        mpmd.MpmdArray, "copy_to_host_async", lambda a: (asked.append(("ask", a)), start(a))[1]
+    )
+    monkeypatch.setattr(mpmd.MpmdArray, "raw_value", lambda a: (asked.append(("read", a)), read(a))[1])
+    jax.jit(lambda t: t["w"] * t["scale"] + t["count"])(held)
+    w, scalars = held["w"], [held["scale"], held["count"]]
+    for together in ([w, *scalars],) if len(w.parts) == 1 else (w.parts, scalars):
+        events = [event for event, array in asked if any(array is one for one in together)]
+        assert events[: len(together)] == ["ask"] * len(together) and events.count("read") == len(together)
 
 
 def test_looking_at_an_array_does_not_fetch_it(arrays, monkeypatch):

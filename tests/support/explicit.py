@@ -130,9 +130,13 @@ def arguments():
     return (params, tokens, draws(4, 4, 8, seed=4)), (specs, ROWS, ROWS)
 
 
-def assert_as_on_one_group(mesh, step, types=EXPLICIT, size=2, **options):
-    """Runs two steps on groups, and on one group's devices under ``jax.jit``, and compares."""
-    args, specs = arguments()
+def assert_as_on_one_group(mesh, step, types=EXPLICIT, size=2, args=None, specs=None, **options):
+    """Runs two steps on groups, and on one group's devices under ``jax.jit``, and compares.
+
+    ``args`` and ``specs`` are those of ``arguments`` where they are not given.
+    """
+    if args is None:
+        args, specs = arguments()
     submesh = grid(1, size, types)
     with jax.set_mesh(submesh):
         put = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(submesh, spec)), args, specs)

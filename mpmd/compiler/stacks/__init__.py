@@ -8,8 +8,16 @@ scans, which ``marked_scans.py`` reads, and ``values.py`` has the values in part
 nothing of stacks.
 """
 
-from mpmd.compiler.stacks.cut import CutStep, cut_stacks
-from mpmd.compiler.stacks.inline import in_loops, with_marks_open
+from mpmd.compiler.stacks.cut import CutStep, cut_stacks, has_marked_scan
+from mpmd.compiler.stacks.inline import in_loops, with_calls_open, with_marks_open
 from mpmd.compiler.stacks.marked_scans import without_marks
 
-__all__ = ["CutStep", "cut_stacks", "in_loops", "with_marks_open", "without_marks"]
+__all__ = [
+    "CutStep",
+    "cut_stacks",
+    "has_marked_scan",
+    "in_loops",
+    "with_calls_open",
+    "with_marks_open",
+    "without_marks",
+]

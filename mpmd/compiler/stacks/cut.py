@@ -71,7 +71,7 @@ def cut_stacks(
         *zip(jaxpr.outvars, result_stacks, strict=False),
     ]
     seeds = [(atom, stack) for atom, stack in given if stack is not None and isinstance(atom, Var)]
-    if not seeds and not any(_has_marked_scan(eqn) for eqn in jaxpr.eqns):
+    if not seeds and not has_marked_scan(jaxpr):
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
         return CutStep(jaxpr, constants, *whole, made_for={})
     jaxpr, constants = _without_calls(jaxpr, constants)
@@ -83,10 +83,14 @@ def cut_stacks(
         jaxpr, constants = _without_calls(opened, constants)
 
 
-def _has_marked_scan(eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name == "scan":
-        return any(marks_in(eqn.params["jaxpr"].jaxpr))
-    return any(_has_marked_scan(inner) for jaxpr in subjaxprs(eqn) for inner in jaxpr.eqns)
+def has_marked_scan(jaxpr: Jaxpr) -> bool:
+    """Whether there are marks in the body of a scan."""
+    return any(
+        any(marks_in(eqn.params["jaxpr"].jaxpr))
+        if eqn.primitive.name == "scan"
+        else any(map(has_marked_scan, subjaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _without_calls(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> tuple[Jaxpr, Mapping[Var, Any]]:

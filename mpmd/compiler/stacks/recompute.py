@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
-from mpmd.compiler.jaxprs.equations import Atom, closed, traced_eqns
+from mpmd.compiler.jaxprs.equations import Atom, closed, traced_eqns, with_eqns
 from mpmd.compiler.jaxprs.scans import computed
 from mpmd.compiler.jaxprs.source import is_transposed
 from mpmd.compiler.stacks.marked_scans import LayerScan, read_scan
@@ -75,21 +75,29 @@ def recomputation(scan: LayerScan, passed: Mapping[Var, Passed], stack: Stack) -
     has_constants = bool(scan.body.consts or source.scan.body.consts)
     if not same or has_constants or not marks.keys() >= set(read.values()) or is_transposed(source.scan.eqn):
         return None
-    return _Fusion(scan, source, {i: marks[var] for i, var in read.items()}).made()
+    forward = _without_callbacks(source.scan.body.jaxpr)
+    if forward.effects:  # whatever else has an effect is not to have it twice
+        return None
+    return _Fusion(scan, source, forward, {i: marks[var] for i, var in read.items()}).made()
+
+
+def _without_callbacks(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr without the callbacks in it that give nothing back, which the forward has called."""
+    return with_eqns(jaxpr, [eqn for eqn in jaxpr.eqns if eqn.outvars or not eqn.effects])
 
 
 class _Fusion:
     """One scan of the forward's body, as far as the marks need it, and of the recomputation's behind it."""
 
-    def __init__(self, scan: LayerScan, source: Passed, marks: Mapping[int, int]):
+    def __init__(self, scan: LayerScan, source: Passed, forward: Jaxpr, marks: Mapping[int, int]):
         self._scan = scan
         self._source = source
         self._marks = marks  # for what the scan reads, by position, where the forward carries it
-        self._forward, self._carried, self._used = self._forward_body()
+        self._forward, self._carried, self._used = self._needed_of(forward)
 
-    def _forward_body(self) -> tuple[Jaxpr, list[int], list[bool]]:
+    def _needed_of(self, jaxpr: Jaxpr) -> tuple[Jaxpr, list[int], list[bool]]:
         """The forward's body for the marks, what it then carries, and which of its inputs it reads."""
-        jaxpr, roles = self._source.scan.body.jaxpr, self._source.scan.operands
+        roles = self._source.scan.operands
         carried = set(self._marks.values())
         while True:
             wanted = [i in carried for i in range(len(jaxpr.outvars))]

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 from mpmd.compat import with_constants_as_inputs
 from mpmd.compiler.jaxprs.equations import inline_calls
 from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
-from mpmd.compiler.stacks import in_loops, with_marks_open
+from mpmd.compiler.stacks import has_marked_scan, in_loops, with_calls_open, with_marks_open
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.carried_state import find_carried_state
 from mpmd.compiler.trace.check_loop import check_loop
@@ -100,6 +100,9 @@ def _inlined(
     values |= hoisted
     jaxpr, hoisted = in_loops(jaxpr, lambda body: inline_calls(body, has_callback))
     values |= hoisted
+    if has_marked_scan(jaxpr):  # it is cut, for which all calls are opened: here, their values have types
+        jaxpr, hoisted = in_loops(jaxpr, with_calls_open)
+        values |= hoisted
     jaxpr = untyped.jaxpr(jaxpr.replace(invars=[var for var in jaxpr.invars if var not in values]))
     values = {untyped.variable(var): value for var, value in values.items()}
     return with_abstract_meshes(jaxpr, [*map(with_auto_axes, submeshes)]), values

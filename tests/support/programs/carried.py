@@ -105,6 +105,34 @@ def in_order(schedule):
     return case(through(running_norm, 4), weights(4), statistics(4), schedule, data)
 
 
+@program({"batch": batch_norm, "running": running_norm, "computed again": computed_again})
+def of_scanned_layers(norm):
+    """The statistics of all layers are one array, of which each group carries its own layers."""
+
+    def loss(params, running, x, y):
+        def body(h, layer):
+            p, running = layer
+            h, new = norm(h @ p["w"] + p["b"], running)
+            return mpmd.mark_stage_end(jnp.tanh(h), every=(1, 3, 2)), new
+
+        h, after = jax.lax.scan(body, x, (params, running))
+        return jnp.mean((h - y) ** 2), after
+
+    def on_their_groups(loaded):
+        held = {
+            leaf.path: leaf.mpmd_idxs for leaf in loaded.plan.inputs if leaf.path.startswith("args[0][1]")
+        }
+        parts = {"[0:1]": (0,), "[1:4]": (1,), "[4:6]": (2,)}
+        assert held == {
+            f"args[0][1][{name!r}]{part}": groups
+            for name in ("mean", "var")
+            for part, groups in parts.items()
+        }
+
+    stack = lambda layers: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)  # noqa: E731
+    return case(loss, stack(weights(6)), stack(statistics(6)), holds=on_their_groups)
+
+
 @program({"sharded": {"fsdp": 2}})
 def over_a_sharded_batch(axes):
     rows = jax.sharding.PartitionSpec(None, "fsdp")
