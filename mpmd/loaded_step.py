@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import Call
 from mpmd.arguments.delivered import Argument
@@ -82,6 +83,11 @@ class LoadedStep(PlannedStep):
     @property
     def topology(self) -> Topology:
         return self._mesh.topology
+
+    @property
+    def submeshes(self) -> Sequence[AbstractMesh]:
+        """The shapes of the groups' submeshes."""
+        return self._mesh.abstract_submeshes
 
     def report(self) -> Report:
         """What each group does and needs, and how long it took to compile; printable.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import Call
 from mpmd.array import to_host
@@ -58,12 +61,16 @@ def check(
         arguments, named = jax.tree.unflatten(call.treedef, leaves)
         return run(*arguments, **named)
 
-    _check_alike(jax.eval_shape(on_one_device, call.leaves), loaded.compiled.traced.out_shape)
+    with _mesh_of_one_device(loaded.submeshes[0]):
+        _check_alike(jax.eval_shape(on_one_device, call.leaves), loaded.compiled.traced.out_shape)
     rounding = coarsest_rounding(loaded.compiled.program.jaxprs.values())
     moved = [perturbed(call.leaves, rounding, seed) for seed in range(_PERTURBED_RUNS)]
     copies = tuple(map(on_host, call.leaves))  # which the step may take over
     actual = _results(lambda leaves: loaded.submit(_with(call, leaves))[0], copies, carried, steps)
-    expected, *others = (_results(on_one_device, leaves, carried, steps) for leaves in (call.leaves, *moved))
+    with _mesh_of_one_device(loaded.submeshes[0]):
+        expected, *others = [
+            _results(on_one_device, leaves, carried, steps) for leaves in (call.leaves, *moved)
+        ]
     replaced = {result: argument for argument, result in carried.items()}
     return Check(
         tuple(
@@ -78,6 +85,16 @@ def check(
             for i, path in enumerate(paths(loaded.compiled.traced.out_shape))
         ),
         steps,
+    )
+
+
+def _mesh_of_one_device(submesh: AbstractMesh) -> AbstractContextManager:
+    """Within it, specs without a mesh are over a group's axes on one device, unless the caller has a mesh."""
+    if not jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    sizes = (1,) * len(submesh.axis_names)
+    return jax.set_mesh(
+        jax.make_mesh(sizes, submesh.axis_names, submesh.axis_types, devices=jax.devices()[:1])
     )
 
 

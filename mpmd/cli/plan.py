@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
 from collections.abc import Iterator
@@ -64,17 +65,31 @@ def _plan(options: argparse.Namespace) -> int:
         shapes = _named(options.shapes)
         if callable(shapes):
             shapes = jax.eval_shape(shapes)
-        lowered = step.lower(*(shapes if isinstance(shapes, tuple) else (shapes,)))
+        lowered = step.lower(*_arguments(step, shapes, options))
     simulation = lowered.simulate(operations_per_second=options.speed)
     print(f"{lowered.report()}\n\n{explain(lowered)}\n")
     print(f"simulated, with tasks that take the time of their operations, {options.speed:.2g} per second and")
-    print(f"device, and messages that take none: {Chart.of(simulation, of_plan=True).figures}")
+    print("device, which the devices of a group share evenly, and messages that take none:")
+    print(Chart.of(simulation, of_plan=True).figures)
     for path in options.output or []:
         if path.suffix.lower() == ".json":
             path.write_text(json.dumps(chrome_trace(simulation)), encoding="utf-8")
         else:
             draw_timeline(simulation, path, f"{options.step}, simulated", of_plan=True)
     return ExitCode.OK
+
+
+def _arguments(step: Any, shapes: Any, options: argparse.Namespace) -> tuple:
+    """The arguments to plan for. Raises ``ValueError`` when the step takes others."""
+    arguments = shapes if isinstance(shapes, tuple) else (shapes,)
+    try:
+        inspect.signature(step).bind(*arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"{options.step} cannot be called with what {options.shapes} gives, a tuple of {len(arguments)}: "
+            f"{error}"
+        ) from error
+    return arguments
 
 
 def _step(found: Any, options: argparse.Namespace) -> Any:

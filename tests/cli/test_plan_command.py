@@ -66,6 +66,11 @@ def test_submeshes_share_what_arrays_shard(capsys, program):
     assert ten_times(re.search(r"makespan (\S+)", out)[1]) == re.search(r"makespan (\S+)", slower)[1]
 
 
+def test_arguments_that_the_step_does_not_take(capsys, program):
+    code, _, err = run(capsys, f"{program}:train_step", "--shapes", f"{program}:xs", "--groups", 2)
+    assert code == 2 and "cannot be called with what" in err and "a tuple of 1: missing a required" in err
+
+
 def ten_times(number):
     return f"{10 * float(number):.4g}"
 

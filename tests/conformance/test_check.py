@@ -185,3 +185,15 @@ def test_what_cannot_be_compared(sgd):
         mpmd.check(sgd, step, *given, steps=0)
     with pytest.raises(TypeError, match="check takes a step"):
         mpmd.check(step, sgd, *given)
+
+
+def test_specs_without_a_mesh_are_over_the_axes_of_a_group():
+    def step(w, xs):
+        def loss(x):
+            x = jax.lax.with_sharding_constraint(x, jax.P("data"))
+            return jnp.mean(mpmd.mark_stage_end(x @ w) ** 2)
+
+        return mpmd.treduce(loss, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Mean)
+
+    with mesh_of(2, data=2) as mesh:
+        assert mpmd.check(mpmd.jit(step, mesh), step, jnp.eye(4), jnp.ones((2, 2, 4))).ok
