@@ -9,6 +9,7 @@ import pytest
 from cluster.recovery import Recovery
 from mpmd.errors import RecoveryError, StateLostError, StepTimeoutError, TaskError
 from mpmd.placement import Placement
+from mpmd.runtime.argument_cache import Piece
 from mpmd.runtime.journal import BEGINNING
 from mpmd.runtime.requests import StepReply, StepRequest
 from tests.support.pretended_groups import (
@@ -130,16 +131,16 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
 
 def test_an_argument_that_groups_have_lost_is_sent_again():
     driven = runtime(failures=[TOGETHER])
-    everywhere = Placement((0, 1))
     array = jax.numpy.arange(3.0)
+    piece = Piece(array, "", Placement((0, 1)))
     handles = []
     for _ in range(2):
         with driven.arguments.delivery(2) as delivery:
-            assert delivery.find(array, everywhere) is None
-            handles.append(delivery.send(np.asarray(array), everywhere, array))
+            assert delivery.find(piece) is None
+            handles.append(delivery.send(np.asarray(array), piece.placement, piece))
             delivery.commit([])
         with driven.arguments.delivery(2) as delivery:
-            assert delivery.find(array, everywhere) == handles[-1]
+            assert delivery.find(piece) == handles[-1]
         driven.die(0)
     assert handles[0] < handles[1]
 

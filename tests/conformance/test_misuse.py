@@ -223,7 +223,7 @@ def test_results_cannot_be_written_to(write):
         (["a", "b"], r"args\[1\]\[0\] is a str, not an array or a number; name its argument in static_argn"),
         (
             [1.0, 2.0],
-            r"axis 0, which \[0\]\[0\] with shape \(\); .* lacks: .*each number in a list is .*np.asarray",
+            r"axis 0, which \[0\]\[0\] with shape \(\), .* lacks: .*each number in a list is .*np.asarray",
         ),
     ],
     ids=["strings", "objects", "list of strings", "list of numbers"],

@@ -68,34 +68,12 @@ def test_mark_outside_of_a_loop():
     assert "is outside of any treduce" in compile_error(step)
 
 
-def in_scan(p, x):
-    return jax.lax.scan(lambda h, w: (mpmd.mark_stage_end(h @ w), None), x, jnp.stack(p))[0]
+def test_a_mark_where_no_stage_can_end():
+    def model(p, x):
+        return jax.lax.cond(x[0, 0] > 0, lambda h: mpmd.mark_stage_end(h), lambda h: h, x @ p[0])
 
-
-def in_cond(p, x):
-    return jax.lax.cond(x[0, 0] > 0, lambda h: mpmd.mark_stage_end(h), lambda h: h, x @ p[0])
-
-
-def in_while(p, x):
-    return jax.lax.fori_loop(0, x.shape[0], lambda i, h: mpmd.mark_stage_end(h @ p[0]), x)
-
-
-def in_checkpoint(p, x):
-    return jax.checkpoint(lambda h: mpmd.mark_stage_end(jnp.sin(h @ p[0])))(x)
-
-
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (in_scan, "inside a scan; write the layers of different stages as separate scans"),
-        (in_cond, "inside a lax.cond"),
-        (in_while, "inside a scan"),
-        (in_checkpoint, "inside jax.checkpoint"),
-    ],
-)
-def test_marks_where_no_stage_can_end(model, said):
     message = compile_error(step_of(lambda p, x: jnp.mean(model(p, x))))
-    assert said in message and "test_errors.py:" in message
+    assert "inside a lax.cond" in message and "test_errors.py:" in message
 
 
 def test_two_loops():
@@ -111,7 +89,7 @@ def test_loop_inputs_of_different_length_and_without_microbatches():
         )
 
     for call in (jax.jit(step), mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh_of(1)).compile):
-        with pytest.raises(ValueError, match=r"\[0\] with shape \(4, 2, 4\); \[1\] with shape \(1, 2, 4\)"):
+        with pytest.raises(ValueError, match=r"\[0\] with shape \(4, 2, 4\), \[1\] with shape \(1, 2, 4\)"):
             call(PARAMS, XS)
         with pytest.raises(ValueError, match="at least one microbatch, got 0"):
             call(PARAMS, XS[:0])
