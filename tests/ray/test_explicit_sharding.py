@@ -18,7 +18,7 @@ def test_blocks_of_public_codes_train_as_under_jit(groups, block, request):
     mesh.axis_types = {"stage": AxisType.Explicit, "fsdp": AxisType.Explicit}
     _, (params, _), _ = assert_as_on_one_group(mesh, make_step(BLOCKS[block]))
     assert params["layers"][0]["w"].spec == P("fsdp")
-    assert params["layers"][0]["w"].sharding.mesh.axis_types == (AxisType.Explicit,) * 2
+    assert params["layers"][0]["w"].submesh.axis_types == (AxisType.Explicit,) * 2
 
 
 def test_a_decoder_over_two_axes_trains_as_under_jit(local_ray):
