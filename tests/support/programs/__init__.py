@@ -14,8 +14,10 @@ from tests.support.programs import (
     precision,
     randomness,
     scanned_layers,
+    scanned_libraries,
     several_models,
     sharing,
+    stacked_arrays,
     stages,
     submeshes,
     training_codes,
@@ -41,5 +43,7 @@ THEMES = (
     training_codes,
     several_models,
     scanned_layers,
+    stacked_arrays,
+    scanned_libraries,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]
