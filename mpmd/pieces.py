@@ -27,9 +27,8 @@ def microbatches(batch: Any, n: int) -> Any:
       n: the number of microbatches, by which the number of rows divides.
 
     Returns: the pytree with leaves of shape ``(n, rows // n, ...)``: microbatch 0 has the first rows. A numpy
-      array is a view of the batch's. Rows whose type says that they are sharded, along ``Explicit`` axes, are
-      sharded so within each microbatch. Along ``Auto`` axes, say so in ``treduce``'s function, with
-      ``jax.lax.with_sharding_constraint``: otherwise each device computes all rows of a microbatch.
+      array is a view of the batch's. Rows that are sharded are sharded so within each microbatch, if they
+      divide: along ``Explicit`` axes their types say so, along ``Auto`` axes a compiled step sees to it.
     Raises: ``ValueError`` that names every leaf that cannot be cut, or when leaves differ in their rows;
       ``TypeError`` for leaves that are not arrays.
     """
