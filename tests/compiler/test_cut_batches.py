@@ -79,12 +79,29 @@ def test_microbatches_along_another_axis():
 
 
 def test_rows_that_divide_by_some_axes_alone():
-    """Four rows of a microbatch, over two devices along one axis and four along the other."""
-    with mesh_of(1, data=2, more=4) as mesh:
-        rows = P(("data", "more"))
+    """Two rows of a microbatch over four devices."""
+    with mesh_of(2, data=2, more=2) as mesh:
+        step = train(lambda x: mpmd.microbatches(x, 8))
+        specs = (P(), P(("data", "more")), P(("data", "more")))
+        loaded = assert_parity_on(mesh, step, weights(2), X, Y, in_specs=specs)
+    assert specs_of_microbatches(loaded, (8, 2, WIDTH)) == {(None, "data")}
+
+
+def test_rows_that_do_not_divide_are_whole():
+    with mesh_of(2, data=2) as mesh:
+        step = train(lambda x: mpmd.microbatches(x, 16))
+        loaded = assert_parity_on(mesh, step, weights(2), X, Y, in_specs=(P(), P("data"), P("data")))
+    (spec,) = specs_of_microbatches(loaded, (16, 1, WIDTH))
+    assert spec[:2] in ((), (None, None))
+
+
+def test_a_loop_without_stages():
+    """It is a scan outside of the pipeline."""
+    with mesh_of(1, data=2) as mesh:
         step = train(CUTS["microbatches"], stages=1)
-        loaded = assert_parity_on(mesh, step, weights(1), X, Y, in_specs=(P(), rows, rows))
-    assert specs_of_microbatches(loaded, (MICROBATCHES, ROWS, WIDTH)) == {(None, "data")}
+        loaded = assert_parity_on(mesh, step, weights(1), X, Y, in_specs=(P(), P("data"), P("data")))
+        _, outside = collectives_of(loaded, mesh)
+    assert {c.operation for found in outside.values() for c in found} == {"all-to-all", "all-reduce"}
 
 
 def test_groups_of_different_sizes():

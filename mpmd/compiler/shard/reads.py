@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
@@ -23,7 +24,9 @@ class LoopReads(NamedTuple):
 
     Attributes:
       by_index: those of which a task reads the part at the microbatch index: the batch.
-      dimensions: for those of them that a task reads as they are, the dimension that the index is one of.
+      dimensions: for those of them of which microbatches are taken as they are, the dimension that counts
+        these. So too for the values of which scans outside of the loop read a part at the index of an
+        iteration: what no stage has a part in is computed by such a scan.
       by_device: those that a function reads which computes with what each device holds, a ``shard_map``.
     """
 
@@ -42,7 +45,17 @@ def loop_reads(graph: TaskGraph) -> LoopReads:
     found = LoopReads(set(), {}, set())
     for member in graph.stage_work:
         _walk(member.eqns, origins, {loop.index}, found)
-    return found
+    of_scans = LoopReads(set(), {}, set())
+    for eqn in graph.outer:
+        if eqn.primitive is scan_p:
+            for body, passed in _bodies(eqn):
+                known = {var: frozenset({atom}) for var, atom in passed if isinstance(atom, Var)}
+                _walk(body.eqns, known, set(filter(_is_index, body.invars[scan_operands(eqn).xs])), of_scans)
+    return found._replace(dimensions={**of_scans.dimensions, **found.dimensions})
+
+
+def _is_index(var: Var) -> bool:
+    return aval_of(var).shape == () and jnp.issubdtype(aval_of(var).dtype, jnp.integer)
 
 
 def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], found: LoopReads) -> None:

@@ -13,7 +13,7 @@ from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
 from mpmd.compiler.shard.dimensions import Dimensions, as_spec, axes_in, dimensions_of, follow, without
 from mpmd.compiler.shard.gather import gather_weights
 from mpmd.compiler.shard.infer_specs import infer_specs
-from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions
+from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions, with_rows_sharded
 from mpmd.compiler.shard.partial_sums import in_parts, live_eqns, without_calls
 from mpmd.compiler.shard.parts import Parts, PartsMaker
 from mpmd.compiler.shard.reads import loop_reads
@@ -42,8 +42,9 @@ def shard(
     if graph.traced.loop is None or not any(map(any, (in_specs or ()))):
         return sharded
     reads = loop_reads(graph)
-    outer = _outer_dimensions(sharded, submeshes[0], microbatch_dimensions(graph.outer, reads.dimensions))
-    sharded = _with_cut_batch(sharded, outer, reads.dimensions)
+    whole = microbatch_dimensions(graph.outer, reads.dimensions)
+    outer = _outer_dimensions(sharded, submeshes[0], whole)
+    sharded = dataclasses.replace(sharded, graph=with_rows_sharded(graph, outer, whole, submeshes))
     batch_axes = {axis for var in reads.by_index for axis in axes_in(outer.get(var, ()))}
     if gather == "step":
         sharded = gather_weights(sharded, outer, batch_axes, submeshes, reads.by_index | reads.by_device)
@@ -65,23 +66,6 @@ def _outer_dimensions(
     arguments = (argument.var for argument in sharded.graph.traced.arguments)
     known = {var: _dimensions(var, sharded.specs) for var in arguments}
     return follow(sharded.graph.outer, known, submesh.shape, whole)
-
-
-def _with_cut_batch(
-    sharded: ShardedGraph, outer: Mapping[Var, Dimensions], read: Mapping[Var, int]
-) -> ShardedGraph:
-    """The graph where a batch that the step cuts is sharded within each microbatch, as its rows are.
-
-    Args:
-      outer: how values outside the loop are sharded, as far as known.
-      read: for values of which tasks read microbatches, the dimension that counts these.
-    """
-    cut = {
-        var: as_spec(outer[var])
-        for var, dimension in read.items()
-        if var in outer and var not in sharded.specs and not outer[var][dimension]
-    }
-    return dataclasses.replace(sharded, specs={**sharded.specs, **cut})
 
 
 def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> Dimensions:
