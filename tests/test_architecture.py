@@ -39,11 +39,16 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
     "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
+    "mpmd.planner": "",
+    "mpmd.planner.profile": "",
+    "mpmd.planner.hardware": "mpmd.simulate",
+    "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.planned_step mpmd.render mpmd.schedules mpmd.simulate "
     "mpmd.step mpmd.tables mpmd.version",
     # The compiler. A pass imports no other pass.
+    "mpmd.decisions": "mpmd.schedules",
     "mpmd.annotate": "",
     "mpmd.per_group": "mpmd.sharding",
     "mpmd.carry": "mpmd.sharding",
