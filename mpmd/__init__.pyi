@@ -14,6 +14,7 @@ from .errors import (
     StepAborted,
     TaskError,
 )
+from .gradients import grad, value_and_grad
 from .mesh import MpmdMesh
 from .per_group import per_group
 from .pieces import microbatches, stage_ends
@@ -83,6 +84,7 @@ __all__ = [
     "check",
     "checkpoint",
     "explain",
+    "grad",
     "jit",
     "mark_pipeline_boundary",
     "mark_stage_end",
@@ -99,4 +101,5 @@ __all__ = [
     "to_host",
     "treduce",
     "treduce_i",
+    "value_and_grad",
 ]
