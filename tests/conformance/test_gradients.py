@@ -237,6 +237,25 @@ def test_rows_that_are_sharded_within_groups():
     assert len(in_loop) == 4 and not any(in_loop.values())
 
 
+def test_weights_of_sharded_rows():
+    """Gradients times the weight of their microbatch are summed over the devices after the loop, too."""
+
+    def loss(params, x, y, counted):
+        return counted_mean(params[1], mpmd.mark_stage_end(layer(params[0], x)), y, counted)
+
+    def step(params, *data):
+        options = {"num_microbatches": 3, "schedule": mpmd.Std1F1B(2), "reduction": how_many}
+        value, grads = mpmd.value_and_grad(loss, **options)(params, *data)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    with mesh_of(2, data=2) as mesh:
+        specs = (P(), P("data"), P("data"), P("data"))
+        loaded = assert_parity_on(mesh, step, weights(2), X, Y, COUNTED, in_specs=specs)
+        in_loop, _ = collectives_of(loaded, mesh)
+    # The loss itself divides by what counts on all devices.
+    assert {shape for found in in_loop.values() for c in found for shape in c.shapes} <= {()}
+
+
 def test_rows_along_explicit_axes():
     """Their types say how they are sharded, those of auxiliary output, too."""
 
@@ -284,6 +303,12 @@ def test_what_a_plan_decides():
             mpmd.CompileError, match=r"treduce at .*test_gradients.py:.*has no schedule: give"
         ):
             mpmd.jit(decided_step, mesh).compile(weights(2), X, Y)
+
+
+def test_a_number_of_microbatches_that_nothing_says_is_one():
+    assert mpmd.microbatches(X).shape == (1, ROWS, WIDTH)
+    assert decided(mpmd.microbatches, Decisions(num_microbatches=3))(X).shape == (3, ROWS // 3, WIDTH)
+    assert decided(mpmd.microbatches, Decisions(num_microbatches=3))(X, 2).shape == (2, ROWS // 2, WIDTH)
 
 
 # Bad input.
