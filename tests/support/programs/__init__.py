@@ -13,6 +13,7 @@ from tests.support.programs import (
     outputs,
     precision,
     randomness,
+    scanned_decoders,
     scanned_layers,
     scanned_libraries,
     several_models,
@@ -45,5 +46,6 @@ THEMES = (
     scanned_layers,
     stacked_arrays,
     scanned_libraries,
+    scanned_decoders,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]
