@@ -7,7 +7,7 @@ tells weights from the batch, and ``gather.py`` has weights gathered once per st
 ``linear.py`` says what may be done to parts as to the whole.
 """
 
-from mpmd.compiler.shard.argument_specs import argument_specs, given_or_held
+from mpmd.compiler.shard.argument_specs import argument_specs, fitting_parts, given_or_held
 from mpmd.compiler.shard.shard import shard
 
-__all__ = ["argument_specs", "given_or_held", "shard"]
+__all__ = ["argument_specs", "fitting_parts", "given_or_held", "shard"]
