@@ -35,8 +35,8 @@ def unequal_layers(error: ValueError, args: tuple, kwargs: dict[str, Any]) -> Co
     return CompileError(
         f"the scan at {_line(error)} takes a slice of each array in each iteration, but {found[0]}. "
         + (f"Of the step's arguments, the first axis has {arguments}. " if arguments else "")
-        + "Stack what layers have of their own once for each layer, along the first axis; the body reads what "
-        "all layers share from outside of the scan"
+        + "Stack what layers have of their own once for each layer, along the first axis; the body reads "
+        "what all layers share from outside of the scan"
     )
 
 
