@@ -2,6 +2,7 @@
 
     python benchmarks/compile_time.py           24 layers on 8 groups, then how the time grows
     python benchmarks/compile_time.py --xla     24 layers on 8 groups, to the end: XLA on each group too
+    python benchmarks/compile_time.py --scanned     8 and 96 layers of one scan, on 8 groups
     python benchmarks/compile_time.py --stages 4 --devices 4    to the end, on groups of 1 and of 4 devices
     python benchmarks/compile_time.py --stages 2 --devices 4 --processes 2 --ray    the same on Ray, in actors
 
@@ -34,6 +35,7 @@ from mpmd.program import export_function
 from mpmd.stopwatch import Stopwatch
 
 LAYERS = (6, 12, 24, 48)
+SCANNED_LAYERS = (8, 96)
 MICROBATCHES = (8, 32, 128)
 PLANS = ((16, 64), (32, 128), (64, 512))
 D_MODEL, HEADS, SEQ_LEN, BATCH = 128, 4, 64, 4
@@ -48,6 +50,7 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=32)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--xla", action="store_true", help="let the groups compile, and print the report")
+    parser.add_argument("--scanned", action="store_true", help="how the time grows with layers of one scan")
     parser.add_argument("--devices", type=int, help="compare groups of so many with groups of one device")
     parser.add_argument("--ray", action="store_true", help="with --devices, an actor for each process")
     parser.add_argument("--processes", type=int, default=1, help="of each group of --devices on Ray")
@@ -62,6 +65,9 @@ def main() -> None:
     step = gpt_step(args.layers, args.stages, args.microbatches)
     if args.devices:
         print_devices(args, step)
+        return
+    if args.scanned:
+        print_scanned(args)
         return
     if args.xla:
         with mesh_of(args.stages) as mesh:
@@ -86,6 +92,27 @@ def gpt_step(num_layers: int, num_stages: int, num_microbatches: int) -> Step:
     params = jax.eval_shape(functools.partial(gpt.init_params, config=config), jax.random.key(0))
     batch = jax.ShapeDtypeStruct((num_microbatches, BATCH, SEQ_LEN), jnp.int32)
     return train_step(functools.partial(gpt.loss, config=config), params, batch, num_stages)
+
+
+def scanned_step(num_layers: int, num_stages: int, num_microbatches: int) -> Step:
+    """The same model with its blocks in one scan over stacked weights."""
+    config = gpt.GPTConfig(num_layers, D_MODEL, HEADS, SEQ_LEN, num_stages)
+
+    def init(key):
+        params = gpt.init_params(key, config)
+        return {**params, "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["blocks"])}
+
+    def loss(params, tokens, targets):
+        def body(x, block):
+            return mpmd.mark_stage_end(gpt.block(block, x, HEADS), num_stages=num_stages), None
+
+        x = params["token_embedding"][tokens] + params["position_embedding"]
+        x, _ = jax.lax.scan(body, x, params["blocks"])
+        scores = gpt.layer_norm(params["head_norm"], x) @ params["head"]
+        return optax.softmax_cross_entropy_with_integer_labels(scores, targets).mean()
+
+    batch = jax.ShapeDtypeStruct((num_microbatches, BATCH, SEQ_LEN), jnp.int32)
+    return train_step(loss, jax.eval_shape(init, jax.random.key(0)), batch, num_stages)
 
 
 def tiny_step(num_stages: int, num_microbatches: int) -> Step:
@@ -259,6 +286,30 @@ def print_growth(args: argparse.Namespace) -> None:
         seconds = "".join(f"{value:8.2f}" for value in columns.values())
         print(f"{numbers}{seconds}{result.own / result.equations * 1e6:12.0f} us", flush=True)
     print()
+
+
+def print_scanned(args: argparse.Namespace) -> None:
+    """The time to compile few and many layers of one scan; XLA's, once, on the group that took longest."""
+    print(f"{'layers':>6}{'all but XLA':>13}{'own':>8}{'XLA':>8}{'executables':>13}{'equations':>11}")
+    totals = []
+    for layers in SCANNED_LAYERS:
+        step = scanned_step(layers, args.stages, args.microbatches)
+        result = measure(step, args.repetitions)
+        xla = xla_seconds(step)
+        totals.append(result.total + xla)
+        numbers = (
+            f"{result.total:13.2f}{result.own:8.2f}{xla:8.2f}{result.executables:13}{result.equations:11}"
+        )
+        print(f"{layers:6}{numbers}", flush=True)
+    few, many = SCANNED_LAYERS
+    print(f"{many} layers take {totals[1] / totals[0]:.2f} times as long as {few}")
+
+
+def xla_seconds(step: Step) -> float:
+    forget()
+    with mesh_of(step.groups) as mesh:
+        report = mpmd.mpmd_jit_with_loop(step.fun, mpmd_mesh=mesh).compile(*step.args).report()
+    return max(group.xla_seconds for group in report.groups)
 
 
 def print_plans(repetitions: int) -> None:

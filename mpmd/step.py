@@ -188,9 +188,11 @@ class MpmdFunction:
             return step
         compiled, stable = self._compile(call, specs, placements)
         where = () if compiled.traced.loop else (placements,)
+        fitting = (trace_context(), compiled.in_specs)
         if (traced_as, stable.key, *where) not in loaded:
             loaded[traced_as, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
         step = loaded[traced_as, call.key, *where] = loaded[traced_as, stable.key, *where]
+        loaded.setdefault((fitting, stable.key, *where), step)
         return step
 
     def _held(self, call: Call) -> tuple[Placement, ...]:
@@ -222,6 +224,7 @@ class MpmdFunction:
             kwargs=kwargs,
             submeshes=submeshes,
             in_specs=in_specs,
+            own_specs=self._in_specs.are_own(call),
             out_specs=out_specs,
             donated=call.donated,
             partial_sums=options.partial_sums,

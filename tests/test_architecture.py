@@ -64,9 +64,9 @@ MAY_IMPORT = {
     "mpmd.compiler.split": "mpmd.annotate mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs "
     "mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules",
     "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group mpmd.placement "
-    "mpmd.specs",
+    "mpmd.specs mpmd.stack",
     "mpmd.compiler.place": "mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
-    "mpmd.specs",
+    "mpmd.specs mpmd.stack",
     "mpmd.compiler.lower": "mpmd.callbacks mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors "
     "mpmd.ir mpmd.keys mpmd.names mpmd.per_group mpmd.program mpmd.schedules mpmd.sharding mpmd.specs",
     "mpmd.compiler": "",

@@ -38,6 +38,12 @@ class SpecsOfCalls:
         self._given: dict[Any, tuple[Spec | None, ...]] = {}
         self._usable = functools.cache(self._find_usable)
 
+    def are_own(self, call: Call) -> tuple[bool, ...]:
+        """Whether the spec of each leaf is the array's own, rather than one that the user gave."""
+        if self._in_specs is None:
+            return (True,) * len(call.leaves)
+        return tuple(spec is None for spec in self._given_for(call))
+
     def of(self, call: Call) -> tuple[Spec | None, ...] | None:
         """The specs; ``None`` for a replicated leaf, or for all when nothing is given and all are replicated.
 
@@ -48,14 +54,18 @@ class SpecsOfCalls:
         if self._in_specs is None:
             specs = tuple(map(self._carried, call.leaves))
             return specs if any(specs) else None
-        given = self._given.get(call.key)
-        if given is None:
-            given = tuple(input_specs(self._in_specs, call, self._axis_names, self._mpmd_axis_name))
-            self._given[call.key] = given
+        given = self._given_for(call)
         if None not in given:
             return given
         pairs = zip(given, call.leaves, strict=True)
         return tuple(self._carried(leaf) if spec is None else spec for spec, leaf in pairs)
+
+    def _given_for(self, call: Call) -> tuple[Spec | None, ...]:
+        given = self._given.get(call.key)
+        if given is None:
+            given = tuple(input_specs(self._in_specs, call, self._axis_names, self._mpmd_axis_name))
+            self._given[call.key] = given
+        return given
 
     def _carried(self, leaf: Any) -> Spec | None:
         if isinstance(leaf, MpmdArray):

@@ -20,7 +20,7 @@ from mpmd.compiler.checks import (
 from mpmd.compiler.graph import Gather, PartialSums, TracedStep
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import check_specs, place
-from mpmd.compiler.shard import argument_specs, given_or_held, shard
+from mpmd.compiler.shard import argument_specs, fitting_parts, given_or_held, shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.ir import Spec
@@ -36,10 +36,13 @@ from mpmd.verify import Verified, verify
 class CompiledStep:
     """A step that is ready to be loaded: what was traced, the program, and what was proven of it.
 
-    ``seconds`` has how long each pass took; ``jax`` is the step itself, as JAX traces it.
+    Attributes:
+      in_specs: those of argument leaves for which it was compiled; ``None``: all are replicated.
+      seconds: how long each pass took; ``jax`` is the step itself, as JAX traces it.
     """
 
     traced: TracedStep
+    in_specs: tuple[Spec | None, ...] | None
     program: Program
     verified: Verified
     seconds: Mapping[str, float]
@@ -75,6 +78,7 @@ def compile_step(
     submeshes: Sequence[AbstractMesh],
     donated: Sequence[bool],
     in_specs: Sequence[Spec | None] | None = None,
+    own_specs: Sequence[bool] | None = None,
     out_specs: Callable[[Any], Sequence[Spec | None]] | None = None,
     partial_sums: PartialSums = "replicated",
     gather: Gather = "task",
@@ -90,6 +94,8 @@ def compile_step(
       donated: for each argument leaf, whether the caller gives it up.
       in_specs: for each argument leaf how it is sharded within a group; ``None`` for one, or for all:
         replicated.
+      own_specs: for each argument leaf, whether its spec is that of the array that is passed, rather than one
+        that the caller asks for: it is replicated where that does not fit the parts that it is in.
       out_specs: the same for result leaves, given the shape of the result; those that are ``None`` are left
         to the compiler.
       partial_sums: which accumulators may hold partial sums over the devices of a group.
@@ -120,6 +126,7 @@ def compile_step(
         check_traced_step(traced)
         arguments, results = traced.argument_leaves, traced.result_leaves
         donated = per_part(arguments, donated)
+        leaf_specs = in_specs = fitting_parts(arguments, in_specs, own_specs, submeshes)
         in_specs = None if in_specs is None else per_part(arguments, in_specs)
         given = per_part(results, out_specs(traced.out_shape)) if out_specs else None
         held = _of_parts(arguments, held)
@@ -147,4 +154,4 @@ def compile_step(
         program = lower(placed, submeshes, donated, open_specs)
     with watch("verify"):
         verified = verify(program.plan)
-    return CompiledStep(traced, program, verified, watch.seconds)
+    return CompiledStep(traced, leaf_specs, program, verified, watch.seconds)

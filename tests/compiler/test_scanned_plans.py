@@ -4,23 +4,27 @@ import jax
 
 import mpmd
 from mpmd.compiler.pipeline import compile_step
-from tests.support.models import CLIPPED_ADAM, batch, init, make_step
+from tests.support.models import BATCH, CLIPPED_ADAM, WIDTH, batch, init, make_step
 from tests.support.parity import mesh_of
 from tests.support.programs.scanned_layers import model, stacked
 
 
-def plan_of(layers, **spread):
+def compiled_for(layers, **spread):
     step = make_step(model(**spread), mpmd.Std1F1B(4), CLIPPED_ADAM)
     state = init(stacked(layers), CLIPPED_ADAM)
     leaves = jax.tree.leaves((state, *batch()))
     with mesh_of(4) as mesh:
-        compiled = compile_step(
+        return compile_step(
             step,
             (state, *batch()),
             {},
             submeshes=mesh.abstract_submeshes,
             donated=[False] * len(leaves),
         )
+
+
+def plan_of(layers, **spread):
+    compiled = compiled_for(layers, **spread)
     return compiled.program.plan, compiled.traced
 
 
@@ -57,3 +61,13 @@ def test_unequal_stages_have_their_layers():
     assert leaf.stack.sizes == (1, 2, 3, 4) and leaf.shape[0] == 10
     parts = [argument for argument in traced.arguments if argument.path in leaf.names]
     assert [argument.var.aval.shape[0] for argument in parts] == [1, 2, 3, 4]
+
+
+def test_a_group_needs_memory_for_its_own_layers_and_no_others():
+    """By how much its worst moment grows with the layers: any other group's share of a stack would show."""
+    weights, activations = 4 * (WIDTH**2 + WIDTH), 4 * BATCH * WIDTH  # bytes of a layer
+    small, large = (compiled_for(4 * n, every=n).verified.live_bytes for n in (8, 32))
+    for stage, (before, after) in enumerate(zip(small, large, strict=True)):
+        in_flight = 4 - stage  # microbatches under 1F1B, of which each layer keeps its output
+        state = 2 * 3 + 2  # weights and two moments, old and new, gradients, and updates in the making
+        assert (after - before) / (32 - 8) <= state * weights + in_flight * activations

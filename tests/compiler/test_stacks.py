@@ -70,6 +70,15 @@ KEPT = {
     "cond": lambda x: lax.cond(x[0, 0, 0] > 0, lambda x: (jnp.sin(x), x[1]), lambda x: (x, x[2]), x),
     "map": lambda x: lax.map(lambda row: jnp.tanh(row) @ row.T, x),
     "scan": lambda x: lax.scan(lambda c, row: (c + row, c * row), jnp.zeros((4, 3)), x)[1],
+    "iterated": lambda x: lax.fori_loop(0, 3, lambda i, x: x - x @ jnp.matrix_transpose(x) @ x / (9 + i), x),
+    "scans of each layer": lambda x: jax.vmap(
+        lambda row: lax.scan(lambda c, r: (jax.jit(jnp.sin)(c) * r + row.sum(), c * 2), row[0], row)
+    )(x),
+    "a scan in a scan of each layer": jax.vmap(
+        lambda row: lax.scan(
+            lambda c, r: (lax.fori_loop(0, 2, lambda i, c: jnp.cos(c) + i, c) + r, None), row[0], row[::-1]
+        )[0]
+    ),
     "jit": jax.jit(lambda x: jnp.clip(x, -1, 1)),
     "remat": jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))),
     "vmap": jax.vmap(lambda row: jax.nn.softmax(row @ row.T)),
@@ -143,7 +152,12 @@ FALLBACKS = {
         "reshape",
     ),
     "a product of layers with layers": (lambda x: jnp.einsum("lij,kij->lk", x, x), "dot_general"),
-    "a loop": (lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.sin(x), x), "scan"),
+    "a loop that mixes layers": (lambda x: lax.fori_loop(0, 3, lambda i, x: x + jnp.sin(x)[::-1], x), "scan"),
+    "a loop that adds up layers": (lambda x: lax.fori_loop(0, 3, lambda i, x: x / 2 + x.sum(), x), "scan"),
+    "a loop of unknown length": (
+        lambda x: lax.while_loop(lambda x: x[0, 0, 0] < -1, lambda x: x / 2, x),
+        "while",
+    ),
 }
 
 

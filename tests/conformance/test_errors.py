@@ -62,6 +62,18 @@ def scan_of(layers=2, **spread):
     return loss
 
 
+def layers_of_unequal_sizes(params, x, y):
+    xs = params[0]["w"], params[0]["b"][:3]
+    return jnp.mean(jax.lax.scan(lambda h, p: (mpmd.mark_stage_end(h * p[0] + p[1]), None), x, xs)[0])
+
+
+def more_iterations_than_layers(params, x, y):
+    def body(h, p):
+        return mpmd.mark_stage_end(h + p), None
+
+    return jnp.mean(jax.lax.scan(body, x, params[0]["w"], length=3)[0])
+
+
 def two_marks_in_a_scan(params, x, y):
     def body(h, p):
         return mpmd.mark_stage_end(layer(p, mpmd.mark_stage_end(jnp.sin(h)))), None
@@ -190,6 +202,24 @@ REFUSED = {
     "more stages than layers": (
         of_loss(scan_of(2, num_stages=4)),
         [HERE, "2 iterations, which cannot be divided into num_stages=4"],
+    ),
+    "a leaf of fewer layers than the others": (
+        lambda state, xs, ys: train(state, xs, ys, layers_of_unequal_sizes),
+        [
+            HERE,
+            "different leading axis sizes: ",
+            r"the first axis has 4 in args\[0\]\[0\]\['b'\], ",
+            "once for each layer",
+        ],
+    ),
+    "another length than layers": (
+        lambda state, xs, ys: train(state, xs, ys, more_iterations_than_layers),
+        [
+            HERE,
+            "`length` argument of 3 which disagrees",
+            "the first axis has 4 in args",
+            "all layers share from outside",
+        ],
     ),
     "stages of a scan that the schedule has not": (
         of_loss(scan_of(6, every=2)),

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import mpmd
 from tests.support.models import batch
-from tests.support.parity import assert_close, assert_stays, mesh_of
+from tests.support.parity import assert_close, assert_stays, compiles, mesh_of
 from tests.support.stacked_state import compiled, initial_state, step_of
 
 
@@ -112,3 +113,34 @@ def test_functions_without_a_loop_keep_parts(mesh, step):
     )
     expected = np.sqrt(sum(np.sum(np.float32(np.asarray(x)) ** 2) for x in jax.tree.leaves(params)))
     np.testing.assert_allclose(norm(params), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("every", "spec"), [((2, 4), ("x",)), ((3, 3), ())])
+def test_an_array_that_is_sharded_over_layers_is_so_where_its_parts_divide(every, spec):
+    """It is replicated where they do not. What the user asks for is refused instead."""
+
+    def step(w, xs):
+        def loss(w, x):
+            def body(h, w):
+                return mpmd.mark_stage_end(jnp.tanh(h @ w), every=every), None
+
+            return jnp.mean(jax.lax.scan(body, x, w)[0] ** 2)
+
+        grads = mpmd.treduce(lambda x: jax.grad(loss)(w, x), xs, mpmd.Std1F1B(2), operation=mpmd.Add)
+        return w - 0.1 * grads, grads
+
+    w, xs = jax.random.normal(jax.random.key(0), (6, 4, 4)), batch()[0]
+    devices = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
+    sharded = jax.device_put(w, NamedSharding(devices, PartitionSpec("x")))
+    with mesh_of(2, x=2) as mesh:
+        function = mpmd.mpmd_jit_with_loop(step, mesh)
+        assert [leaf.spec for leaf in function.compile(sharded, xs).plan.inputs] == [spec, spec, ()]
+        new, grads = function(sharded, xs)
+        assert_close((new, grads), jax.jit(step)(w, xs))
+        with compiles() as counted:
+            function(new, xs)[0].block_until_ready()
+        assert not counted, "the second step compiled again"
+        asked = mpmd.mpmd_jit_with_loop(step, mesh, in_specs=(PartitionSpec("x"), PartitionSpec()))
+        if not spec:
+            with pytest.raises(mpmd.CompileError, match="it counts layers, so shard another one"):
+                asked(w, xs)

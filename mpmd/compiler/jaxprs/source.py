@@ -33,6 +33,11 @@ def is_installed(frame: Any) -> bool:
     return frame.file_name.startswith(_INSTALLED)
 
 
+def is_of_user(file_name: str) -> bool:
+    """Whether a file is one of the user's own, neither installed nor of this package."""
+    return not file_name.startswith((_INSTALLED, _MPMD, "<"))
+
+
 def package_of(frame: Any) -> str:
     """The installed package that a call is in."""
     return Path(frame.file_name).relative_to(_INSTALLED).parts[0]

@@ -8,7 +8,7 @@ through the step for that, ``sums.py`` cuts the equations that sum, and ``linear
 parts as to the whole.
 """
 
-from mpmd.compiler.shard.argument_specs import argument_specs, given_or_held
+from mpmd.compiler.shard.argument_specs import argument_specs, fitting_parts, given_or_held
 from mpmd.compiler.shard.shard import shard
 
-__all__ = ["argument_specs", "given_or_held", "shard"]
+__all__ = ["argument_specs", "fitting_parts", "given_or_held", "shard"]

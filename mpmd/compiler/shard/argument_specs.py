@@ -1,4 +1,4 @@
-"""Finds out how the arguments of a function without a loop are sharded."""
+"""Finds out how arguments are sharded, where their callers do not say so."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.ir import Spec
 from mpmd.placement import ANYWHERE, Placement
 from mpmd.specs import indivisible
+from mpmd.stack import Leaf
 
 
 def argument_specs(
@@ -36,6 +37,31 @@ def argument_specs(
             spec = _as_held(aval_of(argument.var).shape, held[i] if held else ANYWHERE, submeshes)
         specs.append(returned.get(argument.var) if spec is None else spec)
     return specs if any(specs) or in_specs is not None else None
+
+
+def fitting_parts(
+    leaves: Sequence[Leaf],
+    specs: Sequence[Spec | None] | None,
+    are_own: Sequence[bool] | None,
+    submeshes: Sequence[AbstractMesh],
+) -> tuple[Spec | None, ...] | None:
+    """The specs of leaves, where arrays whose own spec does not fit all of their parts are replicated.
+
+    Args:
+      are_own: which specs are the arrays' own; ``None``: none. Those that were given are left to be refused.
+    """
+    if specs is None:
+        return None
+
+    def fits(leaf: Leaf, spec: Spec) -> bool:
+        shapes = leaf.stack.shapes(leaf.shape) if leaf.stack else (leaf.shape,)
+        return not any(any(indivisible(spec, shape, mesh.shape)) for shape in shapes for mesh in submeshes)
+
+    fitting = tuple(
+        None if own and spec and not fits(leaf, spec) else spec
+        for leaf, spec, own in zip(leaves, specs, are_own or [False] * len(leaves), strict=True)
+    )
+    return fitting if any(fitting) or fitting == tuple(specs) else None
 
 
 def given_or_held(

@@ -28,6 +28,7 @@ from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
 from mpmd.compiler.jaxprs.equations import called, free_variables, inlined_eqns, operands
 from mpmd.compiler.split.replicate import Replica
+from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
 from mpmd.keys import to_aval
 
 _ARRAY_BYTES = 512
@@ -73,10 +74,12 @@ def minimize_residuals(
         if work.kind == "fwd" and backward in eqns:
             forward = _inlined_forward(eqns[work], replicas)
             elsewhere = set().union(*(read[other] for other in eqns if other not in (work, backward)))
-            residuals = _Residuals(forward, eqns[backward], made | states, elsewhere, replicas)
-            again = residuals.recomputed()
+            scans = ForwardScans(forward, eqns[backward], elsewhere | results)
+            residuals = _Residuals(forward, eqns[backward], made | states, elsewhere, replicas, scans)
+            kept, again = residuals.chosen()
+            forward, reading = scans.keeping(forward, eqns[backward], kept)
             minimized[work] = forward
-            minimized[backward] = _with_recomputed(forward, again, eqns[backward])
+            minimized[backward] = _with_recomputed(forward, again, reading)
             recomputed.update(again)
     return MinimizedWork(_without_dead(minimized, results), recomputed)
 
@@ -133,64 +136,74 @@ class _Residuals:
         unavailable: Set[Var],
         elsewhere: Set[Var],
         replicas: Mapping[Var, Replica],
+        scans: ForwardScans,
     ):
         self._unavailable = unavailable
         self._elsewhere = elsewhere
         self._replicas = replicas
         self._maker = {var: eqn for eqn in forward for var in eqn.outvars}
-        self._read = [var for var in free_variables(backward) if var in self._maker or var in unavailable]
+        self._scans = scans
+        self._read: list[Node] = [
+            scans.rows.get(var, var)
+            for var in free_variables(backward)
+            if var in self._maker or var in unavailable
+        ]
 
-    def recomputed(self) -> set[Var]:
-        """The variables that the backward computes once more; it reads the others as before."""
+    def chosen(self) -> tuple[set[Node], set[Var]]:
+        """What to keep, and the variables that the backward computes once more; it reads others as before."""
         derivations = self._derivations()
-        costs = {var: self._cost(var) for var in derivations}
+        costs = {node: self._cost(node) for node in derivations}
         kept = _minimum_cut(derivations, self._read, costs)
-        again: set[Var] = set()
-        stack = [var for var in self._read if var not in kept]
+        again: set[Node] = set()
+        stack = [node for node in self._read if node not in kept]
         while stack:
-            var = stack.pop()
-            if var not in again:
-                again.add(var)
-                stack.extend(self._sources(var) - kept)
-        return again
+            node = stack.pop()
+            if node not in again:
+                again.add(node)
+                stack.extend(self._sources(node) - kept)
+        return kept, {node for node in again if isinstance(node, Var)}
 
-    def _derivations(self) -> dict[Var, set[Var] | None]:
+    def _derivations(self) -> dict[Node, set[Node] | None]:
         """For each value that the backward needs, those that make it; ``None`` if it has to be kept."""
-        found: dict[Var, set[Var] | None] = {}
+        found: dict[Node, set[Node] | None] = {}
         stack = list(self._read)
         while stack:
-            var = stack.pop()
-            if var not in found:
-                sources = found[var] = self._sources(var) if self._is_cheap(var) else None
+            node = stack.pop()
+            if node not in found:
+                sources = found[node] = self._sources(node) if self._is_cheap(node) else None
                 stack.extend(sources or ())
         return found
 
-    def _is_cheap(self, var: Var) -> bool:
-        eqn = self._maker.get(var)
+    def _is_cheap(self, node: Node) -> bool:
+        if isinstance(node, Row):
+            return self._scans.is_cheap(node)
+        eqn = self._maker.get(node)
         if eqn is None:
             return False
-        replica = self._replicas.get(var)
+        replica = self._replicas.get(node)
         return is_cheaper_than_memory(eqn) if replica is None else not replica.once_per_stage
 
-    def _cost(self, var: Var) -> int:
-        is_output_anyway = var in self._maker and var in self._elsewhere
-        return to_aval(var).nbytes + (_ARRAY_BYTES // 2 if is_output_anyway else _ARRAY_BYTES)
+    def _cost(self, node: Node) -> int:
+        if isinstance(node, Row):
+            return self._scans.nbytes(node) + _ARRAY_BYTES
+        is_output_anyway = node in self._maker and node in self._elsewhere
+        return to_aval(node).nbytes + (_ARRAY_BYTES // 2 if is_output_anyway else _ARRAY_BYTES)
 
-    def _sources(self, var: Var) -> set[Var]:
-        read = set(operands(self._maker[var]))
-        return {operand for operand in read if operand in self._maker or operand in self._unavailable}
+    def _sources(self, node: Node) -> set[Node]:
+        read = self._scans.sources(node) if isinstance(node, Row) else operands(self._maker[node])
+        return {one for one in read if isinstance(one, Row) or one in self._maker or one in self._unavailable}
 
 
 def _minimum_cut(
-    derivations: Mapping[Var, set[Var] | None], targets: Sequence[Var], costs: Mapping[Var, int]
-) -> set[Var]:
-    """The variables to keep, at the least cost, so that the targets can be made of them.
+    derivations: Mapping[Node, set[Node] | None], targets: Sequence[Node], costs: Mapping[Node, int]
+) -> set[Node]:
+    """The values to keep, at the least cost, so that the targets can be made of them.
 
     Of several such sets, the one that is nearest to the targets: there is least to compute again.
 
     Args:
-      derivations: for each variable those of which it can be made, ``None`` where it has to be kept.
-      costs: for each variable what it costs to keep it.
+      derivations: for each value those of which it can be made, ``None`` where it has to be kept.
+      costs: for each value what it costs to keep it.
     """
     source, sink = 0, 1
     enter = {var: 2 + 2 * i for i, var in enumerate(derivations)}

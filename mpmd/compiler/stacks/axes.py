@@ -5,31 +5,16 @@ One rule for each kind of equation. What has no rule here is computed from whole
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from jax import lax
 from jax.extend.core import JaxprEqn
 
 from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.jaxprs.equations import Atom, aval_of
-
-
-@dataclasses.dataclass(frozen=True)
-class Axis:
-    """A dimension along which an equation can be computed in parts.
-
-    Attributes:
-      ins: for operands that have it, by position, which of their dimensions it is. The others are read whole.
-      outs: the same for results.
-      combine: makes the result of two parts' results, where no result has the dimension.
-    """
-
-    ins: Mapping[int, int]
-    outs: Mapping[int, int]
-    combine: Callable[[Any, Any], Any] | None = None
+from mpmd.compiler.stacks.axis import Axis, shape_of
+from mpmd.compiler.stacks.batched_scans import batch_axes, batched_body
 
 
 def axes_of(eqn: JaxprEqn) -> list[Axis]:
@@ -46,6 +31,8 @@ def part_params(eqn: JaxprEqn, axis: Axis, size: int) -> dict[str, Any]:
         limits = list(eqn.params["limit_indices"])
         limits[axis.outs[0]] = size
         return {"limit_indices": tuple(limits)}
+    if eqn.primitive.name == "scan":
+        return {"jaxpr": batched_body(eqn, axis, size, axes_of, part_params)}
     if shape_name is None:
         return {}
     shape = list(eqn.params[shape_name])
@@ -66,10 +53,6 @@ def _has_elements(eqn: JaxprEqn, axis: Axis) -> bool:
     sizes = [shape_of(eqn.invars[i])[d] for i, d in axis.ins.items()]
     sizes += [shape_of(eqn.outvars[i])[d] for i, d in axis.outs.items()]
     return min(sizes, default=1) > 1
-
-
-def shape_of(atom: Atom) -> tuple[int, ...]:
-    return tuple(aval_of(atom).shape)
 
 
 def _elementwise(eqn: JaxprEqn, but: Collection[int] = ()) -> Iterator[Axis]:
@@ -216,6 +199,7 @@ _RULES: dict[str, Callable[[JaxprEqn], Iterable[Axis]]] = {
     "iota": _iota,
     "pad": _pad,
     "reshape": _reshape,
+    "scan": lambda eqn: batch_axes(eqn, axes_of),
     "slice": _window,
     "squeeze": _squeeze,
     "stack": _stack,

@@ -64,6 +64,8 @@ class Linker:
         self.dimensions.join([node, *((atom, 0) for atom in scan.stacked if isinstance(atom, Var))])
         if scan.marks is not None:
             self.dimensions.cut(node, scan.length, scan.marks.ends)
+        else:
+            self._equation(eqn)
 
     def _loop(self, eqn: JaxprEqn) -> None:
         body: Jaxpr = eqn.params["body"]

@@ -11,7 +11,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_dropped, with_eqns
 from mpmd.compiler.stacks.assemblies import Assembly, assemblies_of
-from mpmd.compiler.stacks.axes import Axis, axes_of, part_params
+from mpmd.compiler.stacks.axes import axes_of, part_params
+from mpmd.compiler.stacks.axis import Axis
 from mpmd.compiler.stacks.link import Links, loop_operands
 from mpmd.compiler.stacks.scans import Boundaries, add_scan
 from mpmd.compiler.stacks.values import Values
@@ -161,6 +162,8 @@ def _add_in_parts(values: Values, eqn: JaxprEqn, axis: Axis, stacks: dict[int, S
 
 def _combined(values: Values, eqn: JaxprEqn, axis: Axis, results: Sequence[Atom]) -> Atom:
     """The result of the parts' results."""
+    if axis.outs:
+        return results[0]
     combine = axis.combine
     assert combine is not None, f"{eqn.primitive} has no way to combine parts"
     return values.trace(lambda *xs: [reduce(combine, xs)], results, eqn)[0]

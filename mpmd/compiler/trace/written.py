@@ -19,6 +19,7 @@ from mpmd.compiler.trace.check_loop import check_loop
 from mpmd.compiler.trace.host_callbacks import has_callback
 from mpmd.compiler.trace.ignore_marks import ignore_marks
 from mpmd.compiler.trace.traced_within import traced_within_submesh
+from mpmd.compiler.trace.unequal_layers import unequal_layers
 from mpmd.ir import Spec
 from mpmd.reduce import treduce_p
 from mpmd.sharding import with_auto_axes
@@ -64,10 +65,16 @@ def write_down(
 ) -> WrittenStep:
     """Has JAX trace ``fun(*args, **kwargs)``, for arguments as of ``trace``.
 
-    Raises: ``CompileError`` for a step with several loops, and for marks where no stage can end.
+    Raises: ``CompileError`` for a step with several loops, for marks where no stage can end, and for scans
+      over arrays of different sizes; whatever the step raises.
     Warns: ``PerformanceWarning`` for marks without a loop.
     """
-    closed, out_shape = traced_within_submesh(fun, args, kwargs, submeshes, specs)
+    try:
+        closed, out_shape = traced_within_submesh(fun, args, kwargs, submeshes, specs)
+    except ValueError as error:
+        if (refused := unequal_layers(error, args, kwargs)) is None:
+            raise
+        raise refused from error
     untyped = WithoutTypes()
     jaxpr, constants = _inlined(closed, submeshes, untyped)
     check_loop(jaxpr)

@@ -14,6 +14,7 @@ from tests.support.programs import (
     outputs,
     precision,
     randomness,
+    scanned_decoders,
     scanned_layers,
     scanned_libraries,
     several_models,
@@ -47,5 +48,6 @@ THEMES = (
     stacked_arrays,
     scanned_libraries,
     gradients,
+    scanned_decoders,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]

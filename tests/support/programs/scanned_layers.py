@@ -71,6 +71,13 @@ OPTIMIZERS = {
     "lion": optax.lion(1e-2),
     "MultiSteps": optax.MultiSteps(CLIPPED_ADAM, 2),
     "apply_if_finite": optax.apply_if_finite(CLIPPED_ADAM, 3),
+    "muon": optax.contrib.muon(
+        1e-2,
+        muon_weight_dimension_numbers={
+            "layers": {"w": optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2), "b": None}
+        },
+    ),
+    "flattened after clipping": optax.flatten(CLIPPED_ADAM),
     "adaptive clipping": optax.chain(optax.adaptive_grad_clip(0.1), optax.sgd(0.1)),
     "flattened": optax.flatten(optax.adam(1e-2)),
     "per leaf": optax.multi_transform(

@@ -1,0 +1,111 @@
+"""Scans of a part of what another scan computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxpr_as_fun
+
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    aval_of,
+    closed,
+    free_variables,
+    lookup,
+    make_jaxpr,
+    substitute,
+    traced_eqns,
+)
+from mpmd.compiler.jaxprs.scans import computed, scan_operands
+
+
+class ScanParts:
+    """A scan equation without constants in its body, from which scans of a part of its results are made."""
+
+    def __init__(self, eqn: JaxprEqn):
+        self._eqn = eqn
+        self._body: Jaxpr = eqn.params["jaxpr"].jaxpr
+        consts, carry, xs = scan_operands(eqn)
+        self.carry = self._body.invars[carry]
+        self._consts: dict[Var, Atom] = dict(zip(self._body.invars[consts], eqn.invars[consts], strict=True))
+        self._initial = eqn.invars[carry]
+        self._xs: dict[Var, Atom] = dict(zip(self._body.invars[xs], eqn.invars[xs], strict=True))
+
+    def carried(self, results: Set[int]) -> list[int]:
+        """Which of the results are carried from one iteration to the next."""
+        return sorted(i for i in results if i < len(self.carry))
+
+    def part(
+        self,
+        eqns: Sequence[JaxprEqn],
+        results: Set[int],
+        extra_inputs: Mapping[Var, Atom] | None = None,
+        extra_outputs: Sequence[Var] = (),
+        extra_constants: Mapping[Var, Atom] | None = None,
+    ) -> tuple[list[JaxprEqn], list[Var]]:
+        """A scan of the body's ``eqns`` for ``results``, and the variables of the stacked extras.
+
+        Args:
+          extra_inputs: variables of the body that are read from stacked values.
+          extra_outputs: variables of the body to stack.
+          extra_constants: variables of the body that are the same in all iterations.
+        """
+        carried = self.carried(results)
+        stacked = sorted(results - set(carried))
+        outputs = [self._body.outvars[i] for i in (*carried, *stacked)] + list(extra_outputs)
+        read = {*free_variables(eqns), *(atom for atom in outputs if isinstance(atom, Var))}
+        consts = {
+            var: atom for var, atom in {**self._consts, **(extra_constants or {})}.items() if var in read
+        }
+        xs = {var: atom for var, atom in {**self._xs, **(extra_inputs or {})}.items() if var in read}
+        invars = [*consts, *(self.carry[i] for i in carried), *xs]
+        run = jaxpr_as_fun(closed(make_jaxpr(invars, eqns, outputs)))
+
+        def scan(*operands):
+            fixed, initial, inputs = _cut(operands, len(consts), len(carried))
+
+            def one(carry, x):
+                values = computed(run(*fixed, *carry, *x), [*carry, *x])
+                return values[: len(carried)], values[len(carried) :]
+
+            params = self._eqn.params
+            final, stacks = lax.scan(
+                one, initial, inputs, params["length"], params["reverse"], params["unroll"]
+            )
+            return [*final, *stacks]
+
+        operands = [*consts.values(), *(self._initial[i] for i in carried), *xs.values()]
+        made, values = traced_eqns(scan, operands)
+        own = [self._eqn.outvars[i] for i in (*carried, *stacked)]
+        extras = [Var(aval_of(value)) for value in values[len(own) :]]
+        made = [eqn.replace(source_info=self._eqn.source_info) for eqn in made]
+        return _named(made, values, [*own, *extras]), extras
+
+
+def _named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]) -> list[JaxprEqn]:
+    """The equations with ``names`` for their results ``values``.
+
+    A result of a scan that is one of its operands, or another result, is not among those of the equation.
+    """
+    made = {var for eqn in eqns for var in eqn.outvars}
+    renamed: dict[Var, Var] = {}
+    copied: list[tuple[Var, Atom]] = []
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, Var) and value in made and value not in renamed:
+            renamed[value] = name
+        else:
+            copied.append((name, value))
+    named = [
+        substitute(eqn, renamed).replace(outvars=[renamed.get(var, var) for var in eqn.outvars])
+        for eqn in eqns
+    ]
+    for name, value in copied:
+        copies, _ = traced_eqns(lambda x: [jnp.copy(x)], [lookup(value, renamed)])
+        named.append(copies[-1].replace(outvars=[name]))
+    return named
+
+
+def _cut(values: Sequence, first: int, second: int) -> tuple[list, list, list]:
+    return list(values[:first]), list(values[first : first + second]), list(values[first + second :])

@@ -1,0 +1,252 @@
+"""Scans of a forward, and what their bodies can compute again in the scans of the backward that read them.
+
+Differentiating a scan makes one that stacks what each iteration of the backward reads, and one that reads it
+row by row. So a value in the first one's body can be kept, as a stack of its rows, or computed in the second
+one's body from rows and constants that are there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core.primitives import scan_p
+
+from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    called,
+    free_variables,
+    inlined_eqns,
+    is_dropped,
+    lookup,
+    operands,
+    substitute,
+    with_eqns,
+)
+from mpmd.compiler.jaxprs.scan_parts import ScanParts
+from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.keys import to_aval
+
+Eqns = Sequence[JaxprEqn]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A value in the body of a forward's scan, which is different in each iteration.
+
+    Attributes:
+      scan: which of the forward's scans.
+      var: the variable of its body.
+    """
+
+    scan: int
+    var: Var
+
+
+Node = Var | Row
+"""What may be kept."""
+
+
+class ForwardScans:
+    """The scans of a forward whose stacks the scans of its backward read.
+
+    Attributes:
+      rows: for the stacks that are only read row by row, the rows; nobody misses them if others are kept.
+    """
+
+    def __init__(self, forward: Eqns, backward: Eqns, elsewhere: Set[Var]):
+        """
+        Args:
+          elsewhere: the variables that other work reads.
+        """
+        read = {var for eqn in forward for var in operands(eqn)}
+        by_rows = _read_by_rows(backward) - read - elsewhere
+        found = [eqn for eqn in forward if _is_open(eqn) and not by_rows.isdisjoint(eqn.outvars)]
+        self._scans = [_ForwardScan(number, eqn, by_rows) for number, eqn in enumerate(found)]
+        self.rows: dict[Var, Row] = {}
+        for scan in self._scans:
+            self.rows |= scan.rows
+
+    def sources(self, row: Row) -> list[Node]:
+        """What a value is made of in its body."""
+        scan = self._scans[row.scan]
+        nodes = (scan.node(atom) for atom in scan.maker[row.var].invars)
+        return [node for node in nodes if node is not None]
+
+    def is_cheap(self, row: Row) -> bool:
+        """Whether making a value once more costs less than to write and read it."""
+        maker = self._scans[row.scan].maker.get(row.var)
+        return maker is not None and is_cheaper_than_memory(maker)
+
+    def nbytes(self, row: Row) -> int:
+        """The bytes of a value in all iterations."""
+        return to_aval(row.var).nbytes * self._scans[row.scan].length
+
+    def keeping(self, forward: Eqns, backward: Eqns, kept: Collection[Node]) -> tuple[list, list]:
+        """The equations of the forward and of the backward, where these rows are kept and no others."""
+        stacks: dict[Row, Var] = {}
+        replaced: dict[int, list[JaxprEqn]] = {}
+        for scan in self._scans:
+            replaced[id(scan.eqn)], made = scan.keeping(kept)
+            stacks |= made
+        new_forward = [new for eqn in forward for new in replaced.get(id(eqn), [eqn])]
+        return new_forward, [new for eqn in backward for new in self._reading(eqn, stacks)]
+
+    def _reading(self, eqn: JaxprEqn, stacks: Mapping[Row, Var]) -> list[JaxprEqn]:
+        """An equation of the backward that reads what is kept, if it reads rows."""
+        read = {var: self.rows[var] for var in operands(eqn) if var in self.rows}
+        if all(stacks.get(row) is var for var, row in read.items()):
+            return [eqn]
+        again = _Again()
+        for scan in self._scans:
+            again.add(scan, [row.var for row in read.values() if row.scan == scan.number], stacks)
+        body: Jaxpr = eqn.params["jaxpr"].jaxpr
+        roles = scan_operands(eqn)
+        outside = zip(body.invars[roles.xs], eqn.invars[roles.xs], strict=True)
+        renamed: dict[Var, Atom] = {
+            inner: again.names[read[outer]]
+            for inner, outer in outside
+            if isinstance(outer, Var) and outer in read
+        }
+        eqns = [*again.eqns, *(substitute(inner, renamed) for inner in body.eqns)]
+        new = with_eqns(body, eqns, outvars=[lookup(atom, renamed) for atom in body.outvars])
+        changed = eqn.replace(params={**eqn.params, "jaxpr": ClosedJaxpr(new, ())})
+        results = {i for i, var in enumerate(eqn.outvars) if i < roles.num_carry or not is_dropped(var)}
+        made, _ = ScanParts(changed).part(
+            eqns, results, extra_inputs=again.stacked, extra_constants=again.constants
+        )
+        return made
+
+
+class _ForwardScan:
+    """A scan of a forward.
+
+    Attributes:
+      maker: the equations of its body, by what they define.
+      rows: for those of its results that are only read row by row, what is in the rows.
+      constants, stacked: what is outside of it for variables of its body: the same in all iterations, or a
+        row for each.
+    """
+
+    def __init__(self, number: int, eqn: JaxprEqn, by_rows: Set[Var]):
+        roles = scan_operands(eqn)
+        body: Jaxpr = eqn.params["jaxpr"].jaxpr
+        self.number = number
+        self.eqn = eqn
+        self.length: int = eqn.params["length"]
+        self._carry = body.invars[roles.carry]
+        self._eqns = inlined_eqns(body.eqns, _body_of_call)
+        self._num_carry = roles.num_carry
+        self._outvars = body.outvars
+        self.maker = {var: inner for inner in self._eqns for var in inner.outvars}
+        self.constants = dict(zip(body.invars[roles.consts], eqn.invars[roles.consts], strict=True))
+        self.stacked = dict(zip(body.invars[roles.xs], eqn.invars[roles.xs], strict=True))
+        results = list(zip(eqn.outvars, body.outvars, strict=True))[roles.num_carry :]
+        for var, atom in results:
+            if isinstance(atom, Var) and var not in by_rows and not is_dropped(var):
+                self.stacked.setdefault(atom, var)
+        self.rows = {
+            var: node for var, atom in results if var in by_rows and isinstance(node := self.node(atom), Row)
+        }
+
+    def node(self, atom: Atom) -> Node | None:
+        """What a value of the body is: a variable outside, a row, or ``None`` for a literal."""
+        if not isinstance(atom, Var):
+            return None
+        outside = self.constants.get(atom, self.stacked.get(atom, Row(self.number, atom)))
+        return outside if isinstance(outside, Var | Row) else None
+
+    def keeping(self, kept: Collection[Node]) -> tuple[list[JaxprEqn], dict[Row, Var]]:
+        """The scan that stacks these rows, with what is read other than by rows; and the stacks."""
+        rows = [row for var in (*self._carry, *self.maker) if (row := Row(self.number, var)) in kept]
+        named: dict[Row, Var] = {}
+        for var, row in self.rows.items():
+            if row in rows:
+                named.setdefault(row, var)
+        if set(named.values()) == set(self.rows):
+            return [self.eqn], named
+        new = [row for row in rows if row not in named]
+        results = {
+            i
+            for i, var in enumerate(self.eqn.outvars)
+            if i < self._num_carry
+            or (named.get(self.rows[var]) is var if var in self.rows else not is_dropped(var))
+        }
+        wanted = [self._outvars[i] for i in results] + [row.var for row in new]
+        eqns = _needed(self._eqns, wanted)
+        made, stacks = ScanParts(self.eqn).part(eqns, results, extra_outputs=[row.var for row in new])
+        return made, named | dict(zip(new, stacks, strict=True))
+
+    def making(self, wanted: Iterable[Var], is_there: Collection[Var]) -> list[JaxprEqn]:
+        """The equations of the body that make values of what is there."""
+        return _needed(self._eqns, [var for var in wanted if var not in is_there], is_there)
+
+
+class _Again:
+    """Equations of forwards' bodies, for another body, with variables of their own.
+
+    Attributes:
+      names: for rows, their variables.
+      stacked, constants: what is outside for variables that the equations read.
+    """
+
+    def __init__(self) -> None:
+        self.eqns: list[JaxprEqn] = []
+        self.names: dict[Row, Var] = {}
+        self.stacked: dict[Var, Atom] = {}
+        self.constants: dict[Var, Atom] = {}
+
+    def add(self, scan: _ForwardScan, wanted: Sequence[Var], stacks: Mapping[Row, Var]) -> None:
+        """Adds what makes values of a scan's body of what is kept of it."""
+        kept = {row.var: var for row, var in stacks.items() if row.scan == scan.number}
+        eqns = scan.making(wanted, {*kept, *scan.constants, *scan.stacked})
+        renamed: dict[Var, Var] = {}
+        for var in dict.fromkeys([*free_variables(eqns), *(var for var in wanted if var in kept)]):
+            renamed[var] = new = Var(var.aval)
+            if var in scan.constants:
+                self.constants[new] = scan.constants[var]
+            else:
+                self.stacked[new] = kept[var] if var in kept else scan.stacked[var]
+        for eqn in eqns:
+            outvars = [Var(var.aval) for var in eqn.outvars]
+            self.eqns.append(substitute(eqn, renamed).replace(outvars=outvars))
+            for var, new in zip(eqn.outvars, outvars, strict=True):
+                renamed.setdefault(var, new)
+        self.names |= {Row(scan.number, var): renamed[var] for var in wanted}
+
+
+def _read_by_rows(eqns: Eqns) -> set[Var]:
+    """The variables that scans read as what they scan over, and nothing reads in another way."""
+    by_rows: set[Var] = set()
+    otherwise: set[Var] = set()
+    for eqn in eqns:
+        read = operands(eqn)
+        if _is_open(eqn):
+            xs = eqn.invars[scan_operands(eqn).xs]
+            by_rows.update(atom for atom in xs if isinstance(atom, Var))
+            read = [atom for atom in eqn.invars[: -len(xs) or None] if isinstance(atom, Var)]
+        otherwise.update(read)
+    return by_rows - otherwise
+
+
+def _is_open(eqn: JaxprEqn) -> bool:
+    """Whether it is a scan that may be written anew."""
+    return eqn.primitive is scan_p and not eqn.effects and not eqn.params["jaxpr"].consts
+
+
+def _body_of_call(eqn: JaxprEqn) -> Jaxpr | None:
+    inner = called(eqn)
+    return inner.jaxpr if inner is not None and not inner.consts else None
+
+
+def _needed(eqns: Eqns, wanted: Iterable[Atom], is_there: Collection[Var] = ()) -> list[JaxprEqn]:
+    """The equations that make what is wanted, of what is there."""
+    missing = {atom for atom in wanted if isinstance(atom, Var)}
+    found: list[JaxprEqn] = []
+    for eqn in reversed(eqns):
+        if not missing.isdisjoint(eqn.outvars):
+            found.append(eqn)
+            missing.update(var for var in operands(eqn) if var not in is_there)
+    return found[::-1]

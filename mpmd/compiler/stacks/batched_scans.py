@@ -1,0 +1,154 @@
+"""Scans along whose iterations nothing mixes the elements of a dimension, such as that of ``jax.vmap``.
+
+They can be computed in parts along that dimension, each by a scan of its own: so an optimizer that iterates
+on all layers' weights at once does it on each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+
+from mpmd.compiler.jaxprs.equations import Atom, called, closed, inlined_eqns, lookup, make_jaxpr, substitute
+from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.stacks.axis import Axis, shape_of
+
+AxesOf = Callable[[JaxprEqn], Sequence[Axis]]
+PartParams = Callable[[JaxprEqn, Axis, int], Mapping]
+
+
+def batch_axes(eqn: JaxprEqn, axes_of: AxesOf) -> Iterator[Axis]:
+    """The dimensions of what a scan carries, reads and stacks that its body computes element by element.
+
+    Args:
+      axes_of: the dimensions of the equations in its body.
+    """
+    if not _is_readable(eqn):
+        return
+    body = _Body(eqn, axes_of)
+    for members in body.groups():
+        ins = {i: d + lead for i, lead, var in body.operands if (d := members.get(var)) is not None}
+        outs = {i: d + lead for i, lead, var in body.results if (d := members.get(var)) is not None}
+        if ins and outs:
+            yield Axis(ins, outs)
+
+
+def batched_body(
+    eqn: JaxprEqn, axis: Axis, size: int, axes_of: AxesOf, part_params: PartParams
+) -> ClosedJaxpr:
+    """The body of a part of a scan, of ``size`` elements along one of its ``batch_axes``."""
+    body = _Body(eqn, axes_of)
+    position, dim = next(iter(axis.ins.items()))
+    seed = next((var, dim - lead) for i, lead, var in body.operands if i == position)
+    members = next(found for found in body.groups() if found.get(seed[0]) == seed[1])
+    renamed: dict[Var, Var] = {var: _resized(var, dim, size) for var, dim in members.items()}
+
+    eqns = []
+    for inner in body.eqns:
+        found = _axis_along(inner, members, axes_of)
+        params = {**inner.params, **(part_params(inner, found, size) if found else {})}
+        outvars = [renamed.get(var, var) for var in inner.outvars]
+        eqns.append(substitute(inner, renamed).replace(outvars=outvars, params=params))
+    invars = [renamed.get(var, var) for var in body.jaxpr.invars]
+    return closed(make_jaxpr(invars, eqns, [lookup(atom, renamed) for atom in body.jaxpr.outvars]))
+
+
+class _Body:
+    """The body of a scan.
+
+    Attributes:
+      operands, results: of the scan, with variables: the position, how many dimensions more it has outside,
+        and the variable of the body.
+    """
+
+    def __init__(self, eqn: JaxprEqn, axes_of: AxesOf):
+        roles = scan_operands(eqn)
+        self.jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
+        self.eqns = inlined_eqns(self.jaxpr.eqns, _body_of_call)
+        self.operands = [(i, int(i >= roles.xs.start), var) for i, var in enumerate(self.jaxpr.invars)]
+        self.results = [
+            (i, int(i >= roles.num_carry), atom)
+            for i, atom in enumerate(self.jaxpr.outvars)
+            if isinstance(atom, Var)
+        ]
+        self._carried = list(
+            zip(self.jaxpr.invars[roles.carry], self.jaxpr.outvars[: roles.num_carry], strict=True)
+        )
+        self._axes_of = axes_of
+
+    def groups(self) -> Iterator[dict[Var, int]]:
+        """For each dimension along which the body can be computed in parts, the variables that have it."""
+        inside = {var for _, _, var in self.operands}
+        outside = {var for _, _, var in self.results}
+        for nodes in self._classes():
+            members = dict(nodes)
+            if inside.isdisjoint(members) or outside.isdisjoint(members):
+                continue
+            if (
+                len(members) == len(nodes)
+                and len({shape_of(var)[dim] for var, dim in nodes}) == 1
+                and all(_same(members, a, b) for a, b in self._carried)
+                and all(
+                    _axis_along(eqn, members, self._axes_of) is not None
+                    for eqn in self.eqns
+                    if any(isinstance(atom, Var) and atom in members for atom in (*eqn.invars, *eqn.outvars))
+                )
+            ):
+                yield members
+
+    def _classes(self) -> Iterable[list[tuple[Var, int]]]:
+        """The dimensions of variables that are one and the same."""
+        classes: dict[tuple[Var, int], list[tuple[Var, int]]] = {}
+
+        def join(nodes: Iterable[tuple[Atom, int]]) -> None:
+            merged: list[tuple[Var, int]] = []
+            for atom, dim in nodes:
+                if isinstance(atom, Var) and (known := classes.get((atom, dim), [(atom, dim)])) is not merged:
+                    merged.extend(known)
+                    classes.update(dict.fromkeys(known, merged))
+
+        for before, after in self._carried:
+            for dim in range(len(shape_of(before))):
+                join([(before, dim), (after, dim)])
+        for eqn in self.eqns:
+            for axis in self._axes_of(eqn):
+                ins = [(eqn.invars[i], dim) for i, dim in axis.ins.items()]
+                join([*ins, *((eqn.outvars[i], dim) for i, dim in axis.outs.items())])
+        return {id(nodes): nodes for nodes in classes.values()}.values()
+
+
+def _axis_along(eqn: JaxprEqn, members: Mapping[Var, int], axes_of: AxesOf) -> Axis | None:
+    """The dimension of an equation that these variables have, if its results have it."""
+    ins = {i: members[a] for i, a in enumerate(eqn.invars) if isinstance(a, Var) and a in members}
+    outs = {i: members[var] for i, var in enumerate(eqn.outvars) if var in members}
+    if not outs:
+        return None
+    matching = (
+        axis
+        for axis in axes_of(eqn)
+        if axis.outs == outs
+        and {i: dim for i, dim in axis.ins.items() if isinstance(eqn.invars[i], Var)} == ins
+    )
+    return next(matching, None)
+
+
+def _same(members: Mapping[Var, int], before: Var, after: Atom) -> bool:
+    if isinstance(after, Var):
+        return members.get(before) == members.get(after)
+    return before not in members
+
+
+def _is_readable(eqn: JaxprEqn) -> bool:
+    return not eqn.effects and not eqn.params["jaxpr"].consts
+
+
+def _body_of_call(eqn: JaxprEqn) -> Jaxpr | None:
+    inner = called(eqn)
+    return inner.jaxpr if inner is not None and not inner.consts else None
+
+
+def _resized(var: Var, dim: int, size: int) -> Var:
+    aval: Any = var.aval
+    return Var(aval.update(shape=(*aval.shape[:dim], size, *aval.shape[dim + 1 :])))

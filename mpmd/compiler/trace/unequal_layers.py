@@ -1,0 +1,51 @@
+"""Says which arguments a scan does not take, of which JAX says no more than that their sizes differ."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mpmd.compiler.jaxprs.source import is_of_user
+from mpmd.errors import CompileError
+from mpmd.tree import argument_paths
+
+_JAX_SAYS = re.compile(r"scan got (values with different leading axis sizes: |`length` argument of )[^.\n]*")
+_MOST_NAMED = 4
+
+
+def unequal_layers(error: ValueError, args: tuple, kwargs: dict[str, Any]) -> CompileError | None:
+    """The error for arrays of other numbers of layers than their scan has; ``None`` for another error.
+
+    Args:
+      error: what JAX has raised while it traced a step of these arguments.
+    """
+    found = _JAX_SAYS.match(str(error))
+    if found is None:
+        return None
+    sizes = sorted({int(number) for number in re.findall(r"\d+", found[0])}, reverse=True)
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((args, kwargs))]
+    named = list(zip(argument_paths(args, kwargs), shapes, strict=True))
+    lists = {size: [path for path, shape in named if shape[:1] == (size,)] for size in sizes}
+    arguments = "; ".join(f"{size} in {_listed(paths)}" for size, paths in lists.items() if paths)
+    return CompileError(
+        f"the scan at {_line(error)} takes a slice of each array in each iteration, but {found[0]}. "
+        + (f"Of the step's arguments, the first axis has {arguments}. " if arguments else "")
+        + "Stack what layers have of their own once for each layer, along the first axis; the body reads "
+        "what all layers share from outside of the scan"
+    )
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = len(paths) - _MOST_NAMED
+    return ", ".join(paths[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _line(error: ValueError) -> str:
+    """The user's line that called the scan."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else "an unknown line"
