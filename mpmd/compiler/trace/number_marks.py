@@ -13,7 +13,8 @@ from mpmd.compiler.graph import Loop
 from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import CompileError
-from mpmd.schedules import Schedule
+from mpmd.schedules import Interleaved1F1B, ListSchedule, Schedule
+from mpmd.schedules.base import AnyPlacement, RoundRobin
 
 
 def number_marks(loop: Loop) -> Loop | None:
@@ -39,7 +40,7 @@ def number_live_marks(loop: Loop, numbered: bool) -> Loop:
     Raises: ``CompileError`` when they have none and do not make as many stages as the schedule has.
     """
     stages = _stages(loop)
-    if stages is not None:
+    if stages is not None and not _has_orphans(loop):
         return _numbered(loop, stages)
     if numbered:
         return loop
@@ -53,6 +54,11 @@ def _marks(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
 def _ends(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
     """The marks that the user wrote, without those that differentiation derived from them."""
     return [(eqn, mark) for eqn, mark in _marks(loop) if mark.forward and not mark.linear]
+
+
+def _has_orphans(loop: Loop) -> bool:
+    """Whether what a mark returns is dead code, but derivatives through it are not, as of a penalty."""
+    return not {mark.boundary for _, mark in _marks(loop)} <= {mark.boundary for _, mark in _ends(loop)}
 
 
 def _stages(loop: Loop) -> Sequence[int] | None:
@@ -122,11 +128,29 @@ def _wrong_number_of_marks(
     found, wanted = max(stages, default=-1) + 1, schedule.num_stages
     lines = (f"\n  stage {stage} ends at {_place(*end)}" for stage, end in zip(stages, ends, strict=True))
     places = "".join(lines)
+    more = (
+        f"; that many stages on {_count(schedule.mpmd_dim, 'group')}, as where calls of a network feed one "
+        f"another, are those of {_with_stages(schedule, found)}"
+    )
     return (
         f"the function that treduce applies has {_count(len(ends), 'call')} of mark_stage_end, which end "
         f"{_count(found, 'stage')}, but the schedule {schedule} has {_count(wanted, 'stage')}: it needs "
-        f"{_count(wanted - 1, 'mark')}, or {wanted} with one after the last stage.{places}"
+        f"{_count(wanted - 1, 'mark')}, or {wanted} with one after the last stage"
+        f"{more if found > wanted else ''}.{places}"
     )
+
+
+def _with_stages(schedule: Schedule, ends: int) -> str:
+    """A schedule for as many groups and for stages with so many ends, as text.
+
+    It places stages round robin, so the stages of the next call of a network are where its weights are.
+    """
+    fits_others = isinstance(schedule, RoundRobin | AnyPlacement)
+    family = schedule.name if fits_others else Interleaved1F1B.__name__
+    even = (stages for stages in (ends, ends + 1) if stages % schedule.mpmd_dim == 0)
+    if (stages := next(even, None)) is None:
+        family, stages = ListSchedule.__name__, ends + 1
+    return f"{family}(num_stages={stages}, mpmd_dim={schedule.mpmd_dim})"
 
 
 def _count(number: int, noun: str) -> str:
