@@ -158,7 +158,7 @@ def _indices(graph: TaskGraph) -> set[Var]:
 
 def _wrong_work(graph: TaskGraph) -> Iterator[str]:
     known = {*_outer(graph.traced), *(var for eqn in graph.outer for var in eqn.outvars)}
-    known |= _indices(graph)
+    known |= {*_indices(graph), *(accumulator.result for accumulator in graph.accumulators)}
     states = {a.state: a.work for a in graph.accumulators}
     readers: collections.Counter[Var] = collections.Counter()
     for member in graph.stage_work:
