@@ -31,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.executable_memory import ExecutableMemory
@@ -260,10 +260,22 @@ class LoopStages:
     num_stages: int
     num_microbatches: int
 
+    @property
+    def stages(self) -> range:
+        """The numbers of its stages."""
+        return range(self.first_stage, self.first_stage + self.num_stages)
+
     def __str__(self) -> str:
-        last = self.first_stage + self.num_stages - 1
-        stages = f"stages {self.first_stage} to {last}" if self.num_stages > 1 else f"stage {last}"
+        first, last = self.stages[0], self.stages[-1]
+        stages = f"stages {first} to {last}" if self.num_stages > 1 else f"stage {first}"
         return f"{self.schedule}: {stages}, {self.num_microbatches} microbatches"
+
+
+def loop_lines(loops: Sequence[LoopStages]) -> list[str]:
+    """Loops as text, if there are several."""
+    if len(loops) < 2:
+        return []
+    return ["loops:", *(f"  loop {number}, {loop}" for number, loop in enumerate(loops))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +295,7 @@ class Plan:
     loops: tuple[LoopStages, ...] = ()
 
     def __str__(self) -> str:
-        lines = [*map(str, self.programs), *self.loop_lines()]
+        lines = [*map(str, self.programs), *loop_lines(self.loops)]
         if len(set(self.submeshes)) > 1:
             texts = (" ".join(f"{axis} {size}" for axis, size in submesh) for submesh in self.submeshes)
             lines += ["submeshes:", *(f"  group {group}: {text}" for group, text in enumerate(texts))]
@@ -291,18 +303,18 @@ class Plan:
             lines += [f"{field}:", *(f"  {part}" for part in getattr(self, field))]
         return "\n".join(lines)
 
-    def loop_lines(self) -> list[str]:
-        """The loops as text, if there are several."""
-        if len(self.loops) < 2:
-            return []
-        return ["loops:", *(f"  loop {number}, {loop}" for number, loop in enumerate(self.loops))]
-
     def stage_text(self, stage: int) -> str:
         """What users call a stage: ``stage 1``, or ``stage 1 of loop 0`` where there are several loops."""
         if len(self.loops) < 2:
             return f"stage {stage}"
-        number = max(i for i, loop in enumerate(self.loops) if loop.first_stage <= stage)
-        return f"stage {stage - self.loops[number].first_stage} of loop {number}"
+        number, loop = next((i, loop) for i, loop in enumerate(self.loops) if stage in loop.stages)
+        return f"stage {loop.stages.index(stage)} of loop {number}"
+
+    def task_text(self, task: AnyTask) -> str:
+        """A task, with what users call its stage where there are several loops."""
+        if isinstance(task, OutsideTask) or len(self.loops) < 2:
+            return str(task)
+        return f"{task} ({self.stage_text(task.tasks[0].stage)})"
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: what is derived from them is not shipped."""

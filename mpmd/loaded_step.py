@@ -221,7 +221,7 @@ class LoadedStep(PlannedStep):
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:
-            called = runtime.callbacks.call_after(replies.values(), callbacks)
+            called = runtime.callbacks.call_after(replies.values(), callbacks, self.plan)
             ends.append(called)
         future = StepFuture(replies, called, runtime.callbacks)
         return self._result(runtime, results, future), future, ends

@@ -13,7 +13,7 @@ from tests.support.models import batch, layer, mlp, mse, weights
 from tests.support.parity import assert_close, mesh_of
 from tests.support.programs.table import descend, loop
 
-HERE = r"test_errors\.py:\d+"
+HERE, TABLE = r"test_errors\.py:\d+", r"table\.py:\d+"
 
 
 def train(state, xs, ys, loss=mse):
@@ -143,9 +143,20 @@ def vmap_of_a_loop(state, xs, ys):
     return jax.vmap(lambda xs: train(state, xs, ys)[1])(jnp.stack([xs, xs]))
 
 
-def two_loops(state, xs, ys):
+def loops_of_unlike_meshes(state, xs, ys):
     state, _ = train(state, xs, ys)
-    return train(state, xs, ys)
+    return of_schedule(mpmd.GPipe(3), too_many_marks)(state, xs, ys)
+
+
+def loops_with_wrong_marks(state, xs, ys):
+    """Both have too few."""
+    first = of_schedule(mpmd.Std1F1B(3))(state, xs, ys)
+    return first + of_schedule(mpmd.Std1F1B(2), lambda p, x, y: jnp.mean(layer(p[0], x)))(state, xs, ys)
+
+
+def loop_in_a_loop_beside_another(state, xs, ys):
+    state, _ = train(state, xs, ys)
+    return loop_in_a_loop(state, xs, ys)
 
 
 def a_loop_whose_result_is_not_used(state, xs, ys):
@@ -234,7 +245,24 @@ REFUSED = {
     "loop in a loop": (loop_in_a_loop, ["a treduce within a treduce; only the outer loop can be pipelined"]),
     "gradient of a loop": (gradient_of_a_loop, ["treduce", "inside the function"]),
     "vmap of a loop": (vmap_of_a_loop, ["treduce", "vmap"]),
-    "two loops": (two_loops, ["has 2 treduce loops, at", "a step takes one: merge them, or write two steps"]),
+    "loops of unlike meshes": (
+        loops_of_unlike_meshes,
+        [
+            rf"GPipe\(num_stages=3\) of treduce at \S*{HERE} .* runs on 3 groups, but the mesh has 2",
+            rf"all loops run on the same groups \(other loops take 2 at \S*{TABLE}",
+        ],
+    ),
+    "wrong marks in two loops": (
+        loops_with_wrong_marks,
+        [
+            rf"treduce at \S*{HERE} .* has 1 call .* 3 stages",
+            rf"treduce at \S*{HERE} .* has 0 calls .* 2 stages",
+        ],
+    ),
+    "loop in a loop beside another": (
+        loop_in_a_loop_beside_another,
+        ["a treduce within a treduce; only the outer loop can be pipelined"],
+    ),
     "unused loop": (a_loop_whose_result_is_not_used, ["no result of the step depends on its treduce"]),
     "an operation's class": (of_operation(mpmd.Concat), [r"is not an operation, such as .*Concat\(axis=0\)"]),
     "an operation's name": (
