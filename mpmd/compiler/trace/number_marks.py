@@ -48,28 +48,29 @@ def number_live_marks(loops: Sequence[Loop], before: Sequence[Loop]) -> tuple[Lo
             loop = _numbered(loop, stages)
         elif not had_stages[loop.index]:
             faults.append(_wrong_number_of_marks(loop))
-        numbered.append(_following(loop, numbered[-1].stages.stop if numbered else 0))
+        numbered.append(loop)
     if faults:
         raise CompileError(faults)
-    return tuple(numbered)
+    sizes = (loop.schedule.num_stages for loop in numbered)
+    return tuple(map(_with_first_stage, numbered, itertools.accumulate(sizes, initial=0)))
 
 
-def _following(loop: Loop, first_stage: int) -> Loop:
+def _with_first_stage(loop: Loop, first_stage: int) -> Loop:
     """The loop with this number for its first stage."""
-    boundaries = {mark.boundary: mark.boundary for _, mark in _marks(loop)} if first_stage else {}
-    for boundary in boundaries:
-        if boundary.stage is not None:
-            boundaries[boundary] = dataclasses.replace(boundary, stage=first_stage + boundary.stage)
-    return dataclasses.replace(
-        loop,
-        first_stage=first_stage,
-        eqns=tuple(
-            eqn.replace(params={**eqn.params, "boundary": boundaries[mark.boundary]})
-            if boundaries and (mark := mark_of(eqn))
-            else eqn
-            for eqn in loop.eqns
-        ),
+    if not first_stage:
+        return loop
+    boundaries = {
+        mark.boundary: Boundary(mark.boundary.name, first_stage + mark.boundary.stage)
+        for _, mark in _marks(loop)
+        if mark.boundary.stage is not None
+    }
+    eqns = tuple(
+        eqn.replace(params={**eqn.params, "boundary": boundaries[mark.boundary]})
+        if (mark := mark_of(eqn))
+        else eqn
+        for eqn in loop.eqns
     )
+    return dataclasses.replace(loop, first_stage=first_stage, eqns=eqns)
 
 
 def _marks(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
