@@ -183,7 +183,7 @@ def measure(step: Step, repetitions: int) -> Measurement:
     return Measurement(
         {name: statistics.median(run[name] for run in runs) for name in runs[0]},
         statistics.median(traces),
-        len(traced.before) + len(traced.loop.eqns) + len(traced.after),
+        sum(map(len, (*traced.outside, *(loop.eqns for loop in traced.loops)))),
         sum(len(group.instructions) for group in program.plan.programs),
         len(program.plan.executables),
     )

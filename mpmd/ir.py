@@ -2,7 +2,7 @@
 
 The grammar of its text::
 
-    plan         ::= program* ["submeshes:" submesh*] "executables:" executable*
+    plan         ::= program* ["loops:" loop*] ["submeshes:" submesh*] "executables:" executable*
                      "inputs:" input* "constants:" constant* "outputs:" output*
     program      ::= "group" group ":" instruction*
     instruction  ::= outputs "=" "run" task "[" executable-name "]" inputs    compute
@@ -11,6 +11,7 @@ The grammar of its text::
                    | "tell" values "to callback" number "of" task     hand to the driver, keep
                    | "free" values                                    drop the buffers
 
+    loop         ::= schedule ":" stages "," microbatches     shown where there are several
     submesh      ::= "group" group ":" (axis size)*           shown where groups differ
 
     executable   ::= executable-name ":" (type ["donated"])* "->" type* [";" number "bytes temporary"]
@@ -30,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.executable_memory import ExecutableMemory
@@ -251,10 +252,38 @@ class GroupProgram:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoopStages:
+    """The stages and microbatches of a loop, and the name of its schedule."""
+
+    schedule: str
+    first_stage: int
+    num_stages: int
+    num_microbatches: int
+
+    @property
+    def stages(self) -> range:
+        """The numbers of its stages."""
+        return range(self.first_stage, self.first_stage + self.num_stages)
+
+    def __str__(self) -> str:
+        first, last = self.stages[0], self.stages[-1]
+        stages = f"stages {first} to {last}" if self.num_stages > 1 else f"stage {first}"
+        return f"{self.schedule}: {stages}, {self.num_microbatches} microbatches"
+
+
+def loop_lines(loops: Sequence[LoopStages]) -> list[str]:
+    """Loops as text, if there are several."""
+    if len(loops) < 2:
+        return []
+    return ["loops:", *(f"  loop {number}, {loop}" for number, loop in enumerate(loops))]
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """One training step of all groups. ``str(plan)`` is the whole plan, and begins with the programs.
 
-    ``submeshes`` are those of the groups; without any, each group is one device.
+    ``submeshes`` are those of the groups; without any, each group is one device. Stages are numbered through
+    all ``loops``.
     """
 
     programs: tuple[GroupProgram, ...]
@@ -263,15 +292,29 @@ class Plan:
     constants: tuple[ConstantLeaf, ...]
     outputs: tuple[OutputLeaf, ...]
     submeshes: tuple[Submesh, ...] = ()
+    loops: tuple[LoopStages, ...] = ()
 
     def __str__(self) -> str:
-        lines = [*map(str, self.programs)]
+        lines = [*map(str, self.programs), *loop_lines(self.loops)]
         if len(set(self.submeshes)) > 1:
             texts = (" ".join(f"{axis} {size}" for axis, size in submesh) for submesh in self.submeshes)
             lines += ["submeshes:", *(f"  group {group}: {text}" for group, text in enumerate(texts))]
         for field in ("executables", "inputs", "constants", "outputs"):
             lines += [f"{field}:", *(f"  {part}" for part in getattr(self, field))]
         return "\n".join(lines)
+
+    def stage_text(self, stage: int) -> str:
+        """What users call a stage: ``stage 1``, or ``stage 1 of loop 0`` where there are several loops."""
+        if len(self.loops) < 2:
+            return f"stage {stage}"
+        number, loop = next((i, loop) for i, loop in enumerate(self.loops) if stage in loop.stages)
+        return f"stage {loop.stages.index(stage)} of loop {number}"
+
+    def task_text(self, task: AnyTask) -> str:
+        """A task, with what users call its stage where there are several loops."""
+        if isinstance(task, OutsideTask) or len(self.loops) < 2:
+            return str(task)
+        return f"{task} ({self.stage_text(task.tasks[0].stage)})"
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: what is derived from them is not shipped."""

@@ -191,7 +191,7 @@ class LoadedStep(PlannedStep):
                 "a callback of a step cannot run a step, which may have to wait for the callback; have it "
                 "note what is to be done, and do that after the step"
             )
-        if self._compiled.traced.loop is None:
+        if not self._compiled.traced.loops:
             call.check_held(runtime)
         runtime.in_flight.enter()
         try:
@@ -221,7 +221,7 @@ class LoadedStep(PlannedStep):
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:
-            called = runtime.callbacks.call_after(replies.values(), callbacks)
+            called = runtime.callbacks.call_after(replies.values(), callbacks, self.plan)
             ends.append(called)
         future = StepFuture(replies, called, runtime.callbacks)
         return self._result(runtime, results, future), future, ends

@@ -7,7 +7,7 @@ The grammar, with the rules of ``ir.py``::
                        | "index_" microbatch                          the index of a microbatch
                        | single "." position                          an output of a task: fwd_2__1.0
                        | work ".state" number "@" microbatch          an accumulator after a microbatch
-                       | outside "." group "." position               made outside the loop: after_0.2.1
+                       | outside "." group "." position               made outside of loops: after_0.2.1
                        | single "." "told" position                   for the driver: fwd_2__1.told0
                        | outside "." group "." "told" position        for the driver: after_0.2.told0
     executable-name  ::= base ["'" number] ["@" number]               fwd_1, fwd_1'2, fwd_1@1

@@ -143,6 +143,9 @@ def treduce(
             state = operation.update(state, result, i)
         return carry, state
 
+    A step may have several such loops, each with a schedule of its own. They run in the order in which they
+    are written, and later ones may read what earlier ones give.
+
     A stage reads and updates its leaves of the carry in its forward, one microbatch after the other. Later
     stages and backwards read what the leaf was in the forward of their microbatch. An earlier stage cannot:
     the next microbatch would wait there until this one has reached the later stage.

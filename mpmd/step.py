@@ -187,7 +187,7 @@ class MpmdFunction:
         if step := loaded.get((traced_as, call.key, placements)):
             return step
         compiled, stable = self._compile(call, specs, placements)
-        where = () if compiled.traced.loop else (placements,)
+        where = () if compiled.traced.loops else (placements,)
         fitting = (trace_context(), compiled.in_specs)
         if (traced_as, stable.key, *where) not in loaded:
             loaded[traced_as, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)

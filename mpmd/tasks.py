@@ -7,6 +7,9 @@ The grammar of the text::
     single       ::= kind "_" stage "__" microbatch                   fwd_2__1
     kind         ::= "fwd" | "bwd" | "bwdA" | "bwdW"
     outside      ::= ("before" | "after") "_" level                   after_0
+                   | "between_" loop "__" level                       between_1__0
+
+Stages are numbered through all loops of a step: those of a second loop follow those of the first.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ TaskType = tuple[TaskKind, int]
 
 _TASK = re.compile(r"(fwd|bwd|bwdA|bwdW)_(\d+)__(\d+)")
 _FUSED = re.compile(r"FusedTask\((.*)\)")
-_OUTSIDE = re.compile(r"(before|after)_(\d+)")
+_OUTSIDE = re.compile(r"(before|after|between_(\d+)_)_(\d+)")
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -58,17 +61,21 @@ Cell = Task | FusedTask
 
 @dataclasses.dataclass(frozen=True, order=True)
 class OutsideTask:
-    """The work of one group outside the microbatch loop; prints as ``after_0``.
+    """The work of one group outside of microbatch loops; prints as ``after_0`` or ``between_1__0``.
 
     Attributes:
-      side: whether the work comes before or after the loop.
-      level: the number of exchanges between groups that come before the work on its side of the loop.
+      side: whether the work comes before all loops, after all, or between two.
+      level: the number of exchanges between groups that come before the work, from the last loop on.
+      loop: of work between two loops, the number of the second one; 0 of other work.
     """
 
-    side: Literal["before", "after"]
+    side: Literal["before", "between", "after"]
     level: int
+    loop: int = 0
 
     def __str__(self) -> str:
+        if self.side == "between":
+            return f"between_{self.loop}__{self.level}"
         return f"{self.side}_{self.level}"
 
 
@@ -79,7 +86,9 @@ AnyTask = Cell | OutsideTask
 def parse_task(text: str) -> AnyTask:
     """Reads back what ``str(task)`` printed. Raises ``ValueError`` on anything else."""
     if match := _OUTSIDE.fullmatch(text.strip()):
-        side, level = match.groups()
+        side, loop, level = match.groups()
+        if loop is not None:
+            return OutsideTask("between", int(level), int(loop))
         return OutsideTask(side, int(level))  # type: ignore[arg-type]
     return parse_cell(text)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import batch, mse, weights
+from tests.support.models import batch, init, layer, make_step, mlp, mse, weights
 from tests.support.parity import assert_close, assert_parity, mesh_of
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +62,20 @@ def test_the_example_of_a_step_of_one_batch():
         actual = mpmd.jit(names["train_step"], mesh)(params, x, y)
     loss, grads = jax.value_and_grad(mse)(params, x, y)
     assert_close(actual, (jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), loss))
+def test_the_examples_of_several_loops_and_passes():
+    text = (ROOT / "docs" / "several_loops.md").read_text()
+    layers = {
+        "network": mlp,
+        "discriminator_layers": lambda params, x: jnp.mean(mlp(params, x), -1),
+        "generate": lambda params, z, mark=lambda h: h: layer(params[1], mark(layer(params[0], z))),
+    }
+    names = {"jax": jax, "jnp": jnp, "mpmd": mpmd, **layers}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), names)
+    loaded = assert_parity(names["train_step"], (weights(4)[:2], weights(4)[2:]), *batch(), mesh=mesh_of(4))
+    homes = [leaf.mpmd_idxs[-1] for leaf in loaded.plan.inputs[:8]]
+    assert homes == [2, 2, 3, 3, 0, 0, 1, 1]
+    step = make_step(names["recycled"], names["schedule"])
+    assert_parity(step, init(weights(2)), *batch(), mesh=mesh_of(2))
 
 
 def test_the_example_of_explicit_sharding():

@@ -8,7 +8,7 @@ split  TracedStep    TaskGraph     which stage's forward or backward computes ea
                                    what a forward keeps for its backward, what is accumulated where
 shard  TaskGraph     ShardedGraph  how values are sharded within a group, and what its devices gather or sum
                                    up once, before or after the loop
-place  ShardedGraph  PlacedGraph   on which groups everything outside the loop is
+place  ShardedGraph  PlacedGraph   on which groups stages and everything outside of loops are
 lower  PlacedGraph   Plan          the order of tasks and messages, names, executables, frees, donations
 verify Plan          Verified      nothing: it proves that the plan can run (``mpmd.verify``)
 ====== ============= ============= ====================================================================

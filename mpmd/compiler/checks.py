@@ -6,7 +6,8 @@ A fault that is found here is one of the compiler, never of the user's program.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Set
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 
 from jax.extend.core import JaxprEqn, Var
 
@@ -108,26 +109,23 @@ class _Scope:
 def _undefined_in_step(step: TracedStep) -> list[str]:
     scope = _Scope([])
     scope.define(_outer(step), "an argument or constant")
-    scope.run(step.before)
-    if step.loop is not None:
-        scope.run_loop(step.loop)
-    scope.run(step.after)
+    for eqns, loop in itertools.zip_longest(step.outside, step.loops):
+        scope.run(eqns)
+        if loop is not None:
+            scope.run_loop(loop)
     scope.read((result.var for result in step.results), "a result")
     return scope.faults
 
 
 def _misplaced_marks(step: TracedStep) -> Iterator[str]:
-    for eqn in (*step.before, *step.after):
+    for eqn in itertools.chain(*step.outside):
         if mark_of(eqn):
             yield f"{eqn} is outside the loop"
-    if step.loop is None:
-        return
-    last = step.loop.schedule.num_stages - 1  # a mark may follow the last stage
-    for eqn in step.loop.eqns:
-        if mark := mark_of(eqn):
-            stage = mark.boundary.stage
-            if stage is None or not 0 <= stage <= last:
-                yield f"{eqn} ends stage {stage} of {last + 1}"
+    for loop in step.loops:
+        for eqn in loop.eqns:
+            if (mark := mark_of(eqn)) and mark.boundary.stage not in loop.stages:
+                # A mark may follow the last stage.
+                yield f"{eqn} ends stage {mark.boundary.stage}, the loop has {loop.stages}"
 
 
 def _mismatched_state(step: TracedStep) -> Iterator[str]:
@@ -144,22 +142,23 @@ def _undefined_outside(graph: TaskGraph) -> list[str]:
     scope.run(graph.outer)
     scope.read((result.var for result in step.results), "a result")
     scope.read((accumulator.initial for accumulator in graph.accumulators), "an accumulator")
-    after = {accumulator.result for accumulator in graph.accumulators}
+    after = {a.result: step.loop_of(a.work.stage) + 1 for a in graph.accumulators}
     for eqn in graph.outer:
-        if not after.isdisjoint(operands(eqn)):
-            after.update(eqn.outvars)
-    needed = {var for member in graph.stage_work for var in member.reads}
-    needed |= {accumulator.initial for accumulator in graph.accumulators}
-    return scope.faults + [f"the loop needs {var}, which needs the loop" for var in needed & after]
+        if loops := [after[var] for var in operands(eqn) if var in after]:
+            after |= dict.fromkeys(eqn.outvars, max(loops))
+    needed = [(var, member.work) for member in graph.stage_work for var in member.reads]
+    needed += [(accumulator.initial, accumulator.work) for accumulator in graph.accumulators]
+    early = dict.fromkeys(var for var, work in needed if after.get(var, 0) > step.loop_of(work.stage))
+    return scope.faults + [f"the loop needs {var}, which needs the loop" for var in early]
 
 
-def _index(graph: TaskGraph) -> set[Var]:
-    return {graph.traced.loop.index} if graph.traced.loop else set()
+def _indices(graph: TaskGraph) -> set[Var]:
+    return {loop.index for loop in graph.traced.loops}
 
 
 def _wrong_work(graph: TaskGraph) -> Iterator[str]:
     known = {*_outer(graph.traced), *(var for eqn in graph.outer for var in eqn.outvars)}
-    known |= _index(graph)
+    known |= {*_indices(graph), *(accumulator.result for accumulator in graph.accumulators)}
     states = {a.state: a.work for a in graph.accumulators}
     readers: collections.Counter[Var] = collections.Counter()
     for member in graph.stage_work:
@@ -224,7 +223,7 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
             yield f"{member.eqn.primitive} runs on the groups {sorted(member.levels)}"
     read = {var for member in placed.eqns for var in operands(member.eqn)}
     inside = {var for work in graph.stage_work for eqn in work.eqns for var in eqn.outvars}
-    inside |= {*_index(graph), *(a.state for a in graph.accumulators)}
+    inside |= {*_indices(graph), *(a.state for a in graph.accumulators)}
     read |= {var for work in graph.stage_work for var in work.reads} - inside
     yield from (f"{var} is read, but on no group" for var in read if not placed.homes.get(var))
     for result, held in zip(graph.traced.results, placed.output_groups, strict=True):
@@ -235,13 +234,14 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
 def _too_early(placed: PlacedGraph) -> Iterator[str]:
     """What runs before the values that it reads can be there."""
     makers: dict[Var, PlacedEqn] = {}
-    results: Set[Var] = {accumulator.result for accumulator in placed.graph.accumulators}
+    traced = placed.graph.traced
+    results = {a.result: traced.loop_of(a.work.stage) + 1 for a in placed.graph.accumulators}
     for member in placed.eqns:
         for var in operands(member.eqn):
             maker = makers.get(var)
-            if not member.after and (var in results or (maker is not None and maker.after)):
+            if member.place < (maker.place if maker else results.get(var, 0)):
                 yield f"{member.eqn.primitive} runs before the loop and reads {var}, which is made after it"
-            if maker is not None and maker.after == member.after:
+            if maker is not None and maker.place == member.place:
                 elsewhere = min(maker.levels.values(), default=0) + 1
                 for group, level in member.levels.items():
                     if level < maker.levels.get(group, elsewhere):

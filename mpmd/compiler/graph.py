@@ -2,7 +2,7 @@
 
 Grammar, from the traced step to the one that is ready to be lowered::
 
-    TracedStep   ::= argument* constant* (equation* Loop)? equation* result*
+    TracedStep   ::= argument* constant* (equation* Loop)* equation* result*
     Loop         ::= index equation* LoopResult*         the equations have marks among them
     TaskGraph    ::= TracedStep outer-equation* StageWork* Accumulator* task-list*   StageWork has no marks
     ShardedGraph ::= TaskGraph Spec-of-each-outer-value gathered-copy*
@@ -14,14 +14,14 @@ Grammar, from the traced step to the one that is ready to be lowered::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.annotate import mark_of
 from mpmd.compiler.jaxprs.equations import Atom
-from mpmd.compiler.jaxprs.printing import Names, indented
+from mpmd.compiler.jaxprs.printing import Names, groups_text, indented, levels_text
 from mpmd.ir import Cell, Spec, TaskKind
 from mpmd.schedules import Schedule
 from mpmd.stack import Leaf
@@ -86,19 +86,28 @@ class LoopResult:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """The microbatch loop.
+    """A microbatch loop.
 
     Attributes:
+      where: the user's line.
+      first_stage: the number of its first stage: of all stages of the loops before.
       index: the variable of the microbatch index, an int32 scalar.
       eqns: the body for one microbatch. It reads outer variables directly. The boundary of each mark among
         the equations says which stage ends there.
     """
 
+    where: str
     index: Var
     eqns: tuple[JaxprEqn, ...]
     results: tuple[LoopResult, ...]
     num_microbatches: int
     schedule: Schedule
+    first_stage: int = 0
+
+    @property
+    def stages(self) -> range:
+        """The numbers of its stages."""
+        return range(self.first_stage, self.first_stage + self.schedule.num_stages)
 
     @property
     def states(self) -> tuple[Var, ...]:
@@ -108,13 +117,14 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class TracedStep:
-    """A step over flat arguments: equations, its one loop, and equations.
+    """A step over flat arguments: equations and loops in turn.
 
-    Calls outside the loop are inlined, and equations that no result needs are gone.
+    Calls outside of loops are inlined, and equations and loops that no result needs are gone.
 
     Attributes:
-      before, after: the equations that are written before and after the loop. The compiler may move them.
-      loop: ``None`` for a function without one; its equations are those of ``after``.
+      loops: in the order in which they are written, which is one of their data.
+      outside: the equations before the first loop, between each two loops, and after the last one; of a
+        function without a loop, all. The compiler may move them.
       out_shape: the result as a pytree of ``ShapeDtypeStruct``.
       argument_leaves, result_leaves: what the arguments and results are parts of, in order.
       carried_leaves: pairs of an argument leaf's and a result leaf's position that a training loop will
@@ -126,9 +136,8 @@ class TracedStep:
 
     arguments: tuple[Argument, ...]
     constants: tuple[Constant, ...]
-    before: tuple[JaxprEqn, ...]
-    loop: Loop | None
-    after: tuple[JaxprEqn, ...]
+    loops: tuple[Loop, ...]
+    outside: tuple[tuple[JaxprEqn, ...], ...]
     results: tuple[Result, ...]
     out_shape: Any
     argument_leaves: tuple[Leaf, ...]
@@ -140,16 +149,28 @@ class TracedStep:
     def __str__(self) -> str:
         names = self.names()
         lines = self.argument_lines(names)
-        if self.loop is None:
-            lines.append("without a loop")
-        else:
-            lines += ["before the loop", *indented(map(names.equation, self.before))]
-            lines += [*self._loop_lines(self.loop, names), "after the loop"]
-        lines += [*indented(map(names.equation, self.after)), "results"]
-        return "\n".join([*lines, *indented(self.result_lines(names))])
+        for place, eqns in enumerate(self.outside):
+            if place:
+                lines += self._loop_lines(self.loops[place - 1], names)
+            lines += [self.place_text(place), *indented(map(names.equation, eqns))]
+        return "\n".join([*lines, "results", *indented(self.result_lines(names))])
+
+    def loop_of(self, stage: int) -> int:
+        """The number of the loop that a stage is of."""
+        return next(number for number, loop in enumerate(self.loops) if stage in loop.stages)
+
+    def place_text(self, place: int) -> str:
+        """What is said of the equations outside of loops that come after so many of them."""
+        if not self.loops:
+            return "without a loop"
+        which = "the loop" if len(self.loops) == 1 else "all loops"
+        if 0 < place < len(self.loops):
+            return f"between loop {place - 1} and loop {place}"
+        return f"{'after' if place else 'before'} {which}"
 
     def _loop_lines(self, loop: Loop, names: Names) -> list[str]:
-        lines = [f"loop over {loop.num_microbatches} microbatches, {loop.schedule}"]
+        number = f" {self.loop_of(loop.first_stage)}" if len(self.loops) > 1 else ""
+        lines = [f"loop{number} over {loop.num_microbatches} microbatches, {loop.schedule}"]
         for eqn in loop.eqns:
             mark = mark_of(eqn)
             lines.append(f"  {names.equation(eqn)}" + (f"    # {mark.boundary}" if mark else ""))
@@ -163,7 +184,7 @@ class TracedStep:
         """The names of the variables that are the same at every level."""
         given = {argument.var: argument.path for argument in self.arguments}
         given |= {constant.var: f"constant_{i}" for i, constant in enumerate(self.constants)}
-        return Names({**given, self.loop.index: "index"} if self.loop else given)
+        return Names({**given, **{loop.index: "index" for loop in self.loops}})
 
     def argument_lines(self, names: Names) -> list[str]:
         """What the step reads, as text."""
@@ -236,19 +257,18 @@ class TaskGraph:
     """A step cut into work.
 
     Attributes:
-      outer: all equations outside the loop, in order; those that read an accumulator's result come after
-        the loop, the others may come before it.
-      stage_work: the work of the loop, in the order in which one microbatch passes through it. Its
-        equations read outer variables directly.
-      tasks: what each group runs in the loop, first to last; it has been checked. Like the work and the
-        accumulators, none if there is no loop.
+      outer: all equations outside of loops, in order; those that read an accumulator's result come after
+        its loop, the others may come before it.
+      stage_work: the work of the loops, loop by loop in the order in which one microbatch passes through it.
+        Its equations read outer variables directly.
+      tasks: for each loop what each group of its schedule runs, first to last; it has been checked.
     """
 
     traced: TracedStep
     outer: tuple[JaxprEqn, ...]
     stage_work: tuple[StageWork, ...]
     accumulators: tuple[Accumulator, ...]
-    tasks: tuple[tuple[Cell, ...], ...]
+    tasks: tuple[tuple[tuple[Cell, ...], ...], ...]
 
     def __str__(self) -> str:
         return "\n".join(self.lines(self.traced.names()))
@@ -273,8 +293,10 @@ class TaskGraph:
                 f"  {names.typed(a.result)} starts as {names.of(a.initial)}, "
                 f"{a.work} turns {names.of(a.state)} into {names.of(a.updated)}"
             )
-        lines.append("tasks")
-        return lines + [f"  group {i}: {' '.join(map(str, cells))}" for i, cells in enumerate(self.tasks)]
+        for loop, tasks in enumerate(self.tasks):
+            lines.append("tasks" if len(self.tasks) == 1 else f"tasks of loop {loop}")
+            lines += [f"  group {i}: {' '.join(map(str, cells))}" for i, cells in enumerate(tasks)]
+        return lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,13 +333,13 @@ class ShardedGraph:
 class PlacedEqn:
     """An outer equation and the groups that run it.
 
-    ``after`` tells whether it runs after the loop; ``levels`` has, for each group that runs it, how many
-    exchanges between groups come before it on its side of the loop.
+    ``place`` is the number of loops that run before it; ``levels`` has, for each group that runs it, how many
+    exchanges between groups come before it, from the last of these loops on.
     """
 
     eqn: JaxprEqn
     levels: Mapping[int, int]
-    after: bool
+    place: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,30 +371,28 @@ class PlacedGraph:
         lines.append("arguments and constants")
         for var in (*(a.var for a in traced.arguments), *(c.var for c in traced.constants)):
             sharded = f", sharded {spec}" if (spec := self.specs.get(var)) else ""
-            lines.append(f"  {names.typed(var)} on {_text(self.homes[var])}{sharded}")
-        lines += ["before the loop", *self._outside_lines(names, after=False), "accumulated in the loop"]
-        for accumulator in self.graph.accumulators:
-            group = self.stage_groups[accumulator.work.stage]
-            lines.append(f"  {names.typed(accumulator.result)} by {accumulator.work} on {group}")
-        lines += ["after the loop", *self._outside_lines(names, after=True), "results"]
+            lines.append(f"  {names.typed(var)} on {groups_text(self.homes[var])}{sharded}")
+        for place in range(len(traced.outside)):
+            if place:
+                lines += self._accumulator_lines(names, place - 1)
+            lines += [traced.place_text(place), *self._outside_lines(names, place)]
+        lines.append("results")
         for line, groups in zip(traced.result_lines(names), self.output_groups, strict=True):
-            lines.append(f"  on {_text(groups)}: {line}")
+            lines.append(f"  on {groups_text(groups)}: {line}")
         return "\n".join(lines)
 
-    def _outside_lines(self, names: Names, after: bool) -> list[str]:
+    def _accumulator_lines(self, names: Names, loop: int) -> list[str]:
+        traced = self.graph.traced
+        lines = [f"accumulated in {'the loop' if len(traced.loops) == 1 else f'loop {loop}'}"]
+        for accumulator in self.graph.accumulators:
+            if traced.loop_of(stage := accumulator.work.stage) == loop:
+                by = f"{accumulator.work} on {self.stage_groups[stage]}"
+                lines.append(f"  {names.typed(accumulator.result)} by {by}")
+        return lines
+
+    def _outside_lines(self, names: Names, place: int) -> list[str]:
         return [
-            f"  {names.equation(placed.eqn)}    # {_levels(placed.levels)}"
+            f"  {names.equation(placed.eqn)}    # {levels_text(placed.levels)}"
             for placed in self.eqns
-            if placed.after == after
+            if placed.place == place
         ]
-
-
-def _text(groups: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(groups))) or "no group"
-
-
-def _levels(levels: Mapping[int, int]) -> str:
-    by_level: dict[int, list[int]] = {}
-    for group, level in sorted(levels.items()):
-        by_level.setdefault(level, []).append(group)
-    return "; ".join(f"level {level} on {_text(groups)}" for level, groups in sorted(by_level.items()))

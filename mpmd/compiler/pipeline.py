@@ -120,7 +120,7 @@ def compile_step(
             result_stacks=[placement.stack for placement in wanted or ()],
         )
         traced = step(specs=(known := given_or_held(in_specs, held)))
-        if traced.loop is not None and traced.typed and known != in_specs:
+        if traced.loops and traced.typed and known != in_specs:
             traced = step(specs=in_specs)  # a loop's arguments come from anywhere: types follow from the call
         submeshes = [with_auto_axes(submesh) for submesh in submeshes]
         check_traced_step(traced)
@@ -131,7 +131,7 @@ def compile_step(
         given = per_part(results, out_specs(traced.out_shape)) if out_specs else None
         held = _of_parts(arguments, held)
         wanted = _of_parts(results, wanted)
-        if traced.loop is None:
+        if not traced.loops:
             in_specs = argument_specs(traced, submeshes, in_specs, given, held)
         specs = None if in_specs is None else [spec or () for spec in in_specs]
     with watch("split"):
@@ -141,12 +141,12 @@ def compile_step(
         sharded = shard(graph, submeshes, specs, given, partial_sums, gather)
         check_sharded_graph(sharded)
     with watch("place"):
-        if traced.loop is None:
+        if not traced.loops:
             there = [frozenset(placement.mpmd_idxs) for placement in held]
             asked = [frozenset(placement.mpmd_idxs) for placement in wanted]
-            placed = place(sharded, len(submeshes), there, asked)
+            placed = place(sharded, submeshes, there, asked)
         else:
-            placed = place(sharded, len(submeshes))
+            placed = place(sharded, submeshes)
         check_placed_graph(placed)
         check_specs(placed, submeshes, specs, given)
     with watch("lower"):

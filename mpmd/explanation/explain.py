@@ -89,6 +89,7 @@ class _Analysis:
                 *groups_without_backward(tasks),
                 *values_sent_again(edges),
             ),
+            loops=self._plan.loops,
         )
 
     def _input(self, leaf: InputLeaf) -> InputSummary:

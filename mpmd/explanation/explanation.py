@@ -16,6 +16,7 @@ from mpmd.explanation.leaves import (
 )
 from mpmd.explanation.tasks import TaskSummary, task_table
 from mpmd.explanation.traffic import EdgeTraffic, edge_table
+from mpmd.ir import LoopStages, loop_lines
 from mpmd.tables import first_few
 
 _RULE = """\
@@ -35,7 +36,8 @@ class Explanation:
     """Why the values of a step are where they are. ``str(explanation)`` is an overview.
 
     ``findings`` are sentences on what is probably not as the user meant it: a group with most of the work, or
-    without a backward, or a value that is sent again and again.
+    without a backward, or a value that is sent again and again. ``loops`` say which stages are those of which
+    loop: stages are numbered through all of them.
     """
 
     inputs: tuple[InputSummary, ...]
@@ -43,6 +45,7 @@ class Explanation:
     edges: tuple[EdgeTraffic, ...]
     tasks: tuple[TaskSummary, ...]
     findings: tuple[str, ...]
+    loops: tuple[LoopStages, ...] = ()
 
     @property
     def leaves(self) -> tuple[LeafSummary, ...]:
@@ -77,8 +80,16 @@ class Explanation:
         tables = (
             argument_table(self.leaves),
             result_table(self.outputs),
-            shared_table(self.leaves),
+            shared_table(self.leaves, self.loops),
             edge_table(self.edges),
             task_table(self.tasks),
         )
-        return "\n\n".join([_RULE, *filter(None, tables), *filter(None, [findings_text(self.findings)])])
+        loops = "\n".join(loop_lines(self.loops))
+        return "\n\n".join(
+            [
+                _RULE,
+                *([loops] if loops else []),
+                *filter(None, tables),
+                *filter(None, [findings_text(self.findings)]),
+            ]
+        )

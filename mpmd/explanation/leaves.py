@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd.explanation.uses import TaskUse, groups_text, numbers_text, tasks_text, use_lines
-from mpmd.ir import Aval, Spec
+from mpmd.ir import Aval, LoopStages, Spec
 from mpmd.tables import group_leaves, human_bytes, table
 
 
@@ -172,13 +172,15 @@ def _groups_using(uses: Iterable[TaskUse]) -> frozenset[tuple[int, bool]]:
     return frozenset((use.mpmd_idx, use.in_loop) for use in uses)
 
 
-def shared_table(leaves: Sequence[LeafSummary]) -> str:
+def shared_table(leaves: Sequence[LeafSummary], loops: Sequence[LoopStages]) -> str:
+    """A table of the weights that several stages of a loop share."""
     header = ("shared weight", "gradients accumulated by", "added by", "sent to groups")
     rows = []
     for leaf in leaves:
         if leaf.input and leaf.output and any(use.in_loop for use in leaf.input.read_by):
             parts = [use for use in leaf.output.tasks if use.in_loop]
-            if len(parts) > 1:
+            stages = [stage for use in parts for stage in use.stages[:1]]
+            if any(sum(stage in loop.stages for stage in stages) > 1 for loop in loops):
                 made_by, sent_to = tasks_text(leaf.output.made_by), numbers_text(leaf.output.sent_to)
                 rows.append((leaf.input.path, tasks_text(parts), made_by, sent_to))
     return table(header, rows)

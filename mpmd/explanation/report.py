@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.explanation.explanation import findings_text
-from mpmd.ir import Edge, Executable, Plan
+from mpmd.ir import Edge, Executable, LoopStages, Plan, loop_lines
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
 from mpmd.routes import Routes, Topology
 from mpmd.tables import aligned, human_bytes
@@ -73,6 +73,7 @@ class Report:
       are_specs_open: whether shardings are left to the groups' compilers, which have not chosen them: their
         values count as replicated.
       findings: what is probably not as the user meant it, as ``mpmd.explain`` says.
+      loops: which stages are those of which loop; shown if there are several.
     """
 
     groups: tuple[GroupReport, ...]
@@ -80,6 +81,7 @@ class Report:
     seconds: Mapping[str, float]
     are_specs_open: bool = False
     findings: tuple[str, ...] = ()
+    loops: tuple[LoopStages, ...] = ()
 
     def __str__(self) -> str:
         compiled = any(group.xla_seconds is not None for group in self.groups)
@@ -97,6 +99,7 @@ class Report:
         passes = {**self.seconds, "total": sum(self.seconds.values())}
         return "\n".join(
             [
+                *loop_lines(self.loops),
                 *aligned([header, *rows], left=()),
                 f"{self.executables} different executables in all",
                 "memory of each device at its peak:",
@@ -199,4 +202,4 @@ def report(
         for group, program in enumerate(plan.programs)
     )
     are_open = any(None in (*e.in_specs, *e.out_specs) for e in plan.executables)
-    return Report(groups, len(plan.executables), seconds, are_open, tuple(findings))
+    return Report(groups, len(plan.executables), seconds, are_open, tuple(findings), plan.loops)

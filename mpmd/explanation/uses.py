@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
@@ -45,6 +46,12 @@ class TaskUse:
     mpmd_idx: int
     in_loop: bool
     lines: tuple[SourceLine, ...]
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages of the task; none outside of loops."""
+        found = re.findall(r"(?:fwd|bwd|bwdA|bwdW)_(\d+)", self.task) if self.in_loop else []
+        return tuple(map(int, found))
 
 
 def tasks_text(uses: Iterable[TaskUse]) -> str:

@@ -138,15 +138,23 @@ class Chart:
 
     @property
     def size(self) -> str:
-        """The numbers of groups, stages and microbatches, as text."""
-        stages = len({task.stage for task in self.tasks})
-        microbatches = len({task.microbatch for task in self.tasks})
+        """The numbers of groups, stages and microbatches, as text. Loops may differ in their microbatches."""
+        microbatches: dict[int, set[int]] = {}
+        for task in self.tasks:
+            microbatches.setdefault(task.stage, set()).add(task.microbatch)
         counts = [
-            (len(self.groups), "group", "s"),
-            (stages, "stage", "s"),
-            (microbatches, "microbatch", "es"),
+            ([len(self.groups)], "group", "s"),
+            ([len(microbatches)], "stage", "s"),
+            (
+                list(dict.fromkeys(len(microbatches[stage]) for stage in sorted(microbatches))),
+                "microbatch",
+                "es",
+            ),
         ]
-        return ", ".join(f"{count} {noun}{'' if count == 1 else ending}" for count, noun, ending in counts)
+        return ", ".join(
+            f"{' and '.join(map(str, found)) or 0} {noun}{'' if found == [1] else ending}"
+            for found, noun, ending in counts
+        )
 
     @property
     def figures(self) -> str:

@@ -12,7 +12,7 @@ import jax
 
 from mpmd.callbacks import HostCallback
 from mpmd.errors import CallbackError
-from mpmd.ir import Task
+from mpmd.ir import Plan, Task
 from mpmd.runtime.requests import StepReply, Told, told_by
 
 _logger = logging.getLogger(__name__)
@@ -36,17 +36,18 @@ class CallbackThread:
         return threading.get_ident() in self._idents
 
     def call_after(
-        self, replies: Iterable[Future[StepReply]], callbacks: Sequence[HostCallback]
+        self, replies: Iterable[Future[StepReply]], callbacks: Sequence[HostCallback], plan: Plan
     ) -> Future[None]:
         """Calls what a step asks for when all groups have replied, or have failed to; returns at once.
 
-        Of a step that failed, what was told until then.
+        Of a step that failed, what was told until then. Lines that tasks print begin with the plan's names of
+        their stages.
 
         Returns: a future that raises ``CallbackError`` when a function raised; what comes after it in the
           step is not called.
         """
         enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        return self._executor.submit(_call_all, tuple(replies), tuple(callbacks), enable_x64)
+        return self._executor.submit(_call_all, tuple(replies), tuple(callbacks), plan, enable_x64)
 
     def wait(self) -> None:
         """Waits for all that was submitted; not in the thread itself, whose call would wait for itself."""
@@ -55,7 +56,7 @@ class CallbackThread:
 
 
 def _call_all(
-    replies: Sequence[Future[StepReply]], callbacks: Sequence[HostCallback], enable_x64: bool
+    replies: Sequence[Future[StepReply]], callbacks: Sequence[HostCallback], plan: Plan, enable_x64: bool
 ) -> None:
     concurrent.futures.wait(replies)
     calls = [
@@ -67,9 +68,9 @@ def _call_all(
     with jax.enable_x64(enable_x64):
         for _, callback, told, operands in sorted(calls, key=lambda call: call[0]):
             try:
-                callback.call(operands, _mark(told))
+                callback.call(operands, _mark(told, plan))
             except Exception as error:
-                where = f"{callback}, {_mark(told).strip() or told.task}"
+                where = f"{callback}, {_mark(told, plan).strip() or told.task}"
                 failure = CallbackError(f"{where}, raised {type(error).__name__}: {error}")
                 _logger.error("%s", failure, exc_info=error)  # also if no result of the step is ever read
                 raise failure from error
@@ -79,8 +80,8 @@ def _microbatch(told: Told) -> int | None:
     return told.task.microbatch if isinstance(told.task, Task) else None
 
 
-def _mark(told: Told) -> str:
+def _mark(told: Told, plan: Plan) -> str:
     """What stands before a line that a task prints."""
     if not isinstance(told.task, Task):
         return ""
-    return f"[stage {told.task.stage}, microbatch {told.task.microbatch}] "
+    return f"[{plan.stage_text(told.task.stage)}, microbatch {told.task.microbatch}] "

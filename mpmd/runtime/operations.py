@@ -42,9 +42,13 @@ class StepState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunTask:
-    """Calls an executable. Waits for it to end if ``synchronous``, or if the step has events."""
+    """Calls an executable. Waits for it to end if ``synchronous``, or if the step has events.
+
+    ``text`` is what errors call the task.
+    """
 
     task: AnyTask
+    text: str
     mpmd_idx: int
     call: Compiled
     inputs: tuple[int, ...]
@@ -54,7 +58,7 @@ class RunTask:
     kind: ClassVar[Kind] = Kind.TASK
 
     def __str__(self) -> str:
-        return f"running {self.task}"
+        return f"running {self.text}"
 
     def perform(self, state: StepState) -> None:
         """Raises ``TaskError`` when the executable fails."""
@@ -66,7 +70,7 @@ class RunTask:
             if results and (self.synchronous or events is not None):
                 results[-1].block_until_ready()  # an executable's results become ready together
         except Exception as error:
-            message = f"{self.task} failed on group {self.mpmd_idx}: {type(error).__name__}: {error}"
+            message = f"{self.text} failed on group {self.mpmd_idx}: {type(error).__name__}: {error}"
             raise TaskError(message, self.mpmd_idx, str(self.task)) from error
         for slot in self.donated:
             table[slot] = None
@@ -147,6 +151,7 @@ class CheckValues:
     """
 
     task: AnyTask
+    text: str
     mpmd_idx: int
     values: tuple[int, ...]
     texts: tuple[str, ...]
@@ -158,7 +163,7 @@ class CheckValues:
         found = first_refused([state.table[slot] for slot in self.values], state.refused)
         if found is not None:
             message = (
-                f"{self.task} on group {self.mpmd_idx} made a value with {state.refused}: {self.texts[found]}"
+                f"{self.text} on group {self.mpmd_idx} made a value with {state.refused}: {self.texts[found]}"
             )
             raise NonFiniteError(message, self.mpmd_idx, str(self.task))
 
@@ -239,6 +244,7 @@ def operations_of(
                 yield from receive(inputs)
                 yield RunTask(
                     task=task,
+                    text=plan.task_text(task),
                     mpmd_idx=here,
                     call=executables[executable],
                     inputs=slots_of(inputs),
@@ -248,7 +254,8 @@ def operations_of(
                 )
                 if passed := [name for name in outputs if name in texts]:
                     said = tuple(texts[name] for name in passed)
-                    unchecked.append(CheckValues(task, here, slots_of(passed), said))
+                    text = plan.task_text(task)
+                    unchecked.append(CheckValues(task, text, here, slots_of(passed), said))
             case Send(values, dst, tag):
                 yield from receive(values)
                 yield SendMessage(transport=transport, values=slots_of(values), src=here, dst=dst, tag=tag)

@@ -43,7 +43,8 @@ def sharded(graph):
 
 @pytest.fixture(scope="module")
 def placed(sharded):
-    return place(sharded, 2)
+    with mesh_of(2) as mesh:
+        return place(sharded, mesh.abstract_submeshes)
 
 
 def without(items, position):
@@ -61,32 +62,40 @@ def test_what_the_passes_make_is_right(traced, graph, placed):
 
 
 def mark(step):
-    return next(eqn for eqn in step.loop.eqns if eqn.primitive is mark_p)
+    return next(eqn for eqn in step.loops[0].eqns if eqn.primitive is mark_p)
+
+
+def with_loop(step, changes):
+    return replace(step, loops=(replace(step.loops[0], **changes(step.loops[0])),))
 
 
 OF_TRACED_STEPS = {
-    "lacks an equation of the loop": lambda s: replace(s, loop=replace(s.loop, eqns=s.loop.eqns[1:])),
-    "has an equation of the loop twice": lambda s: replace(
-        s, loop=replace(s.loop, eqns=(*s.loop.eqns, s.loop.eqns[-1]))
+    "lacks an equation of the loop": lambda s: with_loop(s, lambda loop: {"eqns": loop.eqns[1:]}),
+    "has an equation of the loop twice": lambda s: with_loop(
+        s, lambda loop: {"eqns": (*loop.eqns, loop.eqns[-1])}
     ),
-    "has the loop backwards": lambda s: replace(s, loop=replace(s.loop, eqns=s.loop.eqns[::-1])),
-    "lacks an equation after the loop": lambda s: replace(s, after=s.after[1:]),
-    "lacks a result of the loop": lambda s: replace(s, loop=replace(s.loop, results=s.loop.results[1:])),
+    "has the loop backwards": lambda s: with_loop(s, lambda loop: {"eqns": loop.eqns[::-1]}),
+    "numbers stages otherwise than marks": lambda s: with_loop(s, lambda loop: {"first_stage": 1}),
+    "lacks an equation after the loop": lambda s: replace(s, outside=(s.outside[0], s.outside[1][1:])),
+    "lacks a result of the loop": lambda s: with_loop(s, lambda loop: {"results": loop.results[1:]}),
     "lacks an argument": lambda s: replace(s, arguments=without(s.arguments, 1), carried_state=()),
     "has a mark outside": lambda s: replace(
-        s, after=(*s.after, mark(s).replace(invars=[s.results[0].var], outvars=mark(s).outvars[:1]))
-    ),
-    "has a mark without a stage": lambda s: replace(
         s,
-        loop=replace(
-            s.loop,
-            eqns=tuple(
+        outside=(
+            s.outside[0],
+            (*s.outside[1], mark(s).replace(invars=[s.results[0].var], outvars=mark(s).outvars[:1])),
+        ),
+    ),
+    "has a mark without a stage": lambda s: with_loop(
+        s,
+        lambda loop: {
+            "eqns": tuple(
                 eqn.replace(params={**eqn.params, "boundary": replace(eqn.params["boundary"], stage=None)})
                 if eqn.primitive is mark_p
                 else eqn
-                for eqn in s.loop.eqns
-            ),
-        ),
+                for eqn in loop.eqns
+            )
+        },
     ),
     "takes an argument for another one": lambda s: replace(
         s, carried_state=((0, s.carried_state[1][1]), *s.carried_state[2:])
@@ -158,7 +167,7 @@ def test_a_sharded_graph_that(fault, sharded):
 
 
 def last_before(placed):
-    return max(i for i, member in enumerate(placed.eqns) if not member.after)
+    return max(i for i, member in enumerate(placed.eqns) if member.place == 0)
 
 
 OF_PLACED_GRAPHS = {
@@ -171,7 +180,7 @@ OF_PLACED_GRAPHS = {
         p, eqns=changed(p.eqns, last_before(p), levels={1 - next(iter(p.eqns[last_before(p)].levels)): 0})
     ),
     "runs before the loop what needs the loop": lambda p: replace(
-        p, eqns=changed(p.eqns, len(p.eqns) - 1, after=False)
+        p, eqns=changed(p.eqns, len(p.eqns) - 1, place=0)
     ),
     "has a stage on a group that is not there": lambda p: replace(p, stage_groups=(0, 2)),
     "holds a result nowhere": lambda p: replace(p, output_groups=(frozenset(), *p.output_groups[1:])),

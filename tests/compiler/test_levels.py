@@ -67,7 +67,8 @@ def sharded(step, *args):
 
 
 def placed(step, *args):
-    return place(sharded(step, *args), GROUPS)
+    with mesh_of(GROUPS) as mesh:
+        return place(sharded(step, *args), mesh.abstract_submeshes)
 
 
 def test_trace(file_regression):
@@ -85,6 +86,22 @@ def test_trace(file_regression):
         return (sgd(weights, grads), lax.add(count, jnp.int32(1))), {"loss": loss, "one": 1.0, "xs": xs}
 
     file_regression.check(str(traced(step, (WEIGHTS, array(dtype=jnp.int32)), XS)))
+
+
+def two_loops(weights, xs):
+    """The second loop reads what the first one's gradients have made of the weights."""
+    first, grads = gradients(two_layers, weights, xs, mpmd.Std1F1B(2))
+    weights = sgd(weights, grads)
+    last, grads = gradients(two_layers, weights, xs[:1], mpmd.GPipe(2))
+    return sgd(weights, grads), lax.add(first, last)
+
+
+def test_trace_two_loops(file_regression):
+    file_regression.check(str(traced(two_loops, WEIGHTS, XS)))
+
+
+def test_place_two_loops(file_regression):
+    file_regression.check(str(placed(two_loops, WEIGHTS, XS)))
 
 
 @pytest.mark.parametrize("schedule", [mpmd.Std1F1B(2), mpmd.ZeroBubble(2)], ids=lambda s: s.name)

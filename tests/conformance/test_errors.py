@@ -9,11 +9,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import batch, layer, mse, weights
+from tests.support.models import batch, layer, mlp, mse, weights
 from tests.support.parity import assert_close, mesh_of
 from tests.support.programs.table import descend, loop
 
-HERE = r"test_errors\.py:\d+"
+HERE, TABLE = r"test_errors\.py:\d+", r"table\.py:\d+"
 
 
 def train(state, xs, ys, loss=mse):
@@ -155,9 +155,20 @@ def vmap_of_a_loop(state, xs, ys):
     return jax.vmap(lambda xs: train(state, xs, ys)[1])(jnp.stack([xs, xs]))
 
 
-def two_loops(state, xs, ys):
+def loops_of_unlike_meshes(state, xs, ys):
     state, _ = train(state, xs, ys)
-    return train(state, xs, ys)
+    return of_schedule(mpmd.GPipe(3), too_many_marks)(state, xs, ys)
+
+
+def loops_with_wrong_marks(state, xs, ys):
+    """Both have too few."""
+    first = of_schedule(mpmd.Std1F1B(3))(state, xs, ys)
+    return first + of_schedule(mpmd.Std1F1B(2), lambda p, x, y: jnp.mean(layer(p[0], x)))(state, xs, ys)
+
+
+def loop_in_a_loop_beside_another(state, xs, ys):
+    state, _ = train(state, xs, ys)
+    return loop_in_a_loop(state, xs, ys)
 
 
 def a_loop_whose_result_is_not_used(state, xs, ys):
@@ -185,10 +196,19 @@ REFUSED = {
         [
             r"has 3 calls of mark_stage_end, which end 3 stages, but the schedule Std1F1B\(num_stages=2\)",
             "it needs 1 mark, or 2 with one after the last stage",
+            r"on 2 groups, as where calls .* are those of Interleaved1F1B\(num_stages=4, mpmd_dim=2\)",
             rf"stage 0 ends at \S*{HERE} .*'embed'",
             rf"stage 1 ends at \S*{HERE} .*'middle'",
             rf"stage 2 ends at \S*{HERE}",
         ],
+    ),
+    "calls that feed one another": (
+        of_schedule(mpmd.ForwardOnly(2, 2), lambda p, x, y: jnp.mean(mlp(p, mlp(p, mlp(p, x))))),
+        [r"has 3 calls .* on 2 groups, .* are those of ForwardOnly\(num_stages=4, mpmd_dim=2\)"],
+    ),
+    "calls whose stages do not divide": (
+        of_schedule(mpmd.Std1F1B(3), lambda p, x, y: jnp.mean(mlp([*p, p[0]], mlp([*p, p[0]], x)))),
+        [r"has 4 calls .* on 3 groups, .* are those of ListSchedule\(num_stages=5, mpmd_dim=3\)"],
     ),
     "no marks": (of_loss(lambda p, x, y: jnp.mean(layer(p[0], x))), ["has 0 calls", "it needs 1 mark"]),
     "every that does not divide": (
@@ -255,7 +275,24 @@ REFUSED = {
     "loop in a loop": (loop_in_a_loop, ["a treduce within a treduce; only the outer loop can be pipelined"]),
     "gradient of a loop": (gradient_of_a_loop, ["treduce", "inside the function"]),
     "vmap of a loop": (vmap_of_a_loop, ["treduce", "vmap"]),
-    "two loops": (two_loops, ["has 2 treduce loops, at", "a step takes one: merge them, or write two steps"]),
+    "loops of unlike meshes": (
+        loops_of_unlike_meshes,
+        [
+            rf"GPipe\(num_stages=3\) of treduce at \S*{HERE} .* runs on 3 groups, but the mesh has 2",
+            rf"all loops run on the same groups \(other loops take 2 at \S*{TABLE}",
+        ],
+    ),
+    "wrong marks in two loops": (
+        loops_with_wrong_marks,
+        [
+            rf"treduce at \S*{HERE} .* has 1 call .* 3 stages",
+            rf"treduce at \S*{HERE} .* has 0 calls .* 2 stages",
+        ],
+    ),
+    "loop in a loop beside another": (
+        loop_in_a_loop_beside_another,
+        ["a treduce within a treduce; only the outer loop can be pipelined"],
+    ),
     "unused loop": (a_loop_whose_result_is_not_used, ["no result of the step depends on its treduce"]),
     "an operation's class": (of_operation(mpmd.Concat), [r"is not an operation, such as .*Concat\(axis=0\)"]),
     "an operation's name": (

@@ -65,3 +65,16 @@ def type_text(aval: Any) -> str:
 def indented(lines: Iterable[str]) -> list[str]:
     """The lines, two columns to the right."""
     return [f"  {line}" for line in lines]
+
+
+def groups_text(groups: Iterable[int]) -> str:
+    """Numbers of groups, ascending."""
+    return ", ".join(map(str, sorted(groups))) or "no group"
+
+
+def levels_text(levels: Mapping[int, int]) -> str:
+    """The levels of groups, and which groups have each."""
+    by_level: dict[int, list[int]] = {}
+    for group, level in sorted(levels.items()):
+        by_level.setdefault(level, []).append(group)
+    return "; ".join(f"level {level} on {groups_text(groups)}" for level, groups in sorted(by_level.items()))

@@ -70,14 +70,13 @@ class CellLowering:
 
     Args:
       graph: the step.
-      index: the variable of the microbatch index.
       stage_groups: the group of each stage.
       table: where the executables go.
     """
 
-    def __init__(self, graph: TaskGraph, index: Var, stage_groups: Sequence[int], table: ExecutableTable):
+    def __init__(self, graph: TaskGraph, stage_groups: Sequence[int], table: ExecutableTable):
         self._graph = graph
-        self._index = index
+        self._indices = {loop.index for loop in graph.traced.loops}
         self._stage_groups = stage_groups
         self._table = table
         self._stage_work = {member.work: member for member in graph.stage_work}
@@ -94,7 +93,7 @@ class CellLowering:
             for var in member.reads:
                 self._readers[var].append(member.work)
         self._states = {a.updated: a.state for a in graph.accumulators}
-        self._in_loop = {self._index, *self._states.values()}
+        self._in_loop = {*self._indices, *self._states.values()}
         self._in_loop |= {v for work in graph.stage_work for eqn in work.eqns for v in eqn.outvars}
         self._lowered: dict[tuple[tuple[TaskKind, int, int], ...], LoweredCell | None] = {}
 
@@ -134,7 +133,7 @@ class CellLowering:
             executable=self._table.add(label, group, reads, fused.eqns, outputs, told, stands_for),
             jaxpr=make_jaxpr(reads, fused.eqns, [*outputs, *told]),
             reads=tuple(self._read(var, offset, works) for var, offset in origins),
-            indices=tuple(offset for var, offset in origins if var is self._index),
+            indices=tuple(offset for var, offset in origins if var in self._indices),
             updates=tuple(a.state for a in updates),
             makes=tuple(makes),
             sent=tuple(i for i, made in enumerate(makes) if made.receivers),
@@ -151,7 +150,7 @@ class CellLowering:
 
     def _read(self, var: Var, offset: int, works: CellWork) -> CellValue:
         """What a cell reads."""
-        if var is self._index:
+        if var in self._indices:
             return CellValue(var, offset, INDEX_PATTERN)
         if var not in self._makers:
             return CellValue(var, offset)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend import core
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import AxisType, NamedSharding
 
 from mpmd.compat import with_constants_as_inputs
-from mpmd.compiler.jaxprs.equations import Atom, avals_of
+from mpmd.compiler.jaxprs.equations import Atom, aval_of
 
 
 def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Any:
@@ -22,7 +24,7 @@ def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequen
 
     def atom_key(atom: Atom) -> Any:
         if isinstance(atom, Literal):
-            return ("literal", atom.aval, np.asarray(atom.val).tobytes())
+            return ("literal", _type(atom), np.asarray(atom.val).tobytes())
         return numbers[atom]
 
     def eqn_key(eqn: JaxprEqn) -> Any:
@@ -32,11 +34,31 @@ def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequen
         params = tuple(
             (name, _param_key(value))
             for name, value in sorted(eqn.params.items())
-            if name not in _PARAMS_FOR_DIFFERENTIATION
+            if name not in _PARAMS_FOR_DIFFERENTIATION and not _says_nothing(name, value)
         )
-        return (eqn.primitive, inputs, params, tuple(avals_of(eqn.outvars)))
+        return (eqn.primitive, inputs, params, tuple(map(_type, eqn.outvars)))
 
-    return (tuple(avals_of(invars)), tuple(map(eqn_key, eqns)), tuple(map(atom_key, outvars)))
+    return (tuple(map(_type, invars)), tuple(map(eqn_key, eqns)), tuple(map(atom_key, outvars)))
+
+
+def _type(atom: Atom) -> Any:
+    """The type of a value, without the mesh that it was traced in where types do not say how it is sharded.
+
+    Arguments were traced in none, and what is computed of them in that of the group.
+    """
+    aval = aval_of(atom)
+    if isinstance(aval, ShapedArray) and _is_auto(aval.sharding):
+        return aval.shape, aval.dtype, aval.weak_type
+    return aval
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    """Whether a parameter is the type of a result, which does not say how it is sharded."""
+    return name == "out_sharding" and (value is None or _is_auto(value))
+
+
+def _is_auto(sharding: NamedSharding) -> bool:
+    return all(kind == AxisType.Auto for kind in sharding.mesh.axis_types)
 
 
 # Of custom_jvp and custom_vjp: a differentiated function needs them no more, and every trace makes new ones.

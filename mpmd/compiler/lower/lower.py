@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.callbacks import HostCallback, callback_of
-from mpmd.compiler.graph import Loop, PlacedEqn, PlacedGraph
+from mpmd.compiler.graph import Accumulator, PlacedEqn, PlacedGraph
 from mpmd.compiler.jaxprs.equations import free_variables, make_jaxpr, operands
 from mpmd.compiler.lower.cells import CellLowering, LoweredCell
 from mpmd.compiler.lower.executables import ExecutableTable
@@ -32,6 +32,7 @@ from mpmd.ir import (
     GroupProgram,
     InputLeaf,
     Instruction,
+    LoopStages,
     Name,
     OutputLeaf,
     OutsideTask,
@@ -46,7 +47,7 @@ from mpmd.ir import (
 from mpmd.keys import encode, to_aval
 from mpmd.names import constant_name, index_name, outside_name, outside_told_name
 from mpmd.program import Program
-from mpmd.schedules import total_order
+from mpmd.schedules import TaskLists, total_order
 
 INDEX = Aval((), "int32", 4)
 
@@ -89,10 +90,11 @@ class _Lowering:
     def run(self, donated: Sequence[bool]) -> Program:
         """The program, without frees and donations."""
         self._send_arguments()
-        self._outside(after=False)
-        if self._traced.loop is not None:
-            self._loop(self._traced.loop)
-        self._outside(after=True)
+        self._outside(0)
+        cells = CellLowering(self._graph, self._placed.stage_groups, self._table)
+        for loop, tasks in enumerate(self._graph.tasks):
+            self._loop(loop, tasks, cells)
+            self._outside(loop + 1)
         plan = Plan(
             programs=tuple(GroupProgram(i, tuple(program)) for i, program in enumerate(self._programs)),
             executables=tuple(self._table.executables.values()),
@@ -100,6 +102,10 @@ class _Lowering:
             constants=self._constant_leaves(),
             outputs=self._output_leaves(),
             submeshes=tuple(tuple(submesh.shape.items()) for submesh in self._table.meshes.submeshes),
+            loops=tuple(
+                LoopStages(loop.schedule.name, loop.first_stage, len(loop.stages), loop.num_microbatches)
+                for loop in self._traced.loops
+            ),
         )
         constants = {self._names[c.var]: np.asarray(encode(c.value)) for c in self._traced.constants}
         constants |= {index_name(m): np.asarray(m, np.int32) for m in self._index_groups}
@@ -187,24 +193,26 @@ class _Lowering:
         for group, names in sorted(wanted.items()):
             self._send(group, names)
 
-    def _outside(self, after: bool) -> None:
+    def _outside(self, place: int) -> None:
+        """Runs what is placed after so many loops."""
+        here = [placed for placed in self._placed.eqns if placed.place == place]
         members: dict[tuple[int, int], list[PlacedEqn]] = collections.defaultdict(list)
-        for placed in self._placed.eqns:
-            if placed.after == after:
-                for group, level in placed.levels.items():
-                    members[level, group].append(placed)
-        sources = self._sources(after)
-        for (level, group), eqns in sorted(members.items()):
-            self._run_outside(OutsideTask("after" if after else "before", level), group, eqns, sources)
-
-    def _sources(self, after: bool) -> dict[Var, tuple[int, int]]:
-        """For each variable made here, the level and the group that others get it from."""
-        return {
+        for placed in here:
+            for group, level in placed.levels.items():
+                members[level, group].append(placed)
+        # For each variable made here, the level and the group that others get it from.
+        sources = {
             var: min((level, group) for group, level in placed.levels.items())
-            for placed in self._placed.eqns
-            if placed.after == after
+            for placed in here
             for var in placed.eqn.outvars
         }
+        for (level, group), eqns in sorted(members.items()):
+            self._run_outside(self._task(place, level), group, eqns, sources)
+
+    def _task(self, place: int, level: int) -> OutsideTask:
+        if 0 < place < len(self._traced.loops):
+            return OutsideTask("between", level, place)
+        return OutsideTask("before" if place < len(self._traced.loops) else "after", level)
 
     def _run_outside(
         self,
@@ -252,13 +260,14 @@ class _Lowering:
             return []
         return sorted(self._uses[var].keys() - self._placed.homes[var])
 
-    def _loop(self, loop: Loop) -> None:
-        cells = CellLowering(self._graph, loop.index, self._placed.stage_groups, self._table)
-        states = {a.state: self._names[a.initial] for a in self._graph.accumulators}
-        for group, cell in total_order(self._graph.tasks):
+    def _loop(self, number: int, tasks: TaskLists, cells: CellLowering) -> None:
+        stages = self._traced.loops[number].stages
+        accumulators = [a for a in self._graph.accumulators if a.work.stage in stages]
+        states = {a.state: self._names[a.initial] for a in accumulators}
+        for _, cell in total_order(tasks):
             if (lowered := cells.lower(cell)) is not None:
-                self._run_cell(group, cell, lowered, states)
-        self._send_results(states)
+                self._run_cell(self._placed.stage_groups[cell.tasks[0].stage], cell, lowered, states)
+        self._send_results(accumulators, states)
 
     def _run_cell(self, group: int, cell: Cell, lowered: LoweredCell, states: dict[Var, Name]) -> None:
         """Runs a cell, and notes in ``states`` what accumulators' states are called afterwards."""
@@ -285,9 +294,9 @@ class _Lowering:
         self._jaxprs[group, cell] = lowered.jaxpr
         self._send(group, {outputs[i]: lowered.makes[i].receivers for i in lowered.sent})
 
-    def _send_results(self, states: Mapping[Var, Name]) -> None:
+    def _send_results(self, accumulators: Iterable[Accumulator], states: Mapping[Var, Name]) -> None:
         wanted: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
-        for accumulator in self._graph.accumulators:
+        for accumulator in accumulators:
             name = self._names[accumulator.result] = states[accumulator.state]
             group = self._placed.stage_groups[accumulator.work.stage]
             wanted[group][name] = sorted(self._uses[accumulator.result].keys() - {group})

@@ -1,4 +1,4 @@
-"""Decides where everything outside the loop lives: on which groups each value is and each equation runs.
+"""Decides where everything outside of loops lives: on which groups each value is and each equation runs.
 
 A value lives on a set of groups. Three rules, applied until nothing changes:
 
@@ -25,6 +25,7 @@ import collections
 from collections.abc import Iterator, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
+from jax.sharding import AbstractMesh
 
 from mpmd.callbacks import callback_of
 from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph, TaskGraph
@@ -32,7 +33,7 @@ from mpmd.compiler.jaxprs.conditionals import as_selections, only_computes, with
 from mpmd.compiler.jaxprs.cost import is_cheap, is_exact
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.place.exchanges import number_exchanges
-from mpmd.errors import CompileError
+from mpmd.compiler.place.place_stages import place_stages
 from mpmd.ir import Spec
 
 NOWHERE: GroupSet = frozenset()
@@ -40,43 +41,24 @@ NOWHERE: GroupSet = frozenset()
 
 def place(
     sharded: ShardedGraph,
-    mpmd_dim: int,
+    submeshes: Sequence[AbstractMesh],
     held: Sequence[GroupSet] | None = None,
     wanted: Sequence[GroupSet] | None = None,
 ) -> PlacedGraph:
-    """Places a sharded graph on ``mpmd_dim`` groups.
+    """Places a sharded graph on groups.
 
     Args:
+      submeshes: the shape of each group's submesh.
       held: for each argument of a function without a loop, the groups that have it; none for one that the
         caller sends to whoever reads it. ``None``: the caller sends all.
       wanted: for each result of such a function, the groups that are to have it; none, or ``None`` for all:
         where it is made.
 
-    Raises: ``CompileError`` when the schedule needs more groups.
+    Raises: ``CompileError`` when a schedule needs more groups.
     """
     graph = sharded.graph
-    placer = _Placer(graph, _stage_groups(graph, mpmd_dim), sharded.gathered, held or ())
-    return placer.run(mpmd_dim, sharded.specs, wanted or ())
-
-
-def _stage_groups(graph: TaskGraph, mpmd_dim: int) -> tuple[int, ...]:
-    """The group of each stage; none without a loop."""
-    if graph.traced.loop is None:
-        return ()
-    schedule = graph.traced.loop.schedule
-    if schedule.mpmd_dim > mpmd_dim:
-        raise CompileError(
-            f"the schedule {schedule} runs on {schedule.mpmd_dim} groups, but the mesh has {mpmd_dim}; "
-            "give it as many groups, or put several stages on a group with "
-            f"ListSchedule(num_stages={schedule.num_stages}, mpmd_dim={mpmd_dim})"
-        )
-    groups = {
-        task.stage: mpmd_idx
-        for mpmd_idx, cells in enumerate(graph.tasks)
-        for cell in cells
-        for task in cell.tasks
-    }
-    return tuple(groups[stage] for stage in range(schedule.num_stages))
+    placer = _Placer(graph, place_stages(graph, submeshes), sharded.gathered, held or ())
+    return placer.run(len(submeshes), sharded.specs, wanted or ())
 
 
 class _Placer:
@@ -89,7 +71,7 @@ class _Placer:
     ):
         self._graph = graph
         self._gathered = gathered
-        self._has_loop = graph.traced.loop is not None
+        self._has_loop = bool(graph.traced.loops)
         self._traced = graph.traced
         self._arguments = [argument.var for argument in graph.traced.arguments]
         self._constants = [constant.var for constant in graph.traced.constants]
@@ -102,7 +84,7 @@ class _Placer:
         self._eqns: list[JaxprEqn]
         self._anchor_of: list[GroupSet]
         self._anchor_all()
-        self._before = self._equations_before_loop()
+        self._places = self._places_of_equations()
 
     def run(self, mpmd_dim: int, specs: Mapping[Var, Spec], wanted: Sequence[GroupSet]) -> PlacedGraph:
         required = self._required_state() if self._has_loop else self._required_results(wanted)
@@ -112,7 +94,7 @@ class _Placer:
             graph=self._graph,
             mpmd_dim=mpmd_dim,
             stage_groups=self._stage_groups,
-            eqns=number_exchanges(self._eqns, runs, self._before),
+            eqns=number_exchanges(self._eqns, runs, self._places),
             homes=homes,
             output_groups=tuple(required.get(i) or homes[var] for i, var in enumerate(self._results)),
             specs=specs,
@@ -163,16 +145,39 @@ class _Placer:
             reading[var] |= reading[copy]
         return reading
 
-    def _equations_before_loop(self) -> set[int]:
-        """The positions of the equations that the loop needs, directly or not, and of callbacks before it."""
-        needed = {var for var, groups in self._loop_reads.items() if groups}
-        called = {callback for eqn in self._traced.before if (callback := callback_of(eqn))}
-        before: set[int] = set()
+    def _places_of_equations(self) -> list[int]:
+        """How many loops run before each equation: those before the first one that needs it.
+
+        What no loop needs comes after all, so that no loop waits for it. Callbacks stay where they are.
+        """
+        needed_by = self._first_loops()
+        after = len(self._traced.loops)
+        written = {
+            callback: place
+            for place, eqns in enumerate(self._traced.outside)
+            for eqn in eqns
+            if (callback := callback_of(eqn))
+        }
+        places = [after] * len(self._eqns)
         for i, eqn in reversed(list(enumerate(self._eqns))):
-            if callback_of(eqn) in called or any(var in needed for var in eqn.outvars):
-                before.add(i)
-                needed.update(operands(eqn))
-        return before
+            loops = [needed_by[var] for var in eqn.outvars if var in needed_by]
+            if callback := callback_of(eqn):
+                loops.append(written[callback])
+            places[i] = min(loops, default=after)
+            for var in operands(eqn):
+                needed_by[var] = min(needed_by.get(var, after), places[i])
+        return places
+
+    def _first_loops(self) -> dict[Var, int]:
+        """For the outer values that loops read, the number of the first such loop."""
+        graph = self._graph
+        reads = [(var, member.work.stage) for member in graph.stage_work for var in member.reads]
+        reads += [(a.initial, a.work.stage) for a in graph.accumulators]
+        found: dict[Var, int] = {}
+        for var, stage in reads:
+            loop = self._traced.loop_of(stage)
+            found[var] = min(found.get(var, loop), loop)
+        return found
 
     def _anchor_all(self) -> None:
         """For each variable the groups of its large operands, if any, or else those that it prefers.

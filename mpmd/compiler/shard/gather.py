@@ -75,7 +75,8 @@ def _axes_to_gather(
     """For outer values that tasks read, those of the axes that shard them on several devices of a group."""
     submesh_of = {
         task.stage: submesh
-        for submesh, cells in zip(submeshes, graph.tasks, strict=False)
+        for tasks in graph.tasks
+        for submesh, cells in zip(submeshes, tasks, strict=False)
         for cell in cells
         for task in cell.tasks
     }

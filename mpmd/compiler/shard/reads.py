@@ -1,4 +1,4 @@
-"""Finds the values of outside that the loop's tasks do not read as wholes, such as the batch."""
+"""Finds the values of outside that the loops' tasks do not read as wholes, such as the batch."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ class LoopReads(NamedTuple):
 
 
 def loop_reads(graph: TaskGraph) -> LoopReads:
-    """How the equations of each stage's work read values of outside. The step has a loop."""
-    loop = graph.traced.loop
-    assert loop is not None, "there are no tasks of stages without a loop"
+    """How the equations of each stage's work read values of outside."""
+    indices = {loop.index for loop in graph.traced.loops}
     outside = [*(a.var for a in graph.traced.arguments), *(c.var for c in graph.traced.constants)]
     outside += [var for eqn in graph.outer for var in eqn.outvars]
     origins = {var: frozenset({var}) for var in outside}
     found = LoopReads(set(), {}, set())
     for member in graph.stage_work:
-        _walk(member.eqns, origins, {loop.index}, found)
+        _walk(member.eqns, origins, indices, found)
     of_scans = LoopReads(set(), {}, set())
     for eqn in graph.outer:
         if eqn.primitive is scan_p:

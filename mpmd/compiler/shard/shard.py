@@ -39,7 +39,7 @@ def shard(
       gather: when weights that are sharded over the batch's axes are gathered.
     """
     sharded = ShardedGraph(graph, infer_specs(graph, in_specs, out_specs), {})
-    if graph.traced.loop is None or not any(map(any, (in_specs or ()))):
+    if not graph.traced.loops or not any(map(any, (in_specs or ()))):
         return sharded
     reads = loop_reads(graph)
     whole = microbatch_dimensions(graph.outer, reads.dimensions)

@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from mpmd.compiler.graph import Accumulator, StageWork
+from mpmd.compiler.graph import Accumulator, Loop, StageWork
 from mpmd.errors import CompileError
-from mpmd.ir import Cell, Task
+from mpmd.ir import Cell, FusedTask, Task
 from mpmd.schedules import Schedule, TaskLists, check_schedule
 
 
-def checked_tasks(schedule: Schedule, num_microbatches: int) -> tuple[tuple[Cell, ...], ...]:
+def checked_tasks(loop: Loop) -> tuple[tuple[Cell, ...], ...]:
     """What each group runs. Raises ``CompileError`` when the schedule gives lists that cannot run."""
+    schedule, num_microbatches = loop.schedule, loop.num_microbatches
     try:
         tasks = schedule.tasks(num_microbatches)
         check_schedule(tasks, schedule.num_stages, num_microbatches, schedule.mpmd_dim)
     except ValueError as error:
         raise CompileError(f"{schedule.name}.tasks({num_microbatches}): {error}") from error
-    return tuple(map(tuple, tasks))
+    if not loop.first_stage:
+        return tuple(map(tuple, tasks))
+    return tuple(tuple(_of_later_loop(cell, loop.first_stage) for cell in cells) for cells in tasks)
+
+
+def _of_later_loop(cell: Cell, first_stage: int) -> Cell:
+    """A cell of the schedule with the numbers of the step's stages."""
+    tasks = tuple(dataclasses.replace(task, stage=first_stage + task.stage) for task in cell.tasks)
+    return FusedTask(tasks) if isinstance(cell, FusedTask) else tasks[0]
 
 
 def check_schedule_fits(
-    schedule: Schedule, tasks: TaskLists, stages: Sequence[StageWork], accumulators: Sequence[Accumulator]
+    loop: Loop, tasks: TaskLists, stages: Sequence[StageWork], accumulators: Sequence[Accumulator]
 ) -> None:
     """Checks that the tasks run all the work of the loop, and in an order that gives its results.
 
     Raises: ``CompileError`` with all that does not fit.
     """
     members = [task for cells in tasks for cell in cells for task in cell.tasks]
-    faults = [*_without_tasks(schedule, members, stages), *_out_of_order(schedule, members, accumulators)]
+    faults = [*_without_tasks(loop, members, stages), *_out_of_order(loop.schedule, members, accumulators)]
     if faults:
         raise CompileError(faults)
 
 
-def _without_tasks(schedule: Schedule, members: Sequence[Task], stages: Sequence[StageWork]) -> Iterator[str]:
+def _without_tasks(loop: Loop, members: Sequence[Task], stages: Sequence[StageWork]) -> Iterator[str]:
     has_backward = any(task.kind != "fwd" for task in members)
     if not has_backward and any(stage.work.kind != "fwd" for stage in stages):
         yield (
-            f"the schedule {schedule} runs forwards only, but the loop takes gradients: use another one, or "
-            "call the loss without jax.grad"
+            f"the schedule {loop.schedule} runs forwards only, but the loop at {loop.where} takes gradients: "
+            "use another one, or call the loss without jax.grad"
         )
 
 

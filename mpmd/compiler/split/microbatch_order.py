@@ -11,20 +11,25 @@ from mpmd.compiler.graph import Work
 class MicrobatchOrder:
     """Numbers work in the order in which one microbatch passes through it: forwards up, then backwards down.
 
-    The positions are 0 to S-1 for the forwards of stages 0 to S-1, and S to 2S-1 for the backwards of stages
-    S-1 to 0. Both halves of a backward have its position. A value may only be
-    read by the work that makes it and by later work, whatever the schedule.
+    The positions are 0 to S-1 for the forwards of the S stages of a loop, from its first stage on, and S to
+    2S-1 for the backwards, from its last stage on. Both halves of a backward have its position. A value may
+    only be read by the work that makes it and by later work, whatever the schedule.
     """
 
-    num_stages: int
+    stages: range
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages)
 
     def position(self, work: Work) -> int:
-        return work.stage if work.kind == "fwd" else 2 * self.num_stages - 1 - work.stage
+        nth = work.stage - self.stages.start
+        return nth if work.kind == "fwd" else self.mirrored(nth)
 
     def work(self, position: int) -> Work:
         if position < self.num_stages:
-            return Work("fwd", position)
-        return Work("bwd", 2 * self.num_stages - 1 - position)
+            return Work("fwd", self.stages[position])
+        return Work("bwd", self.stages[self.mirrored(position)])
 
     def is_backward(self, position: int) -> bool:
         return position >= self.num_stages

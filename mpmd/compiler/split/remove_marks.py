@@ -44,12 +44,12 @@ class LoopBody:
 
 def remove_marks(loop: Loop, order: MicrobatchOrder) -> LoopBody:
     """Replaces what marks return by their operands."""
-    last_stage = order.num_stages - 1
+    last_stage = order.stages[-1]
     replacement: dict[Var, Atom] = {}
     behind: dict[Var, int] = {}  # for what a mark returns, the position of the work after it
     eqns: list[BodyEqn] = []
     closing: dict[Work, tuple[Var, ...]] = {}
-    written = 0
+    written = order.stages[0]
     for eqn in loop.eqns:
         earliest = max((behind[var] for var in operands(eqn) if var in behind), default=None)
         eqn = substitute(eqn, replacement)

@@ -1,12 +1,13 @@
-"""Cuts the loop's body into the work of stages, in phases."""
+"""Cuts the bodies of loops into the work of stages, in phases."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from mpmd.compiler.graph import Accumulator, StageWork, TaskGraph, TracedStep
-from mpmd.compiler.split.accumulate import accumulate
+from mpmd.compiler.graph import Accumulator, Loop, StageWork, TaskGraph, TracedStep
+from mpmd.compiler.split.accumulate import Accumulation, accumulate
 from mpmd.compiler.split.assign import assign
 from mpmd.compiler.split.check_schedule_fits import check_schedule_fits, checked_tasks
 from mpmd.compiler.split.keep_carried import check_carried, keep_carried
@@ -16,18 +17,37 @@ from mpmd.compiler.split.place_replicas import place_replicas
 from mpmd.compiler.split.remove_marks import remove_marks
 from mpmd.compiler.split.replicate import find_replicas
 from mpmd.compiler.split.split_backwards import split_backwards
+from mpmd.ir import Cell
 
 
 def split(traced: TracedStep) -> TaskGraph:
     """Splits a traced step into work.
 
-    Raises: ``CompileError`` when the schedule gives lists of tasks that cannot run or do not fit the loop.
+    Raises: ``CompileError`` when a schedule gives lists of tasks that cannot run or do not fit its loop.
     """
-    loop = traced.loop
-    if loop is None:
-        return TaskGraph(traced, outer=traced.after, stage_work=(), accumulators=(), tasks=())
-    tasks = checked_tasks(loop.schedule, loop.num_microbatches)
-    order = MicrobatchOrder(loop.schedule.num_stages)
+    loops = [_split_loop(loop) for loop in traced.loops]
+    outer = [*traced.outside[0]]
+    for loop, eqns in zip(loops, traced.outside[1:], strict=True):
+        outer += (*loop.accumulation.before, *loop.accumulation.after, *eqns)
+    return TaskGraph(
+        traced=traced,
+        outer=tuple(outer),
+        stage_work=tuple(member for loop in loops for member in loop.stage_work),
+        accumulators=tuple(accumulator for loop in loops for accumulator in loop.accumulators),
+        tasks=tuple(loop.tasks for loop in loops),
+    )
+
+
+class _SplitLoop(NamedTuple):
+    stage_work: tuple[StageWork, ...]
+    accumulation: Accumulation
+    accumulators: tuple[Accumulator, ...]
+    tasks: tuple[tuple[Cell, ...], ...]
+
+
+def _split_loop(loop: Loop) -> _SplitLoop:
+    tasks = checked_tasks(loop)
+    order = MicrobatchOrder(loop.stages)
     # 1. The marks go; what they said about the equations around them stays.
     body = remove_marks(loop, order)
     # 2. Some equations are computed by whatever reads them.
@@ -47,11 +67,8 @@ def split(traced: TracedStep) -> TaskGraph:
     accumulators = tuple(_with_half(accumulator, stage_work) for accumulator in accumulation.accumulators)
     check_carried(loop.schedule, stage_work, accumulators)
     # 9. The schedule has a task for all work, in an order that gives the loop's results.
-    check_schedule_fits(loop.schedule, tasks, stage_work, accumulators)
-    outer = (*traced.before, *accumulation.before, *accumulation.after, *traced.after)
-    return TaskGraph(
-        traced=traced, outer=outer, stage_work=stage_work, accumulators=accumulators, tasks=tasks
-    )
+    check_schedule_fits(loop, tasks, stage_work, accumulators)
+    return _SplitLoop(stage_work, accumulation, accumulators, tasks)
 
 
 def _with_half(accumulator: Accumulator, stage_work: Sequence[StageWork]) -> Accumulator:

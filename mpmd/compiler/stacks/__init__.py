@@ -9,7 +9,7 @@ nothing of stacks.
 """
 
 from mpmd.compiler.stacks.cut import CutStep, cut_stacks, has_marked_scan
-from mpmd.compiler.stacks.inline import in_loops, with_calls_open, with_marks_open
+from mpmd.compiler.stacks.inline import in_loops, with_calls_open, with_marks_open, with_own_variables
 from mpmd.compiler.stacks.marked_scans import without_marks
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "in_loops",
     "with_calls_open",
     "with_marks_open",
+    "with_own_variables",
     "without_marks",
 ]

@@ -14,6 +14,7 @@ from mpmd.compiler.jaxprs.equations import (
     called,
     inline_calls,
     inlined_eqns,
+    is_dropped,
     is_remat,
     lookup,
     substitute,
@@ -86,15 +87,18 @@ def _with_open_branch(branch: ClosedJaxpr) -> ClosedJaxpr:
     jaxpr, hoisted = with_calls_open(branch.jaxpr)
     if hoisted:  # branches that close over arrays stay as they are
         jaxpr = branch.jaxpr
-    return ClosedJaxpr(_renamed(jaxpr), branch.consts)
+    return ClosedJaxpr(with_own_variables(jaxpr), branch.consts)
 
 
-def _renamed(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr with variables of its own: JAX has the same branch of two conditionals once."""
+def with_own_variables(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with variables of its own.
+
+    JAX has the same branch of two conditionals once, and the same loop in two calls of a compiled function.
+    """
     renamed: dict[Var, Atom] = {var: Var(var.aval) for var in (*jaxpr.constvars, *jaxpr.invars)}
     eqns = []
     for eqn in jaxpr.eqns:
-        outvars = [Var(var.aval) for var in eqn.outvars]
+        outvars = [var if is_dropped(var) else Var(var.aval) for var in eqn.outvars]
         eqns.append(substitute(eqn, renamed).replace(outvars=outvars))
         renamed.update(zip(eqn.outvars, outvars, strict=True))
     return with_eqns(

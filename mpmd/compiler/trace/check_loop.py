@@ -20,7 +20,7 @@ _WHERE_A_MARK_CANNOT_BE = {
 
 
 def check_loop(jaxpr: Jaxpr) -> None:
-    """Checks that a step has no loop or one that can be pipelined, and marks only where a stage can end.
+    """Checks that the loops of a step can be pipelined, and that marks are only where a stage can end.
 
     Where there is no loop, no stage ends, and marks may be anywhere.
 
@@ -45,11 +45,6 @@ def check_loop(jaxpr: Jaxpr) -> None:
                 )
             if any_inside(eqn, mark_p) and (loops or is_in_scope(eqn, SCOPE)):
                 faults.append(_mark_outside(eqn))
-    if len(loops) > 1:
-        faults.append(
-            f"the step has {len(loops)} treduce loops, at {', '.join(map(where, loops))}; "
-            "a step takes one: merge them, or write two steps"
-        )
     for loop in loops:
         if loop.params["schedule"] is None:
             faults.append(

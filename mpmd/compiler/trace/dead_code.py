@@ -1,9 +1,9 @@
-"""Removes the equations, and the results of the loop, that no result of the step needs."""
+"""Removes the equations, the loops and the results of loops that no result of the step needs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from jax.extend.core import JaxprEqn, Var
 from jax.interpreters import partial_eval
@@ -14,15 +14,33 @@ from mpmd.errors import CompileError
 
 
 def without_dead_code(
-    before: Sequence[JaxprEqn], loop: Loop, after: Sequence[JaxprEqn], results: Sequence[Var]
-) -> tuple[tuple[JaxprEqn, ...], Loop, tuple[JaxprEqn, ...]]:
-    """What the results need of the equations before the loop, of the loop, and of those after it.
+    outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop], results: Sequence[Var]
+) -> tuple[tuple[tuple[JaxprEqn, ...], ...], tuple[Loop, ...]]:
+    """What the results need of loops, and of the equations before, between and after them.
 
-    Raises: ``CompileError`` when the results need nothing of the loop.
+    Raises: ``CompileError`` when the results need none of the loops.
     """
-    live_after = live_eqns(after, results)
-    read_after = {*free_variables(live_after), *results}
-    kept = tuple(result for result in loop.results if result.result in read_after)
+    wanted: set[Var] = set(results)
+    live = [live_eqns(outside[-1], wanted)]
+    kept: list[Loop] = []
+    for loop, eqns in zip(reversed(loops), reversed(outside[:-1]), strict=True):
+        wanted.update(free_variables(live[0]))
+        if (alive := _live_loop(loop, wanted)) is None:
+            live[0] = (*live_eqns(eqns, wanted), *live[0])
+            continue
+        kept.insert(0, alive)
+        wanted.update(free_variables(alive.eqns))
+        wanted.update(_variables(atom for r in alive.results for atom in (r.value, r.initial)))
+        live.insert(0, live_eqns(eqns, wanted))
+    if loops and not kept:
+        at = ", ".join(loop.where for loop in loops)
+        raise CompileError(f"no result of the step depends on its treduce, at {at}")
+    return tuple(live), tuple(kept)
+
+
+def _live_loop(loop: Loop, wanted: Set[Var]) -> Loop | None:
+    """What is needed of a loop for its results that are wanted; ``None`` if that is nothing."""
+    kept = tuple(result for result in loop.results if result.result in wanted)
     while True:  # until all states that callbacks read are kept
         body = live_eqns(loop.eqns, [result.value for result in kept])
         read_in_loop = {*free_variables(body), *_variables(result.value for result in kept)}
@@ -31,10 +49,8 @@ def without_dead_code(
             break
         kept = needed
     if not kept and not any(eqn.effects for eqn in body):
-        raise CompileError("no result of the step depends on its treduce")
-    initial = _variables(result.initial for result in kept)
-    live_before = live_eqns(before, [*read_after, *read_in_loop, *initial])
-    return live_before, dataclasses.replace(loop, eqns=body, results=kept), live_after
+        return None
+    return dataclasses.replace(loop, eqns=body, results=kept)
 
 
 def live_eqns(eqns: Sequence[JaxprEqn], wanted: Iterable[Atom]) -> tuple[JaxprEqn, ...]:

@@ -70,12 +70,13 @@ class _Lifted:
 def _rewritten(jaxpr: Jaxpr, path: tuple[int | None, ...]) -> Jaxpr:
     eqns: list[JaxprEqn] = []
     found, outvars = _without_callbacks(jaxpr, path)
+    # A loop has the number of its equation, as the first part of the positions in it.
+    numbers = (i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is treduce_p)
     for item in found:
         if isinstance(item, _Lifted):
             eqns.append(_carried_out_by_driver(item))
-        elif item.primitive is treduce_p and has_callback(item):
-            # The loop has the number of its equation, as the first part of the positions in it.
-            number = next(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is treduce_p)
+        elif item.primitive is treduce_p:
+            number = next(numbers)
             body = _rewritten(item.params["body"], (*path, number, None))
             eqns.append(item.replace(params={**item.params, "body": body}))
         else:

@@ -13,11 +13,12 @@ from mpmd.compiler.graph import Loop
 from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import CompileError
-from mpmd.schedules import Schedule
+from mpmd.schedules import Interleaved1F1B, ListSchedule, Schedule
+from mpmd.schedules.base import AnyPlacement, RoundRobin
 
 
-def number_marks(loop: Loop) -> Loop | None:
-    """The loop with numbers in its marks; ``None`` if these do not make as many stages as its schedule has.
+def number_marks(loops: Sequence[Loop]) -> tuple[Loop, ...]:
+    """The loops with numbers in their marks, where these make as many stages as their schedules have.
 
     A mark ends the stage after those that end at the marks it depends on. So models that do not depend on
     one another, such as an actor and a critic, pass the same stages, each with marks of its own. If that
@@ -26,24 +27,50 @@ def number_marks(loop: Loop) -> Loop | None:
     This comes before dead code is removed: when the loss is computed before the last stage, the marks of the
     later stages are dead code.
     """
-    stages = _stages(loop)
-    return None if stages is None else _numbered(loop, stages)
+    numbered = ((loop, _stages(loop)) for loop in loops)
+    return tuple(loop if stages is None else _numbered(loop, stages) for loop, stages in numbered)
 
 
-def number_live_marks(loop: Loop, numbered: bool) -> Loop:
-    """The loop without dead code, with numbers in its marks.
+def number_live_marks(loops: Sequence[Loop], before: Sequence[Loop]) -> tuple[Loop, ...]:
+    """The loops without dead code, with numbers in their marks. Stages are numbered through all loops.
 
     Args:
-      numbered: whether ``number_marks`` gave the marks numbers, before dead code was removed.
+      before: the loops after ``number_marks``, with dead code.
 
-    Raises: ``CompileError`` when they have none and do not make as many stages as the schedule has.
+    Raises: ``CompileError`` naming every loop whose marks do not make as many stages as its schedule has.
     """
-    stages = _stages(loop)
-    if stages is not None:
-        return _numbered(loop, stages)
-    if numbered:
+    had_stages = {loop.index: _stages(loop) is not None for loop in before}
+    faults: list[str] = []
+    numbered: list[Loop] = []
+    for loop in loops:
+        stages = _stages(loop)
+        if stages is not None and not _has_orphans(loop):
+            loop = _numbered(loop, stages)
+        elif not had_stages[loop.index]:
+            faults.append(_wrong_number_of_marks(loop))
+        numbered.append(loop)
+    if faults:
+        raise CompileError(faults)
+    sizes = (loop.schedule.num_stages for loop in numbered)
+    return tuple(map(_with_first_stage, numbered, itertools.accumulate(sizes, initial=0)))
+
+
+def _with_first_stage(loop: Loop, first_stage: int) -> Loop:
+    """The loop with this number for its first stage."""
+    if not first_stage:
         return loop
-    raise CompileError(_wrong_number_of_marks(_ends(loop), _marks_before(loop), loop.schedule))
+    boundaries = {
+        mark.boundary: Boundary(mark.boundary.name, first_stage + mark.boundary.stage)
+        for _, mark in _marks(loop)
+        if mark.boundary.stage is not None
+    }
+    eqns = tuple(
+        eqn.replace(params={**eqn.params, "boundary": boundaries[mark.boundary]})
+        if (mark := mark_of(eqn))
+        else eqn
+        for eqn in loop.eqns
+    )
+    return dataclasses.replace(loop, first_stage=first_stage, eqns=eqns)
 
 
 def _marks(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
@@ -53,6 +80,11 @@ def _marks(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
 def _ends(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
     """The marks that the user wrote, without those that differentiation derived from them."""
     return [(eqn, mark) for eqn, mark in _marks(loop) if mark.forward and not mark.linear]
+
+
+def _has_orphans(loop: Loop) -> bool:
+    """Whether what a mark returns is dead code, but derivatives through it are not, as of a penalty."""
+    return not {mark.boundary for _, mark in _marks(loop)} <= {mark.boundary for _, mark in _ends(loop)}
 
 
 def _stages(loop: Loop) -> Sequence[int] | None:
@@ -116,17 +148,33 @@ def _ends_at(loop: Loop, boundary: Boundary, ends: Sequence[int]) -> Iterator[tu
     yield from zip(cotangents, itertools.cycle(reversed(ends)), strict=False)
 
 
-def _wrong_number_of_marks(
-    ends: Sequence[tuple[JaxprEqn, Mark]], stages: Sequence[int], schedule: Schedule
-) -> str:
+def _wrong_number_of_marks(loop: Loop) -> str:
+    ends, stages, schedule = _ends(loop), _marks_before(loop), loop.schedule
     found, wanted = max(stages, default=-1) + 1, schedule.num_stages
     lines = (f"\n  stage {stage} ends at {_place(*end)}" for stage, end in zip(stages, ends, strict=True))
-    places = "".join(lines)
-    return (
-        f"the function that treduce applies has {_count(len(ends), 'call')} of mark_stage_end, which end "
-        f"{_count(found, 'stage')}, but the schedule {schedule} has {_count(wanted, 'stage')}: it needs "
-        f"{_count(wanted - 1, 'mark')}, or {wanted} with one after the last stage.{places}"
+    more = (
+        f"; that many stages on {_count(schedule.mpmd_dim, 'group')}, as where calls of a network feed one "
+        f"another, are those of {_with_stages(schedule, found)}"
     )
+    return (
+        f"the function that treduce at {loop.where} applies has {_count(len(ends), 'call')} of "
+        f"mark_stage_end, which end {_count(found, 'stage')}, but the schedule {schedule} has "
+        f"{_count(wanted, 'stage')}: it needs {_count(wanted - 1, 'mark')}, or {wanted} with one after the "
+        f"last stage{more if found > wanted else ''}.{''.join(lines)}"
+    )
+
+
+def _with_stages(schedule: Schedule, ends: int) -> str:
+    """A schedule for as many groups and for stages with so many ends, as text.
+
+    It places stages round robin, so the stages of the next call of a network are where its weights are.
+    """
+    fits_others = isinstance(schedule, RoundRobin | AnyPlacement)
+    family = schedule.name if fits_others else Interleaved1F1B.__name__
+    even = (stages for stages in (ends, ends + 1) if stages % schedule.mpmd_dim == 0)
+    if (stages := next(even, None)) is None:
+        family, stages = ListSchedule.__name__, ends + 1
+    return f"{family}(num_stages={stages}, mpmd_dim={schedule.mpmd_dim})"
 
 
 def _count(number: int, noun: str) -> str:

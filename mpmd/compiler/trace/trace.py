@@ -1,4 +1,4 @@
-"""Traces a train step once, and finds its microbatch loop, if it has one."""
+"""Traces a train step once, and finds its microbatch loops, if it has any."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from mpmd.compiler.jaxprs.equations import (
     substitute,
     traced_eqns,
 )
+from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.stacks import CutStep, cut_stacks
-from mpmd.compiler.trace.dead_code import live_eqns, without_dead_code
+from mpmd.compiler.trace.dead_code import without_dead_code
 from mpmd.compiler.trace.host_callbacks import with_host_callbacks
 from mpmd.compiler.trace.number_marks import number_live_marks, number_marks
 from mpmd.compiler.trace.written import WrittenStep, write_down
@@ -55,8 +56,8 @@ def trace(
       argument_stacks, result_stacks: for a function without a loop, how each leaf of the arguments and of the
         result is in parts; ``None`` for one that is whole, none if all are.
 
-    Raises: ``CompileError`` for a step with several loops, and for marks that do not make the stages of the
-      loop's schedule.
+    Raises: ``CompileError`` for loops that cannot be pipelined, and for marks that do not make the stages of
+      the schedules.
     Warns: ``PerformanceWarning`` for marks without a loop, and for equations that put parts together.
     """
 
@@ -83,11 +84,10 @@ def _loses_weak_type(traced: TracedStep, argument: int, result: int) -> bool:
 
 def _dtypes(traced: TracedStep) -> list[Any]:
     """The dtypes of all that a step computes, other than by conversions that change weak types alone."""
-    loop = traced.loop
-    eqns = (*traced.before, *(loop.eqns if loop else ()), *traced.after)
-    return [aval_of(result.result).dtype for result in (loop.results if loop else ())] + [
+    segments = (*traced.outside, *(loop.eqns for loop in traced.loops))
+    return [aval_of(result.result).dtype for loop in traced.loops for result in loop.results] + [
         aval.dtype
-        for eqn in eqns
+        for eqn in itertools.chain(*segments)
         for aval in avals_of(eqn.outvars)
         if eqn.primitive.name != "convert_element_type" or aval.dtype != aval_of(eqn.invars[0]).dtype
     ]
@@ -98,20 +98,18 @@ def _traced(written: WrittenStep, cut: CutStep) -> TracedStep:
     result_leaves = tuple(map(_leaf, paths(written.out_shape), written.jaxpr.outvars, cut.result_stacks))
     jaxpr = with_host_callbacks(cut.jaxpr)
     copies, result_vars = _result_vars(jaxpr, cut.constants)
-    before, loop, after = _around_loop(jaxpr, copies, result_vars)
-    read = {atom for eqn in (*before, *after) for atom in eqn.invars if isinstance(atom, Var)}
-    if loop is not None:
-        read |= {atom for eqn in loop.eqns for atom in eqn.invars if isinstance(atom, Var)}
-        of_results = (atom for result in loop.results for atom in (result.initial, result.value))
-        read |= {atom for atom in of_results if isinstance(atom, Var)}
+    outside, loops = _segments(jaxpr, copies, result_vars)
+    segments = (*outside, *(loop.eqns for loop in loops))
+    read = {atom for eqn in itertools.chain(*segments) for atom in eqn.invars if isinstance(atom, Var)}
+    for result in itertools.chain(*(loop.results for loop in loops)):
+        read |= {atom for atom in (result.initial, result.value) if isinstance(atom, Var)}
     argument_names = [name for leaf in argument_leaves for name in leaf.names]
     result_names = [name for leaf in result_leaves for name in leaf.names]
     return TracedStep(
         arguments=tuple(map(Argument, argument_names, jaxpr.invars)),
         constants=tuple(Constant(var, value) for var, value in cut.constants.items() if var in read),
-        before=before,
-        loop=loop,
-        after=after,
+        loops=loops,
+        outside=outside,
         results=tuple(map(Result, result_names, result_vars)),
         out_shape=written.out_shape,
         argument_leaves=argument_leaves,
@@ -138,19 +136,22 @@ def _carried_parts(
             yield from ((first_argument[i] + p, first_result[j] + p) for p in range(len(arguments[i].names)))
 
 
-def _around_loop(
+def _segments(
     jaxpr: Jaxpr, copies: Sequence[JaxprEqn], wanted: Sequence[Var]
-) -> tuple[tuple[JaxprEqn, ...], Loop | None, tuple[JaxprEqn, ...]]:
-    """The live equations before the loop, the loop, and the live equations after it."""
-    at = next((i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is treduce_p), None)
-    if at is None:
-        return (), None, live_eqns([*jaxpr.eqns, *copies], wanted)
-    loop = _loop(jaxpr.eqns[at])
-    numbered = number_marks(loop)
-    before, loop, after = without_dead_code(
-        jaxpr.eqns[:at], numbered or loop, [*jaxpr.eqns[at + 1 :], *copies], wanted
-    )
-    return before, number_live_marks(loop, numbered is not None), after
+) -> tuple[tuple[tuple[JaxprEqn, ...], ...], tuple[Loop, ...]]:
+    """The live equations before, between and after the loops, and the loops."""
+    outside: list[list[JaxprEqn]] = [[]]
+    loops: list[Loop] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is treduce_p:
+            loops.append(_loop(eqn))
+            outside.append([])
+        else:
+            outside[-1].append(eqn)
+    outside[-1] += copies
+    numbered = number_marks(loops)
+    live, live_loops = without_dead_code(outside, numbered, wanted)
+    return live, number_live_marks(live_loops, numbered)
 
 
 def _loop(eqn: JaxprEqn) -> Loop:
@@ -181,6 +182,7 @@ def _loop(eqn: JaxprEqn) -> Loop:
     )
     eqns = tuple(substitute(inner, outer) for inner in body.eqns)
     return Loop(
+        where=where(eqn),
         index=index,
         eqns=eqns,
         results=results,

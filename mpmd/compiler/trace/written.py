@@ -12,7 +12,13 @@ from jax.sharding import AbstractMesh
 from mpmd.compat import with_constants_as_inputs
 from mpmd.compiler.jaxprs.equations import inline_calls
 from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
-from mpmd.compiler.stacks import has_marked_scan, in_loops, with_calls_open, with_marks_open
+from mpmd.compiler.stacks import (
+    has_marked_scan,
+    in_loops,
+    with_calls_open,
+    with_marks_open,
+    with_own_variables,
+)
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.carried_state import find_carried_state
 from mpmd.compiler.trace.check_loop import check_loop
@@ -65,7 +71,7 @@ def write_down(
 ) -> WrittenStep:
     """Has JAX trace ``fun(*args, **kwargs)``, for arguments as of ``trace``.
 
-    Raises: ``CompileError`` for a step with several loops, for marks where no stage can end, and for scans
+    Raises: ``CompileError`` for loops that cannot be pipelined, for marks where no stage can end, and for scans
       over arrays of different sizes; whatever the step raises.
     Warns: ``PerformanceWarning`` for marks without a loop.
     """
@@ -103,6 +109,7 @@ def _inlined(
     values = dict(zip(jaxpr.invars, closed.consts, strict=False))
     jaxpr, hoisted = inline_calls(jaxpr, lambda eqn: True)
     values |= hoisted
+    jaxpr, _ = in_loops(jaxpr, lambda body: (with_own_variables(body), {}))
     jaxpr, hoisted = in_loops(jaxpr, with_marks_open)
     values |= hoisted
     jaxpr, hoisted = in_loops(jaxpr, lambda body: inline_calls(body, has_callback))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any
+
+import pytest
 
 import mpmd
 from mpmd.loaded_step import LoadedStep
@@ -24,6 +27,7 @@ class Case:
       tolerance: the largest difference there may be between two floats.
       steps: how many are run, each with the state of the one before.
       holds: asserts what the plan of the loaded step is to be like.
+      warns: what the ``PerformanceWarning`` of compiling it says, as a pattern; ``None``: there is none.
     """
 
     step: Callable[..., tuple[Any, Any]]
@@ -35,6 +39,13 @@ class Case:
     tolerance: float = 2e-5
     steps: int = 2
     holds: Callable[[LoadedStep], None] | None = None
+    warns: str | None = None
+
+    def warned(self) -> contextlib.AbstractContextManager[Any]:
+        """Asserts that the warning is given within."""
+        if self.warns is None:
+            return contextlib.nullcontext()
+        return pytest.warns(mpmd.PerformanceWarning, match=self.warns)
 
 
 @dataclasses.dataclass(frozen=True)

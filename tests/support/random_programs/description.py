@@ -114,6 +114,7 @@ class Program(Described):
       results: what the step returns besides.
       submesh: how a group's devices share the work.
       donate: the arguments that are given up: the ``state`` or ``all``.
+      again: the schedule and the number of groups of a second loop, with what the first one has updated.
     """
 
     stages: tuple[Stage, ...]
@@ -154,6 +155,7 @@ class Program(Described):
     submesh: str = ""
     spare_groups: int = 0
     donate: str = ""
+    again: tuple[str, int] | None = None
 
     @property
     def precise(self) -> bool:

@@ -90,7 +90,9 @@ def programs(draw):
     loop_over_index = draw(rarely)
     keys_in_batch = draw(st.booleans()) and any(side.kind in KEYS for side in sides)
     microbatches = draw(st.integers(1, 6))
-    schedule, groups = draw(st.sampled_from(placements(len(chain), microbatches, trains)))
+    possible = placements(len(chain), microbatches, trains)
+    schedule, groups = draw(st.sampled_from(possible))
+    second = [(name, size) for name, size in possible if size <= groups]
     program = Program(
         stages=tuple(without_dangling_skips(chain)),
         groups=groups,
@@ -130,6 +132,7 @@ def programs(draw):
         submesh=draw(st.sampled_from([""] * 32 + list(SUBMESHES))),
         spare_groups=draw(mostly(0, 0, 0, 1)),
         donate=draw(mostly("", "", "state", "all")),
+        again=draw(st.sampled_from([None] * 3 * len(second) + second)),
     )
     return fitting(in_order(differentiable(program)))
 
@@ -167,5 +170,9 @@ def in_order(program):
     operations = {program.loss_operation, program.gradient_operation}
     operations |= {output.operation for output in program.outputs}
     depends = program.statistics or not operations <= {"Add", "Max", "Concat(0)", "Concat(1)", "Concat(-1)"}
-    schedule = "Shuffled" if depends and program.schedule == "Unordered" else program.schedule
-    return dataclasses.replace(program, schedule=schedule)
+
+    def ordered(name):
+        return "Shuffled" if depends and name == "Unordered" else name
+
+    again = program.again and (ordered(program.again[0]), program.again[1])
+    return dataclasses.replace(program, schedule=ordered(program.schedule), again=again)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -68,14 +69,17 @@ def step_of(program):
             batch = batch | {"x": jnp.tanh(batch["x"] - batch["x"].mean())}
         rate = state["counter"] if program.counter == "float" else 0.9
         shared = {"keys": keys, "rate": rate, "statistics": state.get("statistics")}
-        loop = functools.partial(loop_of, program)
-        loop = jax.jit(loop) if program.jit == "loop" else loop
-        weights = prepared(program.before, state["params"], rate)
-        results = loop(weights, batch, shared, state.get("sums"))
-        if program.mode == "grad":
-            results |= train(program, state, results)
-        if program.statistics:
-            state["statistics"] = state["statistics"] * 0.9 + results["statistics"] * 0.1
+        results = {}
+        for one in loops_of(program):
+            loop = functools.partial(loop_of, one)
+            loop = jax.jit(loop) if program.jit == "loop" else loop
+            weights = prepared(program.before, state["params"], rate)
+            found = loop(weights, batch, shared, state.get("sums"))
+            if program.mode == "grad":
+                found |= train(program, state, found)
+            if program.statistics:
+                state["statistics"] = state["statistics"] * 0.9 + found["statistics"] * 0.1
+            results = found if one is program else found | {"first": results}
         if program.average:
             state["average"] = jax.tree.map(
                 lambda a, p: (a * 0.9 + p * 0.1).astype(a.dtype), state["average"], state["params"]
@@ -98,6 +102,15 @@ def step_of(program):
         return state, results | {name: others[name] for name in program.results}
 
     return step
+
+
+def loops_of(program):
+    """The program, and what it is in its second loop, if it has one."""
+    if program.again is None:
+        return [program]
+    schedule, groups = program.again
+    again = dataclasses.replace(program, schedule=schedule, groups=groups, chance=program.chance + 1)
+    return [program, again]
 
 
 def train(program, state, results):

@@ -1,0 +1,93 @@
+"""Says on which group each stage is."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+
+from jax.extend.core import Var
+from jax.sharding import AbstractMesh
+
+from mpmd.compiler.graph import GroupSet, TaskGraph, TracedStep
+from mpmd.compiler.jaxprs.equations import aval_of, operands, size
+from mpmd.errors import CompileError
+
+
+def place_stages(graph: TaskGraph, submeshes: Sequence[AbstractMesh]) -> tuple[int, ...]:
+    """The group of each stage of all loops; none without a loop.
+
+    The first schedule's groups are the mesh's, in their order. Those of a later loop are so, too, unless more
+    bytes of what it reads are already where they are needed if all its stages go some groups further on. So
+    a discriminator that is trained alone, and then behind a generator, stays on its groups. Where submeshes
+    differ, the user has chosen what runs on which.
+
+    Raises: ``CompileError`` naming all loops whose schedules need more groups than there are.
+    """
+    _check_sizes(graph.traced, len(submeshes))
+    placed: dict[int, int] = {}
+    for tasks in graph.tasks:
+        rows = {task.stage: row for row, cells in enumerate(tasks) for c in cells for task in c.tasks}
+        shift = 0
+        if placed and len(set(submeshes)) == 1:
+            shift = _best_shift(graph, placed, rows, len(submeshes))
+        placed |= {stage: (row + shift) % len(submeshes) for stage, row in rows.items()}
+    return tuple(placed[stage] for stage in sorted(placed))
+
+
+def _check_sizes(traced: TracedStep, mpmd_dim: int) -> None:
+    faults = []
+    for loop in traced.loops:
+        schedule = loop.schedule
+        if schedule.mpmd_dim > mpmd_dim:
+            others = ", ".join(
+                f"{other.schedule.mpmd_dim} at {other.where}" for other in traced.loops if other is not loop
+            )
+            same = f"; all loops run on the same groups (other loops take {others})" if others else ""
+            faults.append(
+                f"the schedule {schedule} of treduce at {loop.where} runs on {schedule.mpmd_dim} groups, but "
+                f"the mesh has {mpmd_dim}{same}; give it as many groups, or put several stages on a group "
+                f"with ListSchedule(num_stages={schedule.num_stages}, mpmd_dim={mpmd_dim})"
+            )
+    if faults:
+        raise CompileError(faults)
+
+
+def _best_shift(graph: TaskGraph, placed: Mapping[int, int], rows: Mapping[int, int], mpmd_dim: int) -> int:
+    """By how many groups a loop's stages move on, so that as many bytes as possible need not move.
+
+    Args:
+      placed: the groups of the stages of the loops before.
+      rows: for each stage of the loop, the group that its schedule has it on.
+    """
+    held = _held(graph, placed)
+    reads = {(var, rows[m.work.stage]) for m in graph.stage_work if m.work.stage in rows for var in m.reads}
+    there: collections.Counter[int] = collections.Counter()
+    for var, row in reads:
+        for group in held.get(var, ()):
+            there[(group - row) % mpmd_dim] += size(var) * aval_of(var).dtype.itemsize
+    most = max(there.values(), default=0)
+    return min((shift for shift, nbytes in there.items() if nbytes == most), default=0)
+
+
+def _held(graph: TaskGraph, placed: Mapping[int, int]) -> dict[Var, GroupSet]:
+    """Where state is, what loops have accumulated, and what is made of such arrays and has their size.
+
+    Only as far as the loops before decide it. The batch comes from the caller, wherever it is read.
+    """
+    traced = graph.traced
+    state = {traced.arguments[argument].var for argument, _ in traced.carried_state}
+    state |= {constant.var for constant in traced.constants}
+    held: dict[Var, GroupSet] = collections.defaultdict(frozenset)
+    for member in graph.stage_work:
+        for var in state.intersection(member.reads) if member.work.stage in placed else ():
+            if size(var) > 1:
+                held[var] |= {placed[member.work.stage]}
+    for a in graph.accumulators:
+        if a.work.stage in placed and size(a.result) > 1:
+            held[a.result] |= {placed[a.work.stage]}
+    for eqn in graph.outer:
+        for var in eqn.outvars:
+            alike = [held[other] for other in operands(eqn) if other in held and size(other) == size(var)]
+            if alike:
+                held[var] |= frozenset.intersection(*alike) or alike[0]
+    return held

@@ -1,0 +1,272 @@
+"""What users see of a step with several loops: where stages are, and what tasks are called."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mpmd
+from mpmd.ir import OutsideTask, Run, Send
+from mpmd.render.chart import Chart
+from mpmd.simulate import Costs
+from tests.conformance.test_callback_order import in_order, noting
+from tests.support.models import batch, layer, mlp, mse, weights
+from tests.support.parity import mesh_of
+from tests.support.programs.several_loops import gradients, microbatches
+from tests.support.programs.table import descend
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+GROUPS = mpmd.AbstractMpmdMesh({"stage": 4}, "stage")
+
+
+def planned(step, *args, mesh=GROUPS):
+    return mpmd.jit(step, mesh).lower(*args)
+
+
+def groups_of_stages(step):
+    """The group of each stage, as the plan has them."""
+    found = {
+        member.stage: program.mpmd_idx
+        for program in step.plan.programs
+        for run in program.runs
+        if not isinstance(run.task, OutsideTask)
+        for member in run.task.tasks
+    }
+    return [found[stage] for stage in sorted(found)]
+
+
+def epochs(*schedules, loss=mse):
+    """A step with a loop for each schedule, each with an update behind it."""
+
+    def step(params, xs, ys):
+        losses = []
+        for schedule in schedules:
+            total, grads = gradients(loss, params, (xs, ys), schedule)
+            params = descend(params, grads)
+            losses.append(total)
+        return params, losses
+
+    return step
+
+
+def behind_another(first, second, schedules):
+    """The first loop updates a part of the parameters alone, the second one updates all of them."""
+
+    def step(params, xs, ys):
+        parts = params[first], params[second]
+        one, grads = gradients(mse, parts[0], (xs, ys), schedules[0])
+        own = descend(parts[0], grads)
+        both = (own, parts[1]) if first.start == 0 else (parts[1], own)
+        joined = [*both[0], *both[1]]
+        two, grads = gradients(mse, joined, (xs, ys), schedules[1])
+        return descend(joined, grads), (one, two)
+
+    return step
+
+
+PLACED = {
+    "the same schedule": (epochs(mpmd.Std1F1B(4), mpmd.Std1F1B(4)), [0, 1, 2, 3, 0, 1, 2, 3]),
+    "on a part of the groups": (
+        epochs(mpmd.GPipe(2), mpmd.Std1F1B(2), loss=lambda p, x, y: mse(p[:2], x, y)),
+        [0, 1, 0, 1],
+    ),
+    "the front of a model": (
+        behind_another(slice(0, 2), slice(2, 4), (mpmd.GPipe(2), mpmd.Std1F1B(4))),
+        [0, 1, 0, 1, 2, 3],
+    ),
+    "the end of a model": (
+        behind_another(slice(2, 4), slice(0, 2), (mpmd.GPipe(2), mpmd.Std1F1B(4))),
+        [0, 1, 2, 3, 0, 1],
+    ),
+    "several stages on a group": (
+        epochs(mpmd.Std1F1B(4), mpmd.Interleaved1F1B(4, 2)),
+        [0, 1, 2, 3, 0, 1, 0, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize(("step", "groups"), PLACED.values(), ids=PLACED)
+def test_stages_are_where_their_weights_are(step, groups):
+    assert groups_of_stages(planned(step, weights(4), *batch())) == groups
+
+
+def test_groups_that_differ_run_what_their_schedules_say():
+    uneven = mpmd.AbstractMpmdMesh([{"data": 1}, {"data": 2}, {"data": 1}, {"data": 1}])
+    step = PLACED["the end of a model"][0]
+    assert groups_of_stages(planned(step, weights(4), *batch(), mesh=uneven)) == [0, 1, 0, 1, 2, 3]
+
+
+def test_no_weight_moves_between_loops():
+    step = planned(epochs(mpmd.Std1F1B(4), mpmd.ZeroBubble(4)), weights(4), *batch())
+    between = [
+        name
+        for program in step.plan.programs
+        for i in program.instructions
+        if isinstance(i, Send)
+        for name in i.values
+        if name.startswith(("before", "between", "after"))
+    ]
+    assert not between
+    assert all(len(leaf.mpmd_idxs) == 1 for leaf in step.plan.inputs[:8])
+
+
+def test_a_loop_waits_for_no_update_that_it_does_not_read():
+    """The updates of both losses come after both loops; with a norm, they would have all groups wait."""
+
+    def step(params, xs, ys):
+        one, first = gradients(mse, params[0], (xs, ys), mpmd.Std1F1B(4))
+        two, second = gradients(mse, params[1], (xs, ys), mpmd.Std1F1B(4))
+        return (descend(params[0], first), descend(params[1], second)), one + two
+
+    plan = planned(step, (weights(4), weights(4)), *batch()).plan
+    for program in plan.programs:
+        tasks = [run.task for run in program.runs]
+        first_outside = [i for i, task in enumerate(tasks) if isinstance(task, OutsideTask)]
+        assert {str(tasks[i]) for i in first_outside} <= {"before_0", "between_1__0", "after_0"}
+        assert sum(str(task).startswith("after") for task in tasks) == 1
+        between = [run for run in program.runs if str(run.task) == "between_1__0"]
+        assert all(not run.inputs for run in between), "zeros for accumulators alone"
+
+
+def test_equal_tasks_of_all_loops_share_executables():
+    step = planned(epochs(mpmd.Std1F1B(4), mpmd.Std1F1B(4), mpmd.Std1F1B(4)), weights(4), *batch())
+    kinds = {"fwd", "bwd"}
+    names = {executable.name for executable in step.plan.executables}
+    assert {name for name in names if name.split("_")[0] in kinds} == {
+        *(f"fwd_{stage}" for stage in (0, 1, 3)),
+        *(f"bwd_{stage}" for stage in (0, 2, 3)),
+    }
+
+
+def test_the_explanation_and_the_report_name_the_loops():
+    step = planned(epochs(mpmd.Std1F1B(4), mpmd.Interleaved1F1B(4, 4)), weights(4), *batch())
+    said = (
+        "loops:\n  loop 0, Std1F1B: stages 0 to 3, 4 microbatches\n  loop 1, Interleaved1F1B: stages 4 to 7"
+    )
+    explanation = mpmd.explain(step)
+    for text in (explanation, step.report(), step.plan):
+        assert said in str(text)
+    assert "shared weight" not in str(explanation)
+    weight = str(explanation.leaf("args[0][1]['w']"))
+    assert "between_1__0" in weight and "bwd_1" in weight and "bwd_5" in weight
+    assert "loops:" not in str(mpmd.explain(planned(epochs(mpmd.Std1F1B(4)), weights(4), *batch())))
+
+
+def test_the_simulation_and_the_chart_have_both_loops():
+    def step(params, xs, ys):
+        one, grads = gradients(mse, params, (xs, ys), mpmd.Std1F1B(4))
+        params = descend(params, grads)
+        return params, one + gradients(mse, params, microbatches((xs, ys), 2), mpmd.GPipe(4))[0]
+
+    plan = planned(step, weights(4), *batch())
+    costs = Costs(kinds={"fwd": 1, "bwd": 1}, tasks={("fwd", 4): 3})
+    simulation = plan.simulate(costs)
+    ends = {event.label: event.end for event in simulation.events}
+    # A stage of the second loop begins when its own last backward is done: its weights are updated there.
+    assert ends["fwd_4__0"] == ends["bwd_0__3"] + 3
+    chart = Chart.of(simulation, of_plan=True)
+    assert chart.size == "4 groups, 8 stages, 4 and 2 microbatches"
+    assert chart.stages == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_measured_costs_tell_loops_apart():
+    with mesh_of(2) as mesh:
+        step = mpmd.jit(epochs(mpmd.Std1F1B(2), mpmd.GPipe(2)), mesh).compile(weights(2), *batch())
+        _, events = step.profile(weights(2), *batch())
+    costs = Costs.measured(events)
+    assert {stage for _, stage in costs.tasks} == {0, 1, 2, 3}
+    assert (0, OutsideTask("between", 0, 1)) in costs.outside
+    assert step.simulate(costs).makespan > 0
+
+
+def test_callbacks_keep_their_order():
+    seen = []
+    tell = noting(seen, ordered=True)
+
+    def step(params, xs, ys):
+        for number, schedule in enumerate((mpmd.Std1F1B(2), mpmd.GPipe(2))):
+
+            def loss(params, i, number=number):
+                h = mpmd.mark_stage_end(layer(params[0], xs[i]))
+                tell(f"stage of {number}", i, h)
+                return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+
+            tell(f"before {number}", -1, params[0]["b"])
+            total, grads = mpmd.treduce_i(
+                lambda i, p=params, loss=loss: jax.value_and_grad(loss)(p, i), 4 - number, schedule, mpmd.Add
+            )
+            params = descend(params, grads)
+            tell(f"after {number}", -1, params[1]["b"])
+        return params, total
+
+    with mesh_of(2) as mesh:
+        names = [name for name, *_ in in_order(step, mesh, seen, weights(2), *batch())]
+    assert names == [
+        "before 0",
+        *["stage of 0"] * 4,
+        "after 0",
+        "before 1",
+        *["stage of 1"] * 3,
+        "after 1",
+    ]
+
+
+def test_prints_name_the_loop(capfd):
+    def loss(params, x, y):
+        h = mlp(params, x)
+        jax.debug.print("loss")
+        return jnp.mean((h - y) ** 2)
+
+    with mesh_of(2) as mesh:
+        step = epochs(mpmd.Std1F1B(2), mpmd.GPipe(2), loss=loss)
+        jax.block_until_ready(mpmd.jit(step, mesh)(weights(2), *batch()))
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[:4] == [f"[stage 1 of loop 0, microbatch {i}] loss" for i in range(4)]
+    assert lines[4:] == [f"[stage 1 of loop 1, microbatch {i}] loss" for i in range(4)]
+
+
+def test_a_failing_task_says_of_which_loop_it_is():
+    def explode(h):
+        raise ArithmeticError("too hot")
+
+    def hot(params, x, y):
+        h = mlp(params, x)
+        h = jax.pure_callback(explode, jax.ShapeDtypeStruct(h.shape, h.dtype), jax.lax.stop_gradient(h))
+        return mse(params, x, y) + h.mean()
+
+    def step(params, xs, ys):
+        one, grads = gradients(mse, params, (xs, ys), mpmd.Std1F1B(2))
+        two, grads = gradients(hot, descend(params, grads), (xs, ys), mpmd.GPipe(2))
+        return descend(params, grads), (one, two)
+
+    with mesh_of(2) as mesh:
+        _, (_, two) = mpmd.jit(step, mesh)(weights(2), *batch())
+        said = r"(?s)fwd_3__0 \(stage 1 of loop 1\) failed on group 1: .*too hot"
+        with pytest.raises(mpmd.TaskError, match=said) as caught:
+            float(two)
+    assert (caught.value.mpmd_idx, caught.value.label) == (1, "fwd_3__0")
+
+
+def test_what_is_not_read_after_the_first_loop_is_freed():
+    """The first loop's residuals, gradients and updated weights are gone when the step ends."""
+    step = planned(epochs(mpmd.Std1F1B(4), mpmd.Std1F1B(4)), weights(4), *batch())
+    plan = step.plan
+    for program in plan.programs:
+        held = set(plan.resident(program.mpmd_idx))
+        for instruction in program.instructions:
+            match instruction:
+                case Run(_, name, inputs, outputs):
+                    held -= {inputs[i] for i in plan.executable(name).donated}
+                    held |= set(outputs)
+                case _ if str(instruction).startswith("free"):
+                    held -= set(instruction.values)
+                case _ if " = recv" in str(instruction):
+                    held |= set(instruction.values)
+        results = {leaf.name for leaf in plan.outputs_of(program.mpmd_idx).values()}
+        assert held == results | set(plan.resident(program.mpmd_idx))
+
+
+def test_a_step_with_loops_is_checked_against_plain_jax():
+    with mesh_of(2) as mesh:
+        step = epochs(mpmd.Std1F1B(2), mpmd.GPipe(2))
+        assert mpmd.check(mpmd.jit(step, mesh), step, weights(2), *batch(), steps=1).ok

@@ -1,0 +1,231 @@
+"""Losses that pass a network several times: derivatives through its marks, calls that feed one another."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import mpmd
+from tests.support.models import CLIPPED_ADAM, WIDTH, batch, init, keys, layer, mlp, mse, weights
+from tests.support.programs.scanned_layers import model, scanned, squares, stacked
+from tests.support.programs.table import Case, descend, program, train
+
+THROUGH_MARKS = "the loss takes derivatives through mark_stage_end: .* on one group"
+
+
+def homes_of(loaded, argument="args[0][0]"):
+    """The groups of each leaf of an argument."""
+    return [leaf.mpmd_idxs for leaf in loaded.plan.inputs if leaf.path.startswith(argument)]
+
+
+def stays_on_one_group_each(loaded):
+    """Asserts that each weight is on the group of its stages alone: two arrays for each of three layers."""
+    assert homes_of(loaded) == [(0,), (0,), (1,), (1,), (2,), (2,)]
+
+
+def slope_of(score, x):
+    """The norm of the gradient of each example's score."""
+    slopes = jax.vmap(jax.grad(lambda row: score(row[None])[0]))(x)
+    return jnp.sqrt(jnp.sum(slopes**2, -1) + 1e-3)
+
+
+def scores(params, x):
+    return jnp.mean(mlp(params, x), -1)
+
+
+def wasserstein(params, x, y, apply=scores):
+    between = 0.3 * x + 0.7 * y
+    penalty = jnp.mean((slope_of(lambda row: apply(params, row), between) - 1) ** 2)
+    return apply(params, y).mean() - apply(params, x).mean() + 10 * penalty
+
+
+@program(on_ray=True)
+def gradient_penalty_of_a_critic():
+    """As of a Wasserstein GAN: of points between real and generated ones."""
+    return train(wasserstein, weights(3), optimizer=CLIPPED_ADAM, warns=THROUGH_MARKS)
+
+
+def only_the_slope(params, x, y):
+    """The model's value is dead code, its derivative is not."""
+    return jnp.mean(jax.grad(lambda x: jnp.sum(mlp(params, x) * y))(x) ** 2)
+
+
+def zero_centred(params, x, y):
+    score, slope = jax.value_and_grad(lambda x: jnp.mean(mlp(params, x) * y))(x)
+    return jax.nn.softplus(-score) + 5 * jnp.mean(slope**2)
+
+
+def curvature(params, x, y):
+    """A product with a Hessian: forward mode over reverse mode."""
+    slope = jax.grad(lambda x: mse(params, x, y))
+    return mse(params, x, y) + jnp.mean(jax.jvp(slope, (x,), (jnp.ones_like(x),))[1] ** 2)
+
+
+def adversarial(params, x, y):
+    """The second pass sees inputs that the first one's gradient has moved."""
+    moved = jax.lax.stop_gradient(jnp.sign(jax.grad(lambda x: mse(params, x, y))(x)))
+    return mse(params, x, y) + jnp.mean(0.1 * moved * mlp(params, x))
+
+
+@program({f.__name__: f for f in (only_the_slope, zero_centred, curvature, adversarial)})
+def derivative_through_marks(loss):
+    return train(loss, weights(3), warns=THROUGH_MARKS)
+
+
+@program({"compiled": jax.jit, "rematerialised": jax.checkpoint})
+def gradient_penalty_of_a_function(transformed):
+    return train(
+        lambda params, x, y: wasserstein(params, x, y, lambda p, x: transformed(scores)(p, x)),
+        weights(3),
+        warns=THROUGH_MARKS,
+    )
+
+
+def scanned_mlp(params, x):
+    return scanned(lambda h, p: mpmd.mark_stage_end(layer(p, h), every=2), x, params["layers"])
+
+
+@program()
+def gradient_penalty_of_scanned_layers():
+    def loss(params, x, y):
+        return wasserstein(params, x, y, lambda p, x: jnp.mean(scanned_mlp(p, x), -1))
+
+    return train(loss, stacked(), warns=THROUGH_MARKS)
+
+
+@program()
+def slope_of_scanned_layers_alone():
+    """The mark after the last layer is dead code, the derivative through it is not."""
+
+    def loss(params, x, y):
+        return jnp.mean(jax.grad(lambda x: jnp.sum(scanned_mlp(params, x) * y))(x) ** 2)
+
+    return train(loss, stacked(), warns=THROUGH_MARKS)
+
+
+@program()
+def an_inner_step_through_all_stages():
+    """Meta-learning: all stages take a step on one half of a microbatch, and are judged on the other one."""
+
+    def loss(params, x, y):
+        adapted = descend(params, jax.grad(mse)(params, x[:2], y[:2]))
+        return mse(adapted, x[2:], y[2:])
+
+    schedule = mpmd.ListSchedule(num_stages=5, mpmd_dim=3, split_backward=False)
+    return train(loss, weights(3), schedule=schedule, warns=THROUGH_MARKS)
+
+
+def recycled(params, x, y, passes=2):
+    """The network reads what it has made of its input before."""
+    h = jnp.zeros_like(x)
+    for number in range(passes):
+        h = mlp(params, x + 0.5 * h)
+        h = mpmd.mark_stage_end(h) if number < passes - 1 else h
+    return squares(h, y)
+
+
+def estimated_by_itself(params, x, y):
+    """Self-conditioning: no gradient through the first pass."""
+    first = jax.lax.stop_gradient(mpmd.mark_stage_end(mlp(params, x)))
+    return squares(mlp(params, x + first), y)
+
+
+FEEDING = {
+    "recycling": (recycled, mpmd.Interleaved1F1B(6, 3)),
+    "recycling three times": (lambda *a: recycled(*a, passes=3), mpmd.Interleaved1F1B(9, 3)),
+    "recycling, zero bubble": (recycled, mpmd.InterleavedZeroBubble(6, 3)),
+    "recycling, breadth first": (recycled, mpmd.LoopedBFS(6, 3)),
+    "self-conditioning": (estimated_by_itself, mpmd.Interleaved1F1B(6, 3)),
+}
+
+
+@program(FEEDING, on_ray=["recycling"])
+def calls_that_feed_one_another(case):
+    loss, schedule = case
+    return train(loss, weights(3), schedule=schedule, optimizer=CLIPPED_ADAM, holds=stays_on_one_group_each)
+
+
+@program()
+def scanned_layers_that_are_recycled():
+    def loss(params, x, y):
+        return squares(scanned_mlp(params, x + scanned_mlp(params, x)), y)
+
+    def holds(loaded):
+        assert homes_of(loaded) == [(0,), (1,), (2,)] * 2
+
+    return train(loss, stacked(), schedule=mpmd.Interleaved1F1B(6, 3), holds=holds)
+
+
+def siamese(params, x, y):
+    near, far = jnp.sum((mlp(params, x) - mlp(params, 0.9 * x)) ** 2, -1), jnp.abs(mlp(params, y))
+    return jnp.mean(near) + jnp.mean(jax.nn.relu(0.5 - far))
+
+
+def preferences(params, x, y):
+    """Direct preference optimisation, with a frozen reference of the same shape."""
+
+    def likelihood(params, x):
+        return jax.nn.log_softmax(mlp(params, x))[:, 0]
+
+    reference = jax.lax.stop_gradient(weights(3)[::-1])
+    chosen = likelihood(params, x) - likelihood(reference, x)
+    rejected = likelihood(params, y) - likelihood(reference, y)
+    return -jnp.mean(jax.nn.log_sigmoid(chosen - rejected))
+
+
+def dropped_twice(params, x, y):
+    """R-Drop: two passes with different masks are to agree."""
+
+    def noisy(key):
+        h = x
+        for i, p in enumerate(params):
+            h = layer(p, h) * jax.random.bernoulli(jax.random.fold_in(key, i), 0.8, (WIDTH,))
+            h = mpmd.mark_stage_end(h) if i < 2 else h
+        return h
+
+    one, other = map(noisy, keys(2))
+    return squares(one, y) + squares(one, other)
+
+
+@program({f.__name__: f for f in (siamese, preferences, dropped_twice)}, on_ray=["siamese"])
+def calls_beside_one_another(loss):
+    def holds(loaded):
+        assert homes_of(loaded) == [(0,), (0,), (1,), (1,), (2,), (2,)]
+
+    return train(loss, weights(3), optimizer=CLIPPED_ADAM, holds=holds)
+
+
+@program()
+def scanned_layers_that_are_passed_for_two_views():
+    single = model()
+
+    def loss(params, x, y):
+        one, other = scanned_mlp(params, x), scanned_mlp(params, x + 0.1)
+        frozen = jax.lax.stop_gradient(scanned_mlp(stacked(), y))
+        return single(params, x, y) + squares(one, other) + 0.1 * squares(one, frozen)
+
+    return train(loss, stacked(), optimizer=CLIPPED_ADAM)
+
+
+@program()
+def a_critic_whose_penalty_is_taken_in_mixed_precision():
+    """The gradient is of bfloat16 weights, and updates those of float32."""
+
+    def loss(params, x, y):
+        half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+        slope = jax.grad(lambda x: jnp.sum(mlp(half, x)).astype(jnp.float32))(x.astype(jnp.bfloat16))
+        return mse(params, x, y) + 0.1 * jnp.mean(slope.astype(jnp.float32) ** 2)
+
+    def step(state, xs, ys):
+        params, moments = state
+        total, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(loss)(params, *mb),
+            (xs, ys),
+            schedule=mpmd.Std1F1B(3),
+            operation=mpmd.Mean,
+        )
+        updates, moments = optax.adam(1e-2).update(grads, moments, params)
+        return (optax.apply_updates(params, updates), moments), total
+
+    return Case(
+        step, init(weights(3), optax.adam(1e-2)), batch(), tolerance=5e-2, steps=1, warns=THROUGH_MARKS
+    )

@@ -1,0 +1,422 @@
+"""Steps with several loops, each with a schedule of its own, in the order of their data."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+import mpmd
+from tests.support.models import (
+    CLIPPED_ADAM,
+    WIDTH,
+    batch,
+    init,
+    keys,
+    layer,
+    mlp,
+    mse,
+    weights,
+)
+from tests.support.programs.passes import homes_of, stays_on_one_group_each, wasserstein
+from tests.support.programs.scanned_layers import WEIGHTS, model, stacked
+from tests.support.programs.several_models import advantages_of
+from tests.support.programs.table import Case, descend, program
+
+ADAM = optax.adam(1e-2, eps=1e-3)
+
+
+def gradients(loss, params, data, schedule, operation=mpmd.Mean):
+    """The accumulated loss and gradients."""
+    return mpmd.treduce(
+        lambda mb: jax.value_and_grad(loss)(params, *mb), data, schedule=schedule, operation=operation
+    )
+
+
+def updated(params, moments, grads, optimizer=ADAM):
+    updates, moments = optimizer.update(grads, moments, params)
+    return optax.apply_updates(params, updates), moments
+
+
+def microbatches(arrays, count):
+    """Arrays of microbatches as others of as many microbatches."""
+    return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[2:]), arrays)
+
+
+def stages_of(loaded):
+    return [(loop.schedule, loop.num_stages, loop.num_microbatches) for loop in loaded.plan.loops]
+
+
+@program(on_ray=True)
+def generative_adversarial_network():
+    """The discriminator learns first; the generator then learns from the discriminator as it is after that.
+
+    The second loop has the generator's stages and then the discriminator's, which are where the first loop
+    has them, so no weight is on two groups.
+    """
+
+    def judged(discriminator, x):
+        return jnp.mean(mlp(discriminator, x), -1)
+
+    def step(state, xs, noise):
+        generator, discriminator, moments = state
+
+        def loss_of_discriminator(discriminator, x, fake):
+            return jnp.mean(
+                jax.nn.softplus(-judged(discriminator, x)) + jax.nn.softplus(judged(discriminator, fake))
+            )
+
+        fakes = jax.vmap(lambda z: mlp_without_marks(generator, z))(noise)
+        lost, grads = gradients(
+            loss_of_discriminator, discriminator, (xs, lax.stop_gradient(fakes)), mpmd.GPipe(2)
+        )
+        discriminator, ours = updated(discriminator, moments[1], grads, CLIPPED_ADAM)
+
+        def loss_of_generator(generator, z):
+            fake = mpmd.mark_stage_end(mlp(generator, z))
+            return jnp.mean(jax.nn.softplus(-judged(discriminator, fake)))
+
+        fooled, grads = gradients(loss_of_generator, generator, (noise,), mpmd.Std1F1B(4))
+        generator, theirs = updated(generator, moments[0], grads)
+        return (generator, discriminator, (theirs, ours)), (lost, fooled)
+
+    def holds(loaded):
+        assert stages_of(loaded) == [("GPipe", 2, 4), ("Std1F1B", 4, 4)]
+        assert homes_of(loaded, "args[0][1]") == [(0,), (0,), (1,), (1,)]
+        assert {homes[0] for homes in homes_of(loaded, "args[0][0]")} >= {2, 3}
+
+    generator, discriminator = weights(4)[:2], weights(4)[2:]
+    moments = ADAM.init(generator), CLIPPED_ADAM.init(discriminator)
+    return Case(step, (generator, discriminator, moments), batch(), groups=4, steps=3, holds=holds)
+
+
+def mlp_without_marks(params, x):
+    for p in params:
+        x = layer(p, x)
+    return x
+
+
+@program(on_ray=True)
+def adversarial_loops_over_the_same_stages():
+    """Both loops pass both networks; the discriminator's loss has a frozen generator."""
+
+    def step(state, xs, noise):
+        generator, discriminator = state
+
+        def through_both(generator, discriminator, z):
+            h = layer(generator[0], z)
+            h = mpmd.mark_stage_end(layer(generator[1], mpmd.mark_stage_end(h)))
+            return jnp.mean(layer(discriminator, h), -1)
+
+        def of_discriminator(discriminator, z, x):
+            real = jnp.mean(layer(discriminator, x), -1)
+            fake = through_both(lax.stop_gradient(generator), discriminator, z)
+            return jnp.mean(jax.nn.softplus(fake) + jax.nn.softplus(-real))
+
+        lost, grads = gradients(of_discriminator, discriminator, (noise, xs), mpmd.Std1F1B(3))
+        discriminator = descend(discriminator, grads)
+        fooled, grads = gradients(
+            lambda g, z: jnp.mean(jax.nn.softplus(-through_both(g, discriminator, z))),
+            generator,
+            (noise,),
+            mpmd.ZeroBubble(3),
+        )
+        return (descend(generator, grads), discriminator), (lost, fooled)
+
+    def holds(loaded):
+        assert homes_of(loaded, "args[0]") == [(0,), (0,), (1,), (1,), (2,), (2,)]
+
+    params = weights(3)
+    return Case(step, (params[:2], params[2]), batch(), steps=3, holds=holds)
+
+
+@program()
+def critic_with_a_penalty_before_its_generator():
+    """A Wasserstein GAN: the penalty on the critic's slope is a second derivative through marks."""
+
+    def step(state, xs, noise):
+        generator, critic = state
+        fakes = jax.vmap(lambda z: layer(generator, z))(noise)
+        lost, grads = gradients(wasserstein, critic, (lax.stop_gradient(fakes), xs), mpmd.Std1F1B(3))
+        critic = descend(critic, grads, 0.01)
+        fooled, grads = gradients(
+            lambda g, z: -jnp.mean(mlp(critic, layer(g, z))), generator, (noise,), mpmd.Std1F1B(3)
+        )
+        return (descend(generator, grads), critic), (lost, fooled)
+
+    return Case(
+        step, (weights(4)[3], weights(3)), batch(), warns="the loss takes derivatives through mark_stage_end"
+    )
+
+
+@program({"2": 2, "3": 3}, on_ray=["2"])
+def epochs_of_policy_optimisation(epochs):
+    """Epochs over the same rollouts, each in another order; what they read was computed before all."""
+
+    def step(state, rollouts):
+        params, moments, key = state
+        rewards, values, dones = rollouts["reward"], rollouts["value"], rollouts["done"]
+        advantages = advantages_of(rewards, values, dones)
+        data = {"x": rollouts["observation"], "advantage": advantages, "target": advantages + values}
+        data = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
+
+        def loss(params, mb):
+            out = mlp(params, mb["x"])
+            ratio = jnp.exp(jax.nn.log_softmax(out[:, :-1])[:, 0] + 1.0)
+            gain = (mb["advantage"] - mb["advantage"].mean()) / (mb["advantage"].std() + 1e-2)
+            actor = -jnp.minimum(ratio * gain, jnp.clip(ratio, 0.8, 1.2) * gain).mean()
+            return actor + 0.5 * jnp.mean((out[:, -1] - mb["target"]) ** 2)
+
+        losses = []
+        for epoch_key in jax.random.split(key, epochs):
+            order = jax.random.permutation(epoch_key, len(data["advantage"]))
+            shuffled = jax.tree.map(lambda x, order=order: x[order], data)
+            total, grads = gradients(loss, params, (mpmd.microbatches(shuffled, 4),), mpmd.Std1F1B(3))
+            params, moments = updated(params, moments, grads)
+            losses.append(total)
+        return (params, moments, jax.random.split(key)[0]), jnp.stack(losses)
+
+    observation, value, reward, done = keys(4)
+    shape = (8, 2)
+    rollouts = {
+        "observation": jax.random.normal(observation, (*shape, WIDTH)),
+        "value": jax.random.normal(value, shape),
+        "reward": jax.random.normal(reward, shape),
+        "done": jnp.float32(jax.random.normal(done, shape) > 1),
+    }
+    state = (*init(weights(3), ADAM), keys(5)[4])
+    return Case(step, state, (rollouts,), steps=3, holds=stays_on_one_group_each)
+
+
+@program()
+def a_compiled_epoch_that_is_called_twice():
+    """JAX has one trace of both loops."""
+
+    @jax.jit
+    def epoch(state, xs, ys):
+        params, moments = state
+        total, grads = gradients(mse, params, (xs, ys), mpmd.Std1F1B(3))
+        return updated(params, moments, grads), total
+
+    def step(state, xs, ys):
+        state, first = epoch(state, xs, ys)
+        state, last = epoch(state, ys, xs)
+        return state, (first, last)
+
+    return Case(step, init(weights(3), ADAM), batch(), steps=3, holds=stays_on_one_group_each)
+
+
+SCHEDULES = {
+    "1f1b, gpipe": (mpmd.Std1F1B(3), mpmd.GPipe(3)),
+    "zero bubble, 1f1b": (mpmd.ZeroBubble(3), mpmd.Std1F1B(3)),
+    "forwards, 1f1b": (mpmd.ForwardOnly(3, 3), mpmd.Std1F1B(3)),
+    "list, eager": (mpmd.ListSchedule(3, 3, split_backward=False), mpmd.Eager1F1B(3)),
+}
+
+
+@program(SCHEDULES)
+def schedules_of_two_losses(schedules):
+    """Two losses of the same weights that do not depend on one another, on unlike microbatches."""
+    first, second = schedules
+
+    def step(state, xs, ys):
+        params, moments = state
+        if isinstance(first, mpmd.ForwardOnly):
+            one = mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), schedule=first, operation=mpmd.Mean)
+            total, grads = gradients(mse, params, microbatches((ys, xs), 2), second)
+            return updated(params, moments, grads, CLIPPED_ADAM), (one, total)
+        one, grads = gradients(mse, params, (xs, ys), first)
+        other, more = gradients(lambda p, x: jnp.mean(mlp(p, x) ** 4), params, microbatches((ys,), 8), second)
+        grads = jax.tree.map(lambda a, b: a + 0.1 * b, grads, more)
+        return updated(params, moments, grads, CLIPPED_ADAM), (one, other)
+
+    def holds(loaded):
+        stays_on_one_group_each(loaded)
+        counts = [loop.num_microbatches for loop in loaded.plan.loops]
+        assert counts in ([4, 2], [4, 8])
+
+    return Case(step, init(weights(3), CLIPPED_ADAM), batch(), holds=holds)
+
+
+@program(on_ray=True)
+def loops_of_unlike_stages():
+    """Three stages on three groups, six on three, and two on two of them; two loops do not share weights."""
+    interleaved = mpmd.Interleaved1F1B(6, 3)
+
+    def step(state, xs, ys):
+        (one, two, three), scale = state
+        a, grads_one = gradients(mse, one, (xs, ys), mpmd.Std1F1B(3))
+        b, grads_two = gradients(lambda p, x, y: mse(p, x, y) * (1 + a), two, (xs, ys), interleaved)
+        c, grads_three = gradients(lambda p, x: mse(p, scale * x, x), three, (ys,), mpmd.GPipe(2))
+        new = tuple(map(descend, (one, two, three), (grads_one, grads_two, grads_three)))
+        return (new, scale * 0.9), (a, b, c)
+
+    def holds(loaded):
+        assert homes_of(loaded, "args[0][0][0]") == [(0,), (0,), (1,), (1,), (2,), (2,)]
+        assert homes_of(loaded, "args[0][0][1]") == [(g,) for g in (0, 0, 1, 1, 2, 2)] * 2
+        assert homes_of(loaded, "args[0][0][2]") == [(0,), (0,), (1,), (1,)]
+
+    state = (weights(3), weights(6), weights(2)), jnp.float32(1.0)
+    return Case(step, state, batch(), steps=3, holds=holds)
+
+
+@program(on_ray=True)
+def distillation():
+    """The first loop stacks what a frozen teacher says, without gradients; the student's reads it."""
+
+    def step(state, teacher, xs):
+        student, moments = state
+        targets = mpmd.treduce(
+            lambda x: jax.nn.softmax(mlp(teacher, x)), xs, mpmd.ForwardOnly(3, 3), operation=mpmd.Concat()
+        )
+
+        def loss(student, x, target):
+            return optax.softmax_cross_entropy(mlp(student, x), target).mean()
+
+        total, grads = gradients(loss, student, (xs, targets), mpmd.Std1F1B(3))
+        return updated(student, moments, grads), (total, targets.sum(0))
+
+    def holds(loaded):
+        stays_on_one_group_each(loaded)
+        # The last stage of either loop is on one group, and so the targets stay there.
+        sent = [value.aval.shape for edge in mpmd.explain(loaded).edges for value in edge.values]
+        assert (4, 4, 4) not in sent
+
+    return Case(step, init(weights(3), ADAM), (weights(4)[1:], batch()[0]), steps=3, holds=holds)
+
+
+@program()
+def loops_with_carries():
+    """Statistics that the first loop carries on are what the second one starts with."""
+
+    def step(state, xs, ys):
+        params, mean = state
+
+        def run(carry, mb):
+            x, y = mb
+
+            def loss(params):
+                h = layer(params[0], x - carry)
+                new = 0.9 * carry + 0.1 * x.mean(0)
+                h = layer(params[1], mpmd.mark_stage_end(h))
+                return jnp.mean((layer(params[2], mpmd.mark_stage_end(h)) - y) ** 2), new
+
+            (total, new), grads = jax.value_and_grad(loss, has_aux=True)(params)
+            return new, (total, grads)
+
+        mean, (one, grads) = mpmd.treduce(run, (xs, ys), mpmd.Std1F1B(3), operation=mpmd.Mean, carry=mean)
+        params = descend(params, grads)
+        mean, (two, grads) = mpmd.treduce(run, (ys, xs), mpmd.GPipe(3), operation=mpmd.Mean, carry=mean)
+        return (descend(params, grads), mean), (one, two)
+
+    return Case(step, (weights(3), jnp.zeros(WIDTH)), batch(), steps=3)
+
+
+@program(on_ray=True)
+def loops_over_scanned_layers():
+    """A stack is held in the same parts for both loops, and updated between them."""
+    loss = model()
+
+    def step(state, xs, ys):
+        params, moments = state
+        one, grads = gradients(loss, params, (xs, ys), mpmd.Std1F1B(3))
+        params, moments = updated(params, moments, grads, CLIPPED_ADAM)
+        two, grads = gradients(loss, params, microbatches((ys, xs), 2), mpmd.ZeroBubble(3))
+        return updated(params, moments, grads, CLIPPED_ADAM), (one, two)
+
+    def holds(loaded):
+        WEIGHTS(loaded)
+
+    return Case(step, init(stacked(), CLIPPED_ADAM), batch(), steps=3, holds=holds)
+
+
+@program()
+def loops_that_cut_one_stack_otherwise():
+    """Three stages of two layers, and two of three: the parts are those of both."""
+
+    def step(state, xs, ys):
+        one, grads = gradients(model(every=2), state, (xs, ys), mpmd.Std1F1B(3))
+        state = descend(state, grads)
+        two, grads = gradients(model(every=3), state, (xs, ys), mpmd.GPipe(2))
+        return descend(state, grads), (one, two)
+
+    return Case(step, stacked(), batch(), steps=3)
+
+
+@program()
+def the_second_loop_depends_on_a_norm_of_all_gradients():
+    """As a line search: the step that is taken depends on a loss after a trial step."""
+
+    def step(params, xs, ys):
+        before, grads = gradients(mse, params, (xs, ys), mpmd.Std1F1B(3))
+        norm = optax.tree.norm(grads)
+        trial = jax.tree.map(lambda p, g: p - 0.5 * g / (norm + 1e-3), params, grads)
+        after = mpmd.treduce(
+            lambda mb: mse(trial, *mb), (xs, ys), schedule=mpmd.ForwardOnly(3, 3), operation=mpmd.Mean
+        )
+        better = after < before
+        new = jax.tree.map(lambda p, t: jnp.where(better, t, p), params, trial)
+        return new, (before, after, norm)
+
+    return Case(step, weights(3), batch(), steps=3)
+
+
+@program()
+def sharpness_aware_minimisation():
+    """The gradient of the second loop is taken where the first one's has moved the weights to."""
+
+    def step(state, xs, ys):
+        params, moments = state
+        _, grads = gradients(mse, params, (xs, ys), mpmd.Std1F1B(3))
+        norm = optax.tree.norm(grads) + 1e-6
+        moved = jax.tree.map(lambda p, g: p + 0.05 * g / norm, params, grads)
+        total, grads = gradients(mse, moved, (xs, ys), mpmd.Std1F1B(3))
+        return updated(params, moments, grads), total
+
+    return Case(step, init(weights(3), ADAM), batch(), steps=3, holds=stays_on_one_group_each)
+
+
+@program()
+def prints_in_both_loops_and_between():
+    """Callbacks keep their order; see also the tests of callbacks."""
+
+    def step(params, xs, ys):
+        one, grads = gradients(mse, params, (xs, ys), mpmd.Std1F1B(3))
+        jax.debug.callback(lambda _: None, one)
+        params = descend(params, grads)
+        two, grads = gradients(mse, params, (xs, ys), mpmd.GPipe(3))
+        return descend(params, grads), (one, two)
+
+    return Case(step, weights(3), batch())
+
+
+@program({"replicated": "replicated", "all": "all"})
+def loops_on_groups_of_several_devices(partial_sums):
+    """Sharded batches and weights: sums stay in parts in either loop, and weights are gathered for each."""
+    from jax.sharding import PartitionSpec as P
+
+    def step(state, xs, ys):
+        params, moments = state
+        one, grads = gradients(mse, params, (xs, ys), mpmd.Std1F1B(2))
+        params, moments = updated(params, moments, grads)
+        two, grads = gradients(mse, params, (ys, xs), mpmd.GPipe(2))
+        return updated(params, moments, grads), (one, two)
+
+    state = init(weights(2), ADAM)
+    specs = jax.tree.map(lambda x: P("data") if x.ndim else P(), state), P(None, "data"), P(None, "data")
+    options = {"in_specs": specs, "partial_sums": partial_sums, "gather": "step"}
+    return Case(step, state, batch(), groups=2, axes={"data": 2}, options=options, steps=3)
+
+
+@program()
+def a_loop_that_no_result_needs():
+    """It is dead code beside another loop."""
+
+    def step(params, xs, ys):
+        gradients(mse, params, (ys, xs), mpmd.GPipe(3))
+        total, grads = gradients(mse, params, (xs, ys), mpmd.Std1F1B(3))
+        return descend(params, grads), total
+
+    def holds(loaded):
+        assert stages_of(loaded) == [("Std1F1B", 3, 4)]
+
+    return Case(step, weights(3), batch(), holds=holds)
