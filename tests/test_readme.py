@@ -62,6 +62,8 @@ def test_the_example_of_a_step_of_one_batch():
         actual = mpmd.jit(names["train_step"], mesh)(params, x, y)
     loss, grads = jax.value_and_grad(mse)(params, x, y)
     assert_close(actual, (jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), loss))
+
+
 def test_the_examples_of_several_loops_and_passes():
     text = (ROOT / "docs" / "several_loops.md").read_text()
     layers = {
