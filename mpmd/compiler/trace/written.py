@@ -71,8 +71,8 @@ def write_down(
 ) -> WrittenStep:
     """Has JAX trace ``fun(*args, **kwargs)``, for arguments as of ``trace``.
 
-    Raises: ``CompileError`` for loops that cannot be pipelined, for marks where no stage can end, and for scans
-      over arrays of different sizes; whatever the step raises.
+    Raises: ``CompileError`` for loops that cannot be pipelined, for marks where no stage can end, and for
+      scans over arrays of different sizes; whatever the step raises.
     Warns: ``PerformanceWarning`` for marks without a loop.
     """
     try:
