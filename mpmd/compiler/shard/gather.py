@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import ShardedGraph, TaskGraph
 from mpmd.compiler.jaxprs.equations import substitute, traced_eqns
-from mpmd.compiler.shard.dimensions import Dimensions, as_spec, axes_in, without
+from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, axes_in, without
 
 
 def gather_weights(

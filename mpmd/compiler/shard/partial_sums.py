@@ -44,7 +44,7 @@ from mpmd.compiler.jaxprs.equations import (
     operands,
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
-from mpmd.compiler.shard.dimensions import (
+from mpmd.compiler.jaxprs.dimensions import (
     Axes,
     Dimensions,
     follow_into,

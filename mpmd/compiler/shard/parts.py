@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from mpmd.compiler.jaxprs.equations import Atom, traced_eqns
-from mpmd.compiler.shard.dimensions import Axes
+from mpmd.compiler.jaxprs.dimensions import Axes
 
 
 @dataclasses.dataclass(frozen=True)
