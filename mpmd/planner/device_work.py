@@ -27,7 +27,7 @@ from mpmd.compiler.jaxprs.equations import (
     subjaxprs,
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
-from mpmd.explanation.work import operations
+from mpmd.compiler.jaxprs.work import operations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ class _Fusions:
         written = [var for var in eqn.outvars if var in self._written and not is_dropped(var)]
         read = self._read(operands(eqn)) if written else ()
         made = sum(map(self._bytes, written))
-        crossing = {axis: made for axis in summed}
+        crossing = dict.fromkeys(summed, made)
         for axis, position in gathered.items():
             atom = eqn.invars[position]
             crossing[axis] = crossing.get(axis, 0) + self._bytes(atom) * self._mesh[axis] / 2
