@@ -158,7 +158,7 @@ class _Fusions:
         written = [var for var in eqn.outvars if var in self._written and not is_dropped(var)]
         read = self._read(operands(eqn)) if written else ()
         made = sum(map(self._bytes, written))
-        crossing = {axis: made for axis in summed}
+        crossing = dict.fromkeys(summed, made)
         for axis, position in gathered.items():
             atom = eqn.invars[position]
             crossing[axis] = crossing.get(axis, 0) + self._bytes(atom) * self._mesh[axis] / 2
@@ -203,9 +203,7 @@ class _Fusions:
         return size(atom) * getattr(aval.dtype, "itemsize", 4) / parts
 
 
-def _crossing(
-    eqn: JaxprEqn, given: Sequence[Dimensions], made: set[str]
-) -> tuple[set[str], dict[str, int]]:
+def _crossing(eqn: JaxprEqn, given: Sequence[Dimensions], made: set[str]) -> tuple[set[str], dict[str, int]]:
     """The axes over which the results are summed, and those along which an operand is gathered.
 
     A dimension that a product contracts, or a reduction removes, and that is sharded along an axis means
