@@ -203,9 +203,7 @@ class _Fusions:
         return size(atom) * getattr(aval.dtype, "itemsize", 4) / parts
 
 
-def _crossing(
-    eqn: JaxprEqn, given: Sequence[Dimensions], made: set[str]
-) -> tuple[set[str], dict[str, int]]:
+def _crossing(eqn: JaxprEqn, given: Sequence[Dimensions], made: set[str]) -> tuple[set[str], dict[str, int]]:
     """The axes over which the results are summed, and those along which an operand is gathered.
 
     A dimension that a product contracts, or a reduction removes, and that is sharded along an axis means

@@ -1,7 +1,7 @@
 """The equations of jaxprs as one flat list of operations on numbered values, without calls.
 
-What reads equations needs no rules for calls, rematerialised functions and loops then: each call of a function
-has values of its own, and the body of a loop is there once, with the number of its iterations.
+What reads equations needs no rules for calls, rematerialised functions and loops then: each call of a
+function has values of its own, and the body of a loop is there once, with the number of its iterations.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.jaxprs.axes import shape_of
+from mpmd.compiler.jaxprs.equations import Atom
 
 
 @dataclasses.dataclass(frozen=True)
