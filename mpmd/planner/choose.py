@@ -51,7 +51,7 @@ def plan(
     The step has one ``treduce``, or ``value_and_grad``. What it says itself stays: its stages, where it has
     marks, and its microbatches, where they are cut outside. What it leaves open is chosen: the stages of a
     loss under ``mpmd.auto_marks``, and ``mpmd.microbatches(batch)`` without a number. The schedule that
-    ``treduce`` has is replaced. Formulas rank all candidates; the best are planned, and their plans simulated.
+    ``treduce`` has is replaced. Formulas rank all candidates; the best are planned, and the plans simulated.
 
     Args:
       step: as ``mpmd.jit`` takes it; traced once for each candidate that is planned.

@@ -58,8 +58,10 @@ def _faults(given: Mapping[str, Any]) -> Iterator[str]:
         if (value := given.get(name)) is not None and not _is_count(value):
             yield f"{name} must be a whole number of at least 1, got {value!r}"
     layers = given.get("layers_per_stage")
-    if layers is not None and not (isinstance(layers, list | tuple) and layers and all(map(_is_count, layers))):
-        yield f"layers_per_stage must have the number of layers of each stage, such as (3, 4, 4), got {layers!r}"
+    if layers is not None and not _are_counts(layers):
+        yield (
+            f"layers_per_stage must have the number of layers of each stage, such as (3, 4, 4), got {layers!r}"
+        )
     yield from _schedule_faults(given.get("schedule"))
     submesh, kinds = given.get("submesh"), get_args(Kind)
     if submesh is not None and not (
@@ -88,6 +90,10 @@ def _schedule_faults(schedule: Any) -> Iterator[str]:
 def _family(name: str) -> str | None:
     """The name of a family as it is written, of one in upper or lower case."""
     return next((family for family in FAMILIES if family.lower() == name.lower()), None)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list | tuple) and bool(values) and all(map(_is_count, values))
 
 
 def _is_count(value: Any) -> bool:

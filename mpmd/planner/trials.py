@@ -18,11 +18,11 @@ from mpmd.ir import Spec
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Profile
-from mpmd.planner.profiling import profile_of_graph
+from mpmd.planner.profiling import profile_of
+from mpmd.planner.profiling.tracing import traced_layers
 from mpmd.planner.realize import Realized, decisions_of, lower, simulated
 from mpmd.planner.shardings import AXES, argument_specs
 from mpmd.planner.step_arguments import step_arguments
-from mpmd.planner.tracing import traced_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Trials:
     def __init__(self, subject: Subject, cluster: Cluster):
         self._subject, self._cluster = subject, cluster
         graph = traced_layers(subject.function, *subject.arguments)
-        self.profile: Profile = profile_of_graph(graph)
+        self.profile: Profile = profile_of(subject.function, *subject.arguments)
         self._arguments = step_arguments(graph.traced)
 
     @functools.cached_property
