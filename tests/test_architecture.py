@@ -43,6 +43,20 @@ MAY_IMPORT = {
     "mpmd.planner.profile": "",
     "mpmd.planner.hardware": "mpmd.simulate",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
+    "mpmd.planner.even_stages": "",
+    "mpmd.planner.pieces": "",
+    "mpmd.planner.repeats": "",
+    "mpmd.planner.crossing": "mpmd.compiler.jaxprs",
+    "mpmd.planner.layer_scans": "mpmd.compiler.jaxprs",
+    "mpmd.planner.open_function": "mpmd.compiler.jaxprs",
+    "mpmd.planner.layers": "mpmd.compiler.jaxprs mpmd.planner.crossing mpmd.planner.layer_scans "
+    "mpmd.planner.open_function mpmd.planner.pieces mpmd.planner.repeats",
+    "mpmd.planner.run_marked": "mpmd.annotate mpmd.compiler.jaxprs mpmd.planner.crossing mpmd.planner.layers "
+    "mpmd.planner.open_function",
+    "mpmd.planner.auto_marks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.decisions mpmd.planner.crossing "
+    "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked",
+    "mpmd.planner.stages_of": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.decisions "
+    "mpmd.errors mpmd.reduce",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.planned_step mpmd.render mpmd.schedules mpmd.simulate "

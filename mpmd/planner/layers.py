@@ -128,7 +128,7 @@ class _Finder:
             runs = find_runs(
                 tokens[start:stop],
                 self._work[start:stop],
-                lambda position, start=start: self._crossing.bytes_at(start + position),
+                [self._crossing.bytes_at(position) for position in range(start, stop + 1)],
             )
             yield from (dataclasses.replace(run, start=start + run.start) for run in runs)
 
