@@ -18,6 +18,7 @@ from .mesh import MpmdMesh
 from .per_group import per_group
 from .pieces import microbatches, stage_ends
 from .planned_step import explain
+from .planner.auto_marks import auto_marks
 from .reduce import Add, Concat, Max, Mean, Op, treduce, treduce_i
 from .schedules import (
     CustomSchedule,
@@ -80,6 +81,7 @@ __all__ = [
     "ZeroBubbleH2",
     "ZeroBubbleV",
     "__version__",
+    "auto_marks",
     "check",
     "checkpoint",
     "explain",
