@@ -14,6 +14,7 @@ from .errors import (
     StepAborted,
     TaskError,
 )
+from .gradients import grad, value_and_grad
 from .mesh import MpmdMesh
 from .per_group import per_group
 from .pieces import microbatches, stage_ends
@@ -85,6 +86,7 @@ __all__ = [
     "check",
     "checkpoint",
     "explain",
+    "grad",
     "jit",
     "mark_pipeline_boundary",
     "mark_stage_end",
@@ -101,4 +103,5 @@ __all__ = [
     "to_host",
     "treduce",
     "treduce_i",
+    "value_and_grad",
 ]
