@@ -5,6 +5,6 @@ arguments are whose weights, ``microbatch.py`` the rows, ``classes.py`` which di
 and ``traffic.py`` how many bytes a task reads and writes. ``profile_step.py`` sums up.
 """
 
-from mpmd.planner.profiling.profile_step import profile_of
+from mpmd.planner.profiling.open_step import ProfiledStep, profile_step
 
-__all__ = ["profile_of"]
+__all__ = ["ProfiledStep", "profile_step"]

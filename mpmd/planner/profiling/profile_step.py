@@ -11,25 +11,17 @@ from jax.extend.core import Var
 from mpmd.compiler.graph import TaskGraph, Work
 from mpmd.compiler.jaxprs.equations import operands, subjaxprs
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
-from mpmd.explanation.work import operations
+from mpmd.compiler.jaxprs.work import operations
 from mpmd.planner.profile import Layer, Profile, TaskWork
 from mpmd.planner.profiling.belongings import belongings, nbytes
 from mpmd.planner.profiling.classes import classed
 from mpmd.planner.profiling.microbatch import microbatch_dims
-from mpmd.planner.profiling.tracing import traced_layers
 from mpmd.planner.profiling.traffic import traffic
 
 
-def profile_of(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Profile:
-    """What a search knows of ``step(*args, **kwargs)``.
-
-    Args:
-      step: a train step with a loop over microbatches; static arguments are bound.
-      args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
-
-    Raises: ``CompileError`` as ``mpmd.jit``; ``ValueError`` for a step without a loop.
-    """
-    return _Profiler(traced_layers(step, args, kwargs)).profile()
+def profile_of_graph(graph: TaskGraph) -> Profile:
+    """What a search knows of a step that is cut into layers: of each stage of the graph."""
+    return _Profiler(graph).profile()
 
 
 class _Profiler:
