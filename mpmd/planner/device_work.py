@@ -27,7 +27,7 @@ from mpmd.compiler.jaxprs.equations import (
     subjaxprs,
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
-from mpmd.explanation.work import operations
+from mpmd.compiler.jaxprs.work import operations
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ arguments are whose weights, ``microbatch.py`` the rows, ``classes.py`` which di
 and ``traffic.py`` how many bytes a task reads and writes. ``profile_step.py`` sums up.
 """
 
-from mpmd.planner.profiling.profile_step import profile_of
+from mpmd.planner.profiling.profile_step import profile_of, profile_of_graph
+from mpmd.planner.profiling.tracing import traced_layers
 
-__all__ = ["profile_of"]
+__all__ = ["profile_of", "profile_of_graph", "traced_layers"]
