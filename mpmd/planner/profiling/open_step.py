@@ -42,6 +42,11 @@ def profile_step(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Prof
     return ProfiledStep(profile, written, graph)
 
 
+def profile_of(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Profile:
+    """The profile of ``profile_step``."""
+    return profile_step(step, args, kwargs).profile
+
+
 def _leaves_microbatches_open(
     step: Callable, args: tuple, kwargs: Mapping[str, Any], written: Stages, rows: int
 ) -> bool:
