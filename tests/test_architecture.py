@@ -64,6 +64,34 @@ MAY_IMPORT = {
     "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked",
     "mpmd.planner.stages_of": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.decisions "
     "mpmd.errors mpmd.reduce",
+    "mpmd.planner": "",
+    "mpmd.planner.alternatives": "mpmd.planner.candidates mpmd.planner.collectives mpmd.planner.formula "
+    "mpmd.planner.profile mpmd.planner.sweep mpmd.schedules",
+    "mpmd.planner.candidates": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.columns "
+    "mpmd.planner.formula mpmd.planner.orders mpmd.planner.partition mpmd.planner.sweep",
+    "mpmd.planner.closed_forms": "mpmd.schedules",
+    "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
+    "mpmd.planner.columns": "mpmd.planner.collectives mpmd.planner.profile mpmd.simulate",
+    "mpmd.planner.contradictions": "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile "
+    "mpmd.planner.costs": "mpmd.planner.collectives mpmd.planner.columns mpmd.planner.hardware",
+    "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules",
+    "mpmd.planner.formula": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.orders "
+    "mpmd.planner.stages mpmd.simulate mpmd.tasks",
+    "mpmd.planner.memory": "mpmd.planner.columns mpmd.planner.costs",
+    "mpmd.planner.nothing_fits": "mpmd.planner.candidates mpmd.planner.fixed mpmd.planner.formula "
+    "mpmd.planner.stages mpmd.planner.sweep mpmd.tables",
+    "mpmd.planner.orders": "mpmd.schedules mpmd.tasks",
+    "mpmd.planner.partition": "mpmd.planner.columns mpmd.planner.stages",
+    "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
+    "mpmd.planner.search": "mpmd.planner.alternatives mpmd.planner.candidate mpmd.planner.candidates "
+    "mpmd.planner.contradictions mpmd.planner.fixed mpmd.planner.formula mpmd.planner.hardware "
+    "mpmd.planner.nothing_fits mpmd.planner.profile mpmd.planner.reasons mpmd.planner.stages "
+    "mpmd.planner.sweep",
+    "mpmd.planner.stages": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.columns "
+    "mpmd.planner.costs mpmd.planner.hardware mpmd.planner.memory mpmd.planner.profile mpmd.simulate "
+    "mpmd.tasks",
+    "mpmd.planner.sweep": "mpmd.planner.closed_forms mpmd.planner.collectives mpmd.planner.fixed "
+    "mpmd.planner.profile mpmd.planner.stages mpmd.schedules",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner "
