@@ -18,6 +18,7 @@ from .mesh import MpmdMesh
 from .per_group import per_group
 from .pieces import microbatches, stage_ends
 from .planned_step import explain
+from .planner.hardware import Cluster
 from .reduce import Add, Concat, Max, Mean, Op, treduce, treduce_i
 from .schedules import (
     CustomSchedule,
@@ -47,6 +48,7 @@ __all__ = [
     "AbstractMpmdMesh",
     "Add",
     "CheckpointError",
+    "Cluster",
     "CompileError",
     "Concat",
     "CustomSchedule",
