@@ -43,6 +43,9 @@ MAY_IMPORT = {
     "mpmd.planner.profile": "",
     "mpmd.planner.hardware": "mpmd.simulate",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
+    "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
+    "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.explanation mpmd.keys mpmd.planner.profile "
+    "mpmd.schedules",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.planned_step mpmd.render mpmd.schedules mpmd.simulate "
