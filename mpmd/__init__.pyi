@@ -14,11 +14,13 @@ from .errors import (
     StepAborted,
     TaskError,
 )
+from .gradients import grad, value_and_grad
 from .mesh import MpmdMesh
 from .per_group import per_group
 from .pieces import microbatches, stage_ends
 from .planned_step import explain
 from .planner.hardware import Cluster
+from .planner.auto_marks import auto_marks
 from .reduce import Add, Concat, Max, Mean, Op, treduce, treduce_i
 from .schedules import (
     CustomSchedule,
@@ -82,9 +84,11 @@ __all__ = [
     "ZeroBubbleH2",
     "ZeroBubbleV",
     "__version__",
+    "auto_marks",
     "check",
     "checkpoint",
     "explain",
+    "grad",
     "jit",
     "mark_pipeline_boundary",
     "mark_stage_end",
@@ -101,4 +105,5 @@ __all__ = [
     "to_host",
     "treduce",
     "treduce_i",
+    "value_and_grad",
 ]

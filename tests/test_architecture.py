@@ -39,24 +39,43 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
     "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
-    "mpmd.planner": "",
+    "mpmd.planner": "mpmd mpmd.abstract_mesh mpmd.arguments mpmd.compiler.graph mpmd.compiler.jaxprs "
+    "mpmd.decisions mpmd.errors mpmd.executable_memory mpmd.ir mpmd.lowered_step mpmd.memory mpmd.mesh "
+    "mpmd.planned_step mpmd.planner.candidate mpmd.planner.hardware mpmd.planner.profile "
+    "mpmd.planner.profiling mpmd.program mpmd.routes mpmd.runtime mpmd.schedules mpmd.sharding "
+    "mpmd.simulate mpmd.specs mpmd.step mpmd.tables",
     "mpmd.planner.profile": "",
     "mpmd.planner.hardware": "mpmd.simulate",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
     "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.explanation mpmd.keys mpmd.planner.profile "
     "mpmd.schedules",
+    "mpmd.planner.even_stages": "",
+    "mpmd.planner.pieces": "",
+    "mpmd.planner.repeats": "",
+    "mpmd.planner.crossing": "mpmd.compiler.jaxprs",
+    "mpmd.planner.layer_scans": "mpmd.compiler.jaxprs",
+    "mpmd.planner.open_function": "mpmd.compiler.jaxprs",
+    "mpmd.planner.layers": "mpmd.compiler.jaxprs mpmd.planner.crossing mpmd.planner.layer_scans "
+    "mpmd.planner.open_function mpmd.planner.pieces mpmd.planner.repeats",
+    "mpmd.planner.run_marked": "mpmd.annotate mpmd.compiler.jaxprs mpmd.planner.crossing mpmd.planner.layers "
+    "mpmd.planner.open_function",
+    "mpmd.planner.auto_marks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.decisions mpmd.planner.crossing "
+    "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked",
+    "mpmd.planner.stages_of": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.decisions "
+    "mpmd.errors mpmd.reduce",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
-    "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.planned_step mpmd.render mpmd.schedules mpmd.simulate "
-    "mpmd.step mpmd.tables mpmd.version",
+    "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner "
+    "mpmd.planner.hardware mpmd.render mpmd.schedules mpmd.simulate mpmd.step mpmd.tables mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.decisions": "mpmd.schedules",
     "mpmd.annotate": "",
     "mpmd.per_group": "mpmd.sharding",
     "mpmd.carry": "mpmd.sharding",
-    "mpmd.pieces": "mpmd.sharding mpmd.tables",
-    "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.schedules mpmd.sharding mpmd.tables mpmd.tree",
+    "mpmd.pieces": "mpmd.decisions mpmd.sharding mpmd.tables",
+    "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.decisions mpmd.schedules mpmd.sharding mpmd.tables mpmd.tree",
+    "mpmd.gradients": "mpmd.pieces mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tables mpmd.tree",
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules mpmd.stack",
     "mpmd.compiler.stacks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.errors mpmd.reduce mpmd.stack",

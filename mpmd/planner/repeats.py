@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -32,9 +32,7 @@ class Run:
         return range(self.start, self.stop + 1, self.period)
 
 
-def find_runs(
-    tokens: Sequence[int], work: Sequence[float], crossing: Callable[[int], float | None]
-) -> list[Run]:
+def find_runs(tokens: Sequence[int], work: Sequence[float], crossing: Sequence[int | None]) -> list[Run]:
     """The repetitions in a sequence that have most of its work, in order; they do not overlap.
 
     Parts begin where least is handed from one to the next. So a block of a residual network begins behind an
@@ -53,7 +51,7 @@ def find_runs(
         start, stop = pending.pop()
         if before[stop] - before[start] < _LEAST * before[-1]:
             continue
-        chosen = _best(ids[start:stop], before[start : stop + 1], lambda p, at=start: crossing(at + p))
+        chosen = _best(ids[start:stop], before[start : stop + 1], crossing[start : stop + 1])
         if chosen:
             runs = [dataclasses.replace(run, start=start + run.start) for run in chosen]
             found += runs
@@ -62,7 +60,7 @@ def find_runs(
     return sorted(found, key=lambda run: run.start)
 
 
-def _best(ids: np.ndarray, before: np.ndarray, crossing: Callable[[int], float | None]) -> list[Run]:
+def _best(ids: np.ndarray, before: np.ndarray, crossing: Sequence[int | None]) -> list[Run]:
     """The runs of the period that hands over least, of those that have most of the work."""
     matches = {period: list(_matches(ids, period)) for period in range(1, len(ids) // 2 + 1)}
     share = {
@@ -101,13 +99,13 @@ def _work_of(before: np.ndarray, start: int, period: int, length: int) -> float:
 
 
 def _rotated(
-    start: int, period: int, length: int, crossing: Callable[[int], float | None]
+    start: int, period: int, length: int, crossing: Sequence[int | None]
 ) -> tuple[float, Run] | None:
     """The run within a repetition that hands over least, on average; ``None`` if no part can end anywhere."""
     best: tuple[float, Run] | None = None
     for first in range(start, start + min(period, length - period + 1)):
         run = Run(first, period, (start + length - first) // period)
-        costs = [crossing(end) for end in run.ends[1:-1]]
+        costs = [crossing[end] for end in run.ends[1:-1]]
         known = [cost for cost in costs if cost is not None]
         if known and len(known) == len(costs):
             cost = sum(known) / len(known)

@@ -7,6 +7,7 @@ from tests.support.programs import (
     control_flow,
     derivatives,
     experts,
+    gradients,
     libraries,
     objectives,
     optimizers,
@@ -45,5 +46,6 @@ THEMES = (
     scanned_layers,
     stacked_arrays,
     scanned_libraries,
+    gradients,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]
