@@ -42,6 +42,7 @@ class Calibration:
     flops: float
     memory_bandwidth: float
     task_overhead: float
+    alone: float
     device_link: Link | None
     node_link: Link | None
 
@@ -61,8 +62,10 @@ def calibrate(mesh: Any, nodes: Sequence[Hashable], dtype: str = "float32") -> C
     links = _links(mesh) if mesh.mpmd_dim > 1 else []
     within = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a == b]
     between = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a != b]
+    flops, alone = _flops(mesh, jnp.dtype(dtype))
     return Calibration(
-        flops=_flops(mesh, jnp.dtype(dtype)),
+        flops=flops,
+        alone=alone,
         memory_bandwidth=_memory_bandwidth(mesh),
         task_overhead=_task_overhead(mesh),
         device_link=_typical(within),
@@ -86,13 +89,17 @@ def _typical(links: Sequence[Link]) -> Link | None:
 # What a device computes.
 
 
-def _flops(mesh: Any, dtype: Any) -> float:
-    """Operations per second in products of square matrices, as large as a task of ``TASK_SECONDS`` allows."""
+def _flops(mesh: Any, dtype: Any) -> tuple[float, float]:
+    """Operations per second in products of square matrices, and how many times more of a group alone.
+
+    They are so large that a task takes ``TASK_SECONDS``.
+    """
     width = SMALLEST_WIDTH
     while True:
-        seconds = _task_seconds(mesh, functools.partial(_products, width=width, dtype=dtype))
+        work = functools.partial(_products, width=width, dtype=dtype)
+        seconds = _task_seconds(mesh, work)
         if seconds >= TASK_SECONDS or width >= LARGEST_WIDTH:
-            return 2.0 * PRODUCTS * width**3 / seconds
+            return 2.0 * PRODUCTS * width**3 / seconds, max(seconds / _lone_task_seconds(mesh, work), 1.0)
         width *= 2
 
 
@@ -129,6 +136,11 @@ def _task_seconds(mesh: Any, work: Callable[[jax.Array], jax.Array]) -> float:
     return statistics.median(middle)
 
 
+def _lone_task_seconds(mesh: Any, work: Callable[[jax.Array], jax.Array]) -> float:
+    """The same while the other groups wait: a single microbatch is on one group at a time."""
+    return statistics.median(event.duration for event in _forwards(mesh, work, 1, STEPS))
+
+
 def _task_overhead(mesh: Any) -> float:
     """From a task that computes nothing to the next one, while all groups run such tasks."""
     events = _forwards(mesh, _nothing, OVERHEAD_MICROBATCHES)
@@ -145,8 +157,10 @@ def _nothing(x: jax.Array) -> jax.Array:
     return (matrix @ matrix)[0, 0]
 
 
-def _forwards(mesh: Any, work: Callable[[jax.Array], jax.Array], microbatches: int) -> list[Event]:
-    """The tasks of a step in which each group does the same work on what it gets, for each microbatch."""
+def _forwards(
+    mesh: Any, work: Callable[[jax.Array], jax.Array], microbatches: int, steps: int = 1
+) -> list[Event]:
+    """The tasks of steps in which each group does the same work on what it gets, for each microbatch."""
     num_stages = max(mesh.mpmd_dim, 2)  # a loop of one stage is one task
 
     def loss(x):
@@ -161,7 +175,8 @@ def _forwards(mesh: Any, work: Callable[[jax.Array], jax.Array], microbatches: i
             loss, xs, schedule=mpmd.ForwardOnly(num_stages, mesh.mpmd_dim), operation=mpmd.Add
         )
 
-    return _tasks(mesh, step, np.zeros(microbatches, np.float32))[-1]
+    found = _tasks(mesh, step, np.zeros(microbatches, np.float32), steps=steps)
+    return [event for events in found for event in events]
 
 
 def _tasks(mesh: Any, step: Callable, *args: Any, steps: int = 1) -> list[list[Event]]:

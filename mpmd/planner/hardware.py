@@ -20,11 +20,13 @@ class Cluster:
     Attributes:
       nodes, devices_per_node: how many there are.
       memory: bytes that a device has for a step.
-      flops: operations per second of a device, in matrix products of the step's dtype.
-      memory_bandwidth: bytes per second that a device reads or writes of its memory.
+      flops: operations per second of a device, in matrix products of the step's dtype, while all compute.
+      memory_bandwidth: bytes per second that a device reads or writes of its memory, while all do.
       device_link: between devices of a node, each with its own; seconds and bytes per second.
       node_link: between nodes, shared by the devices of a node; seconds and bytes per second.
       task_overhead: seconds that a task takes beside what it computes.
+      alone: how many times faster a device is while the others of its node do not compute: more than 1 where
+        they share cores, as the CPU devices of a process, and those of more groups than there are cores.
 
     Raises ``ValueError`` for what no cluster has: fewer than one node or device, nothing to compute with.
     """
@@ -37,6 +39,7 @@ class Cluster:
     device_link: Link
     node_link: Link
     task_overhead: float = 0.0
+    alone: float = 1.0
 
     def __post_init__(self) -> None:
         counts = ("nodes", "devices_per_node")
@@ -52,6 +55,8 @@ class Cluster:
         ]
         if not self.task_overhead >= 0:
             faults.append(f"task_overhead is at least 0, not {self.task_overhead!r}")
+        if not self.alone >= 1:
+            faults.append(f"alone is at least 1, not {self.alone!r}")
         if faults:
             raise ValueError("no cluster is like this:\n  " + "\n  ".join(faults))
 
@@ -131,7 +136,7 @@ def completed(
         raise ValueError(f"a cluster has no {', '.join(unknown)}; it has {', '.join(fields)}")
     known = {**found, **given}
     needed = [name for name in _needed(fields, known) if name not in known]
-    if measure is not None and (needed or "task_overhead" not in known):
+    if measure is not None and not {*fields} <= {*known}:
         known = {**measure(), **known}
         needed = [name for name in needed if name not in known]
     if needed:
@@ -146,7 +151,7 @@ def completed(
 
 def _needed(fields: Iterable[str], known: Mapping[str, Any]) -> list[str]:
     """The attributes without which nothing can be said of a cluster of so many devices."""
-    unused = {"task_overhead"}
+    unused = {"task_overhead", "alone"}
     if known["devices_per_node"] == 1:
         unused.add("device_link")
     if known["nodes"] == 1:
