@@ -20,6 +20,7 @@ from .per_group import per_group
 from .pieces import microbatches, stage_ends
 from .planned_step import explain
 from .planner.auto_marks import auto_marks
+from .planner.hardware import Cluster
 from .reduce import Add, Concat, Max, Mean, Op, treduce, treduce_i
 from .schedules import (
     CustomSchedule,
@@ -49,6 +50,7 @@ __all__ = [
     "AbstractMpmdMesh",
     "Add",
     "CheckpointError",
+    "Cluster",
     "CompileError",
     "Concat",
     "CustomSchedule",

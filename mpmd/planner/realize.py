@@ -13,13 +13,14 @@ from mpmd.decisions import Decisions, decided
 from mpmd.ir import Plan
 from mpmd.lowered_step import LoweredStep
 from mpmd.planner.candidate import Candidate, Prediction
-from mpmd.planner.collectives import places_of
+from mpmd.planner.collectives import Place, places_of
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.measure import costs_of, measure_tasks
 from mpmd.planner.planned_costs import edge_links, longest_summing, task_seconds
 from mpmd.planner.predict import predict
 from mpmd.planner.predicted_plan import predicted_plan
 from mpmd.planner.shardings import AXES
+from mpmd.planner.shared_cores import of_busy_devices, of_lone_devices
 from mpmd.simulate import Costs, Simulation, simulate
 from mpmd.step import jit
 
@@ -79,9 +80,8 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: Cluster) -> Real
     places = places_of(candidate.submeshes)
     predicted = predicted_plan(step.compiled.program)
     seconds = task_seconds(predicted.plan, predicted.work, cluster, places)
-    costs = dataclasses.replace(
-        costs_of(predicted.plan, seconds), links=edge_links(cluster, places)
-    )
+    costs = of_busy_devices(costs_of(predicted.plan, seconds), cluster, _mean_devices(places))
+    costs = dataclasses.replace(costs, links=edge_links(cluster, places))
     realized = _realized(step, predicted.plan, costs, "simulation")
     summing = longest_summing(predicted.plan, predicted.work, cluster, places)
     return _communicating(realized, summing / realized.prediction.seconds)
@@ -94,9 +94,14 @@ def measured(
     places = places_of(candidate.submeshes)
     tasks = measure_tasks(before.step, devices)
     costs = _with_overhead(tasks.costs, cluster.task_overhead)
+    costs = of_lone_devices(costs, cluster, _mean_devices(places))
     costs = dataclasses.replace(costs, links=edge_links(cluster, places))
     realized = _realized(before.step, tasks.plan, costs, "measurement")
     return _communicating(realized, before.prediction.communication)
+
+
+def _mean_devices(places: Sequence[Place]) -> float:
+    return sum(place.num_devices for place in places) / len(places)
 
 
 def _with_overhead(costs: Costs, seconds: float) -> Costs:

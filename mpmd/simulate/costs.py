@@ -54,9 +54,11 @@ class Costs:
       atomic: whether a schedule's fused cell starts when it has all that its members need from elsewhere, and
         its results are there when it ends. Otherwise its members run one after another, each as early as
         possible. The cells of a plan are executables, and always atomic.
+      at_once: how many groups can be at work at once, each at its own speed: more than these share the cores
+        that they compute on.
       held_for_bwdw: the part of a forward's residuals that ``bwdA`` keeps, so that ``bwdW`` releases it.
 
-    Raises ``ValueError`` for a negative time or size.
+    Raises ``ValueError`` for a negative time or size, and for groups that share cores and block.
     """
 
     kinds: Mapping[TaskKind, float] = dataclasses.field(default_factory=lambda: dict(DEFAULT_TIMES))
@@ -69,6 +71,7 @@ class Costs:
     messages: Mapping[TaskType, float] = dataclasses.field(default_factory=dict)
     blocking: bool = False
     atomic: bool = False
+    at_once: float = math.inf
     held_for_bwdw: float = 1.0
 
     def __post_init__(self) -> None:
@@ -79,6 +82,10 @@ class Costs:
         sizes = [f"{key}: {nbytes}" for key, nbytes in self.messages.items() if nbytes < 0]
         if sizes:
             raise ValueError(f"the size of a message is at least 0, got {', '.join(sizes)}")
+        if not self.at_once > 0:
+            raise ValueError(f"at_once is more than 0, got {self.at_once}")
+        if self.blocking and not math.isinf(self.at_once):
+            raise ValueError("groups that share cores (at_once) do not block while they send (blocking)")
 
     @staticmethod
     def measured(events: Iterable[Event]) -> Costs:
