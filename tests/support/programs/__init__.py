@@ -7,6 +7,7 @@ from tests.support.programs import (
     control_flow,
     derivatives,
     experts,
+    found_layers,
     libraries,
     objectives,
     optimizers,
@@ -45,5 +46,6 @@ THEMES = (
     scanned_layers,
     stacked_arrays,
     scanned_libraries,
+    found_layers,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]
