@@ -7,7 +7,11 @@ from tests.support.programs import (
     control_flow,
     derivatives,
     experts,
+<<<<<<< HEAD
     gradients,
+=======
+    found_layers,
+>>>>>>> layers
     libraries,
     objectives,
     optimizers,
@@ -46,6 +50,10 @@ THEMES = (
     scanned_layers,
     stacked_arrays,
     scanned_libraries,
+<<<<<<< HEAD
     gradients,
+=======
+    found_layers,
+>>>>>>> layers
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]
