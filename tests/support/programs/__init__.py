@@ -7,11 +7,8 @@ from tests.support.programs import (
     control_flow,
     derivatives,
     experts,
-<<<<<<< HEAD
-    gradients,
-=======
     found_layers,
->>>>>>> layers
+    gradients,
     libraries,
     objectives,
     optimizers,
@@ -50,10 +47,7 @@ THEMES = (
     scanned_layers,
     stacked_arrays,
     scanned_libraries,
-<<<<<<< HEAD
-    gradients,
-=======
     found_layers,
->>>>>>> layers
+    gradients,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]
