@@ -74,20 +74,25 @@ def find_layers(jaxpr: Jaxpr, crossing: Crossing | None = None) -> tuple[Layer, 
 def opened_for_layers(function: ClosedJaxpr) -> OpenFunction:
     """A function without the calls that hide layers.
 
-    A function under ``jax.checkpoint`` hides some if it has half of the work, or consists of blocks that
-    repeat; otherwise it is taken for one block of the model.
+    A function under ``jit`` hides some if it has more than a small share of the work, since it may be
+    anything; one under ``jax.checkpoint`` if it has half of the work, or consists of blocks that repeat:
+    otherwise it is taken for one block of the model. What stays a call is differentiated once, however often
+    it is called.
     """
     work_of = WorkOf(OPERATIONS_PER_BYTE)
     total = work_of.jaxpr(function.jaxpr)
 
     def hides_layers(eqn: JaxprEqn) -> bool:
-        return work_of.equation(eqn) > total / 2 or _consists_of_blocks(eqn.params["jaxpr"])
+        work = work_of.equation(eqn)
+        if is_remat(eqn):
+            return work > total / 2 or _consists_of_blocks(eqn.params["jaxpr"])
+        return work > total / _MOST_PARTS / 2
 
     return open_function(function, hides_layers)
 
 
 def _consists_of_blocks(jaxpr: Jaxpr) -> bool:
-    opened = open_function(ClosedJaxpr(jaxpr, ()), is_remat).jaxpr
+    opened = open_function(ClosedJaxpr(jaxpr, ()), lambda eqn: True).jaxpr
     finder = _Finder(opened, Crossing(opened))
     blocks = (*finder.scan_ranges, *finder.run_ranges)
     covered = sum(finder.work_between(start, stop) for start, stop in blocks)
