@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "mpmd.planner.run_marked": "mpmd.annotate mpmd.compiler.jaxprs mpmd.planner.crossing mpmd.planner.layers "
     "mpmd.planner.open_function",
     "mpmd.planner.auto_marks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.decisions mpmd.planner.crossing "
-    "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked",
+    "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked mpmd.tables",
     "mpmd.planner.stages_of": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.decisions "
     "mpmd.errors mpmd.reduce mpmd.schedules",
     "mpmd.planner.alternatives": "mpmd.planner.candidates mpmd.planner.collectives mpmd.planner.formula "
