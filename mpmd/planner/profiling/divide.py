@@ -103,8 +103,9 @@ class Divider:
         step = self._step
         leaf_of = step.leaf_of_argument()
         for kind, sharing in self._sharing.items():
-            for var in step.belongings.weights:
-                dim = sharing.dim(step.flat.value(var))
+            like = {**{var: var for var in step.belongings.weights}, **step.belongings.like}
+            for var, weight in like.items():
+                dim = sharing.dim(step.flat.value(weight))
                 if var in leaf_of and dim is not None:
                     found[kind][leaf_of[var]] = dim
             for taken in step.microbatch:
