@@ -31,7 +31,7 @@ def is_layer_scan(eqn: JaxprEqn, computed: Container[Atom]) -> bool:
 
 
 def _multiplies(jaxpr: Jaxpr, carried: set[Var], weights: set[Var]) -> tuple[bool, set[Var], set[Var]]:
-    """Whether what depends on ``carried`` is multiplied by what depends on weights alone; and both of these."""
+    """Whether what depends on ``carried`` is multiplied by what depends on weights alone; and both."""
     carried, weights = set(carried), set(weights)
     for eqn in jaxpr.eqns:
         read = operands(eqn)

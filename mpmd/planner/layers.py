@@ -1,8 +1,8 @@
 """Finds the layers of a function: the parts that a stage has as a whole.
 
-Layers are iterations of scans over layers, blocks that repeat, and, of what is left, parts of about as much work
-that hand over little to the next. Alpa groups equations by a dynamic programme over all of them (Zheng et al. 2022,
-arXiv 2201.12023, section 5.2); here it is for what is left, so that what repeats stays whole.
+Layers are iterations of scans over layers, blocks that repeat, and, of what is left, parts of about as much
+work that hand over little. Alpa groups equations by a dynamic programme over all of them (Zheng et
+al. 2022, arXiv 2201.12023, section 5.2); here it is for what is left, so that what repeats stays whole.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from mpmd.planner.repeats import Run, find_runs
 OPERATIONS_PER_BYTE = 10.0
 """What reading or writing a byte of memory counts for, beside operations, in how much work a layer is.
 
-Devices do between ten (processors) and three hundred (accelerators' matrix units) operations meanwhile. The small
-number has layers follow products, whatever the device; a plan counts both by the cluster's own numbers."""
+Devices do between ten (processors) and three hundred (accelerators' matrix units) operations meanwhile. The
+small number has layers follow products, whatever the device; a plan counts both by the cluster's own numbers.
+"""
 
 _MOST_PARTS = 32
 """Of a function in which nothing repeats."""
@@ -127,7 +128,7 @@ class _Finder:
             runs = find_runs(
                 tokens[start:stop],
                 self._work[start:stop],
-                lambda position, start=start: self._crossing.bytes_at(start + position),
+                [self._crossing.bytes_at(position) for position in range(start, stop + 1)],
             )
             yield from (dataclasses.replace(run, start=start + run.start) for run in runs)
 
@@ -152,7 +153,7 @@ class _Finder:
                 yield Place(start + position)
 
     def _typical_work(self) -> float:
-        """The work of the layer in the middle of the work of all blocks; without any, of parts as they may be."""
+        """The work of the layer in the middle of the work of all blocks; without any, of parts."""
         of_blocks = [(self._work[i] / self._eqns[i].params["length"], self._work[i]) for i in self._scans]
         for run in self._runs:
             work = self.work_between(run.start, run.stop)

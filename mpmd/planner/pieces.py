@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -9,6 +10,9 @@ import numpy as np
 
 _HANDING_OVER = 0.5
 """What a usual place costs, as a share of what a piece of the usual work costs."""
+
+_MOST_CROSSING = 4
+"""Where so many times as much as usual is handed over, such as a score for each word, no piece ends."""
 
 
 def best_pieces(
@@ -33,7 +37,8 @@ def best_pieces(
         return []
     if usual_crossing is None:
         usual_crossing = statistics.median(crossing[at] or 0 for at in seams)
-    places = [0, *seams, len(work)]
+    most = _MOST_CROSSING * max(usual_crossing, 1)
+    places = [0, *(at for at in seams if (crossing[at] or 0) <= most), len(work)]
     before = np.concatenate([[0.0], np.cumsum(work)])[places] / usual
     cost = np.zeros(len(places))
     previous = np.zeros(len(places), int)
@@ -55,7 +60,7 @@ def _seams(work: Sequence[float], crossing: Sequence[int | None], usual: float) 
     """Between each two elements with much work, where least is handed over; the last such place."""
     large = [i for i, amount in enumerate(work) if amount > 0.05 * usual]
     seams = []
-    for left, right in zip(large, large[1:], strict=False):
+    for left, right in itertools.pairwise(large):
         known = [(amount, -at) for at in range(left + 1, right + 1) if (amount := crossing[at]) is not None]
         if known:
             seams.append(-min(known)[1])

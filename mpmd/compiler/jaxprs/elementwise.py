@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from jax.extend.core import JaxprEqn, Var
 
@@ -10,30 +10,24 @@ from mpmd.compiler.jaxprs.cost import is_elementwise
 from mpmd.compiler.jaxprs.equations import aval_of, operands
 
 
-class Together:
-    """Variables that elementwise equations combine, directly or by way of others of the same shape.
+def elementwise_classes(eqns: Iterable[JaxprEqn]) -> Mapping[Var, Var]:
+    """For each variable of an elementwise equation, one that stands for all that are connected with it.
 
-    So a weight, its gradient and what an optimizer keeps for it are together.
+    Elementwise equations connect their operands and results, as far as these have the same shape, which is
+    not that of a scalar: a weight with its gradient and with what an optimizer keeps for it.
     """
+    parent: dict[Var, Var] = {}
 
-    def __init__(self, eqns: Iterable[JaxprEqn]):
-        self._parent: dict[Var, Var] = {}
-        for eqn in eqns:
-            if is_elementwise(eqn) and len(eqn.outvars) == 1:
-                out = eqn.outvars[0]
-                for var in operands(eqn):
-                    if aval_of(var).shape == aval_of(out).shape != ():
-                        self._parent[self.of(var)] = self.of(out)
-
-    def of(self, var: Var) -> Var:
-        """The variable that stands for all that are together with one."""
-        parent = self._parent
+    def find(var: Var) -> Var:
         while parent.setdefault(var, var) is not var:
             parent[var] = parent[parent[var]]
             var = parent[var]
         return var
 
-    @property
-    def variables(self) -> list[Var]:
-        """All that is known."""
-        return list(self._parent)
+    for eqn in eqns:
+        if is_elementwise(eqn) and len(eqn.outvars) == 1:
+            out = eqn.outvars[0]
+            for var in operands(eqn):
+                if aval_of(var).shape == aval_of(out).shape != ():
+                    parent[find(var)] = find(out)
+    return {var: find(var) for var in list(parent)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import TaskGraph, TracedStep
-from mpmd.compiler.jaxprs.elementwise import Together
+from mpmd.compiler.jaxprs.elementwise import elementwise_classes
 from mpmd.ir import Spec
 
 
@@ -50,13 +50,11 @@ def _spread(eqns: Sequence[JaxprEqn], given: Mapping[Var, Spec]) -> dict[Var, Sp
     So the gradient accumulators and the optimizer's state of a weight are sharded like the weight: what an
     optimizer combines element by element has to be together. Where two specs meet, neither spreads.
     """
-    together = Together(eqns)
+    classes = elementwise_classes(eqns)
     specs: dict[Var, set[Spec]] = {}
     for var, spec in given.items():
-        specs.setdefault(together.of(var), set()).add(spec)
+        specs.setdefault(classes.get(var, var), set()).add(spec)
     inferred = {
-        var: next(iter(of_var))
-        for var in together.variables
-        if len(of_var := specs.get(together.of(var), set())) == 1
+        var: next(iter(specs[found])) for var, found in classes.items() if len(specs.get(found, ())) == 1
     }
     return {**inferred, **given}

@@ -10,13 +10,15 @@ parts. What comes behind knows nothing of stacks.
 
 from mpmd.compiler.stacks.cut import CutStep, cut_stacks, has_marked_scan
 from mpmd.compiler.stacks.inline import in_loops, with_calls_open, with_marks_open
-from mpmd.compiler.stacks.marked_scans import without_marks
+from mpmd.compiler.stacks.marked_scans import iterations_of, marks_in, without_marks
 
 __all__ = [
     "CutStep",
     "cut_stacks",
     "has_marked_scan",
     "in_loops",
+    "iterations_of",
+    "marks_in",
     "with_calls_open",
     "with_marks_open",
     "without_marks",

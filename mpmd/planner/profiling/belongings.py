@@ -9,7 +9,7 @@ from typing import Any
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import TaskGraph
-from mpmd.compiler.jaxprs.elementwise import Together
+from mpmd.compiler.jaxprs.elementwise import elementwise_classes
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.shard.reads import loop_reads
 from mpmd.keys import to_aval
@@ -53,10 +53,10 @@ def belongings(graph: TaskGraph) -> Belongings:
             for var in origins.get(read, ()):
                 if var not in batch:
                     weights.setdefault(var, set()).add(member.work.stage)
-    together = Together(graph.outer)
-    of_weight = {together.of(var): var for var in weights}
+    together = elementwise_classes(graph.outer)
+    of_weight = {together.get(var, var): var for var in weights}
     state = _state(graph, weights)
-    like = {var: of_weight[together.of(var)] for var in state if together.of(var) in of_weight}
+    like = {var: of_weight[together[var]] for var in state if together.get(var) in of_weight}
     return Belongings(
         batch=batch,
         sliced=sliced,

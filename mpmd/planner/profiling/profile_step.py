@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from mpmd.compiler.graph import TaskGraph, Work
 from mpmd.compiler.jaxprs.equations import operands
@@ -14,20 +13,7 @@ from mpmd.planner.profile import Layer, Profile, TaskWork
 from mpmd.planner.profiling.belongings import nbytes
 from mpmd.planner.profiling.divide import Divider
 from mpmd.planner.profiling.layered_step import LayeredStep, layered
-from mpmd.planner.profiling.tracing import traced_layers
 from mpmd.planner.profiling.traffic import traffic
-
-
-def profile_of(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Profile:
-    """What a search knows of ``step(*args, **kwargs)``.
-
-    Args:
-      step: a train step with a loop over microbatches; static arguments are bound.
-      args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
-
-    Raises: ``CompileError`` as ``mpmd.jit``; ``ValueError`` for a step without a loop.
-    """
-    return profile_of_graph(traced_layers(step, args, kwargs))
 
 
 def profile_of_graph(graph: TaskGraph) -> Profile:
