@@ -11,7 +11,7 @@ import optax
 import mpmd
 
 ROWS, LENGTH, WIDTH, HEADS, HEAD, HIDDEN, VOCABULARY, MICROBATCHES = 4, 8, 16, 4, 4, 64, 32, 2
-OPTIMIZER = optax.adamw(1e-2)
+OPTIMIZER = optax.sgd(1e-2, momentum=0.9)
 
 
 def step_of(loss, num_stages):
@@ -239,10 +239,10 @@ def fused_layer(p, x):
 
 def scanned():
     shapes = {
-        "qkv": (4, WIDTH, 3 * HEADS * HEAD),
-        "o": (4, HEADS * HEAD, WIDTH),
-        "in": (4, WIDTH, HIDDEN),
-        "out": (4, HIDDEN, WIDTH),
+        "qkv": (2, WIDTH, 3 * HEADS * HEAD),
+        "o": (2, HEADS * HEAD, WIDTH),
+        "in": (2, WIDTH, HIDDEN),
+        "out": (2, HIDDEN, WIDTH),
     }
 
     def loss(params, x):
@@ -252,7 +252,7 @@ def scanned():
         return mean_square(jax.lax.scan(layer, x, params)[0])
 
     init = lambda: {name: jnp.ones(shape) for name, shape in shapes.items()}  # noqa: E731
-    return step_of(loss, 4), (state_of(init), floats(LENGTH, WIDTH))
+    return step_of(loss, 2), (state_of(init), floats(LENGTH, WIDTH))
 
 
 MODELS = {made.__name__: made for made in (decoder, linen, mlp, equinox, experts, convolutions, scanned)}
