@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "mpmd.planner.auto_marks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.decisions mpmd.planner.crossing "
     "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked mpmd.tables",
     "mpmd.planner.stages_of": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.decisions "
-    "mpmd.errors mpmd.reduce mpmd.schedules",
+    "mpmd.compiler.trace mpmd.errors mpmd.reduce mpmd.schedules",
     "mpmd.planner.alternatives": "mpmd.planner.candidates mpmd.planner.collectives mpmd.planner.formula "
     "mpmd.planner.profile mpmd.planner.sweep mpmd.schedules",
     "mpmd.planner.candidates": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.columns "
