@@ -20,6 +20,8 @@ from .per_group import per_group
 from .pieces import microbatches, stage_ends
 from .planned_step import explain
 from .planner.auto_marks import auto_marks
+from .planner.choice import Choice
+from .planner.choose import plan
 from .planner.hardware import Cluster
 from .reduce import Add, Concat, Max, Mean, Op, treduce, treduce_i
 from .schedules import (
@@ -50,6 +52,7 @@ __all__ = [
     "AbstractMpmdMesh",
     "Add",
     "CheckpointError",
+    "Choice",
     "Cluster",
     "CompileError",
     "Concat",
@@ -96,6 +99,7 @@ __all__ = [
     "mpmd_jit_with_loop",
     "per_group",
     "pipeline_enter_stage",
+    "plan",
     "render",
     "restore",
     "save",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.planner.candidate import Candidate, Row
+from mpmd.planner.collectives import INNERMOST_FIRST
+from mpmd.planner.profile import Kind
 from mpmd.tables import aligned, human_bytes, ranges
 
 _PARTS = ("weights", "gradients", "state", "residuals", "messages", "temporaries")
@@ -25,6 +28,8 @@ _HEADER = (
 )
 _LEFT = {1, len(_HEADER) - 2, len(_HEADER) - 1}
 """The columns that are aligned to the left."""
+_LONGEST_REASON = 120
+"""How many characters the table has of a reason; the data have all."""
 
 
 def candidate_text(candidate: Candidate) -> str:
@@ -55,8 +60,9 @@ def _groups_text(candidate: Candidate) -> str:
     return "groups " + "; ".join(f"{', '.join(ranges(found))}: {text}" for text, found in members.items())
 
 
-def _submesh_text(submesh: Any) -> str:
-    return " ".join(f"{axis} {size}" for axis, size in submesh.items() if size > 1) or "one device"
+def _submesh_text(submesh: Mapping[Kind, int]) -> str:
+    sizes = ((axis, submesh.get(axis, 1)) for axis in reversed(INNERMOST_FIRST))
+    return " ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one device"
 
 
 def _lengths_text(lengths: Sequence[int]) -> str:
@@ -101,7 +107,7 @@ def _cells(number: int, row: Row, examples: int) -> list[str]:
         human_bytes(prediction.memory.total),
         *(human_bytes(getattr(prediction.memory, part)) for part in _PARTS),
         prediction.source,
-        row.reason,
+        textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …"),
     ]
 
 

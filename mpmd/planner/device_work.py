@@ -74,16 +74,26 @@ def _added(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, 
     return {axis: some.get(axis, 0) + others.get(axis, 0) for axis in sorted({*some, *others})}
 
 
-def device_work(jaxpr: Jaxpr, inputs: Sequence[Dimensions], mesh: Mapping[str, int]) -> DeviceWork:
+def device_work(
+    jaxpr: Jaxpr,
+    inputs: Sequence[Dimensions],
+    mesh: Mapping[str, int],
+    outputs: Sequence[Dimensions | None] | None = None,
+) -> DeviceWork:
     """What each device does for a jaxpr.
 
     Args:
       inputs: how the jaxpr's inputs are sharded.
       mesh: the size of each axis. Without axes, the work is that of the whole.
+      outputs: how results are to be sharded; ``None`` for those that are as they come.
     """
     eqns = inlined_eqns(jaxpr.eqns, _body)
     known = dict(zip(jaxpr.invars, inputs, strict=True))
-    return _Fusions(jaxpr, eqns, follow(eqns, known, mesh), mesh).work()
+    known = follow(eqns, known, mesh)
+    for atom, wanted in zip(jaxpr.outvars, outputs or (), strict=False):
+        if isinstance(atom, Var) and wanted is not None and not any(sharded(atom, known)):
+            known[atom] = wanted
+    return _Fusions(jaxpr, eqns, known, mesh).work()
 
 
 def _body(eqn: JaxprEqn) -> Jaxpr | None:

@@ -96,7 +96,11 @@ class _Predictor:
             for known, found in zip(executable.in_specs, inputs, strict=True)
         )
         given = [_fitting(spec, aval, mesh) for spec, aval in zip(in_specs, executable.inputs, strict=True)]
-        work = device_work(jaxpr, given, mesh)
+        asked = [
+            None if spec is None else _fitting(spec, aval, mesh)
+            for spec, aval in zip(executable.out_specs, executable.outputs, strict=True)
+        ]
+        work = device_work(jaxpr, given, mesh, asked)
         made = _results(jaxpr, given, mesh)
         out_specs = tuple(
             fitting(as_spec(found), aval.shape, mesh) if known is None else known

@@ -13,6 +13,9 @@ _MOST = 0.9
 _LEAST = 0.1
 """A repetition with a smaller share of the work is none of layers."""
 
+_LESS = 0.99
+"""A longer period has to hand over less than this share of what a shorter one does."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -64,7 +67,7 @@ def _best(ids: np.ndarray, before: np.ndarray, crossing: Sequence[int | None]) -
     """The runs of the period that hands over least, of those that have most of the work."""
     matches = {period: list(_matches(ids, period)) for period in range(1, len(ids) // 2 + 1)}
     share = {
-        period: sum(_work_of(before, start, period, count) for start, count in found)
+        period: sum(_work_of(before, start, period, length) for start, length in found)
         for period, found in matches.items()
         if found
     }
@@ -72,14 +75,15 @@ def _best(ids: np.ndarray, before: np.ndarray, crossing: Sequence[int | None]) -
     if largest < _LEAST * (before[-1] - before[0]):
         return []
     best: tuple[float, list[Run]] | None = None
+    work = np.diff(before)
     for period in sorted(period for period, covered in share.items() if covered >= _MOST * largest):
-        rotated = [_rotated(start, period, count, crossing) for start, count in matches[period]]
+        rotated = [_rotated(start, period, length, work, crossing) for start, length in matches[period]]
         runs = [(cost, run) for cost, run in filter(None, rotated) if run.count > 1]
         covered = [_work_of(before, run.start, period, run.count * period) for _, run in runs]
         if sum(covered) < _MOST**2 * largest:
             continue
         cost = sum(cost * part for (cost, _), part in zip(runs, covered, strict=True)) / sum(covered)
-        if best is None or cost < best[0]:
+        if best is None or cost < _LESS * best[0]:
             best = cost, [run for _, run in runs]
     return best[1] if best else []
 
@@ -99,16 +103,19 @@ def _work_of(before: np.ndarray, start: int, period: int, length: int) -> float:
 
 
 def _rotated(
-    start: int, period: int, length: int, crossing: Sequence[int | None]
+    start: int, period: int, length: int, work: np.ndarray, crossing: Sequence[int | None]
 ) -> tuple[float, Run] | None:
-    """The run within a repetition that hands over least, on average; ``None`` if no part can end anywhere."""
-    best: tuple[float, Run] | None = None
+    """The run within a repetition that hands over least, on average; ``None`` if no part can end anywhere.
+
+    Where that is so for several, parts begin with as much work as possible: a dense layer with its product.
+    """
+    best: tuple[tuple[float, float], Run] | None = None
     for first in range(start, start + min(period, length - period + 1)):
         run = Run(first, period, (start + length - first) // period)
         costs = [crossing[end] for end in run.ends[1:-1]]
         known = [cost for cost in costs if cost is not None]
         if known and len(known) == len(costs):
-            cost = sum(known) / len(known)
+            cost = sum(known) / len(known), -float(work[first])
             if best is None or cost < best[0]:
                 best = cost, run
-    return best
+    return (best[0][0], best[1]) if best else None

@@ -16,19 +16,24 @@ from mpmd.compiler.stacks import iterations_of, marks_in
 from mpmd.decisions import Decisions, decided
 from mpmd.errors import CompileError
 from mpmd.reduce import treduce_p
+from mpmd.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """The stages of a step.
+    """The stages of a step, and its loop.
 
     Attributes:
       count: how many there are.
       are_written: whether their user said where they end, rather than leave it to ``mpmd.auto_marks``.
+      num_microbatches: of the loop.
+      schedule: of the loop; ``None`` if it is open.
     """
 
     count: int
     are_written: bool
+    num_microbatches: int
+    schedule: Schedule | None
 
 
 EACH_LAYER = Decisions(layers_per_stage=())
@@ -58,9 +63,8 @@ def stages_of(
     ends = _longest_chain(body)
     written = any(not mark.boundary.found for _, mark in marks_in(body))
     schedule = loop.params["schedule"]
-    if written and schedule is not None and schedule.num_stages == ends:
-        return Stages(ends, are_written=True)  # with a mark after the last stage
-    return Stages(ends + 1, are_written=written)
+    ends_with_mark = written and schedule is not None and schedule.num_stages == ends
+    return Stages(ends if ends_with_mark else ends + 1, written, loop.params["length"], schedule)
 
 
 def _loops(jaxpr: Jaxpr) -> list[JaxprEqn]:

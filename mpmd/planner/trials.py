@@ -18,8 +18,7 @@ from mpmd.ir import Spec
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Profile
-from mpmd.planner.profiling import profile_of
-from mpmd.planner.profiling.tracing import traced_layers
+from mpmd.planner.profiling import profile_step
 from mpmd.planner.realize import Realized, decisions_of, lower, simulated
 from mpmd.planner.shardings import AXES, argument_specs
 from mpmd.planner.step_arguments import step_arguments
@@ -86,9 +85,10 @@ class Trials:
 
     def __init__(self, subject: Subject, cluster: Cluster):
         self._subject, self._cluster = subject, cluster
-        graph = traced_layers(subject.function, *subject.arguments)
-        self.profile: Profile = profile_of(subject.function, *subject.arguments)
-        self._arguments = step_arguments(graph.traced)
+        profiled = profile_step(subject.function, *subject.arguments)
+        self.profile: Profile = profiled.profile
+        self.written_schedule = profiled.written.schedule
+        self._arguments = step_arguments(profiled.graph.traced)
 
     @functools.cached_property
     def donate_argnums(self) -> tuple[int, ...]:

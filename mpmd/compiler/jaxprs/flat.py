@@ -34,6 +34,11 @@ class Operation(NamedTuple):
     makes: tuple[Value, ...]
     times: int
 
+    @property
+    def values(self) -> set[Value]:
+        """What it reads and makes."""
+        return {value for value in (*self.reads, *self.makes) if value is not None}
+
 
 class Passed(NamedTuple):
     """A value that a loop takes from, or hands to, another value.

@@ -55,8 +55,6 @@ def _spread(eqns: Sequence[JaxprEqn], given: Mapping[Var, Spec]) -> dict[Var, Sp
     for var, spec in given.items():
         specs.setdefault(classes.get(var, var), set()).add(spec)
     inferred = {
-        var: next(iter(specs[found]))
-        for var, found in classes.items()
-        if len(specs.get(found, ())) == 1
+        var: next(iter(specs[found])) for var, found in classes.items() if len(specs.get(found, ())) == 1
     }
     return {**inferred, **given}

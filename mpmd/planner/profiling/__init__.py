@@ -2,9 +2,10 @@
 
 ``tracing.py`` traces, by the compiler's own passes. Of what these say, ``belongings.py`` finds which
 arguments are whose weights, ``microbatch.py`` the rows, ``classes.py`` which dimensions are one and the same,
-and ``traffic.py`` how many bytes a task reads and writes. ``profile_step.py`` sums up.
+and ``traffic.py`` how many bytes a task reads and writes. ``profile_step.py`` sums up, and
+``open_step.py`` says what a step leaves open.
 """
 
-from mpmd.planner.profiling.profile_step import profile_of
+from mpmd.planner.profiling.open_step import ProfiledStep, profile_of, profile_step
 
-__all__ = ["profile_of"]
+__all__ = ["ProfiledStep", "profile_of", "profile_step"]

@@ -65,18 +65,28 @@ class DimensionClasses:
 
 
 def classed(
-    flat: FlatEquations, tasks: Mapping[Work, Sequence[Operation]]
+    flat: FlatEquations,
+    tasks: Mapping[Work, Sequence[Operation]],
+    before: Sequence[Operation],
+    same: Iterable[Sequence[tuple[Value, int]]],
 ) -> tuple[DimensionClasses, dict[Work, list[ClassedOperation]]]:
-    """The classes of a step's values, and its operations with them."""
+    """The classes of a step's values, and the operations of its tasks with them.
+
+    Args:
+      before: what is computed before the loop, such as weights of another dtype.
+      same: further dimensions that are one.
+    """
     classes = DimensionClasses(flat)
     uses = {work: [uses_of(operation.eqn) for operation in operations] for work, operations in tasks.items()}
     for work, operations in tasks.items():
         for operation, ways in zip(operations, uses[work], strict=True):
             for use in ways:
                 classes.join(_nodes(operation, use))
-    for passed in flat.passed:
-        for nodes in _of_passed(flat, passed):
-            classes.join(nodes)
+    for operation in before:
+        for use in uses_of(operation.eqn):
+            classes.join(_nodes(operation, use))
+    for nodes in itertools.chain(same, *(_of_passed(flat, passed) for passed in flat.passed)):
+        classes.join(nodes)
 
     def with_classes(operation: Operation, ways: Sequence[Use]) -> ClassedOperation:
         found = (ClassUse(classes.of(*node), use) for use in ways for node in _first(operation, use))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from jax.extend.core import Var
+from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.axes import shape_of
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
@@ -59,3 +60,37 @@ def _taken(operation: Operation) -> Iterator[tuple[int, int]]:
         yield from ((dim, dim) for dim in range(len(shape_of(operation.eqn.outvars[0]))))
     elif operation.eqn.primitive.name == "gather":
         yield from ((use.ins[0], use.outs[0]) for use in uses_of(operation.eqn) if 0 in use.ins and use.outs)
+
+
+def origin_of(var: Var, dim: int, eqns: Sequence[JaxprEqn]) -> tuple[Var, int] | None:
+    """The dimension of an argument that a dimension of a value made of it is, or is a part of.
+
+    Rows that are cut into microbatches, ``(n * rows, ...)`` to ``(n, rows, ...)``, are of the first
+    dimension.
+
+    Args:
+      eqns: those that make the value, or none of them if it is an argument.
+
+    Returns: ``None`` if it is no dimension of an argument.
+    """
+    makers = {made: eqn for eqn in eqns for made in eqn.outvars}
+    while (eqn := makers.get(var)) is not None:
+        uses = (use for use in uses_of(eqn) if use.outs.get(eqn.outvars.index(var)) == dim)
+        ins = next((use.ins for use in uses), {})
+        if not ins and eqn.primitive.name == "reshape":
+            ins = _merged(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), dim)
+        sources = ((atom, ins[i]) for i, atom in enumerate(eqn.invars) if i in ins and isinstance(atom, Var))
+        source = next(sources, None)
+        if source is None:
+            return None
+        var, dim = source
+    return var, dim
+
+
+def _merged(shape: Sequence[int], target: Sequence[int], dim: int) -> dict[int, int]:
+    """The dimension of a reshaped array that one of the result is an inner part of, if there is one."""
+    before, upto = math.prod(target[:dim]), math.prod(target[: dim + 1])
+    for d in range(len(shape)):
+        if math.prod(shape[:d]) <= before and upto <= math.prod(shape[: d + 1]) and shape[d] > 1:
+            return {0: d}
+    return {}

@@ -1,12 +1,13 @@
 """What it costs that devices share a task by dividing some classes of dimensions.
 
-Devices along an axis divide, of each value, the first dimension whose class is divided; a value without one is
-on every device. An operation is then shared along one of the dimensions that it is computed by. Operands that
-are divided otherwise are gathered, and a dimension that it sums over leaves each device with a part of the sum.
+Devices along an axis divide, of each value, the first dimension whose class is divided; a value without one
+is on every device. An operation is then shared along one of the dimensions that it is computed by. Operands
+that are divided otherwise are gathered, and a dimension that it sums over leaves each device with a part of
+the sum.
 
 Source of the rules: Xu et al., "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021,
-arXiv:2105.04663, section 4. A partitioner chooses by rules and not by costs where several would do; here, what
-moves the fewest bytes is taken.
+arXiv:2105.04663, section 4. A partitioner chooses by rules and not by costs where several would do; here,
+what moves the fewest bytes is taken.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import math
 from collections.abc import Collection, Iterable, Set
 
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
-from mpmd.planner.profiling.classes import Class, ClassedOperation, DimensionClasses, Use
-from mpmd.planner.profiling.operations import operations_of
+from mpmd.compiler.jaxprs.uses import Use
+from mpmd.compiler.jaxprs.work import total_operations
+from mpmd.planner.profiling.classes import Class, ClassedOperation, DimensionClasses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Shared:
     """A task that devices share.
 
     Attributes:
-      operations: those of it that are divided.
-      reduced: bytes of values that are summed over the devices in each microbatch. What is gathered, or summed
+      operations: those of it that are divided. reduced: bytes of values that are summed over the devices in
+      each microbatch. What is gathered, or summed
         and scattered, counts half: it takes half of the time.
       reduced_per_step: bytes of parts of sums that accumulators may hold until the end of the step.
     """
@@ -74,7 +76,7 @@ class Sharing:
         """
         total = Shared()
         for member in members:
-            if any(value is not None and self.dim(value) is not None for value in _values(member.operation)):
+            if any(self.dim(value) is not None for value in member.operation.values):
                 total += self._operation(member, accumulated)
         return total
 
@@ -107,7 +109,7 @@ class Sharing:
                 moved += self._nbytes(value)
             elif self.dim(value) not in (None, use.outs.get(i)):
                 moved += self._moved(value)
-        return Shared(operations_of(operation.eqn), moved, per_step)
+        return Shared(total_operations([operation.eqn]), moved, per_step)
 
     def _moved(self, value: Value) -> float:
         """What a gathered or scattered value counts."""
@@ -116,7 +118,3 @@ class Sharing:
     def _nbytes(self, value: Value) -> float:
         aval = self._flat.avals[value]
         return float(math.prod(aval.shape) * aval.dtype.itemsize)
-
-
-def _values(operation: Operation) -> tuple[Value | None, ...]:
-    return (*operation.reads, *operation.makes)
