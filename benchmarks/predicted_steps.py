@@ -23,10 +23,11 @@ from benchmarks.sleeping import sleep_in_tasks
 from mpmd.decisions import Decisions
 from mpmd.ir import Plan, Task
 from mpmd.loaded_step import LoadedStep
-from mpmd.memory import group_memories
+from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.hardware import completed
+from mpmd.planner.predict import memories_of
 from mpmd.planner.realize import Realized, lower, measured, simulated
 from mpmd.routes import Topology
 from mpmd.schedules import Schedule
@@ -159,7 +160,8 @@ class Groups:
     @functools.cached_property
     def cluster(self) -> mpmd.Cluster:
         """The devices, calibrated on the groups."""
-        sizes = {"nodes": 1, "devices_per_node": self._groups, "memory": 2.0**30}
+        holding = Holding.RECEIVER if isinstance(self._mesh, mpmd.MpmdMesh) else Holding.SLOTS
+        sizes = {"nodes": 1, "devices_per_node": self._groups, "memory": 2.0**30, "holding": holding}
         found = calibrate(self._mesh, [0] * self._groups)
         return completed(sizes, {}, found.known)
 
@@ -231,16 +233,13 @@ class Groups:
         for pid in pids:
             pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
         state, _ = run_steps(step, state, xs, ys)
-        print(
-            [g.peak_bytes / 2**20 for g in step.report().groups],
-            [(resident(pid) - b) / 2**20 for pid, b in zip(pids, before)],
-            step.report(),
-        )
         allocated = [peak_resident(pid) - start for pid, start in zip(pids, before, strict=True)]
-        of_tasks = peaks_of(measure_tasks())
+        of_tasks = peaks_of(measure_tasks(), self.cluster.holding)
         return [
             Peak(group, *of_group)
-            for group, of_group in enumerate(zip(peaks_of(formula), of_tasks, allocated, strict=True))
+            for group, of_group in enumerate(
+                zip(peaks_of(formula, self.cluster.holding), of_tasks, allocated, strict=True)
+            )
         ]
 
     def close(self) -> None:
@@ -284,10 +283,11 @@ def seconds_in_a_row(plan: Plan, costs: Costs, topology: Topology) -> float:
     return simulation.makespan / STEPS_IN_A_ROW
 
 
-def peaks_of(realized: Realized) -> tuple[float, ...]:
+def peaks_of(realized: Realized, holding: Holding) -> tuple[float, ...]:
     """The bytes of each group at its worst moment."""
     arrivals = realized.step.compiled.verified.arrivals
-    return tuple(float(memory.peak_bytes) for memory in group_memories(realized.plan, arrivals))
+    memories = memories_of(realized.plan, arrivals, holding, ())
+    return tuple(float(memory.peak_bytes) for memory in memories)
 
 
 def resident(pid: int) -> int:
