@@ -38,7 +38,7 @@ def slower_because(candidate: Candidate, prediction: Prediction, best: Candidate
     devices, devices_of_best = _num_devices(candidate), _num_devices(best)
     share, share_of_best = _computing(prediction), _computing(of_best)
     factors = {
-        f"it uses {devices} devices, and not {devices_of_best}": devices_of_best / devices,
+        f"only {devices} of {devices_of_best} devices compute": devices_of_best / devices,
         _lost_text(prediction, of_best): share_of_best / share,
     }
     work = ratio * (devices / devices_of_best) * (share / share_of_best)
