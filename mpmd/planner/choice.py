@@ -71,7 +71,7 @@ class Choice:
 
     @property
     def launch(self) -> dict[str, Any]:
-        """Arguments of ``cluster.launch``: the shape of each group, and its processes where it spans nodes."""
+        """Arguments of ``cluster.launch``: the groups, and the processes of those that span nodes."""
         groups = submeshes_of(self.candidate)
         per_node = self.cluster.devices_per_node
         processes = [-(-int(np.prod([*group.values()])) // per_node) for group in groups]
