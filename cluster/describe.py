@@ -18,6 +18,7 @@ from cluster.launch import launch
 from cluster.ray_connection import connect_to_ray, default_platform
 from cluster.resources import live_nodes
 from cluster.shapes import GPU_PLATFORMS
+from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.hardware import Cluster, completed
 
@@ -41,6 +42,7 @@ def describe(
         platform = platform or default_platform()
         found = _find(platform, cpus_per_device, given)
         sizes: dict[str, Any] = {"nodes": found.nodes, "devices_per_node": found.devices_per_node}
+        sizes["holding"] = _holding(platform, found.nodes)
         if "memory" not in given:
             sizes["memory"] = found.memory if platform == "cpu" else _memory_of_device(platform, timeout)
         measured = (lambda: _measured(found, platform, dtype, timeout)) if measure else None
@@ -84,6 +86,13 @@ def _find(platform: str, cpus_per_device: float | None, given: Mapping[str, Any]
         memory=min(resources.get("memory", 0) for resources in used[:wanted]) / devices,
         cpus=cpus_per_device or min(resources.get("CPU", 0) for resources in used[:wanted]) / devices,
     )
+
+
+def _holding(platform: str, nodes: int) -> Holding:
+    """Where messages are, by the transport that ``launch`` chooses between most groups."""
+    if platform != "cpu":
+        return Holding.ELSEWHERE  # in the memory of the host
+    return Holding.SLOTS if nodes == 1 else Holding.KEPT
 
 
 def _count(

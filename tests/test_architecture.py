@@ -40,14 +40,16 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
     "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
-    "mpmd.planner": "mpmd mpmd.abstract_mesh mpmd.arguments mpmd.compiler.graph mpmd.compiler.jaxprs "
-    "mpmd.decisions mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir mpmd.lowered_step mpmd.memory "
+    "mpmd.planner": "mpmd.abstract_mesh mpmd.arguments mpmd.compiler.graph mpmd.compiler.jaxprs "
+    "mpmd.decisions mpmd.errors mpmd.executable_memory mpmd.ir mpmd.lowered_step mpmd.memory "
     "mpmd.mesh mpmd.planned_step mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
     "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.profiling mpmd.planner.reasons "
     "mpmd.planner.search mpmd.program mpmd.routes mpmd.runtime mpmd.schedules mpmd.sharding mpmd.simulate "
     "mpmd.specs mpmd.step mpmd.tables",
     "mpmd.planner.profile": "",
-    "mpmd.planner.hardware": "mpmd.planner mpmd.simulate",
+    "mpmd.planner.calibrate": "mpmd mpmd.events mpmd.ir mpmd.simulate",
+    "mpmd.planner.here": "mpmd mpmd.planner.calibrate",
+    "mpmd.planner.hardware": "mpmd.memory mpmd.planner.here mpmd.simulate",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
     "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.keys mpmd.planner.profile "
@@ -63,7 +65,7 @@ MAY_IMPORT = {
     "mpmd.planner.run_marked": "mpmd.annotate mpmd.compiler.jaxprs mpmd.planner.crossing mpmd.planner.layers "
     "mpmd.planner.open_function",
     "mpmd.planner.auto_marks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.decisions mpmd.planner.crossing "
-    "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked",
+    "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked mpmd.tables",
     "mpmd.planner.stages_of": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.decisions "
     "mpmd.compiler.trace mpmd.errors mpmd.reduce mpmd.schedules",
     "mpmd.planner.alternatives": "mpmd.planner.candidates mpmd.planner.collectives mpmd.planner.formula "
@@ -201,13 +203,15 @@ MAY_IMPORT = {
     "cluster.waits cluster.watchdog mpmd.errors mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.elastic_runtime cluster.process_info cluster.recovery "
     "cluster.status mpmd.routes",
-    "cluster.launch": "cluster cluster.actor cluster.actor_calls cluster.actors cluster.connect "
+    "cluster.ray_connection": "cluster.notices cluster.resources",
+    "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect "
     "cluster.connection cluster.driver cluster.elastic_runtime cluster.endpoint cluster.environment "
-    "cluster.fleet cluster.mesh cluster.metrics cluster.places cluster.process_info cluster.recovery "
-    "cluster.resources cluster.shapes cluster.sharing cluster.transports cluster.versions cluster.watchdog "
+    "cluster.fleet cluster.mesh cluster.metrics cluster.places cluster.process_info cluster.ray_connection "
+    "cluster.recovery cluster.resources cluster.shapes cluster.sharing cluster.transports cluster.versions cluster.watchdog "
     "mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
-    "cluster": "cluster.environment cluster.launch cluster.mesh cluster.notices cluster.recovery "
-    "cluster.resources cluster.shapes mpmd.planner mpmd.planner.hardware",
+    "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
+    "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware",
+    "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     "cluster.trial": "cluster mpmd",
     # The user's face.
     "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime",

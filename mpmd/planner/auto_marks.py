@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from mpmd.annotate import mark_p
 from mpmd.compiler.jaxprs.equations import contains
+from mpmd.compiler.jaxprs.source import where
 from mpmd.decisions import current_decisions
 from mpmd.planner.crossing import Crossing
 from mpmd.planner.even_stages import even_stages
 from mpmd.planner.layers import Layer, find_layers, opened_for_layers
 from mpmd.planner.run_marked import run_marked
+from mpmd.tables import first_few
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -61,7 +64,8 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         opened = opened_for_layers(traced.closed)
         crossing = Crossing(opened.jaxpr)
         layers = find_layers(opened.jaxpr, crossing)
-        counts = _layers_per_stage(layers, decisions.layers_per_stage, num_stages, _name(loss_fn))
+        found = _Found(_name(loss_fn), layers, _last_lines(layers, opened.jaxpr))
+        counts = found.layers_per_stage(decisions.layers_per_stage, num_stages)
         ends = [layers[last - 1].end for last in itertools.accumulate(counts)][:-1]
         within = [layer.end for layer in layers[:-1]] if decisions.remat else None
         return traced.result(run_marked(opened, crossing, traced.arrays, ends, within))
@@ -106,25 +110,40 @@ def _name(fun: Callable) -> str:
     return getattr(fun, "__name__", type(fun).__name__)
 
 
-def _layers_per_stage(
-    layers: Sequence[Layer], decided: tuple[int, ...] | None, num_stages: int | None, name: str
-) -> tuple[int, ...]:
-    """The number of layers of each stage. Raises ``ValueError`` if they cannot be so."""
-    if decided == ():
-        return (1,) * len(layers)
-    if decided is not None:
-        if sum(decided) != len(layers) or min(decided) < 1:
+def _last_lines(layers: Sequence[Layer], jaxpr: Jaxpr) -> list[str]:
+    """The user's line of the last equation of each layer."""
+    last = [layer.end.equation - (not layer.end.iterations) for layer in layers]
+    return [where(jaxpr.eqns[i]) if jaxpr.eqns else "" for i in last]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """The layers of a function, and the lines at which they end."""
+
+    name: str
+    layers: Sequence[Layer]
+    lines: Sequence[str]
+
+    def layers_per_stage(self, decided: tuple[int, ...] | None, num_stages: int | None) -> tuple[int, ...]:
+        """The number of layers of each stage. Raises ``ValueError`` if they cannot be so."""
+        if decided is not None:
+            if decided and (sum(decided) != len(self.layers) or min(decided) < 1):
+                raise ValueError(
+                    f"layers_per_stage={decided} divides {sum(decided)} layers, of which each stage has one "
+                    f"at least, but auto_marks found {self}"
+                )
+            return decided or (1,) * len(self.layers)
+        num_stages = num_stages or 1
+        if len(self.layers) < num_stages:
             raise ValueError(
-                f"layers_per_stage={decided} divides {sum(decided)} layers, of which each stage needs one at "
-                f"least, but {name} has {len(layers)}"
+                f"num_stages={num_stages} needs as many layers at least, but auto_marks found {self}. Ask "
+                "for fewer stages, or write mark_stage_end where they end. Layers are blocks that repeat, "
+                "iterations of a scan over layers, and products of which one needs the other"
             )
-        return decided
-    num_stages = num_stages or 1
-    if len(layers) < num_stages:
-        found = "nothing to cut" if len(layers) == 1 else f"only {len(layers)} layers"
-        raise ValueError(
-            f"auto_marks found {found} in {name}, which is to have num_stages={num_stages}: ask for fewer "
-            "stages, or write mark_stage_end where they end. Layers are blocks that repeat, iterations of a "
-            "scan over layers, and products of which one needs the other"
-        )
-    return even_stages([layer.work for layer in layers], [layer.leaving for layer in layers], num_stages)
+        work, leaving = zip(*((layer.work, layer.leaving) for layer in self.layers), strict=True)
+        return even_stages(work, leaving, num_stages)
+
+    def __str__(self) -> str:
+        if len(self.layers) == 1:
+            return f"nothing to cut in {self.name}"
+        return f"{len(self.layers)} in {self.name}, which end at {first_few(self.lines, 5)}"

@@ -161,7 +161,7 @@ def _forwards(
     mesh: Any, work: Callable[[jax.Array], jax.Array], microbatches: int, steps: int = 1
 ) -> list[Event]:
     """The tasks of steps in which each group does the same work on what it gets, for each microbatch."""
-    num_stages = max(mesh.mpmd_dim, 2)  # a loop of one stage is one task
+    num_stages = mesh.mpmd_dim
 
     def loss(x):
         for stage in range(num_stages):
@@ -171,9 +171,7 @@ def _forwards(
         return x
 
     def step(xs):
-        return mpmd.treduce(
-            loss, xs, schedule=mpmd.ForwardOnly(num_stages, mesh.mpmd_dim), operation=mpmd.Add
-        )
+        return mpmd.treduce(loss, xs, schedule=mpmd.ForwardOnly(num_stages, num_stages), operation=mpmd.Add)
 
     found = _tasks(mesh, step, np.zeros(microbatches, np.float32), steps=steps)
     return [event for events in found for event in events]

@@ -16,6 +16,7 @@ from mpmd.planner.realize import decisions_of, measured
 from mpmd.planner.search import search
 from mpmd.planner.trials import Subject, Trials
 from mpmd.schedules import Schedule
+from mpmd.step import MpmdFunction
 
 
 def plan(
@@ -114,10 +115,9 @@ def _check_types(step: Any, cluster: Any, kwargs: Any) -> None:
     faults = []
     if not callable(step):
         faults.append(f"mpmd.plan takes a train step, a function, got {step!r}")
-    if hasattr(step, "lower") and hasattr(step, "compile"):
+    if isinstance(step, MpmdFunction):
         faults.append(
-            "mpmd.plan takes the train step itself, not what jax.jit or mpmd.jit has made of it: choice.jit "
-            "compiles it"
+            "mpmd.plan takes the train step itself, not what mpmd.jit has made of it: choice.jit compiles it"
         )
     if not isinstance(cluster, Cluster):
         faults.append(

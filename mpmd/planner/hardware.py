@@ -7,6 +7,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from mpmd.memory import Holding
 from mpmd.simulate import Link
 
 ENTRY_POINT_GROUP = "mpmd.clusters"
@@ -25,6 +26,7 @@ class Cluster:
       device_link: between devices of a node, each with its own; seconds and bytes per second.
       node_link: between nodes, shared by the devices of a node; seconds and bytes per second.
       task_overhead: seconds that a task takes beside what it computes.
+      holding: where messages between groups are until they are used.
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
         they share cores, as the CPU devices of a process, and those of more groups than there are cores.
 
@@ -40,6 +42,7 @@ class Cluster:
     node_link: Link
     task_overhead: float = 0.0
     alone: float = 1.0
+    holding: Holding = Holding.RECEIVER
 
     def __post_init__(self) -> None:
         counts = ("nodes", "devices_per_node")
@@ -136,7 +139,7 @@ def completed(
         raise ValueError(f"a cluster has no {', '.join(unknown)}; it has {', '.join(fields)}")
     known = {**found, **given}
     needed = [name for name in _needed(fields, known) if name not in known]
-    if measure is not None and not {*fields} <= {*known}:
+    if measure is not None and not {*fields} - {"holding"} <= {*known}:
         known = {**measure(), **known}
         needed = [name for name in needed if name not in known]
     if needed:
@@ -151,7 +154,7 @@ def completed(
 
 def _needed(fields: Iterable[str], known: Mapping[str, Any]) -> list[str]:
     """The attributes without which nothing can be said of a cluster of so many devices."""
-    unused = {"task_overhead", "alone"}
+    unused = {"task_overhead", "alone", "holding"}
     if known["devices_per_node"] == 1:
         unused.add("device_link")
     if known["nodes"] == 1:

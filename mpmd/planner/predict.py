@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 
 from mpmd.ir import Name, OutsideTask, Plan, TaskType
-from mpmd.memory import EarliestArrival, GroupMemory, device_bytes, group_memories
+from mpmd.memory import EarliestArrival, GroupMemory, Holding, device_bytes, group_memories
 from mpmd.planner.candidate import Memory, Prediction
 from mpmd.routes import Topology
 from mpmd.simulate import Costs, simulate
@@ -20,6 +21,7 @@ def predict(
     costs: Costs,
     source: str,
     communication: float = 0.0,
+    holding: Holding = Holding.RECEIVER,
 ) -> Prediction:
     """What a verified plan costs.
 
@@ -30,10 +32,11 @@ def predict(
       costs: of its tasks and links, in seconds.
       source: where they come from.
       communication: the share of the tasks' time that goes into sums over devices and gathered weights.
+      holding: where messages are until they are used.
     """
     simulation = simulate(plan, costs, topology=topology)
     names = {leaf.name for i, leaf in enumerate(plan.inputs) if i in updated and leaf.name}
-    memories = group_memories(plan, arrivals, updated=names)
+    memories = memories_of(plan, arrivals, holding, names)
     worst = max(range(len(memories)), key=lambda group: memories[group].peak_bytes)
     return Prediction(
         seconds=simulation.makespan,
@@ -43,6 +46,17 @@ def predict(
         stage_seconds=stage_seconds(plan, costs),
         source=source,
     )
+
+
+def memories_of(
+    plan: Plan,
+    arrivals: Mapping[tuple[tuple[int, int], int], EarliestArrival],
+    holding: Holding,
+    updated: Collection[Name],
+) -> tuple[GroupMemory, ...]:
+    """What the devices of each group need, if the messages of all edges are in the same place."""
+    edges = itertools.permutations(range(len(plan.programs)), 2)
+    return group_memories(plan, arrivals, dict.fromkeys(edges, holding), updated)
 
 
 def stage_seconds(plan: Plan, costs: Costs) -> tuple[float, ...]:

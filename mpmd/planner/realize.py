@@ -82,7 +82,7 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: Cluster) -> Real
     seconds = task_seconds(predicted.plan, predicted.work, cluster, places)
     costs = of_busy_devices(costs_of(predicted.plan, seconds), cluster, _mean_devices(places))
     costs = dataclasses.replace(costs, links=edge_links(cluster, places))
-    realized = _realized(step, predicted.plan, costs, "simulation")
+    realized = _realized(step, predicted.plan, costs, cluster, "simulation")
     summing = longest_summing(predicted.plan, predicted.work, cluster, places)
     return _communicating(realized, summing / realized.prediction.seconds)
 
@@ -96,7 +96,7 @@ def measured(
     costs = _with_overhead(tasks.costs, cluster.task_overhead)
     costs = of_lone_devices(costs, cluster, _mean_devices(places))
     costs = dataclasses.replace(costs, links=edge_links(cluster, places))
-    realized = _realized(before.step, tasks.plan, costs, "measurement")
+    realized = _realized(before.step, tasks.plan, costs, cluster, "measurement")
     return _communicating(realized, before.prediction.communication)
 
 
@@ -119,10 +119,18 @@ def _with_overhead(costs: Costs, seconds: float) -> Costs:
     )
 
 
-def _realized(step: LoweredStep, plan: Plan, costs: Costs, source: str) -> Realized:
+def _realized(step: LoweredStep, plan: Plan, costs: Costs, cluster: Cluster, source: str) -> Realized:
     compiled = step.compiled
     updated = {argument for argument, _ in compiled.traced.carried_state}
-    prediction = predict(plan, step.topology, compiled.verified.arrivals, updated, costs, source)
+    prediction = predict(
+        plan,
+        step.topology,
+        compiled.verified.arrivals,
+        updated,
+        costs,
+        source,
+        holding=cluster.holding,
+    )
     return Realized(step, plan, costs, prediction)
 
 
