@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable
 
 from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.flat import Value
-from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.planner.profile import Division, Kind
 from mpmd.planner.profiling.accumulated import Accumulated
 from mpmd.planner.profiling.choose_classes import choose_classes
@@ -22,7 +21,7 @@ class Divider:
     def __init__(self, step: LayeredStep):
         self._step = step
         self._operations = {
-            work: sum(one.operation.times * total_operations([one.operation.eqn]) for one in members)
+            work: sum(one.operation.times * one.work for one in members)
             for work, members in step.tasks.items()
         }
         self._accumulated = {work: self._accumulated_by(work) for work in step.tasks}

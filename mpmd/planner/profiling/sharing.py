@@ -16,9 +16,8 @@ import dataclasses
 import math
 from collections.abc import Container, Iterable, Set
 
-from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
+from mpmd.compiler.jaxprs.flat import FlatEquations, Value
 from mpmd.compiler.jaxprs.uses import Use
-from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.planner.profiling.classes import Class, ClassedOperation, DimensionClasses
 
 _HELD_IN_PARTS = frozenset({"dot_general", "reduce_sum", "scatter-add"})
@@ -88,13 +87,14 @@ class Sharing:
         operation = member.operation
         uses = [use for of_class, use in member.uses if of_class in self._divided]
         whole = sum(self._moved(value) for value in operation.reads if value is not None)
-        ways = [self._way(operation, use, accumulated) for use in uses] or [Shared(reduced=whole)]
+        ways = [self._way(member, use, accumulated) for use in uses] or [Shared(reduced=whole)]
         best = min(ways, key=lambda way: (way.reduced, len(way.partial)))
         times = operation.times
         return Shared(times * best.operations, times * best.reduced, best.partial)
 
-    def _way(self, operation: Operation, use: Use, accumulated: Container[Value]) -> Shared:
+    def _way(self, member: ClassedOperation, use: Use, accumulated: Container[Value]) -> Shared:
         """An operation, shared along one dimension."""
+        operation = member.operation
         moved = sum(
             self._moved(value)
             for i, value in enumerate(operation.reads)
@@ -110,7 +110,7 @@ class Sharing:
                 moved += self._nbytes(value)
             elif self.dim(value) not in (None, use.outs.get(i)):
                 moved += self._moved(value)
-        return Shared(total_operations([operation.eqn]), moved, frozenset(partial))
+        return Shared(member.work, moved, frozenset(partial))
 
     def _moved(self, value: Value) -> float:
         """What a gathered or scattered value counts."""
