@@ -154,7 +154,7 @@ def test_workshop_strategies(tmp_path):
         for name in strategies
         if line.startswith(name)
     }
-    assert seconds["selected"] == min(seconds.values()) and list(seconds)[0] == "selected"
+    assert seconds["selected"] == min(seconds.values()) and next(iter(seconds)) == "selected"
     assert (tmp_path / "step.svg").stat().st_size and json.loads((tmp_path / "step.json").read_text())
 
 
