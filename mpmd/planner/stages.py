@@ -107,7 +107,7 @@ class Stages:
         return float(self.tables[group].layers["entering"][first]) + past
 
     def messages(self) -> tuple[dict[TaskType, float], dict[tuple[int, int], Link]]:
-        """How long what each task sends is under way, in seconds of its link, and the links' latencies."""
+        """By sending task, how long its messages keep a link busy; and links of a byte a second."""
         seconds: dict[TaskType, float] = {}
         links: dict[tuple[int, int], Link] = {}
         for stage in range(1, len(self.homes)):
