@@ -212,7 +212,7 @@ def _batch_positions(count: int, argnums: Any, batch_argnums: Any) -> frozenset[
     faults: list[str] = []
 
     def positions(given: Any, name: str) -> frozenset[int]:
-        listed = (given,) if isinstance(given, int) else tuple(given)
+        listed = (given,) if hasattr(given, "__index__") else tuple(given)
         if missing := [i for i in listed if not -count <= i < count]:
             faults.append(
                 f"{name} {first_few(list(map(str, missing)), _SHOWN)} of {count} positional arguments"

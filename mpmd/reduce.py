@@ -207,7 +207,8 @@ def treduce_i(
 
     With a carry, it takes that first. Args, result and errors are those of ``treduce``.
     """
-    schedule = current_decisions().schedule or schedule
+    decided = current_decisions().schedule
+    schedule = schedule if decided is None else decided
     if not isinstance(schedule, Schedule | None):
         raise TypeError(
             f"treduce's schedule must be a Schedule, such as mpmd.Std1F1B(num_stages=4), got {schedule!r}"

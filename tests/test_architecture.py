@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "mpmd.executable_memory": "",
     "mpmd.tasks": "",
     "mpmd.ir": "mpmd.executable_memory mpmd.tasks",
+    "mpmd.garbage": "",
     "mpmd.stopwatch": "",
     "mpmd.tables": "",
     "mpmd.tree": "",
@@ -51,7 +52,7 @@ MAY_IMPORT = {
     "mpmd.planner.hardware": "mpmd.memory mpmd.planner.here mpmd.simulate",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
-    "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.keys mpmd.planner.profile "
+    "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.keys mpmd.planner.profile "
     "mpmd.planner.stages_of mpmd.schedules mpmd.stack",
     "mpmd.planner.even_stages": "",
     "mpmd.planner.pieces": "",
@@ -64,9 +65,9 @@ MAY_IMPORT = {
     "mpmd.planner.run_marked": "mpmd.annotate mpmd.compiler.jaxprs mpmd.planner.crossing mpmd.planner.layers "
     "mpmd.planner.open_function",
     "mpmd.planner.auto_marks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.decisions mpmd.planner.crossing "
-    "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked",
+    "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked mpmd.tables",
     "mpmd.planner.stages_of": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.decisions "
-    "mpmd.errors mpmd.reduce mpmd.schedules",
+    "mpmd.compiler.trace mpmd.errors mpmd.reduce mpmd.schedules",
     "mpmd.planner.alternatives": "mpmd.planner.candidates mpmd.planner.collectives mpmd.planner.formula "
     "mpmd.planner.profile mpmd.planner.sweep mpmd.schedules",
     "mpmd.planner.candidates": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.columns "
@@ -125,8 +126,8 @@ MAY_IMPORT = {
     "mpmd.compiler": "",
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
-    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.placement "
-    "mpmd.program mpmd.sharding mpmd.stack mpmd.stopwatch mpmd.verify",
+    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.garbage mpmd.ir "
+    "mpmd.placement mpmd.program mpmd.sharding mpmd.stack mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.callbacks mpmd.compat mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir "
     "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "

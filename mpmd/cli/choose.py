@@ -78,8 +78,10 @@ def check_unused(options: argparse.Namespace) -> None:
 
 def check_step(step: Any, name: str) -> None:
     """Raises ``ValueError`` for what is no step, or one that has a mesh."""
-    if hasattr(step, "lower"):
-        raise ValueError(f"{name} has a mesh of its own, or a compiler: name the train step itself")
+    from mpmd.step import MpmdFunction
+
+    if isinstance(step, MpmdFunction):
+        raise ValueError(f"{name} has a mesh of its own: name the train step itself")
     if not callable(step):
         raise ValueError(f"{name} is of type {type(step).__name__}, and not a step")
 

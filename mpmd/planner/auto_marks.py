@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.tree_util import DictKey, SequenceKey
 
 from mpmd.annotate import mark_p
 from mpmd.compiler.jaxprs.equations import contains
+from mpmd.compiler.jaxprs.source import where
 from mpmd.decisions import current_decisions
 from mpmd.planner.crossing import Crossing
 from mpmd.planner.even_stages import even_stages
 from mpmd.planner.layers import Layer, find_layers, opened_for_layers
 from mpmd.planner.run_marked import run_marked
+from mpmd.tables import first_few
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -41,8 +45,9 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         as Python numbers, stays as it is.
       num_stages: in how many stages its layers are divided, so that these have about as much work.
 
-    Raises: when it is called, ``ValueError`` if it has fewer layers than stages are asked for; ``TypeError``
-      at once if ``num_stages`` is no whole number, and ``ValueError`` if that is not positive.
+    Raises: ``TypeError`` if ``num_stages`` is no whole number, and ``ValueError`` if that is not positive;
+      when the result is called, ``ValueError`` if the function has fewer layers than stages are asked for,
+      and ``TypeError`` if it changes an object among its arguments in place, such as a module's statistics.
     """
     if num_stages is not None:
         if not isinstance(num_stages, int) or isinstance(num_stages, bool):
@@ -61,7 +66,8 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         opened = opened_for_layers(traced.closed)
         crossing = Crossing(opened.jaxpr)
         layers = find_layers(opened.jaxpr, crossing)
-        counts = _layers_per_stage(layers, decisions.layers_per_stage, num_stages, _name(loss_fn))
+        found = _Found(_name(loss_fn), layers, _last_lines(layers, opened.jaxpr))
+        counts = found.layers_per_stage(decisions.layers_per_stage, num_stages)
         ends = [layers[last - 1].end for last in itertools.accumulate(counts)][:-1]
         within = [layer.end for layer in layers[:-1]] if decisions.remat else None
         return traced.result(run_marked(opened, crossing, traced.arrays, ends, within))
@@ -86,8 +92,11 @@ class _Traced:
             given = list(leaves)
             for i, array in zip(at, arrays, strict=True):
                 given[i] = array
-            args, kwargs = jax.tree.unflatten(treedef, given)
+            call = jax.tree.unflatten(treedef, given)
+            kept = jax.tree_util.tree_leaves_with_path(call)
+            args, kwargs = call
             self._out, self._outdef = jax.tree.flatten(fun(*args, **kwargs))
+            _check_unchanged(fun, kept, jax.tree_util.tree_leaves_with_path(call))
             self._made = [i for i, leaf in enumerate(self._out) if isinstance(leaf, jax.Array)]
             return [self._out[i] for i in self._made]
 
@@ -102,29 +111,60 @@ class _Traced:
         return jax.tree.unflatten(self._outdef, out)
 
 
+def _check_unchanged(fun: Callable, before: Sequence[tuple], after: Sequence[tuple]) -> None:
+    """Raises ``TypeError`` if the function has changed an object among its arguments, of which it got a copy.
+
+    Dicts and lists may be changed: ``jax.grad`` gives copies of them as well.
+    """
+    known = dict(before)
+    for path, leaf in after:
+        of_object = any(not isinstance(key, DictKey | SequenceKey) for key in path)
+        if of_object and known.get(path) is not leaf:
+            raise TypeError(
+                f"{_name(fun)} changes {jax.tree_util.keystr(path)} of its arguments in place, which "
+                "auto_marks does not see: let it take arrays and return the new ones, as by nnx.split and "
+                "nnx.merge"
+            )
+
+
 def _name(fun: Callable) -> str:
     return getattr(fun, "__name__", type(fun).__name__)
 
 
-def _layers_per_stage(
-    layers: Sequence[Layer], decided: tuple[int, ...] | None, num_stages: int | None, name: str
-) -> tuple[int, ...]:
-    """The number of layers of each stage. Raises ``ValueError`` if they cannot be so."""
-    if decided == ():
-        return (1,) * len(layers)
-    if decided is not None:
-        if sum(decided) != len(layers) or min(decided) < 1:
+def _last_lines(layers: Sequence[Layer], jaxpr: Jaxpr) -> list[str]:
+    """The user's line of the last equation of each layer."""
+    last = [layer.end.equation - (not layer.end.iterations) for layer in layers]
+    return [where(jaxpr.eqns[i]) if jaxpr.eqns else "" for i in last]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """The layers of a function, and the lines at which they end."""
+
+    name: str
+    layers: Sequence[Layer]
+    lines: Sequence[str]
+
+    def layers_per_stage(self, decided: tuple[int, ...] | None, num_stages: int | None) -> tuple[int, ...]:
+        """The number of layers of each stage. Raises ``ValueError`` if they cannot be so."""
+        if decided is not None:
+            if decided and (sum(decided) != len(self.layers) or min(decided) < 1):
+                raise ValueError(
+                    f"layers_per_stage={decided} divides {sum(decided)} layers, of which each stage has one "
+                    f"at least, but auto_marks found {self}"
+                )
+            return decided or (1,) * len(self.layers)
+        num_stages = num_stages or 1
+        if len(self.layers) < num_stages:
             raise ValueError(
-                f"layers_per_stage={decided} divides {sum(decided)} layers, of which each stage needs one at "
-                f"least, but {name} has {len(layers)}"
+                f"num_stages={num_stages} needs as many layers at least, but auto_marks found {self}. Ask "
+                "for fewer stages, or write mark_stage_end where they end. Layers are blocks that repeat, "
+                "iterations of a scan over layers, and products of which one needs the other"
             )
-        return decided
-    num_stages = num_stages or 1
-    if len(layers) < num_stages:
-        found = "nothing to cut" if len(layers) == 1 else f"only {len(layers)} layers"
-        raise ValueError(
-            f"auto_marks found {found} in {name}, which is to have num_stages={num_stages}: ask for fewer "
-            "stages, or write mark_stage_end where they end. Layers are blocks that repeat, iterations of a "
-            "scan over layers, and products of which one needs the other"
-        )
-    return even_stages([layer.work for layer in layers], [layer.leaving for layer in layers], num_stages)
+        work, leaving = zip(*((layer.work, layer.leaving) for layer in self.layers), strict=True)
+        return even_stages(work, leaving, num_stages)
+
+    def __str__(self) -> str:
+        if len(self.layers) == 1:
+            return f"nothing to cut in {self.name}"
+        return f"{len(self.layers)} in {self.name}, which end at {first_few(self.lines, 5)}"

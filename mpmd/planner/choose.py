@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from mpmd.planner.realize import decisions_of, measured
 from mpmd.planner.search import search
 from mpmd.planner.trials import Subject, Trials
 from mpmd.schedules import Schedule
+from mpmd.step import MpmdFunction
 
 
 def plan(
@@ -36,7 +38,7 @@ def plan(
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] | None = None,
     simulate: int = 32,
-    seconds: float = 60.0,
+    seconds: float = 10.0,
     measure: int = 0,
 ) -> Choice:
     """Chooses how a cluster runs a train step, and says what that costs.
@@ -91,7 +93,7 @@ def plan(
         step, args, kwargs or {}, in_shardings, static_argnums, static_argnames, donate_argnums
     )
     trials = Trials(subject, cluster)
-    rows = search(trials.profile, cluster, fixed)
+    rows = [*_with_gathering(search(trials.profile, cluster, fixed))]
     measuring = functools.partial(measured, cluster=cluster, devices=None)
     result = compete(rows, trials.realize, measuring, cluster, limits)
     best: Row = result.rows[0]
@@ -109,15 +111,23 @@ def plan(
     )
 
 
+def _with_gathering(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows, and after each with weights over ``data`` that which gathers them once per step."""
+    for row in rows:
+        yield row
+        if row.candidate.fsdp:
+            candidate = dataclasses.replace(row.candidate, gather_once=True)
+            yield dataclasses.replace(row, candidate=candidate)
+
+
 def _check_types(step: Any, cluster: Any, kwargs: Any) -> None:
     """Raises ``TypeError`` with all that is wrong."""
     faults = []
     if not callable(step):
         faults.append(f"mpmd.plan takes a train step, a function, got {step!r}")
-    if hasattr(step, "lower") and hasattr(step, "compile"):
+    if isinstance(step, MpmdFunction):
         faults.append(
-            "mpmd.plan takes the train step itself, not what jax.jit or mpmd.jit has made of it: choice.jit "
-            "compiles it"
+            "mpmd.plan takes the train step itself, not what mpmd.jit has made of it: choice.jit compiles it"
         )
     if not isinstance(cluster, Cluster):
         faults.append(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.cost import is_cheap
-from mpmd.compiler.jaxprs.equations import aval_of, is_dropped, operands
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
 from mpmd.compiler.jaxprs.work import nbytes
 
 _Leaves = frozenset[Var]
@@ -19,9 +21,10 @@ def from_inputs(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
 
     So it is for what is cheap and depends on one input alone, such as a cast of a weight, or on whole numbers
     and keys, such as masks and dropout's random numbers. What mixes several inputs, such as an embedding or
-    its sum with another, is the work of a layer.
+    its sum with another, is the work of a layer. What no equation makes is an input.
     """
-    depends: dict[Var, _Leaves] = {var: frozenset({var}) for var in (*jaxpr.constvars, *jaxpr.invars)}
+    inputs = free_variables(jaxpr.eqns)
+    depends: dict[Var, _Leaves] = {var: frozenset({var}) for var in inputs}
     made: dict[Var, JaxprEqn] = {}
     for eqn in jaxpr.eqns:
         read = operands(eqn)
@@ -48,31 +51,31 @@ class Crossing:
 
     def __init__(self, jaxpr: Jaxpr):
         self.from_inputs: Mapping[Var, JaxprEqn] = from_inputs(jaxpr)
-        self._made: dict[Var, int] = {}
-        self._last_read: dict[Var, int] = {}
+        made: dict[Var, int] = {}
+        last_read: dict[Var, int] = {}
         for i, eqn in enumerate(jaxpr.eqns):
-            for var in operands(eqn):
-                if var in self._made:
-                    self._last_read[var] = i
-            self._made.update((var, i) for var in eqn.outvars if not self._is_not_handed_over(var))
-        self._bytes = [0] * (len(jaxpr.eqns) + 1)
-        self._count = [0] * (len(jaxpr.eqns) + 1)
-        for var, last in self._last_read.items():
-            first = self._made[var] + 1
-            for at, sign in ((first, 1), (last + 1, -1)):
-                self._bytes[at] += sign * nbytes(var)
-                self._count[at] += sign
-        for at in range(1, len(self._bytes)):
-            self._bytes[at] += self._bytes[at - 1]
-            self._count[at] += self._count[at - 1]
+            last_read.update((var, i) for var in operands(eqn) if var in made)
+            made.update((var, i) for var in eqn.outvars if var not in self.from_inputs)
+        self._vars = list(last_read)
+        self._made = np.array([made[var] for var in self._vars], int)
+        self._last_read = np.array(list(last_read.values()), int)
+        sizes = [nbytes(var) for var in self._vars]
+        self._bytes = self._sums(sizes, len(jaxpr.eqns))
+        self._count = self._sums([1] * len(sizes), len(jaxpr.eqns))
 
-    def _is_not_handed_over(self, var: Var) -> bool:
-        return is_dropped(var) or var in self.from_inputs
+    def _sums(self, amounts: Sequence[int], length: int) -> list[int]:
+        """For each position, the sum of the amounts of the values that are handed over there."""
+        changes = [0] * (length + 1)
+        for amount, made, last in zip(amounts, self._made, self._last_read, strict=True):
+            changes[made + 1] += amount
+            changes[last + 1] -= amount
+        return list(itertools.accumulate(changes))
 
     def bytes_at(self, position: int) -> int | None:
         """Bytes handed over before an equation; ``None`` if it is nothing, so that no layer can end there."""
         return self._bytes[position] if self._count[position] else None
 
     def at(self, position: int) -> list[Var]:
-        """The values handed over before an equation, in the order in which they are made."""
-        return [var for var, made in self._made.items() if made < position <= self._last_read.get(var, -1)]
+        """The values handed over before an equation, in the order in which they are read first."""
+        found = np.flatnonzero((self._made < position) & (position <= self._last_read))
+        return [self._vars[i] for i in found]

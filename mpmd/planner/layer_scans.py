@@ -8,8 +8,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, operands, subjaxprs
 from mpmd.compiler.jaxprs.scans import scan_operands
-
-_PRODUCTS = ("dot_general", "conv_general_dilated")
+from mpmd.compiler.jaxprs.work import PRODUCTS
 
 
 def is_layer_scan(eqn: JaxprEqn, computed: Container[Atom]) -> bool:
@@ -37,7 +36,7 @@ def _multiplies(jaxpr: Jaxpr, carried: set[Var], weights: set[Var]) -> tuple[boo
         read = operands(eqn)
         of_carried = any(var in carried for var in read)
         of_weights = any(var in weights for var in read)
-        if of_carried and of_weights and eqn.primitive.name in _PRODUCTS:
+        if of_carried and of_weights and eqn.primitive.name in PRODUCTS:
             return True, carried, weights
         for inner in subjaxprs(eqn):
             if len(inner.invars) == len(eqn.invars):

@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from mpmd.compiler.jaxprs.equations import aval_of, is_remat, subjaxprs
 from mpmd.compiler.jaxprs.scans import scan_operands
-from mpmd.compiler.jaxprs.work import WorkOf, nbytes
+from mpmd.compiler.jaxprs.work import WorkOf, has_product, nbytes
 from mpmd.planner.crossing import Crossing
 from mpmd.planner.layer_scans import is_layer_scan
 from mpmd.planner.open_function import OpenFunction, open_function
@@ -34,7 +34,8 @@ _MOST_PARTS = 32
 """Of a function in which nothing repeats."""
 
 _SMALL = 0.2
-"""A part with less than this share of a typical layer's work is in one with its neighbour."""
+"""A part with less than this share of a typical layer's work is in one with its neighbour; and one without a
+product, such as a loss, unless it has as much work as a typical layer."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -74,20 +75,25 @@ def find_layers(jaxpr: Jaxpr, crossing: Crossing | None = None) -> tuple[Layer, 
 def opened_for_layers(function: ClosedJaxpr) -> OpenFunction:
     """A function without the calls that hide layers.
 
-    A function under ``jax.checkpoint`` hides some if it has half of the work, or consists of blocks that
-    repeat; otherwise it is taken for one block of the model.
+    A function under ``jit`` hides some if it has more than a small share of the work, since it may be
+    anything; one under ``jax.checkpoint`` if it has half of the work, or consists of blocks that repeat:
+    otherwise it is taken for one block of the model. What stays a call is differentiated once, however often
+    it is called.
     """
     work_of = WorkOf(OPERATIONS_PER_BYTE)
     total = work_of.jaxpr(function.jaxpr)
 
     def hides_layers(eqn: JaxprEqn) -> bool:
-        return work_of.equation(eqn) > total / 2 or _consists_of_blocks(eqn.params["jaxpr"])
+        work = work_of.equation(eqn)
+        if is_remat(eqn):
+            return work > total / 2 or _consists_of_blocks(eqn.params["jaxpr"])
+        return work > total / _MOST_PARTS / 2
 
     return open_function(function, hides_layers)
 
 
 def _consists_of_blocks(jaxpr: Jaxpr) -> bool:
-    opened = open_function(ClosedJaxpr(jaxpr, ()), is_remat).jaxpr
+    opened = open_function(ClosedJaxpr(jaxpr, ()), lambda eqn: True).jaxpr
     finder = _Finder(opened, Crossing(opened))
     blocks = (*finder.scan_ranges, *finder.run_ranges)
     covered = sum(finder.work_between(start, stop) for start, stop in blocks)
@@ -120,7 +126,8 @@ class _Finder:
         places = sorted({*self._of_blocks(), *self._of_the_rest()})
         places = [Place(0), *(place for place in places if self._leaving(place)), Place(len(self._eqns))]
         layers = [self._layer(start, end) for start, end in itertools.pairwise(places)]
-        return tuple(_merged(layers, _SMALL * self._typical_work()))
+        usual = self._typical_work()
+        return tuple(_merged(layers, lambda layer: usual * (_SMALL if self._has_product(layer) else 1.0)))
 
     def _find_runs(self) -> Iterator[Run]:
         tokens = _tokens(self._eqns)
@@ -172,6 +179,10 @@ class _Finder:
         found = [self._leaving(place) for place in self._of_blocks()]
         return statistics.median(found) if found else None
 
+    def _has_product(self, layer: Layer) -> bool:
+        stop = layer.end.equation + bool(layer.end.iterations)
+        return any(map(has_product, self._eqns[layer.start.equation : stop]))
+
     def _leaving(self, place: Place) -> int:
         if not place.iterations:
             return self._crossing.bytes_at(place.equation) or 0
@@ -196,12 +207,16 @@ def _gaps(ranges: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int,
     yield from ((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
 
 
-def _merged(layers: Sequence[Layer], least: float) -> list[Layer]:
-    """Layers of at least so much work: a smaller one is in one with the neighbour it shares more with."""
+def _merged(layers: Sequence[Layer], least: Callable[[Layer], float]) -> list[Layer]:
+    """Layers with the work that they need at least: a smaller one is in one with a neighbour.
+
+    It is the neighbour that it shares more with.
+    """
     merged = list(layers)
     while len(merged) > 1:
-        i = min(range(len(merged)), key=lambda i: merged[i].work)
-        if merged[i].work >= least:
+        shares = [layer.work / (least(layer) or 1.0) for layer in merged]
+        i = shares.index(min(shares))
+        if shares[i] >= 1:
             break
         to_next = merged[i].leaving if i + 1 < len(merged) else -1
         to_previous = merged[i - 1].leaving if i else -1

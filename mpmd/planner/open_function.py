@@ -38,7 +38,7 @@ class OpenFunction:
 
 
 def open_function(function: ClosedJaxpr, should_open: Callable[[JaxprEqn], bool]) -> OpenFunction:
-    """Opens ``jit`` and, where ``should_open`` says so, rematerialised functions, recursively.
+    """Opens ``jit`` and rematerialised functions where ``should_open`` says so, recursively.
 
     What has derivatives of its own stays a call. Equations that nothing needs are left out.
     """
@@ -87,10 +87,12 @@ class _Opening:
         return [lookup(atom, renamed) for atom in jaxpr.outvars]
 
     def _opened(self, eqn: JaxprEqn) -> tuple[ClosedJaxpr, Rematerialised | None] | None:
-        if eqn.primitive.name in _JITS:
+        is_call = eqn.primitive.name in _JITS
+        if not (is_call or is_remat(eqn)) or not self._should_open(eqn):
+            return None
+        if is_call:
             body = called(eqn)
-            return None if body is None else (body, None)
-        if is_remat(eqn) and self._should_open(eqn):
-            policy, prevent_cse = eqn.params["policy"], eqn.params["prevent_cse"]
-            return ClosedJaxpr(eqn.params["jaxpr"], ()), Rematerialised(policy, prevent_cse)
-        return None
+            assert body is not None, f"{eqn.primitive} calls nothing"
+            return body, None
+        policy, prevent_cse = eqn.params["policy"], eqn.params["prevent_cse"]
+        return ClosedJaxpr(eqn.params["jaxpr"], ()), Rematerialised(policy, prevent_cse)

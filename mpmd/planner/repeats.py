@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,7 +12,13 @@ _MOST = 0.9
 """Periods count as alternatives whose repetitions have this share of the work of the one that has most."""
 
 _LEAST = 0.1
-"""A repetition with a smaller share of the work is none of layers."""
+"""A repetition with a smaller share of the work of what is looked at is none of layers."""
+
+_LEAST_OF_ALL = 0.02
+"""What has a smaller share of all work is not looked at."""
+
+_MUCH = 0.25
+"""What has this share of the work of the element with most is as good a beginning of a part."""
 
 _LESS = 0.99
 """A longer period has to hand over less than this share of what a shorter one does."""
@@ -52,7 +59,7 @@ def find_runs(tokens: Sequence[int], work: Sequence[float], crossing: Sequence[i
     pending = [(0, len(ids))]
     while pending:
         start, stop = pending.pop()
-        if before[stop] - before[start] < _LEAST * before[-1]:
+        if before[stop] - before[start] < _LEAST_OF_ALL * before[-1]:
             continue
         chosen = _best(ids[start:stop], before[start : stop + 1], crossing[start : stop + 1])
         if chosen:
@@ -80,7 +87,8 @@ def _best(ids: np.ndarray, before: np.ndarray, crossing: Sequence[int | None]) -
         rotated = [_rotated(start, period, length, work, crossing) for start, length in matches[period]]
         runs = [(cost, run) for cost, run in filter(None, rotated) if run.count > 1]
         covered = [_work_of(before, run.start, period, run.count * period) for _, run in runs]
-        if sum(covered) < _MOST**2 * largest:
+        lost = sum(part / run.count for part, (_, run) in zip(covered, runs, strict=True))
+        if not runs or sum(covered) + lost < _MOST * largest:
             continue
         cost = sum(cost * part for (cost, _), part in zip(runs, covered, strict=True)) / sum(covered)
         if best is None or cost < _LESS * best[0]:
@@ -107,15 +115,21 @@ def _rotated(
 ) -> tuple[float, Run] | None:
     """The run within a repetition that hands over least, on average; ``None`` if no part can end anywhere.
 
-    Where that is so for several, parts begin with as much work as possible: a dense layer with its product.
+    Where that is so for several, parts begin with much work, as a dense layer does with its product.
     """
-    best: tuple[tuple[float, float], Run] | None = None
+    costs: dict[int, float] = {}
     for first in range(start, start + min(period, length - period + 1)):
-        run = Run(first, period, (start + length - first) // period)
-        costs = [crossing[end] for end in run.ends[1:-1]]
-        known = [cost for cost in costs if cost is not None]
-        if known and len(known) == len(costs):
-            cost = sum(known) / len(known), -float(work[first])
-            if best is None or cost < best[0]:
-                best = cost, run
-    return (best[0][0], best[1]) if best else None
+        known = [crossing[end] for end in _run(first, start, period, length).ends[1:-1]]
+        if known and None not in known:
+            costs[first] = statistics.fmean(cost for cost in known if cost is not None)
+    if not costs:
+        return None
+    least = min(costs.values())
+    best = [first for first, cost in costs.items() if cost == least]
+    most = max(work[first] for first in best)
+    chosen = next(first for first in best if work[first] >= _MUCH * most)
+    return least, _run(chosen, start, period, length)
+
+
+def _run(first: int, start: int, period: int, length: int) -> Run:
+    return Run(first, period, (start + length - first) // period)

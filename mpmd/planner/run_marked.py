@@ -23,8 +23,9 @@ from mpmd.compiler.jaxprs.equations import (
     operands,
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.work import WorkOf
 from mpmd.planner.crossing import Crossing
-from mpmd.planner.layers import Place
+from mpmd.planner.layers import OPERATIONS_PER_BYTE, Place
 from mpmd.planner.open_function import OpenFunction, Rematerialised
 
 
@@ -96,7 +97,7 @@ class _Run:
         if not own:
             return
         remat = self._remat[start]
-        if remat is None and self._remat_ends is not None and not any(map(_has_remat, own)):
+        if remat is None and self._remat_ends is not None and not _are_rematerialised(own):
             remat = Rematerialised(policy=None, prevent_cse=True)
         within = [
             place for place in (*self._stage_ends, *(self._remat_ends or ())) if place.equation == start
@@ -143,10 +144,16 @@ class _Run:
         return sorted(found.values(), key=lambda eqn: self._position[id(eqn)])
 
 
-def _has_remat(eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name == "scan":
-        return any(map(is_remat, eqn.params["jaxpr"].jaxpr.eqns))
-    return is_remat(eqn)
+def _are_rematerialised(eqns: Sequence[JaxprEqn]) -> bool:
+    """Whether most of the work is under ``jax.checkpoint`` already: a layer is not to be computed thrice."""
+    work_of = WorkOf(OPERATIONS_PER_BYTE)
+
+    def again(eqn: JaxprEqn) -> float:
+        if eqn.primitive.name == "scan":
+            return eqn.params["length"] * sum(map(again, eqn.params["jaxpr"].jaxpr.eqns))
+        return work_of.equation(eqn) if is_remat(eqn) else 0.0
+
+    return sum(map(again, eqns)) > sum(map(work_of.equation, eqns)) / 2
 
 
 def _run_scan(

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.sharding import AbstractMesh, AxisType
 
 from mpmd.annotate import mark_of, mark_p
 from mpmd.compiler.jaxprs.equations import any_inside, operands, subjaxprs
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.stacks import iterations_of, marks_in
+from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.decisions import Decisions, decided
 from mpmd.errors import CompileError
 from mpmd.reduce import treduce_p
@@ -36,6 +37,9 @@ class Stages:
     schedule: Schedule | None
 
 
+ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.Auto,) * 3)
+"""What steps are traced within, so that specs in them may name the axes of any candidate."""
+
 EACH_LAYER = Decisions(layers_per_stage=())
 """Each layer that ``mpmd.auto_marks`` finds is a stage."""
 
@@ -53,7 +57,7 @@ def stages_of(
     Raises: ``CompileError`` for a step without a loop, or with several; ``ValueError`` for marks that do not
       fit their scans.
     """
-    closed = jax.make_jaxpr(decided(step, decisions))(*args, **(kwargs or {}))
+    closed, _ = traced_within_submesh(decided(step, decisions), args, dict(kwargs or {}), [ONE_DEVICE], None)
     loops = list(_loops(closed.jaxpr))
     if len(loops) != 1:
         found = " and ".join(map(where, loops)) or "none"

@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.decisions import Decisions, decided
 from mpmd.ir import Cell
 from tests.support.collectives import collectives_of
+from tests.support.explicit import grid
 from tests.support.models import WIDTH, layer, mse, weights
 from tests.support.parity import assert_close, assert_parity_on, mesh_of
 
@@ -235,6 +237,55 @@ def test_rows_that_are_sharded_within_groups():
     assert len(in_loop) == 4 and not any(in_loop.values())
 
 
+def test_weights_of_sharded_rows():
+    """Gradients times the weight of their microbatch are summed over the devices after the loop, too."""
+
+    def loss(params, x, y, counted):
+        return counted_mean(params[1], mpmd.mark_stage_end(layer(params[0], x)), y, counted)
+
+    def step(params, *data):
+        options = {"num_microbatches": 3, "schedule": mpmd.Std1F1B(2), "reduction": how_many}
+        value, grads = mpmd.value_and_grad(loss, **options)(params, *data)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    with mesh_of(2, data=2) as mesh:
+        specs = (P(), P("data"), P("data"), P("data"))
+        loaded = assert_parity_on(mesh, step, weights(2), X, Y, COUNTED, in_specs=specs)
+        in_loop, _ = collectives_of(loaded, mesh)
+    # The loss itself divides by what counts on all devices.
+    assert {shape for found in in_loop.values() for c in found for shape in c.shapes} <= {()}
+
+
+def test_rows_along_explicit_axes():
+    """Their types say how they are sharded, those of auxiliary output, too."""
+
+    def step(w, x):
+        def loss(w, x):
+            h = jnp.tanh(jnp.einsum("bk,kn->bn", x, w[0], out_sharding=P("fsdp")))
+            out = jnp.einsum("bk,kn->bn", mpmd.mark_stage_end(h), w[1], out_sharding=P("fsdp"))
+            return jnp.mean(out**2), {"out": out, "features": out.T}
+
+        differentiate = mpmd.value_and_grad(
+            loss,
+            has_aux=True,
+            num_microbatches=3,
+            schedule=mpmd.Std1F1B(2),
+            reduction=lambda w, x: jnp.sum(x > 0),
+        )
+        (value, aux), grads = differentiate(w, x)
+        assert jax.typeof(aux["out"]).sharding.spec == P("fsdp", None)
+        assert jax.typeof(aux["features"]).sharding.spec == P(None, "fsdp")
+        return (value, aux), grads
+
+    w = [stage["w"] for stage in weights(2)]
+    with mpmd.MpmdMesh(grid(2, 2), "stage") as mesh:
+        actual = mpmd.jit(step, mesh, in_specs=(P(), P("fsdp")))(w, X)
+    plain = jax.make_mesh((1,), ("fsdp",), devices=jax.devices()[:1])
+    with jax.set_mesh(plain):
+        rows = jax.device_put(X, NamedSharding(plain, P("fsdp")))
+        assert_close(actual, jax.tree.map(np.asarray, jax.jit(step)(w, rows)))
+
+
 def decided_step(params, x, y):
     loss, grads = mpmd.value_and_grad(mse)(params, x, y)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
@@ -252,6 +303,12 @@ def test_what_a_plan_decides():
             mpmd.CompileError, match=r"treduce at .*test_gradients.py:.*has no schedule: give"
         ):
             mpmd.jit(decided_step, mesh).compile(weights(2), X, Y)
+
+
+def test_a_number_of_microbatches_that_nothing_says_is_one():
+    assert mpmd.microbatches(X).shape == (1, ROWS, WIDTH)
+    assert decided(mpmd.microbatches, Decisions(num_microbatches=3))(X).shape == (3, ROWS // 3, WIDTH)
+    assert decided(mpmd.microbatches, Decisions(num_microbatches=3))(X, 2).shape == (2, ROWS // 2, WIDTH)
 
 
 # Bad input.

@@ -13,6 +13,17 @@ from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size, subjax
 _VIEWS = frozenset("broadcast_in_dim expand_dims iota reshape rev slice squeeze transpose".split())
 
 
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+"""Matrix products and convolutions."""
+
+
+def has_product(eqn: JaxprEqn) -> bool:
+    """Whether there is a matrix product or a convolution in an equation."""
+    if eqn.primitive.name in PRODUCTS:
+        return True
+    return any(has_product(nested) for inner in subjaxprs(eqn) for nested in inner.eqns)
+
+
 def operations(eqn: JaxprEqn) -> int:
     """Multiplications and additions of a matrix product or convolution; else one for each output element."""
     made = sum(map(size, eqn.outvars))

@@ -9,6 +9,7 @@ from typing import Any
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import TaskGraph
+from mpmd.compiler.jaxprs.elementwise import elementwise_classes
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.shard.reads import loop_reads
 from mpmd.keys import to_aval
@@ -25,12 +26,14 @@ class Belongings:
       sliced: the values outside of the loop, made of these, of which the loop takes the part.
       weights: what layers read besides, with the layers.
       state: what the step updates and no layer reads, with the layer whose gradients go into it.
+      like: the state that is combined element by element with a weight, such as its moments, with the weight.
     """
 
     batch: frozenset[Var]
     sliced: frozenset[Var]
     weights: Mapping[Var, tuple[int, ...]]
     state: Mapping[Var, int]
+    like: Mapping[Var, Var]
 
     def weights_of(self, layer: int) -> list[Var]:
         """The weights that a layer reads."""
@@ -50,11 +53,16 @@ def belongings(graph: TaskGraph) -> Belongings:
             for var in origins.get(read, ()):
                 if var not in batch:
                     weights.setdefault(var, set()).add(member.work.stage)
+    together = elementwise_classes(graph.outer)
+    of_weight = {together.get(var, var): var for var in weights}
+    state = _state(graph, weights)
+    like = {var: of_weight[together[var]] for var in state if together.get(var) in of_weight}
     return Belongings(
         batch=batch,
         sliced=sliced,
         weights={var: tuple(sorted(layers)) for var, layers in weights.items()},
-        state=_state(graph, weights),
+        state=state,
+        like=like,
     )
 
 

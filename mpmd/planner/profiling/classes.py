@@ -14,6 +14,7 @@ from typing import NamedTuple
 from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Passed, Value
 from mpmd.compiler.jaxprs.uses import Use, uses_of
+from mpmd.compiler.jaxprs.work import total_operations
 
 Class = int
 """The number of a class."""
@@ -27,9 +28,10 @@ class ClassUse(NamedTuple):
 
 
 class ClassedOperation(NamedTuple):
-    """An operation and the ways to share it."""
+    """An operation, how much work it is each time, in operations, and the ways to share it."""
 
     operation: Operation
+    work: int
     uses: tuple[ClassUse, ...]
 
 
@@ -90,7 +92,7 @@ def classed(
 
     def with_classes(operation: Operation, ways: Sequence[Use]) -> ClassedOperation:
         found = (ClassUse(classes.of(*node), use) for use in ways for node in _first(operation, use))
-        return ClassedOperation(operation, tuple(found))
+        return ClassedOperation(operation, total_operations([operation.eqn]), tuple(found))
 
     return classes, {work: [*map(with_classes, tasks[work], uses[work])] for work in tasks}
 

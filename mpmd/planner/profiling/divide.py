@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.flat import Value
-from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.planner.profile import Division, Kind
-from mpmd.planner.profiling.accumulated import accumulated_values
-from mpmd.planner.profiling.choose_classes import ClassChooser
-from mpmd.planner.profiling.classes import Class
+from mpmd.planner.profiling.accumulated import Accumulated
+from mpmd.planner.profiling.choose_classes import choose_classes
 from mpmd.planner.profiling.layered_step import LayeredStep
 from mpmd.planner.profiling.microbatch import origin_of
 from mpmd.planner.profiling.sharing import Shared, Sharing
@@ -23,34 +21,21 @@ class Divider:
     def __init__(self, step: LayeredStep):
         self._step = step
         self._operations = {
-            work: sum(one.operation.times * total_operations([one.operation.eqn]) for one in members)
+            work: sum(one.operation.times * one.work for one in members)
             for work, members in step.tasks.items()
         }
         self._accumulated = {work: self._accumulated_by(work) for work in step.tasks}
-        self.classes = self._chosen()
+        self.classes = choose_classes(step, sum(self._operations.values()), self._accumulated)
         self._sharing = {
             kind: Sharing(step.flat, step.classes, divided) for kind, divided in self.classes.items()
         }
 
-    def _chosen(self) -> Mapping[Kind, frozenset[Class]]:
-        step = self._step
-        layers = range(step.num_layers)
-        between = [
-            one
-            for layer in layers
-            for var, _ in step.received(layer)
-            for one in step.classes.of_value(step.flat.value(var))
-        ]
-        microbatch = [step.classes.of(dim.value, dim.dim) for dim in step.microbatch]
-        chooser = ClassChooser(step, self._accumulated, microbatch, between or microbatch)
-        return chooser.choose(sum(self._operations.values()))
-
-    def _accumulated_by(self, work: Work) -> Collection[Value]:
+    def _accumulated_by(self, work: Work) -> Accumulated:
         step = self._step
         updated = {step.flat.value(a.updated) for a in step.graph.accumulators if a.work == work}
         makes = {step.flat.value(var) for var in step.makes(work)}
         members = [one.operation for one in step.tasks[work]]
-        return accumulated_values(members, step.flat.passed, updated, makes)
+        return Accumulated(members, step.flat.passed, updated, makes)
 
     def of_layer(self, layer: int) -> dict[Kind, Division]:
         """The kinds of division that a layer has."""
@@ -74,7 +59,7 @@ class Divider:
             activations=self._share(kept, sharing),
             reduced_forward=forward.reduced,
             reduced_backward=backward.reduced,
-            reduced_per_step=forward.reduced_per_step + backward.reduced_per_step,
+            reduced_per_step=sum(self._nbytes_per_step(work, shared[work.kind]) for work in works),
         )
         return division if division.largest > 1 else None
 
@@ -82,6 +67,10 @@ class Divider:
         """Accumulators hold parts of sums over devices that divide the batch, and no others."""
         accumulated = self._accumulated[work] if kind != "model" else frozenset[Value]()
         return self._sharing[kind].task(self._step.tasks[work], accumulated)
+
+    def _nbytes_per_step(self, work: Work, shared: Shared) -> float:
+        """The bytes of the accumulators that hold parts of sums."""
+        return sum(map(self._step.nbytes, self._accumulated[work].updated_by(shared.partial)))
 
     def _sizes(self, works: Iterable[Work], weights: Iterable[Value], sharing: Sharing) -> set[int]:
         """How many elements the dimensions have that are divided."""
@@ -103,8 +92,9 @@ class Divider:
         step = self._step
         leaf_of = step.leaf_of_argument()
         for kind, sharing in self._sharing.items():
-            for var in step.belongings.weights:
-                dim = sharing.dim(step.flat.value(var))
+            like = {**{var: var for var in step.belongings.weights}, **step.belongings.like}
+            for var, weight in like.items():
+                dim = sharing.dim(step.flat.value(weight))
                 if var in leaf_of and dim is not None:
                     found[kind][leaf_of[var]] = dim
             for taken in step.microbatch:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.decisions import Decisions
+from mpmd.garbage import without_garbage_collection
 from mpmd.planner.profile import Profile
 from mpmd.planner.profiling.profile_step import profile_of_graph
 from mpmd.planner.profiling.tracing import traced_layers
@@ -25,6 +26,7 @@ class ProfiledStep(NamedTuple):
     graph: TaskGraph
 
 
+@without_garbage_collection()
 def profile_step(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ProfiledStep:
     """What a search knows of ``step(*args, **kwargs)``.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from mpmd.compiler.graph import TaskGraph, Work
 from mpmd.compiler.jaxprs.equations import operands
-from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
+from mpmd.compiler.jaxprs.flat import FlatEquations, Value
 from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.planner.profile import Layer, Profile, TaskWork
 from mpmd.planner.profiling.belongings import nbytes
@@ -78,9 +78,13 @@ class _Profiler:
 
     def _work(self, work: Work) -> TaskWork:
         step = self._step
-        flat = [one.operation for one in step.tasks.get(work, ())]
+        members = step.tasks.get(work, ())
+        flat = [one.operation for one in members]
         kept = {step.flat.value(var) for var in (*step.reads(work), *step.makes(work))}
-        return TaskWork(operations=_total(flat), nbytes=traffic(flat, kept, self._nbytes_of_rows))
+        return TaskWork(
+            operations=float(sum(one.operation.times * one.work for one in members)),
+            nbytes=traffic(flat, kept, self._nbytes_of_rows),
+        )
 
     def _nbytes_of_rows(self, value: Value) -> float:
         """The bytes of a value that depends on the rows; of any value, if there are none."""
@@ -95,9 +99,5 @@ class _Profiler:
         read = {var for eqn in graph.outer for var in operands(eqn)} & entering
         made = {var for eqn in graph.outer for var in eqn.outvars}
         made &= {result.var for result in graph.traced.results}
-        return TaskWork(_total(FlatEquations().add(graph.outer)), float(sum(map(nbytes, read | made))))
-
-
-def _total(members: Iterable[Operation]) -> float:
-    """The operations of them all."""
-    return float(sum(member.times * total_operations([member.eqn]) for member in members))
+        operations = sum(one.times * total_operations([one.eqn]) for one in FlatEquations().add(graph.outer))
+        return TaskWork(float(operations), float(sum(map(nbytes, read | made))))

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Container, Iterable, Set
 
-from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
+from mpmd.compiler.jaxprs.flat import FlatEquations, Value
 from mpmd.compiler.jaxprs.uses import Use
-from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.planner.profiling.classes import Class, ClassedOperation, DimensionClasses
+
+_HELD_IN_PARTS = frozenset({"dot_general", "reduce_sum", "scatter-add"})
+"""The sums of which the compiler can keep the parts (``compiler/shard/sums.py``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,21 +29,22 @@ class Shared:
     """A task that devices share.
 
     Attributes:
-      operations: those of it that are divided. reduced: bytes of values that are summed over the devices in
-      each microbatch. What is gathered, or summed
-        and scattered, counts half: it takes half of the time.
-      reduced_per_step: bytes of parts of sums that accumulators may hold until the end of the step.
+      operations: those of it that are divided.
+      reduced: bytes of values that are summed over the devices in each microbatch. What is gathered, or
+        summed and scattered, counts half: it takes half of the time.
+      partial: values of which each device has a part of the sum, and which only add to accumulators. These
+        can hold parts until the end of the step.
     """
 
     operations: float = 0.0
     reduced: float = 0.0
-    reduced_per_step: float = 0.0
+    partial: frozenset[Value] = frozenset()
 
     def __add__(self, other: Shared) -> Shared:
         return Shared(
             self.operations + other.operations,
             self.reduced + other.reduced,
-            self.reduced_per_step + other.reduced_per_step,
+            self.partial | other.partial,
         )
 
 
@@ -68,7 +71,7 @@ class Sharing:
         dim = self.dim(value)
         return None if dim is None else self._flat.avals[value].shape[dim]
 
-    def task(self, members: Iterable[ClassedOperation], accumulated: Collection[Value]) -> Shared:
+    def task(self, members: Iterable[ClassedOperation], accumulated: Container[Value]) -> Shared:
         """What is shared of a task.
 
         Args:
@@ -80,36 +83,34 @@ class Sharing:
                 total += self._operation(member, accumulated)
         return total
 
-    def _operation(self, member: ClassedOperation, accumulated: Collection[Value]) -> Shared:
+    def _operation(self, member: ClassedOperation, accumulated: Container[Value]) -> Shared:
         operation = member.operation
         uses = [use for of_class, use in member.uses if of_class in self._divided]
         whole = sum(self._moved(value) for value in operation.reads if value is not None)
-        ways = [self._way(operation, use, accumulated) for use in uses] or [Shared(reduced=whole)]
-        best = min(ways, key=lambda way: (way.reduced, way.reduced_per_step))
-        return Shared(
-            operation.times * best.operations,
-            operation.times * best.reduced,
-            operation.times * best.reduced_per_step,
-        )
+        ways = [self._way(member, use, accumulated) for use in uses] or [Shared(reduced=whole)]
+        best = min(ways, key=lambda way: (way.reduced, len(way.partial)))
+        times = operation.times
+        return Shared(times * best.operations, times * best.reduced, best.partial)
 
-    def _way(self, operation: Operation, use: Use, accumulated: Collection[Value]) -> Shared:
+    def _way(self, member: ClassedOperation, use: Use, accumulated: Container[Value]) -> Shared:
         """An operation, shared along one dimension."""
+        operation = member.operation
         moved = sum(
             self._moved(value)
             for i, value in enumerate(operation.reads)
             if value is not None and self.dim(value) not in (None, use.ins.get(i))
         )
-        per_step = 0.0
+        partial: set[Value] = set()
         for i, value in enumerate(operation.makes):
             if use.is_summed and self.dim(value) is not None:
                 moved += self._moved(value)  # summed and scattered
-            elif use.is_summed and value in accumulated:
-                per_step += self._nbytes(value)
+            elif use.is_summed and value in accumulated and operation.eqn.primitive.name in _HELD_IN_PARTS:
+                partial.add(value)
             elif use.is_summed:
                 moved += self._nbytes(value)
             elif self.dim(value) not in (None, use.outs.get(i)):
                 moved += self._moved(value)
-        return Shared(total_operations([operation.eqn]), moved, per_step)
+        return Shared(member.work, moved, frozenset(partial))
 
     def _moved(self, value: Value) -> float:
         """What a gathered or scattered value counts."""

@@ -6,16 +6,12 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jax.sharding import AbstractMesh, AxisType
-
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.decisions import Decisions, decided
-from mpmd.planner.stages_of import Stages
+from mpmd.planner.stages_of import ONE_DEVICE, Stages
 from mpmd.schedules import ForwardOnly, GPipe
-
-_AXES = ("data", "model", "sequence")
 
 
 def traced_layers(step: Callable, args: tuple, kwargs: Mapping[str, Any], stages: Stages) -> TaskGraph:
@@ -32,8 +28,7 @@ def traced_layers(step: Callable, args: tuple, kwargs: Mapping[str, Any], stages
     # The order of the tasks does not matter here, and halves of backwards would be tasks of their own.
     order = ForwardOnly if _is_forward_only(stages) else GPipe
     decisions = Decisions(schedule=order.of_size(stages.count, stages.count), layers_per_stage=())
-    mesh = AbstractMesh((1,) * len(_AXES), _AXES, (AxisType.Auto,) * len(_AXES))
-    return split(trace(decided(step, decisions), args, dict(kwargs), [mesh]))
+    return split(trace(decided(step, decisions), args, dict(kwargs), [ONE_DEVICE]))
 
 
 def _is_forward_only(stages: Stages) -> bool:
