@@ -8,6 +8,7 @@ import jax
 import pytest
 
 import mpmd
+from mpmd.memory import Holding
 from mpmd.planner.hardware import Cluster, completed
 from mpmd.simulate import Link
 
@@ -31,6 +32,12 @@ def test_all_that_is_wrong_is_said_at_once():
         "flops",
         "alone",
     ]
+
+
+def test_a_file_may_say_where_messages_are():
+    assert Cluster(**GIVEN, holding="slots").holding is Holding.SLOTS
+    with pytest.raises(ValueError, match="holding is one of receiver, "):
+        Cluster(**GIVEN, holding="somewhere")
 
 
 def test_what_is_given_is_taken_and_not_measured():
