@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.tree_util import DictKey, SequenceKey
 
 from mpmd.annotate import mark_p
 from mpmd.compiler.jaxprs.equations import contains
@@ -44,8 +45,9 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         as Python numbers, stays as it is.
       num_stages: in how many stages its layers are divided, so that these have about as much work.
 
-    Raises: when it is called, ``ValueError`` if it has fewer layers than stages are asked for; ``TypeError``
-      at once if ``num_stages`` is no whole number, and ``ValueError`` if that is not positive.
+    Raises: ``TypeError`` if ``num_stages`` is no whole number, and ``ValueError`` if that is not positive;
+      when the result is called, ``ValueError`` if the function has fewer layers than stages are asked for,
+      and ``TypeError`` if it changes an object among its arguments in place, such as a module's statistics.
     """
     if num_stages is not None:
         if not isinstance(num_stages, int) or isinstance(num_stages, bool):
@@ -90,8 +92,11 @@ class _Traced:
             given = list(leaves)
             for i, array in zip(at, arrays, strict=True):
                 given[i] = array
-            args, kwargs = jax.tree.unflatten(treedef, given)
+            call = jax.tree.unflatten(treedef, given)
+            kept = jax.tree_util.tree_leaves_with_path(call)
+            args, kwargs = call
             self._out, self._outdef = jax.tree.flatten(fun(*args, **kwargs))
+            _check_unchanged(fun, kept, jax.tree_util.tree_leaves_with_path(call))
             self._made = [i for i, leaf in enumerate(self._out) if isinstance(leaf, jax.Array)]
             return [self._out[i] for i in self._made]
 
@@ -104,6 +109,22 @@ class _Traced:
         for i, value in zip(self._made, values, strict=True):
             out[i] = value
         return jax.tree.unflatten(self._outdef, out)
+
+
+def _check_unchanged(fun: Callable, before: Sequence[tuple], after: Sequence[tuple]) -> None:
+    """Raises ``TypeError`` if the function has changed an object among its arguments, of which it got a copy.
+
+    Dicts and lists may be changed: ``jax.grad`` gives copies of them as well.
+    """
+    known = dict(before)
+    for path, leaf in after:
+        of_object = any(not isinstance(key, DictKey | SequenceKey) for key in path)
+        if of_object and known.get(path) is not leaf:
+            raise TypeError(
+                f"{_name(fun)} changes {jax.tree_util.keystr(path)} of its arguments in place, which "
+                "auto_marks does not see: let it take arrays and return the new ones, as by nnx.split and "
+                "nnx.merge"
+            )
 
 
 def _name(fun: Callable) -> str:

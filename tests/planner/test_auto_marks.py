@@ -238,6 +238,24 @@ def test_numbers_of_stages_that_are_none(num_stages, error):
         mpmd.auto_marks(loss, num_stages)
 
 
+def test_modules_that_are_changed_in_place():
+    from flax import nnx
+
+    def fun(model, x):
+        for linear in model[:4]:
+            x = linear(x)
+        return jnp.mean(model[4](x))
+
+    def model(last):
+        return nnx.List([*(nnx.Linear(4, 4, rngs=nnx.Rngs(i)) for i in range(4)), last])
+
+    x = jnp.ones((2, 4))
+    plain = model(nnx.Linear(4, 4, rngs=nnx.Rngs(4)))
+    assert_same(nnx.grad(mpmd.auto_marks(fun, 3)), nnx.grad(fun), plain, x)
+    with pytest.raises(TypeError, match=r"fun changes .*mean.* in place"):
+        mpmd.auto_marks(fun, 3)(model(nnx.BatchNorm(4, rngs=nnx.Rngs(4))), x)
+
+
 KINDS = ["dense", "residual", "elementwise", "skip", "scan", "remat", "jit", "integers"]
 
 
