@@ -138,7 +138,7 @@ def _cells(number: int, row: Row, examples: int) -> list[str]:
         f"{label}{candidate_text(row.candidate)}",
         seconds_text(prediction.seconds),
         f"{examples / prediction.seconds:.4g}" if prediction.seconds else "",
-        f"{prediction.bubble:.1%}",
+        f"{max(prediction.bubble, 0):.1%}",
         f"{prediction.communication:.1%}",
         human_bytes(prediction.memory.total),
         *(human_bytes(getattr(prediction.memory, part)) for part in _PARTS),

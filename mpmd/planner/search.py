@@ -25,6 +25,7 @@ from mpmd.planner.reasons import shortage, slower_because
 from mpmd.planner.stages import CostModel
 from mpmd.planner.sweep import Shape, Space, smallest, sweep
 from mpmd.planner.uneven import Way, uneven_submeshes
+from mpmd.schedules import Schedule
 
 OPEN = Fixed()
 
@@ -97,6 +98,19 @@ def find(profile: Profile, cluster: Cluster, fixed: Fixed = OPEN, effort: Effort
     if all(shortage(evaluation.prediction, cluster) for _, evaluation in labelled):
         raise ValueError(nothing_fits(space))
     return Found(_rows(labelled, cluster), exact, len(found) + len(alone))
+
+
+def as_written(profile: Profile, cluster: Cluster, schedule: Schedule, fixed: Fixed = OPEN) -> Row | None:
+    """The best candidate with the schedule that the step has itself, whether it fits in memory or not.
+
+    ``None`` where the schedule is not one for the step, what is fixed, or the number of devices.
+    """
+    fixed = combined(dataclasses.replace(fixed, schedule=schedule), profile)
+    if any(contradictions(fixed, profile, cluster)):
+        return None
+    space = Space(CostModel(profile, cluster), fixed)
+    found = _best_first(space, [*_swept(space, USUAL)])
+    return Row(found[0].candidate, found[0].prediction, "as written") if found else None
 
 
 def _swept(space: Space, effort: Effort) -> Iterator[Evaluation]:
