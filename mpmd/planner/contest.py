@@ -170,10 +170,7 @@ class _Contest:
         fitting = [row for row in waiting if not shortage(row.prediction, self._cluster)]
         if not fitting:
             return []
-        text = (
-            f"{done} candidates were planned and simulated; of {len(fitting)} others formulas say what they "
-        )
-        text += "cost"
+        text = f"{done} candidates were planned and simulated; of {len(fitting)} more, formulas say the costs"
         if done < self._count and not self._is_hopeless(fitting[0]):
             text += f" (the {limits.seconds:g} seconds for it were over)"
         return [text]

@@ -54,8 +54,8 @@ def rank(space: Space, evaluation: Evaluation) -> tuple[float, float]:
 
 
 def _shape(candidate: Candidate, **changes) -> Shape:
-    same = {field.name: getattr(candidate, field.name) for field in dataclasses.fields(candidate)}
-    del same["layers_per_stage"]
+    shared = ("submeshes", "schedule", "num_microbatches", "remat", "fsdp")
+    same = {name: getattr(candidate, name) for name in shared}
     return Shape(**(same | changes))
 
 

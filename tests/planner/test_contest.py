@@ -61,9 +61,7 @@ def test_alternatives_are_planned_before_the_others():
     rows = [row(1, 1.0), row(2, 1.1), row(3, 1.2), row(4, 4.0, label="data parallel")]
     order, planned, result = run(rows, {}, simulate=2)
     assert planned == [1, 4, 2] and order == [1, 2, 4, 3]
-    assert result.notes == (
-        "3 candidates were planned and simulated; of 1 others formulas say what they cost",
-    )
+    assert result.notes == ("3 candidates were planned and simulated; of 1 more, formulas say the costs",)
     assert result.rows[-1].reason.startswith("not planned; by the formulas")
 
 
