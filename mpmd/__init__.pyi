@@ -14,10 +14,15 @@ from .errors import (
     StepAborted,
     TaskError,
 )
+from .gradients import grad, value_and_grad
 from .mesh import MpmdMesh
 from .per_group import per_group
 from .pieces import microbatches, stage_ends
 from .planned_step import explain
+from .planner.auto_marks import auto_marks
+from .planner.choice import Choice
+from .planner.choose import plan
+from .planner.hardware import Cluster
 from .reduce import Add, Concat, Max, Mean, Op, treduce, treduce_i
 from .schedules import (
     CustomSchedule,
@@ -47,6 +52,8 @@ __all__ = [
     "AbstractMpmdMesh",
     "Add",
     "CheckpointError",
+    "Choice",
+    "Cluster",
     "CompileError",
     "Concat",
     "CustomSchedule",
@@ -80,9 +87,11 @@ __all__ = [
     "ZeroBubbleH2",
     "ZeroBubbleV",
     "__version__",
+    "auto_marks",
     "check",
     "checkpoint",
     "explain",
+    "grad",
     "jit",
     "mark_pipeline_boundary",
     "mark_stage_end",
@@ -90,6 +99,7 @@ __all__ = [
     "mpmd_jit_with_loop",
     "per_group",
     "pipeline_enter_stage",
+    "plan",
     "render",
     "restore",
     "save",
@@ -99,4 +109,5 @@ __all__ = [
     "to_host",
     "treduce",
     "treduce_i",
+    "value_and_grad",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mpmd.decisions import current_decisions
 from mpmd.sharding import explicit_sharding
 from mpmd.tables import first_few
 
@@ -19,26 +21,43 @@ _PASS_ARRAYS = (
 )
 
 
-def microbatches(batch: Any, n: int) -> Any:
+def microbatches(batch: Any, n: int | None = None) -> Any:
     """Cuts a batch into ``n`` microbatches, for ``treduce``.
 
     Args:
       batch: a pytree of arrays, all with the same leading axis of rows, ``(rows, ...)``.
-      n: the number of microbatches, by which the number of rows divides.
+      n: the number of microbatches, by which the number of rows divides. ``None``: what a plan decides, or
+        else 1.
 
     Returns: the pytree with leaves of shape ``(n, rows // n, ...)``: microbatch 0 has the first rows. A numpy
-      array is a view of the batch's. Rows whose type says that they are sharded, along ``Explicit`` axes, are
-      sharded so within each microbatch. Along ``Auto`` axes, say so in ``treduce``'s function, with
-      ``jax.lax.with_sharding_constraint``: otherwise each device computes all rows of a microbatch.
+      array is a view of the batch's. Rows that are sharded are sharded so within each microbatch, if they
+      divide: along ``Explicit`` axes their types say so, along ``Auto`` axes a compiled step sees to it.
     Raises: ``ValueError`` that names every leaf that cannot be cut, or when leaves differ in their rows;
       ``TypeError`` for leaves that are not arrays.
     """
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-        raise ValueError(f"the number of microbatches must be a whole number of at least 1, got {n!r}")
-    leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(batch)]
+    n = number_of_microbatches(n)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(batch)
     if not leaves:
         raise ValueError("the batch has no array to cut into microbatches")
-    named = [(f"batch{path}", leaf) for path, leaf in leaves]
+    return jax.tree.unflatten(
+        treedef, cut_rows([(f"batch{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves], n)
+    )
+
+
+def number_of_microbatches(n: int | None) -> int:
+    """The number that was given, or else decided, or else 1. Raises ``ValueError``."""
+    if n is None:
+        n = current_decisions().num_microbatches or 1
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+        raise ValueError(f"the number of microbatches must be a whole number of at least 1, got {n!r}")
+    return int(n)
+
+
+def cut_rows(named: Sequence[tuple[str, Any]], n: int, hint: str = "") -> list[Any]:
+    """Cuts the rows of leaves, given with their names, into ``n`` microbatches.
+
+    Raises: the errors of ``microbatches``; ``hint`` follows where leaves differ in rows or do not divide.
+    """
     if wrong := [
         f"{path} is of type {type(leaf).__name__}" for path, leaf in named if not hasattr(leaf, "shape")
     ]:
@@ -50,11 +69,11 @@ def microbatches(batch: Any, n: int) -> Any:
         )
     all_shapes = first_few(texts, _SHOWN)
     if len({leaf.shape[0] for _, leaf in named}) > 1:
-        raise ValueError(f"the leaves of a batch need the same number of rows, and {all_shapes}")
+        raise ValueError(f"the leaves of a batch need the same number of rows, and {all_shapes}{hint}")
     rows = named[0][1].shape[0]
     if rows % n or not rows:
-        raise ValueError(f"{rows} rows do not divide into {n} microbatches of equal size: {all_shapes}")
-    return jax.tree.map(lambda leaf: _cut(leaf, n), batch)
+        raise ValueError(f"{rows} rows do not divide into {n} microbatches of equal size: {all_shapes}{hint}")
+    return [_cut(leaf, n) for _, leaf in named]
 
 
 def _cut(leaf: Any, n: int) -> Any:

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.carry import Microbatch
 from mpmd.compat import with_constants_as_inputs
+from mpmd.decisions import current_decisions
 from mpmd.schedules import Schedule
 from mpmd.sharding import described, explicit_sharding
 from mpmd.tables import first_few
@@ -119,7 +120,7 @@ class Concat:
 def treduce(
     fun: Callable[..., Any],
     xs: Any,
-    schedule: Schedule,
+    schedule: Schedule | None = None,
     axis: int = 0,
     operation: Any = (Concat(), Add),
     carry: Any = None,
@@ -150,7 +151,8 @@ def treduce(
       fun: takes one microbatch, a pytree like ``xs`` without the axis, and returns a pytree of arrays; with a
         carry, takes the carry and a microbatch, and returns the next carry and the pytree.
       xs: a pytree of arrays that all have the same size along ``axis``: the number of microbatches.
-      schedule: the order of the stages' work, e.g. ``mpmd.Std1F1B(num_stages=4)``.
+      schedule: the order of the stages' work, e.g. ``mpmd.Std1F1B(num_stages=4)``. Where a plan decides one,
+        that is taken instead. ``None`` leaves it to a plan; plain JAX needs none.
       axis: the axis of every leaf of ``xs`` that counts microbatches; not sharded, where types say so.
       operation: an ``Op``, or a pytree prefix of the result with one for each part. By default the first
         of two results is stacked and the second summed: the losses and the gradients. ``Mean`` gives what
@@ -160,9 +162,10 @@ def treduce(
     Returns: the accumulated results; with a carry, what the last microbatch returns of it, and these.
     Raises: ``ValueError`` when the leaves of ``xs`` differ in size along ``axis``, or when there is no
       microbatch or no leaf; ``TypeError`` when ``operation`` does not match the result, when ``fun`` returns
-      another carry than it takes, or when ``schedule`` is none. When it is compiled, ``CompileError`` for a
-      leaf of the carry that a stage reads before the one that updates it, and for a schedule that does not
-      run the microbatches of such a stage in ascending order.
+      another carry than it takes, or when ``schedule`` is of another type. When it is compiled,
+      ``CompileError`` where nothing says the schedule, for a leaf of the carry that a stage reads before the
+      one that updates it, and for a schedule that does not run the microbatches of such a stage in ascending
+      order.
     """
     leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
     if not leaves:
@@ -196,7 +199,7 @@ def treduce(
 def treduce_i(
     fun: Callable[..., Any],
     length: int,
-    schedule: Schedule,
+    schedule: Schedule | None = None,
     operation: Any = (Concat(), Add),
     carry: Any = None,
 ) -> Any:
@@ -204,7 +207,9 @@ def treduce_i(
 
     With a carry, it takes that first. Args, result and errors are those of ``treduce``.
     """
-    if not isinstance(schedule, Schedule):
+    decided = current_decisions().schedule
+    schedule = schedule if decided is None else decided
+    if not isinstance(schedule, Schedule | None):
         raise TypeError(
             f"treduce's schedule must be a Schedule, such as mpmd.Std1F1B(num_stages=4), got {schedule!r}"
         )
@@ -317,7 +322,7 @@ Parameters: ``body``, a jaxpr without constants, that takes the closed-over valu
 that are not plain sums; ``summed``, for each result, whether it is a plain sum of what the body returns
 (otherwise the body returns the new state); ``ordered``, for each result, whether the order of the
 microbatches may decide it; ``carried``, for each result, whether the user's function itself reads the state;
-``length``, the number of microbatches; ``schedule``."""
+``length``, the number of microbatches; ``schedule``, ``None`` where nothing says it."""
 treduce_p.multiple_results = True
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import batch, weights
+from tests.support.models import batch, mse, weights
 from tests.support.parity import assert_close, assert_parity, mesh_of
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +52,16 @@ def test_the_example_of_a_carry():
     names = defined_in("State that passes from microbatch to microbatch")
     stats = [{"mean": jnp.zeros(4), "var": jnp.ones(4)}] * 2
     assert_parity(names["train_step"], (weights(2), stats), *batch(), mesh=mesh_of(2))
+
+
+def test_the_example_of_a_step_of_one_batch():
+    names = defined_in("A step of one batch")
+    names["loss_fn"] = mse
+    params, (x, y) = weights(2), (rows.reshape(-1, rows.shape[-1]) for rows in batch())
+    with mesh_of(2) as mesh:
+        actual = mpmd.jit(names["train_step"], mesh)(params, x, y)
+    loss, grads = jax.value_and_grad(mse)(params, x, y)
+    assert_close(actual, (jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), loss))
 
 
 def test_the_example_of_explicit_sharding():

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from mpmd.planner.alternatives import alternatives
 from mpmd.planner.candidate import Row
 from mpmd.planner.candidates import best_of_shape
+from mpmd.planner.columns import Way
 from mpmd.planner.contradictions import combined, contradictions
 from mpmd.planner.exhaustive import best_of_all, is_small
 from mpmd.planner.fixed import Fixed
@@ -24,7 +25,7 @@ from mpmd.planner.profile import Profile
 from mpmd.planner.reasons import shortage, slower_because
 from mpmd.planner.stages import CostModel
 from mpmd.planner.sweep import Shape, Space, smallest, sweep
-from mpmd.planner.uneven import Way, uneven_submeshes
+from mpmd.planner.uneven import uneven_submeshes
 
 OPEN = Fixed()
 
@@ -140,9 +141,7 @@ def _uneven_shapes(space: Space, ordered: list[Evaluation], effort: Effort) -> I
         return
     families: dict[Way, list[Evaluation]] = {}
     for evaluation in ordered:
-        candidate = evaluation.candidate
-        way = Way(candidate.num_microbatches, candidate.remat, candidate.fsdp)
-        families.setdefault(way, []).append(evaluation)
+        families.setdefault(Way.of(evaluation.candidate), []).append(evaluation)
     for way in [*families][: effort.ways]:
         schedules = {(e.candidate.schedule.name, *_stages_per_group(e)): None for e in families[way]}
         for submeshes in uneven_submeshes(space, way):
@@ -150,7 +149,7 @@ def _uneven_shapes(space: Space, ordered: list[Evaluation], effort: Effort) -> I
                 num_stages = len(submeshes) * stages_per_group
                 schedule = space.schedule(family, num_stages, len(submeshes))
                 if schedule is not None and num_stages <= len(space.profile.layers):
-                    yield Shape(schedule, submeshes, *dataclasses.astuple(way))
+                    yield Shape(schedule, submeshes, way)
 
 
 def _stages_per_group(evaluation: Evaluation) -> tuple[int]:
@@ -165,11 +164,15 @@ def _rows(labelled: list[tuple[str, Evaluation]], cluster: Cluster) -> tuple[Row
         return bool(shortage(pair[1].prediction, cluster)), pair[1].seconds
 
     ordered = sorted(labelled, key=key)
-    best = ordered[0][1].prediction
+    best = ordered[0][1]
     rows: list[Row] = []
     for label, evaluation in ordered:
         prediction = evaluation.prediction
         if label or sum(not row.label for row in rows) < NUM_ROWS:
-            reason = shortage(prediction, cluster) or (slower_because(prediction, best) if rows else "")
+            reason = shortage(prediction, cluster) or (
+                slower_because(evaluation.candidate, prediction, best.candidate, best.prediction)
+                if rows
+                else ""
+            )
             rows.append(Row(evaluation.candidate, prediction, label, reason))
     return tuple(rows)

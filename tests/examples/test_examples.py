@@ -102,6 +102,17 @@ def test_jaxpp_tutorial():
     assert printed.count("parameters: max |difference|") == 2
 
 
+def test_scanned_gpt():
+    sizes = (
+        "--stages 2 --layers 3 --d-model 8 --heads 2 --seq-len 8 --batch-size 4 --microbatches 2 --steps 2"
+    )
+    printed = run_example("scanned_gpt", *sizes.split())
+    for kind in ("written out", "scanned"):
+        for result in ("losses", "parameters"):
+            assert f"{kind}: {result}: max |difference|" in printed
+    assert "[0:2] on (0,), [2:3] on (1,)" in printed
+
+
 def test_workshop_transformer():
     sizes = "--layers 2 --hidden 16 --heads 2 --seq-len 8 --microbatches 2 --steps 2".split()
     printed = run_example("workshop_transformer", *sizes)

@@ -1,10 +1,11 @@
 """The third pass: a ``TaskGraph`` enters, a ``ShardedGraph`` leaves.
 
 ``infer_specs.py`` says how values outside the loop and accumulators are sharded within a group; ``reads.py``
-tells weights from the batch, and ``gather.py`` has weights gathered once per step, if asked to;
-``partial_sums.py`` has sums over a sharded batch stay in parts until the loop has ended, and explains how.
-``dimensions.py`` follows shardings through the loop for that, ``sums.py`` cuts the equations that sum, and
-``linear.py`` says what may be done to parts as to the whole.
+tells weights from the batch; ``microbatch_dimensions.py`` keeps the rows of a batch sharded that the step
+cuts; ``gather.py`` has weights gathered once per step, if asked to; ``partial_sums.py`` has sums over a
+sharded batch stay in parts until the loop has ended, and explains how. ``dimensions.py`` follows shardings
+through the step for that, ``sums.py`` cuts the equations that sum, and ``linear.py`` says what may be done to
+parts as to the whole.
 """
 
 from mpmd.compiler.shard.argument_specs import argument_specs, given_or_held

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.jaxprs.equations import Atom, called, operands, size
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, called, operands, size
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.per_group import per_group_p
 
@@ -23,10 +24,14 @@ class LoopReads(NamedTuple):
 
     Attributes:
       by_index: those of which a task reads the part at the microbatch index: the batch.
+      dimensions: for those of them of which microbatches are taken as they are, the dimension that counts
+        these. So too for the values of which scans outside of the loop read a part at the index of an
+        iteration: what no stage has a part in is computed by such a scan.
       by_device: those that a function reads which computes with what each device holds, a ``shard_map``.
     """
 
     by_index: set[Var]
+    dimensions: dict[Var, int]
     by_device: set[Var]
 
 
@@ -37,10 +42,20 @@ def loop_reads(graph: TaskGraph) -> LoopReads:
     outside = [*(a.var for a in graph.traced.arguments), *(c.var for c in graph.traced.constants)]
     outside += [var for eqn in graph.outer for var in eqn.outvars]
     origins = {var: frozenset({var}) for var in outside}
-    found = LoopReads(set(), set())
+    found = LoopReads(set(), {}, set())
     for member in graph.stage_work:
         _walk(member.eqns, origins, {loop.index}, found)
-    return found
+    of_scans = LoopReads(set(), {}, set())
+    for eqn in graph.outer:
+        if eqn.primitive is scan_p:
+            for body, passed in _bodies(eqn):
+                known = {var: frozenset({atom}) for var, atom in passed if isinstance(atom, Var)}
+                _walk(body.eqns, known, set(filter(_is_index, body.invars[scan_operands(eqn).xs])), of_scans)
+    return found._replace(dimensions={**of_scans.dimensions, **found.dimensions})
+
+
+def _is_index(var: Var) -> bool:
+    return aval_of(var).shape == () and jnp.issubdtype(aval_of(var).dtype, jnp.integer)
 
 
 def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], found: LoopReads) -> None:
@@ -62,10 +77,21 @@ def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], found: 
         elif by_index and not is_elementwise(eqn):
             largest = max(map(size, eqn.outvars), default=0)
             found.by_index.update(*(origins[var] for var in read if size(var) >= max(2, largest)))
+            if eqn.primitive.name == "dynamic_slice" and eqn.invars[0] in read:
+                _add_dimension(eqn, origins[eqn.invars[0]], indices, found)
         if by_index:
             indices.update(var for var in eqn.outvars if size(var) == 1)
         elif read and len(read) == len(operands(eqn)):
             origins |= dict.fromkeys(eqn.outvars, frozenset().union(*(origins[var] for var in read)))
+
+
+def _add_dimension(eqn: JaxprEqn, origin: frozenset[Var], indices: set[Var], found: LoopReads) -> None:
+    """Adds the dimension at whose index a ``dynamic_slice`` takes a microbatch of the value that it is of."""
+    sizes = eqn.params["slice_sizes"]
+    starts = [i for i, start in enumerate(eqn.invars[1:]) if isinstance(start, Var) and start in indices]
+    of_value = [var for var in origin if aval_of(var).shape == aval_of(eqn.invars[0]).shape]
+    if len(origin) == len(of_value) == len(starts) == 1 and sizes[starts[0]] == 1:
+        found.dimensions[of_value[0]] = starts[0]
 
 
 def _bodies(eqn: JaxprEqn) -> Iterator[tuple[Jaxpr, list[tuple[Var, Atom]]]]:

@@ -9,10 +9,11 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import Accumulator, Gather, PartialSums, ShardedGraph, StageWork, TaskGraph
+from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, axes_in, dimensions_of, follow, without
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
-from mpmd.compiler.shard.dimensions import Dimensions, as_spec, axes_in, dimensions_of, follow, without
 from mpmd.compiler.shard.gather import gather_weights
 from mpmd.compiler.shard.infer_specs import infer_specs
+from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions, with_rows_sharded
 from mpmd.compiler.shard.partial_sums import in_parts, live_eqns, without_calls
 from mpmd.compiler.shard.parts import Parts, PartsMaker
 from mpmd.compiler.shard.reads import loop_reads
@@ -40,8 +41,10 @@ def shard(
     sharded = ShardedGraph(graph, infer_specs(graph, in_specs, out_specs), {})
     if graph.traced.loop is None or not any(map(any, (in_specs or ()))):
         return sharded
-    outer = _outer_dimensions(sharded, submeshes[0])
     reads = loop_reads(graph)
+    whole = microbatch_dimensions(graph.outer, reads.dimensions)
+    outer = _outer_dimensions(sharded, submeshes[0], whole)
+    sharded = dataclasses.replace(sharded, graph=with_rows_sharded(graph, outer, whole, submeshes))
     batch_axes = {axis for var in reads.by_index for axis in axes_in(outer.get(var, ()))}
     if gather == "step":
         sharded = gather_weights(sharded, outer, batch_axes, submeshes, reads.by_index | reads.by_device)
@@ -52,11 +55,17 @@ def shard(
     return _with_partial_sums(sharded, submeshes[0], outer, axes_of_parts, partial_sums)
 
 
-def _outer_dimensions(sharded: ShardedGraph, submesh: AbstractMesh) -> dict[Var, Dimensions]:
-    """How arguments are sharded and what is computed of them outside the loop, as far as known."""
+def _outer_dimensions(
+    sharded: ShardedGraph, submesh: AbstractMesh, whole: Mapping[Var, int]
+) -> dict[Var, Dimensions]:
+    """How arguments are sharded and what is computed of them outside the loop, as far as known.
+
+    Args:
+      whole: for values the dimension that counts microbatches, along which they are not sharded.
+    """
     arguments = (argument.var for argument in sharded.graph.traced.arguments)
     known = {var: _dimensions(var, sharded.specs) for var in arguments}
-    return follow(sharded.graph.outer, known, submesh.shape)
+    return follow(sharded.graph.outer, known, submesh.shape, whole)
 
 
 def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> Dimensions:

@@ -51,6 +51,11 @@ def check_loop(jaxpr: Jaxpr) -> None:
             "a step takes one: merge them, or write two steps"
         )
     for loop in loops:
+        if loop.params["schedule"] is None:
+            faults.append(
+                f"the treduce at {where(loop)} has no schedule: give schedule=..., such as "
+                "mpmd.Std1F1B(num_stages=4), or let mpmd.plan choose"
+            )
         faults.extend(_misplaced_marks(loop.params["body"], None))
     if faults:
         raise CompileError(list(dict.fromkeys(faults)))

@@ -7,6 +7,8 @@ from tests.support.programs import (
     control_flow,
     derivatives,
     experts,
+    found_layers,
+    gradients,
     libraries,
     objectives,
     optimizers,
@@ -45,5 +47,7 @@ THEMES = (
     scanned_layers,
     stacked_arrays,
     scanned_libraries,
+    found_layers,
+    gradients,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]

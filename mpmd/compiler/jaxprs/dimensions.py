@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
@@ -55,18 +56,26 @@ def sharded(atom: Atom, known: Mapping[Var, Dimensions]) -> Dimensions:
 
 
 def follow(
-    eqns: Iterable[JaxprEqn], known: Mapping[Var, Dimensions], mesh: Mapping[str, int]
+    eqns: Iterable[JaxprEqn],
+    known: Mapping[Var, Dimensions],
+    mesh: Mapping[str, int],
+    whole: Mapping[Var, int] = MappingProxyType({}),
 ) -> dict[Var, Dimensions]:
     """What is known of the values that equations read, extended by the values that they make.
 
     Args:
       mesh: the size of each mesh axis.
+      whole: for values that reshapes make, a dimension along which they are not to be sharded.
     """
     found = dict(known)
     for eqn in eqns:
         operands = [sharded(atom, found) for atom in eqn.invars]
         if any(map(any, operands)):
-            for var, dimensions in zip(eqn.outvars, _results(eqn, operands, mesh), strict=True):
+            if eqn.primitive.name == "reshape":
+                results: Sequence[Dimensions] = [_reshape(eqn, operands, mesh, whole.get(eqn.outvars[0]))]
+            else:
+                results = _results(eqn, operands, mesh)
+            for var, dimensions in zip(eqn.outvars, results, strict=True):
                 if any(dimensions):
                     found[var] = dimensions
     return found
@@ -173,8 +182,13 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Dimensions], mesh: Mapping[str, int])
     )
 
 
-def _reshape(eqn: JaxprEqn, operands: Sequence[Dimensions], mesh: Mapping[str, int]) -> Dimensions:
-    """Dimensions that are merged or split have the sharding of the first, if it divides what comes of it."""
+def _reshape(
+    eqn: JaxprEqn, operands: Sequence[Dimensions], mesh: Mapping[str, int], whole: int | None = None
+) -> Dimensions:
+    """Dimensions that are merged or split have the sharding of the first, if it divides what comes of it.
+
+    Where the dimension ``whole`` comes of it, the next one has the sharding, as far as it divides.
+    """
     old, new = aval_of(eqn.invars[0]).shape, aval_of(eqn.outvars[0]).shape
     result: list[Axes] = [()] * len(new)
     i = j = 0
@@ -189,9 +203,12 @@ def _reshape(eqn: JaxprEqn, operands: Sequence[Dimensions], mesh: Mapping[str, i
                 after *= new[j]
         # A dimension of size one before the first real one is no place for a sharding.
         first = next((k for k in range(first, i) if old[k] > 1), i)
-        target = next((k for k in range(target, j) if new[k] > 1), j)
-        if new[target] % math.prod(mesh[axis] for axis in operands[0][first]) == 0:
-            result[target] = operands[0][first]
+        target = next((k for k in range(target, j) if new[k] > 1 and k != whole), j)
+        axes = operands[0][first] if target != whole else ()
+        while whole is not None and new[target] % math.prod(mesh[axis] for axis in axes):
+            axes = axes[:-1]
+        if new[target] % math.prod(mesh[axis] for axis in axes) == 0:
+            result[target] = axes
         i, j = i + 1, j + 1
     return tuple(result)
 

@@ -1,0 +1,105 @@
+"""Keeps the rows of a batch sharded that the step itself cuts into microbatches.
+
+Such a batch is reshaped from ``(rows, ...)`` to ``(microbatches, rows, ...)``. XLA would give the sharding of
+the rows to the first of the two: each device would hold whole microbatches, and every task would gather the
+one that it reads. The rows of each microbatch are what has to stay sharded. So nothing is sharded along a
+dimension that counts microbatches, and a constraint says so behind each reshape that makes one of sharded
+rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import JaxprEqn, Var
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from mpmd.compiler.graph import TaskGraph
+from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, sharded
+from mpmd.compiler.jaxprs.equations import aval_of, operands, traced_eqns
+from mpmd.ir import Spec
+from mpmd.specs import indivisible
+
+
+def microbatch_dimensions(outer: Sequence[JaxprEqn], read: Mapping[Var, int]) -> dict[Var, int]:
+    """The dimensions of values that tasks read at the microbatch index, and of what these are made of.
+
+    Args:
+      outer: the equations outside of the loop, in order.
+      read: for values of outside the dimension at whose index tasks read.
+    """
+    found = dict(read)
+    for eqn in reversed(outer):
+        dimension = found.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        if dimension is not None:
+            for var, own in _dimension_of_operands(eqn, dimension):
+                found.setdefault(var, own)
+    return found
+
+
+def with_rows_sharded(
+    graph: TaskGraph,
+    dimensions: Mapping[Var, Dimensions],
+    whole: Mapping[Var, int],
+    submeshes: Sequence[AbstractMesh],
+) -> TaskGraph:
+    """The graph with a sharding constraint behind each reshape that cuts sharded rows into microbatches.
+
+    Args:
+      dimensions: how values outside the loop are sharded, as far as known.
+      whole: for values the dimension that counts microbatches.
+      submeshes: those of the groups.
+    """
+    outer: list[JaxprEqn] = []
+    for eqn in graph.outer:
+        is_cut = eqn.primitive.name == "reshape" and eqn.outvars[0] in whole
+        if is_cut and any(sharded(eqn.invars[0], dimensions)):
+            result = sharded(eqn.outvars[0], dimensions)
+            outer += _constrained(eqn, whole[eqn.outvars[0]], as_spec(result), submeshes)
+        else:
+            outer.append(eqn)
+    return dataclasses.replace(graph, outer=tuple(outer))
+
+
+def _constrained(
+    eqn: JaxprEqn, whole: int, spec: Spec, submeshes: Sequence[AbstractMesh]
+) -> Iterator[JaxprEqn]:
+    """The equation, with a spec for its result where that divides in every group; ``whole`` is unsharded."""
+    (result,) = eqn.outvars
+    shape = aval_of(result).shape
+    left = {dimension for submesh in submeshes for dimension, _ in indivisible(spec, shape, submesh.shape)}
+    entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(shape)
+    for dimension, entry in enumerate(spec):
+        if entry is not None and dimension not in left:
+            entries[dimension] = entry
+    entries[whole] = None
+    sharding = NamedSharding(submeshes[0], PartitionSpec(*entries))
+    cut = Var(result.aval)
+    constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
+    (constraint,), _ = traced_eqns(jax.jit(lambda x: [constrain(x)]), [cut])
+    yield eqn.replace(outvars=[cut])
+    yield constraint.replace(outvars=[result], source_info=eqn.source_info)
+
+
+def _dimension_of_operands(eqn: JaxprEqn, dimension: int) -> Iterator[tuple[Var, int]]:
+    """The operands that have a dimension of the result as it is, each with its number there.
+
+    What has no rule here is taken to keep the dimensions of operands of the same rank, if their size stays.
+    """
+    new = aval_of(eqn.outvars[0]).shape
+    for var in operands(eqn):
+        old = aval_of(var).shape
+        if eqn.primitive.name == "transpose":
+            yield var, eqn.params["permutation"][dimension]
+        elif eqn.primitive.name == "reshape":
+            before = math.prod(new[:dimension])
+            for own, size in enumerate(old):
+                if size == new[dimension] and math.prod(old[:own]) == before:
+                    yield var, own
+        elif len(old) == len(new) and old[dimension] == new[dimension]:
+            yield var, dimension
