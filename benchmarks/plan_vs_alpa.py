@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks.measure import Table
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
+from mpmd.planner.columns import Way
 from mpmd.planner.fixed import Fixed
 from mpmd.planner.formula import Evaluation, evaluate
 from mpmd.planner.hardware import Cluster
@@ -64,7 +65,7 @@ def _options(model: CostModel, number: int, remat: bool) -> Iterator[_Option]:
         size = math.prod(submesh.values())
         powers = size & (size - 1) == 0 and size <= per_node
         if (powers or size % per_node == 0) and model.profile.rows // number % submesh["data"] == 0:
-            table = model.table(model.setting(Place(0, submesh), number, remat, False))
+            table = model.table(model.setting(Place(0, submesh), Way(number, remat, fsdp=False)))
             stretches = Stretches.of(
                 table, 2 * model.cluster.task_overhead, np.zeros(len(model.profile.layers) + 1)
             )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import html
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.collectives import INNERMOST_FIRST
+from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Kind
 from mpmd.tables import aligned, first_few, human_bytes, ranges
 
@@ -181,6 +184,20 @@ def row_data(row: Row, examples: int) -> dict[str, Any]:
         "source": prediction.source,
         "reason": row.reason,
     }
+
+
+def cluster_data(cluster: Cluster) -> dict[str, Any]:
+    """A cluster as data; ``None`` for what is infinite."""
+    return {
+        name: value.value if isinstance(value, enum.Enum) else _finite(value)
+        for name, value in dataclasses.asdict(cluster).items()
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if value == math.inf else value
 
 
 _STYLE = """

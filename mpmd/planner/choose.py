@@ -94,7 +94,7 @@ def plan(
         step, args, kwargs or {}, in_shardings, static_argnums, static_argnames, donate_argnums
     )
     trials = Trials(subject, cluster)
-    rows = [*_with_gathering(_rows(trials, cluster, fixed))]
+    rows = _rows(trials, cluster, fixed)
     measuring = functools.partial(measured, cluster=cluster, devices=None)
     result = compete(rows, trials.realize, measuring, cluster, limits)
     best: Row = result.rows[0]
@@ -125,15 +125,6 @@ def _rows(trials: Trials, cluster: Cluster, fixed: Fixed) -> tuple[Row, ...]:
     )
     others = [row for row in rows[1:] if row.label or row.candidate != written.candidate]
     return rows[0], dataclasses.replace(written, reason=reason), *others
-
-
-def _with_gathering(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows, and after each with weights over ``data`` that which gathers them once per step."""
-    for row in rows:
-        yield row
-        if row.candidate.fsdp:
-            candidate = dataclasses.replace(row.candidate, gather_once=True)
-            yield dataclasses.replace(row, candidate=candidate)
 
 
 def _check_types(step: Any, cluster: Any, kwargs: Any) -> None:

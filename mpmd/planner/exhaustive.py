@@ -7,6 +7,7 @@ next bound is as long as the best step.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -80,12 +81,9 @@ def _candidates(space: Space) -> Iterator[Candidate]:
     for groups in [fixed.groups] if fixed.groups else range(1, most + 1):
         schedules = [*_schedules(space, groups)]
         for submeshes in _submeshes(space, groups):
-            for schedule, number in itertools.product(schedules, space.numbers_of_microbatches):
-                if not space.divides(submeshes, number):
-                    continue
+            for schedule, way in itertools.product(schedules, [*space.ways(submeshes)]):
                 for layers in _cuts(space, schedule.num_stages):
-                    for remat, fsdp in itertools.product(space.rematerialised, _sharded(space, submeshes)):
-                        yield Candidate(layers, submeshes, schedule, number, remat, fsdp)
+                    yield Candidate(layers, submeshes, schedule, *dataclasses.astuple(way))
 
 
 def _schedules(space: Space, groups: int) -> Iterator[Schedule]:
@@ -115,10 +113,6 @@ def _submeshes(space: Space, groups: int) -> Iterator[tuple[Submesh, ...]]:
                     yield (submesh, *rest)
 
     yield from extended(space.num_devices, groups)
-
-
-def _sharded(space: Space, submeshes: tuple[Submesh, ...]) -> list[bool]:
-    return space.sharded(max(submeshes, key=lambda submesh: submesh["data"]))
 
 
 def _cuts(space: Space, num_stages: int) -> Iterator[tuple[int, ...]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.candidates import best_of_shape
+from mpmd.planner.columns import Way
 from mpmd.planner.formula import Evaluation, evaluate
 from mpmd.planner.sweep import Shape, Space
 
@@ -53,10 +54,8 @@ def rank(space: Space, evaluation: Evaluation) -> tuple[float, float]:
     return max(0.0, missing), evaluation.seconds
 
 
-def _shape(candidate: Candidate, **changes) -> Shape:
-    shared = ("submeshes", "schedule", "num_microbatches", "remat", "fsdp")
-    same = {name: getattr(candidate, name) for name in shared}
-    return Shape(**(same | changes))
+def _shape(candidate: Candidate) -> Shape:
+    return Shape(candidate.schedule, candidate.submeshes, Way.of(candidate))
 
 
 def _schedules(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
@@ -67,23 +66,24 @@ def _schedules(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
         if groups > 1 and fits and space.fixed.num_stages in (None, num_stages):
             schedule = space.schedule(family, num_stages, groups)
             if schedule is not None and schedule != best.candidate.schedule:
-                yield best_of_shape(space, _shape(best.candidate, schedule=schedule))
+                yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), schedule=schedule))
 
 
 def _microbatches(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
-    numbers, candidate = space.numbers_of_microbatches, best.candidate
-    index = numbers.index(candidate.num_microbatches)
-    for number in numbers[max(0, index - 2) : index + 3]:
-        if number != candidate.num_microbatches and space.divides(candidate.submeshes, number):
-            yield best_of_shape(space, _shape(candidate, num_microbatches=number))
+    numbers, own = space.numbers_of_microbatches, Way.of(best.candidate)
+    index = numbers.index(own.num_microbatches)
+    near = numbers[max(0, index - 2) : index + 3]
+    for way in space.ways(best.candidate.submeshes):
+        same = dataclasses.replace(way, num_microbatches=own.num_microbatches) == own
+        if same and way != own and way.num_microbatches in near:
+            yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), way=way))
 
 
 def _flags(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
-    candidate = best.candidate
-    sharded = space.sharded(max(candidate.submeshes, key=lambda submesh: submesh["data"]))
-    for remat, fsdp in itertools.product(space.rematerialised, sharded):
-        if (remat, fsdp) != (candidate.remat, candidate.fsdp):
-            yield best_of_shape(space, _shape(candidate, remat=remat, fsdp=fsdp))
+    own = Way.of(best.candidate)
+    for way in space.ways(best.candidate.submeshes):
+        if way != own and way.num_microbatches == own.num_microbatches:
+            yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), way=way))
 
 
 def _layers(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
@@ -132,7 +132,7 @@ def _with_submeshes(space: Space, candidate: Candidate, changed: dict) -> Evalua
         or not space.divides(submeshes, candidate.num_microbatches)
     ):
         return None
-    return best_of_shape(space, _shape(candidate, submeshes=submeshes))
+    return best_of_shape(space, dataclasses.replace(_shape(candidate), submeshes=submeshes))
 
 
 LIKES: tuple[Callable[[Space, Evaluation], Iterator[Evaluation | None]], ...] = (

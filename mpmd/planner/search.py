@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from mpmd.planner.alternatives import alternatives
 from mpmd.planner.candidate import Row
 from mpmd.planner.candidates import best_of_shape
+from mpmd.planner.columns import Way
 from mpmd.planner.contradictions import combined, contradictions
 from mpmd.planner.exhaustive import best_of_all, is_small
 from mpmd.planner.fixed import Fixed
@@ -24,7 +25,7 @@ from mpmd.planner.profile import Profile
 from mpmd.planner.reasons import shortage, slower_because
 from mpmd.planner.stages import CostModel
 from mpmd.planner.sweep import Shape, Space, smallest, sweep
-from mpmd.planner.uneven import Way, uneven_submeshes
+from mpmd.planner.uneven import uneven_submeshes
 from mpmd.schedules import Schedule
 
 OPEN = Fixed()
@@ -154,9 +155,7 @@ def _uneven_shapes(space: Space, ordered: list[Evaluation], effort: Effort) -> I
         return
     families: dict[Way, list[Evaluation]] = {}
     for evaluation in ordered:
-        candidate = evaluation.candidate
-        way = Way(candidate.num_microbatches, candidate.remat, candidate.fsdp)
-        families.setdefault(way, []).append(evaluation)
+        families.setdefault(Way.of(evaluation.candidate), []).append(evaluation)
     for way in [*families][: effort.ways]:
         schedules = {(e.candidate.schedule.name, *_stages_per_group(e)): None for e in families[way]}
         for submeshes in uneven_submeshes(space, way):
@@ -164,7 +163,7 @@ def _uneven_shapes(space: Space, ordered: list[Evaluation], effort: Effort) -> I
                 num_stages = len(submeshes) * stages_per_group
                 schedule = space.schedule(family, num_stages, len(submeshes))
                 if schedule is not None and num_stages <= len(space.profile.layers):
-                    yield Shape(schedule, submeshes, *dataclasses.astuple(way))
+                    yield Shape(schedule, submeshes, way)
 
 
 def _stages_per_group(evaluation: Evaluation) -> tuple[int]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from mpmd.planner.closed_forms import CLOSED_FORMS, takes
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh, message_link
+from mpmd.planner.columns import Way
 from mpmd.planner.fixed import Fixed
 from mpmd.planner.partition import unevenness
 from mpmd.planner.profile import Kind, Profile
@@ -38,9 +39,7 @@ class Shape:
 
     schedule: Schedule
     submeshes: tuple[Submesh, ...]
-    num_microbatches: int
-    remat: bool
-    fsdp: bool
+    way: Way
     seconds: float = math.nan
     nbytes: float = math.nan
 
@@ -102,7 +101,7 @@ class Space:
     @functools.cached_property
     def unevenness(self) -> dict[str, Array]:
         """How uneven stages are at least, by their number, on one device."""
-        one = self.model.setting(Place(0, {}), self.numbers_of_microbatches[-1], remat=False, fsdp=False)
+        one = self.model.setting(Place(0, {}), Way(self.numbers_of_microbatches[-1], remat=False, fsdp=False))
         layers = self.model.table(one).layers
         return {
             "seconds": unevenness(layers["forward"] + layers["backward"]),
@@ -121,11 +120,19 @@ class Space:
             return [self.fixed.remat]
         return [False, True] if self.profile.has_backward and not self.profile.are_stages else [False]
 
-    def sharded(self, submesh: Submesh) -> list[bool]:
-        """Whether weights are divided over ``data``: with one device there it makes no difference."""
-        if self.fixed.fsdp is not None:
-            return [self.fixed.fsdp] if submesh["data"] > 1 or not self.fixed.fsdp else []
-        return [False, True] if submesh["data"] > 1 else [False]
+    def ways(self, submeshes: tuple[Submesh, ...]) -> Iterator[Way]:
+        """All that groups with these submeshes may have in common."""
+        sharded = self._sharded(any(submesh["data"] > 1 for submesh in submeshes))
+        for number, remat, (fsdp, once) in itertools.product(
+            self.numbers_of_microbatches, self.rematerialised, sharded
+        ):
+            if self.divides(submeshes, number):
+                yield Way(number, remat, fsdp, once)
+
+    def _sharded(self, several: bool) -> list[tuple[bool, bool]]:
+        """Whether weights are divided over ``data``, and gathered once; not along a single device."""
+        choices = [(False, False), *([(True, False), (True, True)] if several else [])]
+        return [choice for choice in choices if self.fixed.fsdp in (None, choice[0])]
 
     @functools.cached_property
     def families(self) -> list[tuple[str, float]]:
@@ -180,11 +187,8 @@ def smallest(space: Space) -> list[Shape]:
 def _all_shapes(space: Space, least: bool) -> Iterator[Shape]:
     forms = {number: _Forms.of(space, number) for number in space.numbers_of_microbatches}
     for submesh in space.submeshes:
-        for number, remat, fsdp in itertools.product(
-            space.numbers_of_microbatches, space.rematerialised, space.sharded(submesh)
-        ):
-            if space.divides((submesh,), number):
-                yield from _shapes(space, forms[number], submesh, number, remat, fsdp, least)
+        for way in space.ways((submesh,)):
+            yield from _shapes(space, forms[way.num_microbatches], submesh, way, least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,18 +254,16 @@ def _possible(space: Space, families: list[tuple[str, float]], p: Array, v: Arra
     return possible & ((p > 1) | alone)
 
 
-def _shapes(
-    space: Space, forms: _Forms, submesh: Submesh, num_microbatches: int, remat: bool, fsdp: bool, least: bool
-) -> Iterator[Shape]:
+def _shapes(space: Space, forms: _Forms, submesh: Submesh, way: Way, least: bool) -> Iterator[Shape]:
     model, size = space.model, math.prod(submesh.values())
     place = Place(0, submesh)
-    table = model.table(model.setting(place, num_microbatches, remat, fsdp))
+    table = model.table(model.setting(place, way))
     total = {name: float(until[-1]) for name, until in table.until.items()}
     link = message_link(model.cluster, place, Place(size, submesh))
     hop = link.latency + float(table.layers["entering"].mean()) / link.bandwidth
     seconds = (
         (total["forward"] + total["backward"]) * forms.work * forms.seconds
-        + num_microbatches * forms.tasks * model.cluster.task_overhead
+        + way.num_microbatches * forms.tasks * model.cluster.task_overhead
         + forms.hops * hop
         + total["step"] / forms.groups
     )
@@ -285,9 +287,7 @@ def _shapes(
             yield Shape(
                 schedule,
                 (submesh,) * groups,
-                num_microbatches,
-                remat,
-                fsdp,
+                way,
                 float(seconds[row, column]),
                 float(nbytes[row, column]),
             )

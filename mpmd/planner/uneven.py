@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpmd.planner.collectives import Place, Submesh, message_link
-from mpmd.planner.columns import Array
+from mpmd.planner.columns import Array, Way
 from mpmd.planner.partition import Stretches
 from mpmd.planner.sweep import Space
 
@@ -28,15 +28,6 @@ MOST_UNITS = 32
 MOST_STAGES = 32
 OPTIONS_PER_SIZE = 2
 MOST_RESULTS = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """What all groups have in common."""
-
-    num_microbatches: int
-    remat: bool
-    fsdp: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,5 +158,5 @@ def _option(space: Space, way: Way, submesh: Submesh, unit: int, bounds: list[in
 
 
 def _table(space: Space, way: Way, submesh: Submesh):
-    setting = space.model.setting(Place(0, submesh), way.num_microbatches, way.remat, way.fsdp)
+    setting = space.model.setting(Place(0, submesh), way)
     return space.model.table(setting)

@@ -10,6 +10,7 @@ from mpmd.planner import orders
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.closed_forms import CLOSED_FORMS
 from mpmd.planner.collectives import Place, all_gather, all_reduce, axis_links, message_link
+from mpmd.planner.columns import Way
 from mpmd.planner.formula import evaluate
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.orders import order_of
@@ -104,6 +105,20 @@ def test_weights_that_are_divided_over_data_are_gathered():
     assert divided.prediction.memory.weights == plain.prediction.memory.weights / 4
 
 
+def test_weights_that_are_gathered_once_take_memory():
+    cluster = Cluster(1, 4, 1e12, 1e12, 1e15, Link(0, 1e9), Link(0, 1e9))
+    parts = [layer("", 4e12, weights=4 * 10**9)]
+    plain, once = (
+        evaluated(parts, Std1F1B(1), 2, cluster, rows=8, submesh={"data": 4}, fsdp=fsdp, gather_once=fsdp)
+        for fsdp in (False, True)
+    )
+    # A gather and a scatter take as long as a sum.
+    assert plain.seconds == pytest.approx(once.seconds, rel=1e-3)
+    memory, of_plain = once.prediction.memory, plain.prediction.memory
+    assert (memory.weights, memory.gradients) == (1.25 * of_plain.weights, of_plain.gradients)
+    assert memory.state == of_plain.state / 4
+
+
 def test_shares_of_several_axes_multiply():
     divisions = {
         "data": Division(8, 1.0, 0.0, 1.0),
@@ -160,7 +175,7 @@ def test_a_cut_is_the_shortest_of_all():
     seconds, number = [5.0, 1.0, 1.0, 4.0, 2.0, 2.0], 4
     made = profile(tuple(layer("", 1e12 * time / 3) for time in seconds), number)
     model = CostModel(made, FAST)
-    table = model.table(model.setting(Place(0, {}), number, False, False))
+    table = model.table(model.setting(Place(0, {}), Way(number, False, False)))
     stretches = Stretches.of(table, 0.0, np.zeros(7))
 
     def bound(cut):

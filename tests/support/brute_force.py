@@ -34,8 +34,9 @@ def every_candidate(model: CostModel, remat: tuple[bool, ...], fsdp: tuple[bool,
                     rows, left = divmod(profile.rows, number)
                     if left or any(rows % submesh["data"] for submesh in submeshes):
                         continue
-                    for flags in itertools.product(remat, fsdp):
-                        yield Candidate(cut, submeshes, schedule, number, *flags)
+                    for again, divided in itertools.product(remat, fsdp):
+                        for once in (False, True) if divided else (False,):
+                            yield Candidate(cut, submeshes, schedule, number, again, divided, once)
 
 
 def _cuts(num_layers: int) -> Iterator[tuple[int, ...]]:
