@@ -37,7 +37,7 @@ OPTIMIZER = optax.adam(1e-3)
 STEPS_IN_A_ROW = 3
 SLEEP_SECONDS = 0.01
 RETURNED_BYTES = 2**18
-"""What is as large is given back to the system at once when it is freed, so that it is not counted any more."""
+"""What is as large is given back to the system when it is freed, so that it does not count any more."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """What the planner predicts of steps, and what they take when they run, side by side.
 
 Steps are a chain of square layers with Adam. A step time is that of several steps in a row. It is predicted
-by simulating the plan: with tasks that were measured one by one (``lone tasks``) and, as ``formula``, with the
-work of the plan's equations on devices that were calibrated just before. ``tasks of the run`` are the times
-that tasks took in these steps, in which they disturb one another and others disturb them: what is off there is
-the simulator's. Tasks that sleep take an exact time. Of all ways to run the same training step, ``chosen`` is the
-one with the shortest time by formula.
+by simulating the plan: with tasks that were measured one by one (``lone tasks``) and, as ``formula``, with
+the work of the plan's equations on devices that were calibrated just before. ``tasks of the run`` are the
+times that tasks took in these steps, in which they disturb one another and others disturb them: what is off
+there is the simulator's. Tasks that sleep take an exact time. Of all ways to run the same training step,
+``chosen`` is the one with the shortest time by formula.
 """
 
 from __future__ import annotations

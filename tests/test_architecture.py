@@ -41,8 +41,8 @@ MAY_IMPORT = {
     "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
     "mpmd.planner": "mpmd.abstract_mesh mpmd.arguments mpmd.compiler.graph mpmd.compiler.jaxprs "
-    "mpmd.decisions mpmd.errors mpmd.executable_memory mpmd.ir mpmd.lowered_step mpmd.memory "
-    "mpmd.mesh mpmd.planned_step mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
+    "mpmd.decisions mpmd.errors mpmd.executable_memory mpmd.ir mpmd.lowered_step mpmd.memory mpmd.mesh "
+    "mpmd.planned_step mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
     "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.profiling mpmd.planner.reasons "
     "mpmd.planner.search mpmd.program mpmd.routes mpmd.runtime mpmd.schedules mpmd.sharding mpmd.simulate "
     "mpmd.specs mpmd.step mpmd.tables",
@@ -74,28 +74,37 @@ MAY_IMPORT = {
     "mpmd.planner.formula mpmd.planner.orders mpmd.planner.partition mpmd.planner.sweep",
     "mpmd.planner.closed_forms": "mpmd.schedules",
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
-    "mpmd.planner.columns": "mpmd.planner.collectives mpmd.planner.profile mpmd.simulate",
+    "mpmd.planner.columns": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.profile "
+    "mpmd.simulate",
     "mpmd.planner.contradictions": "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile "
     "mpmd.schedules",
     "mpmd.planner.costs": "mpmd.planner.collectives mpmd.planner.columns mpmd.planner.hardware",
+    "mpmd.planner.exhaustive": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.formula "
+    "mpmd.planner.orders mpmd.planner.stages mpmd.planner.sweep mpmd.schedules",
+    "mpmd.planner.improve": "mpmd.planner.candidate mpmd.planner.candidates mpmd.planner.columns "
+    "mpmd.planner.formula mpmd.planner.sweep",
+    "mpmd.planner.timed_order": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.tasks",
+    "mpmd.planner.uneven": "mpmd.planner.collectives mpmd.planner.columns mpmd.planner.partition "
+    "mpmd.planner.sweep",
     "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules",
     "mpmd.planner.formula": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.orders "
-    "mpmd.planner.stages mpmd.simulate mpmd.tasks",
+    "mpmd.planner.stages mpmd.tasks",
     "mpmd.planner.memory": "mpmd.planner.columns mpmd.planner.costs",
     "mpmd.planner.nothing_fits": "mpmd.planner.candidates mpmd.planner.fixed mpmd.planner.formula "
     "mpmd.planner.stages mpmd.planner.sweep mpmd.tables",
-    "mpmd.planner.orders": "mpmd.schedules mpmd.tasks",
+    "mpmd.planner.orders": "mpmd.planner.timed_order mpmd.schedules mpmd.tasks",
     "mpmd.planner.partition": "mpmd.planner.columns mpmd.planner.stages",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
     "mpmd.planner.search": "mpmd.planner.alternatives mpmd.planner.candidate mpmd.planner.candidates "
-    "mpmd.planner.contradictions mpmd.planner.fixed mpmd.planner.formula mpmd.planner.hardware "
-    "mpmd.planner.nothing_fits mpmd.planner.profile mpmd.planner.reasons mpmd.planner.stages "
-    "mpmd.planner.sweep",
+    "mpmd.planner.columns mpmd.planner.contradictions mpmd.planner.exhaustive mpmd.planner.fixed "
+    "mpmd.planner.formula mpmd.planner.hardware mpmd.planner.improve mpmd.planner.nothing_fits "
+    "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.stages mpmd.planner.sweep mpmd.planner.uneven "
+    "mpmd.schedules",
     "mpmd.planner.stages": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.columns "
     "mpmd.planner.costs mpmd.planner.hardware mpmd.planner.memory mpmd.planner.profile mpmd.simulate "
     "mpmd.tasks",
-    "mpmd.planner.sweep": "mpmd.planner.closed_forms mpmd.planner.collectives mpmd.planner.fixed "
-    "mpmd.planner.profile mpmd.planner.stages mpmd.schedules",
+    "mpmd.planner.sweep": "mpmd.planner.closed_forms mpmd.planner.collectives mpmd.planner.columns "
+    "mpmd.planner.fixed mpmd.planner.partition mpmd.planner.profile mpmd.planner.stages mpmd.schedules",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner "

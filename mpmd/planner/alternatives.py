@@ -39,9 +39,10 @@ def _best(space: Space, kind: Kind | None, fsdp: bool) -> Evaluation | None:
         if size == 1 and kind is not None:
             continue
         submesh = {axis: size if axis == kind else 1 for axis in INNERMOST_FIRST}
-        for remat in space.rematerialised:
-            shape = Shape(schedule, (submesh,), number, remat, fsdp)
-            if evaluation := best_of_shape(space, shape):
+        for way in space.ways((submesh,)):
+            shape = Shape(schedule, (submesh,), way)
+            same = (way.num_microbatches, way.fsdp) == (number, fsdp)
+            if same and (evaluation := best_of_shape(space, shape)):
                 found.append(evaluation)
     return best_of(found, space.model.cluster.memory)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -33,9 +34,7 @@ def best_of(found: list[Evaluation], memory: float) -> Evaluation | None:
 def candidates(space: Space, shape: Shape) -> Iterator[Candidate]:
     """A shape with each cut that is worth simulating."""
     for layers in _cuts(space, shape):
-        yield Candidate(
-            layers, shape.submeshes, shape.schedule, shape.num_microbatches, shape.remat, shape.fsdp
-        )
+        yield Candidate(layers, shape.submeshes, shape.schedule, *dataclasses.astuple(shape.way))
 
 
 def _cuts(space: Space, shape: Shape) -> list[tuple[int, ...]]:
@@ -44,13 +43,13 @@ def _cuts(space: Space, shape: Shape) -> list[tuple[int, ...]]:
         return [space.fixed.layers_per_stage]
     if num_stages == 1:
         return [(len(space.profile.layers),)]
-    homes, in_flight = stages_in_flight(shape.schedule, shape.num_microbatches)
+    homes, in_flight = stages_in_flight(shape.schedule, shape.way.num_microbatches)
     stretches = _stretches(space, shape, homes)
     share = max(homes.count(group) for group in set(homes))
     memory = space.model.cluster.memory / share
-    found = [*cuts(stretches, in_flight, shape.num_microbatches, memory)]
+    found = [*cuts(stretches, in_flight, shape.way.num_microbatches, memory)]
     # The memory of groups with several stages is only known of whole cuts.
-    return found or [*cuts(stretches, in_flight, shape.num_microbatches, math.inf)]
+    return found or [*cuts(stretches, in_flight, shape.way.num_microbatches, math.inf)]
 
 
 def _stretches(space: Space, shape: Shape, homes: tuple[int, ...]) -> list[Stretches]:
@@ -60,7 +59,7 @@ def _stretches(space: Space, shape: Shape, homes: tuple[int, ...]) -> list[Stret
     made: dict[object, Stretches] = {}
     stretches = []
     for stage, home in enumerate(homes):
-        setting = model.setting(places[home], shape.num_microbatches, shape.remat, shape.fsdp)
+        setting = model.setting(places[home], shape.way)
         before = places[homes[stage - 1]] if stage else places[home]
         link = message_link(model.cluster, before, places[home])
         if (setting, link) not in made:

@@ -15,7 +15,14 @@ from jax.sharding import Mesh
 from mpmd.decisions import Decisions, decided
 from mpmd.mesh import GroupMesh, MpmdMesh
 from mpmd.planner.candidate import Candidate, Row
-from mpmd.planner.choice_table import candidate_text, html_page, row_data, seconds_text, text_table
+from mpmd.planner.choice_table import (
+    candidate_text,
+    cluster_data,
+    html_page,
+    row_data,
+    seconds_text,
+    text_table,
+)
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
@@ -136,7 +143,7 @@ class Choice:
     def to_json(self) -> str:
         """The cluster and all rows: seconds, bytes and shares."""
         data = {
-            "cluster": dataclasses.asdict(self.cluster),
+            "cluster": cluster_data(self.cluster),
             "examples": self.examples,
             "notes": list(self.notes),
             "rows": [row_data(row, self.examples) for row in self.rows],

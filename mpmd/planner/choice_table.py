@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import html
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.collectives import INNERMOST_FIRST
+from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Kind
 from mpmd.tables import aligned, first_few, human_bytes, ranges
 
@@ -138,7 +141,7 @@ def _cells(number: int, row: Row, examples: int) -> list[str]:
         f"{label}{candidate_text(row.candidate)}",
         seconds_text(prediction.seconds),
         f"{examples / prediction.seconds:.4g}" if prediction.seconds else "",
-        f"{prediction.bubble:.1%}",
+        f"{max(prediction.bubble, 0):.1%}",
         f"{prediction.communication:.1%}",
         human_bytes(prediction.memory.total),
         *(human_bytes(getattr(prediction.memory, part)) for part in _PARTS),
@@ -181,6 +184,20 @@ def row_data(row: Row, examples: int) -> dict[str, Any]:
         "source": prediction.source,
         "reason": row.reason,
     }
+
+
+def cluster_data(cluster: Cluster) -> dict[str, Any]:
+    """A cluster as data; ``None`` for what is infinite."""
+    return {
+        name: value.value if isinstance(value, enum.Enum) else _finite(value)
+        for name, value in dataclasses.asdict(cluster).items()
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if value == math.inf else value
 
 
 _STYLE = """

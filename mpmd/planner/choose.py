@@ -14,7 +14,8 @@ from mpmd.planner.fixed import Fixed
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Kind
 from mpmd.planner.realize import decisions_of, measured
-from mpmd.planner.search import search
+from mpmd.planner.reasons import shortage, slower_because
+from mpmd.planner.search import as_written, search
 from mpmd.planner.trials import Subject, Trials
 from mpmd.schedules import Schedule
 from mpmd.step import MpmdFunction
@@ -67,7 +68,7 @@ def plan(
         where it is fixed, ``None`` where it is open.
       static_argnums, static_argnames: as those of ``mpmd.jit``.
       donate_argnums: the arguments that the step may take over; by default those that it returns updated.
-      simulate: how many of the best candidates are planned and simulated.
+      simulate: how many of the best candidates are planned and simulated, beside the alternatives.
       seconds: after which no further one is.
       measure: of how many of the best the tasks are compiled and run, each by itself, on the devices of this
         process, which have to be of the cluster's kind.
@@ -93,7 +94,7 @@ def plan(
         step, args, kwargs or {}, in_shardings, static_argnums, static_argnames, donate_argnums
     )
     trials = Trials(subject, cluster)
-    rows = [*_with_gathering(search(trials.profile, cluster, fixed))]
+    rows = _rows(trials, cluster, fixed)
     measuring = functools.partial(measured, cluster=cluster, devices=None)
     result = compete(rows, trials.realize, measuring, cluster, limits)
     best: Row = result.rows[0]
@@ -111,13 +112,19 @@ def plan(
     )
 
 
-def _with_gathering(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows, and after each with weights over ``data`` that which gathers them once per step."""
-    for row in rows:
-        yield row
-        if row.candidate.fsdp:
-            candidate = dataclasses.replace(row.candidate, gather_once=True)
-            yield dataclasses.replace(row, candidate=candidate)
+def _rows(trials: Trials, cluster: Cluster, fixed: Fixed) -> tuple[Row, ...]:
+    """The rows by formula, with that of the schedule that the step has itself."""
+    rows = search(trials.profile, cluster, fixed)
+    if trials.written_schedule is None or fixed.schedule is not None:
+        return rows
+    written = as_written(trials.profile, cluster, trials.written_schedule, fixed)
+    if written is None or rows[0].candidate == written.candidate:
+        return rows
+    reason = shortage(written.prediction, cluster) or slower_because(
+        written.candidate, written.prediction, rows[0].candidate, rows[0].prediction
+    )
+    others = [row for row in rows[1:] if row.label or row.candidate != written.candidate]
+    return rows[0], dataclasses.replace(written, reason=reason), *others
 
 
 def _check_types(step: Any, cluster: Any, kwargs: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import INNERMOST_FIRST, Submesh
 from mpmd.planner.profile import Division, Layer, Profile
 from mpmd.simulate import Link
@@ -20,29 +21,38 @@ _UNDIVIDED = Division(largest=1, operations=0.0, weights=0.0, activations=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
+class Way:
+    """What all groups of a candidate have in common; the attributes are those of ``Candidate``."""
+
+    num_microbatches: int
+    remat: bool
+    fsdp: bool
+    gather_once: bool = False
+
+    @staticmethod
+    def of(candidate: Candidate) -> Way:
+        """The way of a candidate."""
+        return Way(**{field.name: getattr(candidate, field.name) for field in dataclasses.fields(Way)})
+
+
+@dataclasses.dataclass(frozen=True)
 class Setting:
     """How a group runs its layers.
 
     Attributes:
       sizes, links: of the axes of its submesh, ``INNERMOST_FIRST``; a link is the slowest one of its rings.
-      num_microbatches: of a step.
-      remat: whether layers are computed again in the backward.
-      fsdp: whether weights and what the optimizer keeps are divided over ``data``.
+      way: of all groups.
     """
 
     sizes: tuple[int, ...]
     links: tuple[Link, ...]
-    num_microbatches: int
-    remat: bool
-    fsdp: bool
+    way: Way
 
 
-def setting_of(
-    submesh: Submesh, links: tuple[Link, ...], num_microbatches: int, remat: bool, fsdp: bool
-) -> Setting:
+def setting_of(submesh: Submesh, links: tuple[Link, ...], way: Way) -> Setting:
     """The setting of a group with a submesh."""
     sizes = tuple(submesh.get(kind, 1) for kind in INNERMOST_FIRST)
-    return Setting(sizes, links, num_microbatches, remat, fsdp)
+    return Setting(sizes, links, way)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +88,7 @@ class Columns:
 
     def rows(self, setting: Setting) -> float:
         """The rows of a microbatch, over those that the profile is for."""
-        return self.profile.rows / setting.num_microbatches / self.profile.microbatch_rows
+        return self.profile.rows / setting.way.num_microbatches / self.profile.microbatch_rows
 
     @functools.cached_property
     def _numbers(self) -> dict[str, Array]:

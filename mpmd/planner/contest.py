@@ -28,7 +28,7 @@ class Limits:
     """How far candidates are looked into.
 
     Attributes:
-      simulate: how many are planned and simulated.
+      simulate: how many are planned and simulated, beside the alternatives to a pipeline.
       seconds: after which no further one is planned.
       measure: of how many the tasks are run.
     """
@@ -72,13 +72,15 @@ class _Contest:
         self._cluster = cluster
         self._fitting: list[tuple[Row, Realized]] = []
         self._refused: list[Row] = []
+        self._count = 0  # of candidates that are to be planned
 
     def simulate(self, rows: Sequence[Row], realize: Realize, limits: Limits) -> list[Row]:
         """Goes through the rows; returns those that are left."""
         start = time.monotonic()
-        in_order = self._in_order(rows, limits.simulate)
+        in_order = self._in_order(rows)
+        self._count = count = limits.simulate + sum(bool(row.label) for row in in_order[1:])
         for number, row in enumerate(in_order):
-            is_over = number >= limits.simulate or time.monotonic() - start > limits.seconds
+            is_over = number >= count or time.monotonic() - start > limits.seconds
             if (is_over and self._fitting) or shortage(row.prediction, self._cluster):
                 return in_order[number:]
             if self._is_hopeless(row):
@@ -92,10 +94,10 @@ class _Contest:
             return False
         return row.prediction.seconds > HOPELESS * self._fitting[0][0].prediction.seconds
 
-    def _in_order(self, rows: Sequence[Row], count: int) -> list[Row]:
+    def _in_order(self, rows: Sequence[Row]) -> list[Row]:
         """The first row, the alternatives to a pipeline, the other rows; then those that do not fit."""
         fitting = [row for row in rows if not shortage(row.prediction, self._cluster)]
-        labelled = [row for row in fitting[1:] if row.label][: count - 1]
+        labelled = [row for row in fitting[1:] if row.label]
         first = [*fitting[:1], *labelled]
         return [
             *first,
@@ -153,7 +155,11 @@ class _Contest:
                 )
                 for row, _ in losers
             ),
-            *(row for row in waiting if not shortage(row.prediction, self._cluster)),
+            *(
+                dataclasses.replace(row, reason=f"not planned; by the formulas {row.reason}")
+                for row in waiting
+                if not shortage(row.prediction, self._cluster)
+            ),
             *self._refused,
             *(row for row in waiting if shortage(row.prediction, self._cluster)),
         )
@@ -164,10 +170,7 @@ class _Contest:
         fitting = [row for row in waiting if not shortage(row.prediction, self._cluster)]
         if not fitting:
             return []
-        text = (
-            f"{done} candidates were planned and simulated; of {len(fitting)} others formulas say what they "
-        )
-        text += "cost"
-        if done < limits.simulate and not self._is_hopeless(fitting[0]):
+        text = f"{done} candidates were planned and simulated; of {len(fitting)} more, formulas say the costs"
+        if done < self._count and not self._is_hopeless(fitting[0]):
             text += f" (the {limits.seconds:g} seconds for it were over)"
         return [text]

@@ -47,16 +47,19 @@ def layer_seconds(columns: Columns, setting: Setting, cluster: Cluster) -> Layer
     backward = _task_seconds(columns, columns.backward, setting, cluster, weights + 2 * gradients)
     sums_forward = _sums_of_task(columns, setting, "reduced_forward")
     sums_backward = _sums_of_task(columns, setting, "reduced_backward")
-    again = forward + sums_forward if setting.remat else np.zeros_like(forward)
+    again = forward + sums_forward if setting.way.remat else np.zeros_like(forward)
     gather = scatter = np.zeros_like(forward)
-    if setting.fsdp:
+    step_sums = _sums_of_step(columns, setting)
+    if setting.way.gather_once:
+        gathered = all_gather(setting.sizes[DATA], weights, setting.links[DATA])
+        step_sums = step_sums + gathered + all_gather(setting.sizes[DATA], gradients, setting.links[DATA])
+    elif setting.way.fsdp:
         gather = all_gather(setting.sizes[DATA], weights, setting.links[DATA])
         scatter = all_gather(setting.sizes[DATA], gradients, setting.links[DATA])
     if not columns.profile.has_backward:
         backward = sums_backward = again = scatter = np.zeros_like(forward)
     gathers = gather + gather if columns.profile.has_backward else gather
-    step_sums = _sums_of_step(columns, setting)
-    recomputed_sums = sums_forward if setting.remat and columns.profile.has_backward else 0 * forward
+    recomputed_sums = sums_forward if setting.way.remat and columns.profile.has_backward else 0 * forward
     return LayerSeconds(
         forward=forward + sums_forward + gather,
         backward=backward + sums_backward + again + (gathers - gather) + scatter,
@@ -85,7 +88,7 @@ def _sums_of_task(columns: Columns, setting: Setting, field: str) -> Array:
 
 def _sums_of_step(columns: Columns, setting: Setting) -> Array:
     """Those of gradients after the loop. What is divided over ``data`` is summed in each microbatch."""
-    axes = [axis for axis in range(len(setting.sizes)) if not (setting.fsdp and axis == DATA)]
+    axes = [axis for axis in range(len(setting.sizes)) if not (setting.way.fsdp and axis == DATA)]
     return _sums(columns, setting, "reduced_per_step", columns.shares("weights", setting.sizes), axes)
 
 
@@ -106,5 +109,5 @@ def _optimizer_seconds(columns: Columns, setting: Setting, cluster: Cluster, wei
     """The part of the work outside the loop that goes with a device's weights."""
     outside, whole = columns.profile.outside, columns.of("weights").sum()
     seconds = max(outside.operations / cluster.flops, outside.nbytes / cluster.memory_bandwidth)
-    divided = setting.sizes[DATA] if setting.fsdp else 1
+    divided = setting.sizes[DATA] if setting.way.fsdp else 1
     return seconds * weights / divided / whole if whole else np.zeros_like(weights)

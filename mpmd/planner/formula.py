@@ -9,9 +9,6 @@ from mpmd.planner.candidate import Candidate, Memory, Prediction
 from mpmd.planner.collectives import Place, message_link
 from mpmd.planner.orders import Order, order_of, prolong, simulated_numbers
 from mpmd.planner.stages import CostModel, Stages
-from mpmd.simulate import Costs
-from mpmd.simulate.schedule import schedule_workload
-from mpmd.simulate.workload import run
 from mpmd.tasks import TaskType
 
 
@@ -52,20 +49,23 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
     orders = [order_of(schedule, number) for number in simulated]
     stages = Stages(model, candidate, orders[-1].homes)
     times = _task_times(stages)
-    ends = prolong([_ends(order, stages, times) for order in orders], simulated, num_microbatches)
+    messages = stages.messages()
     steps = _step_seconds(stages)
+    work = [sum(times[kind, stage] for kind in orders[-1].kinds) for stage in range(schedule.num_stages)]
+    works = stages.of_groups(work)
+    simulated_ends = [order.timed.ends(times, *messages) for order in orders]
+    ends = prolong(simulated_ends, simulated, num_microbatches, least=max(works))
     seconds = max(end + step for end, step in zip(ends, steps, strict=True))
     memories = [_memory_parts(stages, order) for order in orders]
     memory = [
         Memory(group, *prolong([parts[group] for parts in memories], simulated, num_microbatches))
         for group in range(schedule.mpmd_dim)
     ]
-    work = [sum(times[kind, stage] for kind in orders[-1].kinds) for stage in range(schedule.num_stages)]
-    busy = [num_microbatches * time for time in stages.of_groups(work)]
+    busy = [num_microbatches * time for time in works]
     sums = [num_microbatches * time for time in stages.of_groups(stages.sums("sums"))]
     sums = [a + b for a, b in zip(sums, stages.of_groups(stages.sums("step_sums")), strict=True)]
     longest = max(range(len(busy)), key=lambda group: busy[group] + steps[group])
-    works = busy[longest] + steps[longest]
+    longest_work = busy[longest] + steps[longest]
     prediction = Prediction(
         seconds=seconds,
         bubble=1 - (sum(busy) + sum(steps)) / (seconds * len(busy)) if seconds else 0.0,
@@ -82,9 +82,9 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
         prediction=prediction,
         places=stages.places,
         slowest=max(busy) * len(busy) / sum(busy) if sum(busy) else 1.0,
-        computing=works - sums[longest],
+        computing=longest_work - sums[longest],
         sums=sums[longest],
-        waiting=seconds - works,
+        waiting=seconds - longest_work,
         num_tasks=sum(order.num_tasks for order in orders),
     )
 
@@ -99,13 +99,6 @@ def _task_times(stages: Stages) -> dict[TaskType, float]:
         times["bwdA", stage] = backwards[stage] - weights + overhead
         times["bwdW", stage] = weights + overhead
     return times
-
-
-def _ends(order: Order, stages: Stages, times: dict[TaskType, float]) -> list[float]:
-    """When each group ends the loop."""
-    messages, links = stages.messages()
-    costs = Costs(tasks=times, messages=messages, links=links, atomic=True)
-    return run(schedule_workload(order.tasks, costs), steps=1)[0].ends
 
 
 def _step_seconds(stages: Stages) -> list[float]:

@@ -26,7 +26,7 @@ class Cluster:
       device_link: between devices of a node, each with its own; seconds and bytes per second.
       node_link: between nodes, shared by the devices of a node; seconds and bytes per second.
       task_overhead: seconds that a task takes beside what it computes.
-      holding: where messages between groups are until they are used.
+      holding: where messages between groups are until they are used; as text, too, such as ``"receiver"``.
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
         they share cores, as the CPU devices of a process, and those of more groups than there are cores.
 
@@ -60,6 +60,11 @@ class Cluster:
             faults.append(f"task_overhead is at least 0, not {self.task_overhead!r}")
         if not self.alone >= 1:
             faults.append(f"alone is at least 1, not {self.alone!r}")
+        places = [holding.value for holding in Holding]
+        if self.holding in places:
+            object.__setattr__(self, "holding", Holding(self.holding))
+        elif not isinstance(self.holding, Holding):
+            faults.append(f"holding is one of {', '.join(places)}, not {self.holding!r}")
         if faults:
             raise ValueError("no cluster is like this:\n  " + "\n  ".join(faults))
 

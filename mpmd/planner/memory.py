@@ -34,7 +34,7 @@ def layer_bytes(columns: Columns, setting: Setting) -> LayerBytes:
 
     Temporaries are an estimate: what enters and its gradient; with rematerialisation the residuals of the
     layer, which its backward computes again; with weights divided over ``data``, the whole weights and
-    gradients of the layer.
+    gradients of the layer. Those that are gathered once are there, whole, for the whole step.
     """
     held = product(columns.shares("weights", setting.sizes))
     shares = columns.shares("activations", setting.sizes)
@@ -44,15 +44,19 @@ def layer_bytes(columns: Columns, setting: Setting) -> LayerBytes:
     temporaries = 2 * entering
     if not columns.profile.has_backward:
         gradients = residuals = np.zeros_like(weights)
-    if setting.fsdp:
+    divided = setting.sizes[DATA] if setting.way.fsdp else 1
+    gathered = np.zeros_like(weights)
+    if setting.way.gather_once:
+        gathered = weights
+    elif setting.way.fsdp:
         temporaries = temporaries + weights + gradients
-    if setting.remat:
+        gradients = gradients / divided
+    if setting.way.remat:
         temporaries = temporaries + residuals
         residuals = np.minimum(entering, residuals)
-    divided = setting.sizes[DATA] if setting.fsdp else 1
     return LayerBytes(
-        weights=weights / divided,
-        gradients=gradients / divided,
+        weights=weights / divided + gathered,
+        gradients=gradients,
         state=state / divided,
         residuals=residuals,
         entering=entering,

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from mpmd.planner.timed_order import TimedOrder
 from mpmd.schedules import Schedule, TaskLists
 from mpmd.tasks import Cell, TaskKind
 
@@ -31,20 +32,25 @@ class Order:
     kinds: frozenset[TaskKind]
     in_flight: tuple[tuple[tuple[int, ...], ...], ...]
 
-    @property
+    @functools.cached_property
+    def timed(self) -> TimedOrder:
+        """The lists, to be run."""
+        return TimedOrder(self.tasks, self.homes)
+
+    @functools.cached_property
     def num_tasks(self) -> int:
         return sum(map(len, self.tasks))
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=128)
 def order_of(schedule: Schedule, num_microbatches: int) -> Order:
     """The order of a schedule. Raises ``ValueError`` where the schedule does."""
     tasks = schedule.tasks(num_microbatches)
     stages = tuple(tuple(sorted({t.stage for cell in cells for t in cell.tasks})) for cells in tasks)
-    homes = {stage: mpmd_idx for mpmd_idx, own in enumerate(stages) for stage in own}
+    home_of = {stage: mpmd_idx for mpmd_idx, own in enumerate(stages) for stage in own}
     return Order(
         tasks=tasks,
-        homes=tuple(homes[stage] for stage in range(schedule.num_stages)),
+        homes=tuple(home_of[stage] for stage in range(schedule.num_stages)),
         stages=stages,
         kinds=frozenset(task.kind for cell in tasks[0] for task in cell.tasks),
         in_flight=tuple(_most_in_flight(cells, own) for cells, own in zip(tasks, stages, strict=True)),
@@ -82,21 +88,32 @@ def simulated_numbers(schedule: Schedule, num_microbatches: int) -> tuple[int, .
     """The numbers of microbatches for which a step is simulated: its own, or two smaller ones.
 
     After a warm-up schedules repeat themselves, with as many microbatches as there are groups at most; so the
-    step and its memory grow linearly with the number of microbatches.
+    step and its memory grow linearly with the number of microbatches. Whether the rounds of an interleaved
+    schedule are all of one length is kept.
     """
     groups = schedule.mpmd_dim
-    first = 3 * groups + num_microbatches % groups
+    first = 2 * groups + min(1, num_microbatches % groups)
     if 2 * schedule.num_stages * num_microbatches <= MOST_TASKS or first + groups >= num_microbatches:
         return (num_microbatches,)
     return first, first + groups
 
 
-def prolong(found: Sequence[Sequence[float]], simulated: tuple[int, ...], number: int) -> list[float]:
-    """Numbers that grow linearly with the number of microbatches, found for those simulated, for another."""
+def prolong(
+    found: Sequence[Sequence[float]], simulated: tuple[int, ...], number: int, least: float = 0.0
+) -> list[float]:
+    """Numbers that grow linearly with the number of microbatches, found for those simulated, for another.
+
+    Args:
+      least: by which each grows at least with every microbatch. A pipeline of uneven stages may still be
+        filling in what was simulated, but its slowest group works for every microbatch.
+    """
     if len(simulated) == 1:
         return [*found[0]]
-    share = (number - simulated[1]) / (simulated[1] - simulated[0])
-    return [last + share * (last - first) for first, last in zip(*found, strict=True)]
+    span = simulated[1] - simulated[0]
+    return [
+        last + (number - simulated[1]) * max(least, (last - first) / span)
+        for first, last in zip(*found, strict=True)
+    ]
 
 
 def stages_in_flight(schedule: Schedule, num_microbatches: int) -> tuple[tuple[int, ...], list[float]]:

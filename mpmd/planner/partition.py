@@ -25,7 +25,7 @@ import numpy as np
 from mpmd.planner.columns import Array
 from mpmd.planner.stages import Table
 
-SLACKS = (1.0, 1.03, 1.1, 1.25, math.inf)
+SLACKS = (1.0, 1.1, math.inf)
 """The slowest stage of a cut, over that of the most balanced one."""
 
 
@@ -92,6 +92,24 @@ def cuts(
         if cut not in found:
             found.add(cut)
             yield cut
+
+
+def unevenness(values: Array) -> Array:
+    """By the number of stages, the largest sum of the most even cut of layers, over the mean of its stages.
+
+    Entry ``i`` is for ``i + 1`` stages.
+    """
+    until = np.concatenate([[0.0], np.cumsum(values)])
+    if not until[-1]:
+        return np.ones(len(values))
+    sums = until[None, :] - until[:, None]
+    sums[np.tril_indices(len(sums))] = math.inf
+    best = np.where(np.arange(len(until)) == len(values), 0.0, math.inf)
+    most = []
+    for _ in values:
+        best = np.maximum(sums, best[None, :]).min(axis=1)
+        most.append(best[0])
+    return np.array(most) * np.arange(1, len(values) + 1) / until[-1]
 
 
 def _slowest(seconds: list[Array]) -> float:

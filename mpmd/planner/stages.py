@@ -11,7 +11,7 @@ import numpy as np
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import Place, axis_links, message_link, places_of
-from mpmd.planner.columns import Array, Columns, Setting, between_layers, setting_of
+from mpmd.planner.columns import Array, Columns, Setting, Way, between_layers, setting_of
 from mpmd.planner.costs import LayerSeconds, layer_seconds
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.memory import LayerBytes, layer_bytes
@@ -52,10 +52,10 @@ class CostModel:
             self._tables[setting] = Table(layers, until)
         return self._tables[setting]
 
-    def setting(self, place: Place, num_microbatches: int, remat: bool, fsdp: bool) -> Setting:
+    def setting(self, place: Place, way: Way) -> Setting:
         """How a group at a place runs its layers."""
         links = axis_links(self.cluster, place)
-        return setting_of(place.submesh, links, num_microbatches, remat, fsdp)
+        return setting_of(place.submesh, links, way)
 
 
 class Stages:
@@ -70,10 +70,7 @@ class Stages:
     def __init__(self, model: CostModel, candidate: Candidate, homes: tuple[int, ...]):
         self.model, self.candidate, self.homes = model, candidate, homes
         self.places = places_of(candidate.submeshes)
-        self.settings = [
-            model.setting(place, candidate.num_microbatches, candidate.remat, candidate.fsdp)
-            for place in self.places
-        ]
+        self.settings = [model.setting(place, Way.of(candidate)) for place in self.places]
         self.tables = [model.table(setting) for setting in self.settings]
         self.stops = list(accumulate(candidate.layers_per_stage))
         self.firsts = [0, *self.stops[:-1]]
@@ -107,7 +104,7 @@ class Stages:
         return float(self.tables[group].layers["entering"][first]) + past
 
     def messages(self) -> tuple[dict[TaskType, float], dict[tuple[int, int], Link]]:
-        """How long what each task sends is under way, in seconds of its link, and the links' latencies."""
+        """By sending task, how long its messages keep a link busy; and links of a byte a second."""
         seconds: dict[TaskType, float] = {}
         links: dict[tuple[int, int], Link] = {}
         for stage in range(1, len(self.homes)):

@@ -16,13 +16,16 @@ import numpy as np
 
 from mpmd.planner.closed_forms import CLOSED_FORMS, takes
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh, message_link
+from mpmd.planner.columns import Way
 from mpmd.planner.fixed import Fixed
+from mpmd.planner.partition import unevenness
 from mpmd.planner.profile import Kind, Profile
 from mpmd.planner.stages import CostModel
 from mpmd.schedules import FAMILIES, Schedule
 
 Array = np.ndarray
 MOST_PER_SETTING = 4
+"""For how many numbers of groups a shape is found, each with the best schedule for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +39,7 @@ class Shape:
 
     schedule: Schedule
     submeshes: tuple[Submesh, ...]
-    num_microbatches: int
-    remat: bool
-    fsdp: bool
+    way: Way
     seconds: float = math.nan
     nbytes: float = math.nan
 
@@ -97,17 +98,41 @@ class Space:
             return False
         return self.model.cluster.nodes == 1 or not (per_node % number and number % per_node)
 
+    @functools.cached_property
+    def unevenness(self) -> dict[str, Array]:
+        """How uneven stages are at least, by their number, on one device."""
+        one = self.model.setting(Place(0, {}), Way(self.numbers_of_microbatches[-1], remat=False, fsdp=False))
+        layers = self.model.table(one).layers
+        return {
+            "seconds": unevenness(layers["forward"] + layers["backward"]),
+            "held": unevenness(layers["weights"] + layers["gradients"] + layers["state"]),
+            "residuals": unevenness(layers["residuals"]),
+        }
+
+    def divides(self, submeshes: tuple[Submesh, ...], num_microbatches: int) -> bool:
+        """Whether the devices of each group divide the rows of a microbatch."""
+        rows = self.profile.rows // num_microbatches
+        return all(rows % submesh["data"] == 0 for submesh in submeshes)
+
     @property
     def rematerialised(self) -> list[bool]:
         if self.fixed.remat is not None:
             return [self.fixed.remat]
         return [False, True] if self.profile.has_backward and not self.profile.are_stages else [False]
 
-    def sharded(self, submesh: Submesh) -> list[bool]:
-        """Whether weights are divided over ``data``: with one device there it makes no difference."""
-        if self.fixed.fsdp is not None:
-            return [self.fixed.fsdp] if submesh["data"] > 1 or not self.fixed.fsdp else []
-        return [False, True] if submesh["data"] > 1 else [False]
+    def ways(self, submeshes: tuple[Submesh, ...]) -> Iterator[Way]:
+        """All that groups with these submeshes may have in common."""
+        sharded = self._sharded(any(submesh["data"] > 1 for submesh in submeshes))
+        for number, remat, (fsdp, once) in itertools.product(
+            self.numbers_of_microbatches, self.rematerialised, sharded
+        ):
+            if self.divides(submeshes, number):
+                yield Way(number, remat, fsdp, once)
+
+    def _sharded(self, several: bool) -> list[tuple[bool, bool]]:
+        """Whether weights are divided over ``data``, and gathered once; not along a single device."""
+        choices = [(False, False), *([(True, False), (True, True)] if several else [])]
+        return [choice for choice in choices if self.fixed.fsdp in (None, choice[0])]
 
     @functools.cached_property
     def families(self) -> list[tuple[str, float]]:
@@ -121,6 +146,16 @@ class Space:
         if self.family:
             return [(self.family, v) for v in numbers]
         return [(name, v) for name in names for v in numbers if takes(name, v)]
+
+    def stands_alone(self, family: str, stages_per_group: float) -> bool:
+        """Whether a family is one to look at with one group.
+
+        All schedules take equally long there; the one that needs the least memory stands for them.
+        """
+        if self.fixed.schedule is not None:
+            return True
+        least = {"Std1F1B": 1, "Interleaved1F1B": 2, "ForwardOnly": 1}.get(family, math.inf)
+        return stages_per_group >= least and (self.fixed.num_stages is not None or stages_per_group == 1)
 
     def schedule(self, family: str, num_stages: int, groups: int) -> Schedule | None:
         """The schedule of a family and size, if there is one."""
@@ -152,11 +187,8 @@ def smallest(space: Space) -> list[Shape]:
 def _all_shapes(space: Space, least: bool) -> Iterator[Shape]:
     forms = {number: _Forms.of(space, number) for number in space.numbers_of_microbatches}
     for submesh in space.submeshes:
-        for number, remat, fsdp in itertools.product(
-            space.numbers_of_microbatches, space.rematerialised, space.sharded(submesh)
-        ):
-            if space.profile.rows // number % submesh["data"] == 0:
-                yield from _shapes(space, forms[number], submesh, number, remat, fsdp, least)
+        for way in space.ways((submesh,)):
+            yield from _shapes(space, forms[way.num_microbatches], submesh, way, least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +200,7 @@ class _Forms:
       tasks: of a group for each microbatch.
       hops: messages from the first stage to the last one and back.
       in_flight: the mean over groups, in microbatches of all of a group's stages.
+      seconds, held, residuals: what the largest group has at least of these, over the mean.
     """
 
     families: list[tuple[str, float]]
@@ -176,6 +209,9 @@ class _Forms:
     tasks: Array
     hops: Array
     in_flight: Array
+    seconds: Array
+    held: Array
+    residuals: Array
 
     @staticmethod
     def of(space: Space, num_microbatches: int) -> _Forms:
@@ -200,6 +236,10 @@ class _Forms:
             tasks=tasks,
             hops=2 * (v * p - 1) * (p > 1),
             in_flight=in_flight / p,
+            **{
+                name: 1 + (values[np.minimum(p * v, num_layers).astype(int) - 1] - 1) / v
+                for name, values in space.unevenness.items()
+            },
         )
 
 
@@ -210,39 +250,36 @@ def _possible(space: Space, families: list[tuple[str, float]], p: Array, v: Arra
         possible &= p * v == fixed.num_stages
     if fixed.groups is not None:
         possible &= p == fixed.groups
-    # With one group all schedules take equally long; the one that needs the least memory stands for them.
-    alone = {"Std1F1B": 1, "Interleaved1F1B": 2, "ForwardOnly": 1, space.family: 1}
-    stands = np.array([[number >= alone.get(name, math.inf)] for name, number in families])
-    if fixed.num_stages is None:
-        stands = stands & (v == 1)
-    return possible & ((p > 1) | stands | isinstance(fixed.schedule, Schedule))
+    alone = np.array([[space.stands_alone(name, number)] for name, number in families])
+    return possible & ((p > 1) | alone)
 
 
-def _shapes(
-    space: Space, forms: _Forms, submesh: Submesh, num_microbatches: int, remat: bool, fsdp: bool, least: bool
-) -> Iterator[Shape]:
+def _shapes(space: Space, forms: _Forms, submesh: Submesh, way: Way, least: bool) -> Iterator[Shape]:
     model, size = space.model, math.prod(submesh.values())
     place = Place(0, submesh)
-    table = model.table(model.setting(place, num_microbatches, remat, fsdp))
+    table = model.table(model.setting(place, way))
     total = {name: float(until[-1]) for name, until in table.until.items()}
     link = message_link(model.cluster, place, Place(size, submesh))
     hop = link.latency + float(table.layers["entering"].mean()) / link.bandwidth
     seconds = (
-        (total["forward"] + total["backward"]) * forms.work
-        + num_microbatches * forms.tasks * model.cluster.task_overhead
+        (total["forward"] + total["backward"]) * forms.work * forms.seconds
+        + way.num_microbatches * forms.tasks * model.cluster.task_overhead
         + forms.hops * hop
         + total["step"] / forms.groups
     )
     held = (total["weights"] + total["gradients"] + total["state"]) / forms.groups
     # Where groups hold different numbers of residuals, layers move to those with room.
-    nbytes = held + total["residuals"] * forms.in_flight + table.layers["temporaries"].min()
+    residuals = total["residuals"] * forms.in_flight * forms.residuals
+    nbytes = held * forms.held + residuals + table.layers["temporaries"].min()
     allowed = np.isfinite(seconds) & (forms.groups * size <= space.num_devices)
     if not least:
         allowed &= nbytes <= model.cluster.memory
-    order = np.where(allowed, nbytes if least else seconds, math.inf).ravel()
+    order = np.where(allowed, nbytes if least else seconds, math.inf)
+    rows = order.argmin(axis=0)
+    order = order.min(axis=0)
     best = np.argsort(order, kind="stable")[: 1 if least else MOST_PER_SETTING]
-    for index in best[np.isfinite(order[best])]:
-        row, column = divmod(int(index), seconds.shape[1])
+    for column in best[np.isfinite(order[best])]:
+        row = rows[column]
         name, number = forms.families[row]
         groups = int(forms.groups[column])
         schedule = space.schedule(name, round(groups * number), groups)
@@ -250,9 +287,7 @@ def _shapes(
             yield Shape(
                 schedule,
                 (submesh,) * groups,
-                num_microbatches,
-                remat,
-                fsdp,
+                way,
                 float(seconds[row, column]),
                 float(nbytes[row, column]),
             )

@@ -48,7 +48,6 @@ class Costs:
       link: the link of every edge. Within a group messages are free.
       links: the links of the edges that differ from ``link``.
       message_bytes: the size of an activation or gradient in a schedule. A plan has the sizes of its values.
-      messages: the sizes of those that differ from it, by the kind and stage of the task that sends them.
       blocking: whether a group that sends does nothing else until its message has arrived; the receiver is
         always ready. Otherwise the sender goes on at once, and only the link is busy.
       atomic: whether a schedule's fused cell starts when it has all that its members need from elsewhere, and
@@ -58,7 +57,7 @@ class Costs:
         that they compute on.
       held_for_bwdw: the part of a forward's residuals that ``bwdA`` keeps, so that ``bwdW`` releases it.
 
-    Raises ``ValueError`` for a negative time or size, and for groups that share cores and block.
+    Raises ``ValueError`` for a negative time, and for groups that share cores and block.
     """
 
     kinds: Mapping[TaskKind, float] = dataclasses.field(default_factory=lambda: dict(DEFAULT_TIMES))
@@ -68,7 +67,6 @@ class Costs:
     link: Link = Link()
     links: Mapping[Edge, Link] = dataclasses.field(default_factory=dict)
     message_bytes: float = 1.0
-    messages: Mapping[TaskType, float] = dataclasses.field(default_factory=dict)
     blocking: bool = False
     atomic: bool = False
     at_once: float = math.inf
@@ -79,9 +77,6 @@ class Costs:
         negative = [f"{key}: {time}" for table in tables for key, time in table.items() if time < 0]
         if negative:
             raise ValueError(f"a time is at least 0, got {', '.join(negative)}")
-        sizes = [f"{key}: {nbytes}" for key, nbytes in self.messages.items() if nbytes < 0]
-        if sizes:
-            raise ValueError(f"the size of a message is at least 0, got {', '.join(sizes)}")
         if not self.at_once > 0:
             raise ValueError(f"at_once is more than 0, got {self.at_once}")
         if self.blocking and not math.isinf(self.at_once):

@@ -46,7 +46,7 @@ def schedule_workload(tasks: TaskLists, costs: Costs) -> Workload:
         at_start=at_start,
         at_end=at_end,
         resident=[0.0] * len(rows),
-        messages=_messages(rows, members, templates, operations),
+        messages=_messages(rows, members, templates, operations, costs),
     )
 
 
@@ -66,7 +66,6 @@ class _TaskTemplate:
     """
 
     duration: float
-    nbytes: float
     makes: int | None
     needs: tuple[int, ...]
     at_start: float
@@ -91,7 +90,6 @@ def _types(members: Sequence[Task], costs: Costs) -> dict[TaskType, _TaskTemplat
         made = makes(task)
         types[kind, stage] = _TaskTemplate(
             duration=times[kind, stage],
-            nbytes=costs.messages.get((kind, stage), costs.message_bytes),
             makes=None if made is None else number(made),
             needs=tuple(map(number, needs(task, num_stages))),
             at_start=1.0 if kind == "fwd" and stage in with_backward else 0.0,
@@ -117,6 +115,7 @@ def _messages(
     members: Sequence[Task],
     templates: Sequence[_TaskTemplate],
     operations: Sequence[int],
+    costs: Costs,
 ) -> MessageTable:
     """The messages between operations, of which ``members`` are the tasks, by sender and reader."""
     groups = [mpmd_idx for mpmd_idx, row in enumerate(rows) for _ in row]
@@ -124,7 +123,7 @@ def _messages(
     for member, (task, template) in enumerate(zip(members, templates, strict=True)):
         if template.makes is not None:
             makers.setdefault(template.makes + task.microbatch, member)
-    # A pair of operations, and who makes what is sent, are one number: a million tuples would take longer.
+    # A pair of operations is one number: a million tuples would take longer.
     pairs = []
     for member, (task, template) in enumerate(zip(members, templates, strict=True)):
         for value in template.needs:
@@ -132,17 +131,16 @@ def _messages(
             sender, reader = operations[maker], operations[member]
             # A value that the same group makes later is awaited too, so that the deadlock is found.
             if groups[sender] != groups[reader] or maker > member:
-                pairs.append((sender * len(groups) + reader) * len(members) + maker)
+                pairs.append(sender * len(groups) + reader)
     pairs.sort()
     messages = MessageTable()
     last = None
     for pair in pairs:
-        pair, maker = divmod(pair, len(members))
         sender, reader = divmod(pair, len(groups))
-        edge, nbytes = (groups[sender], groups[reader]), templates[maker].nbytes
+        edge = groups[sender], groups[reader]
         if (sender, edge) == last:
-            messages.nbytes[-1] += nbytes
+            messages.nbytes[-1] += costs.message_bytes
         else:
-            messages.add(edge, nbytes, sender, reader)
+            messages.add(edge, costs.message_bytes, sender, reader)
             last = sender, edge
     return messages

@@ -51,24 +51,30 @@ def run(rows, plans, simulate=8, measure=0, seconds=60.0):
 
 
 def test_plans_rank_anew():
-    order, planned, result = run([row(1, 1.0), row(2, 2.0), row(3, 3.0)], {1: (9.0, 50.0)})
+    order, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {1: (9.0, 50.0)})
     assert (order, planned, result.notes) == ([2, 3, 1], [1, 2, 3], ())
     assert result.winner.prediction.seconds == 2.0 and not result.rows[0].reason
     assert result.rows[1].reason.startswith("1.50 times the best")
 
 
 def test_alternatives_are_planned_before_the_others():
-    rows = [row(1, 1.0), row(2, 2.0), row(3, 3.0), row(4, 4.0, label="data parallel")]
+    rows = [row(1, 1.0), row(2, 1.1), row(3, 1.2), row(4, 4.0, label="data parallel")]
     order, planned, result = run(rows, {}, simulate=2)
-    assert planned == [1, 4] and order == [1, 4, 2, 3]
-    assert "2 candidates were planned and simulated; of 2 others" in result.notes[0]
+    assert planned == [1, 4, 2] and order == [1, 2, 4, 3]
+    assert result.notes == ("3 candidates were planned and simulated; of 1 more, formulas say the costs",)
+    assert result.rows[-1].reason.startswith("not planned; by the formulas")
 
 
 def test_the_time_for_it_ends(monkeypatch):
     clock = itertools.count(step=40)
     monkeypatch.setattr("mpmd.planner.contest.time.monotonic", lambda: float(next(clock)))
-    _, planned, result = run([row(1, 1.0), row(2, 2.0), row(3, 3.0)], {})
+    _, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {})
     assert planned == [1] and "the 60 seconds for it were over" in result.notes[0]
+
+
+def test_what_is_much_slower_by_formula_is_not_planned():
+    _, planned, result = run([row(1, 1.0), row(2, 1.4), row(3, 1.6)], {2: (1.1, 50.0)})
+    assert planned == [1, 2] and "over)" not in result.notes[0]
 
 
 def test_it_goes_on_until_one_fits():
@@ -85,7 +91,7 @@ def test_what_does_not_fit_by_formula_is_not_planned():
 
 
 def test_measured_tasks_rank_before_the_others():
-    order, _, result = run([row(1, 1.0), row(2, 2.0), row(3, 3.0)], {}, measure=2)
+    order, _, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {}, measure=2)
     assert order == [2, 1, 3]
     assert [found.prediction.source for found in result.rows] == ["measurement", "measurement", "simulation"]
 

@@ -68,10 +68,10 @@ def test_devices_sum_what_the_profile_says_for_weights(name):
     expected, _ = said(profile, "model")
     actual, _ = sums_of(step, args, profile, "model")
     assert actual == {executable: expected[executable] for executable in actual}
-    assert any(expected.values())
+    assert any(actual.values())
 
 
-@pytest.mark.parametrize("name", ["decoder", "experts", "convolutions"])
+@pytest.mark.parametrize("name", ["experts", "convolutions"])
 def test_devices_sum_what_the_profile_says_for_rows(name):
     step, args = MODELS[name]()
     profile = profile_of(step, args, {})

@@ -8,6 +8,7 @@ import pytest
 import mpmd
 from mpmd.planner.profiling import profile_of
 from tests.support.divided_models import state_of, step_of
+from tests.support.programs import PROGRAMS
 
 ROWS, MICROBATCHES, WIDTH, HIDDEN = 4, 3, 8, 32
 FLOAT = 4
@@ -164,3 +165,21 @@ def test_iterations_of_a_loop_within_a_layer():
 def _paths(profile, init):
     leaves = jax.tree_util.tree_leaves_with_path((state_of(init),))
     return [(leaves[i][0][-1].key, dim) for i, dim in profile.specs["model"].items() if i < len(leaves)]
+
+
+OF_PROGRAMS = [pytest.param(program, id=program.name, marks=pytest.mark.slow) for program in PROGRAMS]
+
+
+@pytest.mark.parametrize("program", OF_PROGRAMS)
+def test_knows_all_kinds_of_steps(program):
+    if program.name.startswith("mixture_of_experts_on_a_mesh_of_its_own"):
+        pytest.skip("a mesh of the user's own leaves no sizes of submeshes to choose")
+    case = program.case()
+    args = jax.tree.map(jnp.asarray, (case.state, *case.batch))
+    profile = profile_of(case.step, args, {})
+    for layer in profile.layers:
+        assert layer.forward.operations >= 0 and layer.forward.nbytes >= 0
+        for division in layer.divisions.values():
+            shares = division.operations, division.weights, division.activations
+            assert all(0 <= share <= 1 for share in shares)
+            assert division.largest > 1
