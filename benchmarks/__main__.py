@@ -31,6 +31,7 @@ SUITES = (
     "partial_sums",
     "global_mesh",
     "sleeping",
+    "prediction",
     "scale",
     "startup",
     "checkpoint",

@@ -24,7 +24,7 @@ from benchmarks.host import Host
 from benchmarks.measure import Conditions, Result, Table, Target, Times
 from benchmarks.peers import cpu_environment
 from mpmd.events import Event
-from mpmd.ir import Cell, GroupProgram
+from mpmd.ir import Cell, GroupProgram, Task
 from mpmd.runtime import worker
 
 TASK_SECONDS = 0.01
@@ -35,8 +35,10 @@ TARGET_GROUPS = 8
 LEAST_REPETITIONS = 7
 
 
-def sleep_in_tasks(seconds: float) -> None:
-    """From now on, the tasks of programs that this process loads take so many seconds each.
+def sleep_in_tasks(seconds_of: Callable[[Task], float]) -> None:
+    """From now on, the tasks of programs that this process loads take so many seconds.
+
+    On a group, tasks with equal executables have to take equally long.
 
     What runs before and after the loop takes the time it takes.
     """
@@ -44,7 +46,7 @@ def sleep_in_tasks(seconds: float) -> None:
     class SleepingExecutor(worker.Executor):
         def __init__(self, program: GroupProgram, plan, executables, **others):
             durations = {
-                run.executable: seconds * len(run.task.tasks)
+                run.executable: sum(map(seconds_of, run.task.tasks))
                 for run in program.runs
                 if isinstance(run.task, Cell)
             }
@@ -98,9 +100,9 @@ class SleepingPipeline:
     """A pipeline of tiny stages whose tasks sleep; made in a process of its own, by ``Host``."""
 
     def __init__(self, case: Case, ray_address: str):
-        sleep_in_tasks(TASK_SECONDS)
+        sleep_in_tasks(lambda task: TASK_SECONDS)
         hook = {
-            "worker_process_setup_hook": lambda: sleep_in_tasks(TASK_SECONDS),
+            "worker_process_setup_hook": lambda: sleep_in_tasks(lambda task: TASK_SECONDS),
             "env_vars": {"PYTHONPATH": str(pathlib.Path(__file__).parents[1])},  # to find this file
         }
         self._mesh = tiny.open_mesh(case.groups, ray_address if case.on_ray else "", runtime_env=hook)

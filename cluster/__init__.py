@@ -1,5 +1,7 @@
 """Runs the plans of ``mpmd`` on a Ray cluster: one actor for each process of a group.
 
+``describe`` says for ``mpmd.Cluster.from_ray`` what a cluster is like.
+
 ``launch`` takes the shape of a mesh and returns a ``ClusterMesh``, which steps are compiled for. From then on
 programs and step requests enter at ``driver.RayRuntime``; replies and values leave there as futures.
 
@@ -11,8 +13,9 @@ processes), ``places`` (where they go), ``recovery`` (the policy) and ``recovera
 values).
 """
 
+from cluster.describe import describe
 from cluster.launch import launch
 from cluster.mesh import ClusterMesh
 from cluster.recovery import Recovery
 
-__all__ = ["ClusterMesh", "Recovery", "launch"]
+__all__ = ["ClusterMesh", "Recovery", "describe", "launch"]

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import socket
-import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ray
 from jax.sharding import AxisType
 
 from cluster.actor import Member
@@ -26,9 +23,9 @@ from cluster.environment import actor_environment
 from cluster.fleet import Fleet
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.metrics import RecoveryMetrics
-from cluster.notices import without_notices
 from cluster.places import Places
 from cluster.process_info import Placement
+from cluster.ray_connection import connect_to_ray, default_platform
 from cluster.recovery import Recovery, RecoveryReport, check_recovery
 from cluster.resources import (
     fitting_cpus,
@@ -49,9 +46,6 @@ from mpmd.runtime.in_flight import MAX_IN_FLIGHT, check_max_in_flight
 from mpmd.stopwatch import Stopwatch
 
 COMPILATION_CACHE = "~/.cache/mpmd"
-
-_REACHABLE_SECONDS = 10
-"""How long a cluster may take to accept a connection."""
 
 
 def launch(
@@ -154,9 +148,9 @@ def launch(
     watch = Stopwatch()
     with contextlib.ExitStack() as undo:
         with watch("ray"):
-            on_close = _connect_to_ray(address)
+            on_close = connect_to_ray(address)
         undo.callback(on_close)
-        platform = platform or _default_platform()
+        platform = platform or default_platform()
         shapes = shapes_of(request, platform, [node["Resources"].get("GPU", 0) for node in live_nodes()])
         processes = endpoints([shape.num_processes for shape in shapes])
         num_spares = recovery.spares if recovery else 0
@@ -249,57 +243,6 @@ def launch(
         recoveries=recoveries,
         on_close=on_close,
     )
-
-
-def _connect_to_ray(address: str | None) -> Callable[[], None]:
-    """Connects with Ray unless this process is connected. Returns the function that undoes it."""
-    if ray.is_initialized():
-        return lambda: None
-    address = address or os.environ.get("RAY_ADDRESS")
-    if address:
-        _join_cluster(address)
-    else:
-        with warnings.catch_warnings(), without_notices():
-            # JAX warns of forks; Ray's forks are harmless, because another program is started in them.
-            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-            ray.init(address="local", include_dashboard=False)
-        cpus = ray.cluster_resources().get("CPU", 0)
-        print(
-            f"cluster.launch: not connected to a Ray cluster; started Ray on this machine, {cpus:g} CPUs",
-            file=sys.stderr,
-        )
-    return ray.shutdown
-
-
-def _join_cluster(address: str) -> None:
-    _check_reachable(address)
-    try:
-        ray.init(address=address)
-    except ConnectionError as error:
-        hint = ""
-        if "RAY_AUTH_MODE" not in os.environ:
-            hint = (
-                ". If the cluster uses token authentication, as it may by default, set RAY_AUTH_MODE=token "
-                "and have its token in ~/.ray/auth_token, RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
-            )
-        raise ConnectionError(f"no connection to the Ray cluster at {address}: {error}{hint}") from error
-
-
-def _check_reachable(address: str) -> None:
-    """Raises ``ConnectionError`` for a ``host:port`` where nothing listens: Ray would try it for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal() and "//" not in host:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _REACHABLE_SECONDS).close()
-        except (OSError, OverflowError) as error:
-            raise ConnectionError(
-                f"no Ray cluster at {address}, where nothing can be reached: {error}. `ray status` shows the "
-                "cluster that runs on a machine; launch's address or RAY_ADDRESS says which one to join"
-            ) from error
-
-
-def _default_platform() -> str:
-    return "cuda" if any(node["Resources"].get("GPU") for node in live_nodes()) else "cpu"
 
 
 def _bundles(

@@ -1,8 +1,10 @@
 """What the examples share: where the groups of a pipeline live, and checks against plain JAX."""
 
 import argparse
+import contextlib
 import math
 import os
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -81,6 +83,38 @@ def open_mesh(
         raise SystemExit(f"{axes} needs {count} devices; XLA_FLAGS gives {len(devices)}")
     devices = np.array(devices[:count]).reshape(tuple(axes.values()))
     return mpmd.MpmdMesh(jax.sharding.Mesh(devices, tuple(axes)), "stage")
+
+
+def open_groups(groups: Sequence[Mapping[str, int]], on_ray: bool):
+    """As ``open_mesh``, for groups of different shapes: for each the sizes of its axes, 1 where not named."""
+    if on_ray:
+        import cluster
+
+        return cluster.launch(groups=groups)
+    axes = tuple({axis: None for group in groups for axis in group})
+    shapes = [tuple(group.get(axis, 1) for axis in axes) for group in groups]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    if ends[-1] > jax.device_count():
+        raise SystemExit(f"{groups} need {ends[-1]} devices; XLA_FLAGS gives {jax.device_count()}")
+    parts = np.split(np.array(jax.devices()[: ends[-1]]), ends[:-1])
+    meshes = [jax.sharding.Mesh(part.reshape(shape), axes) for part, shape in zip(parts, shapes, strict=True)]
+    return mpmd.MpmdMesh(meshes)
+
+
+@contextlib.contextmanager
+def ray_connection(on_ray: bool, address: str | None) -> Iterator[None]:
+    """One connection with Ray for all meshes that are opened within it; nothing in one process."""
+    if not on_ray:
+        yield
+        return
+    import ray
+
+    address = address or os.environ.get("RAY_ADDRESS")
+    ray.init(address=address) if address else ray.init(address="local", include_dashboard=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def assert_close(name: str, actual, expected, atol: float) -> None:

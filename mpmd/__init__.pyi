@@ -19,6 +19,10 @@ from .mesh import MpmdMesh
 from .per_group import per_group
 from .pieces import microbatches, stage_ends
 from .planned_step import explain
+from .planner.auto_marks import auto_marks
+from .planner.choice import Choice
+from .planner.choose import plan
+from .planner.hardware import Cluster
 from .reduce import Add, Concat, Max, Mean, Op, treduce, treduce_i
 from .schedules import (
     CustomSchedule,
@@ -48,6 +52,8 @@ __all__ = [
     "AbstractMpmdMesh",
     "Add",
     "CheckpointError",
+    "Choice",
+    "Cluster",
     "CompileError",
     "Concat",
     "CustomSchedule",
@@ -81,6 +87,7 @@ __all__ = [
     "ZeroBubbleH2",
     "ZeroBubbleV",
     "__version__",
+    "auto_marks",
     "check",
     "checkpoint",
     "explain",
@@ -92,6 +99,7 @@ __all__ = [
     "mpmd_jit_with_loop",
     "per_group",
     "pipeline_enter_stage",
+    "plan",
     "render",
     "restore",
     "save",

@@ -19,6 +19,8 @@ class Boundary:
 
     Attributes:
       every, num_stages: after which iterations of the scan around it a stage ends, as the user wrote it.
+      has_rest: whether the scan has more iterations than ``every``, which belong to what follows it.
+      found: whether no user wrote it: it is the end of a layer that ``mpmd.auto_marks`` has found.
       stage: the stage that ends there, once the compiler has numbered the marks of a loop.
     """
 
@@ -26,6 +28,8 @@ class Boundary:
     stage: int | None = None
     every: int | tuple[int, ...] | None = None
     num_stages: int | None = None
+    has_rest: bool = False
+    found: bool = False
 
     @property
     def is_of_scan(self) -> bool:

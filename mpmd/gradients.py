@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.pieces import cut_rows, number_of_microbatches
+from mpmd.planner.auto_marks import auto_marks
 from mpmd.reduce import Add, Concat, Mean, Op, treduce
 from mpmd.schedules import Schedule
 from mpmd.sharding import explicit_sharding
@@ -58,7 +59,8 @@ def value_and_grad(
 
     Args:
       fun: a function like one of ``jax.value_and_grad``: it returns a scalar, or a pair of that and auxiliary
-        output. Its marks end stages.
+        output. Its marks end stages. One without marks is under ``mpmd.auto_marks``, so that ``mpmd.plan``
+        can choose its stages.
       argnums: the positions of the arguments to differentiate with respect to.
       has_aux: whether ``fun`` returns auxiliary output.
       num_microbatches: divides the number of rows. ``None``: what a plan decides, or else 1.
@@ -84,7 +86,7 @@ def value_and_grad(
         raise ValueError(
             f'reduction must be "mean", "sum", or a function that weighs a microbatch, got {reduction!r}'
         )
-    differentiate = jax.value_and_grad(fun, argnums, has_aux)
+    differentiate = jax.value_and_grad(auto_marks(fun), argnums, has_aux)
     whole = Add if reduction == "sum" else Mean
 
     @functools.wraps(fun)

@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "mpmd.executable_memory": "",
     "mpmd.tasks": "",
     "mpmd.ir": "mpmd.executable_memory mpmd.tasks",
+    "mpmd.garbage": "",
     "mpmd.stopwatch": "",
     "mpmd.tables": "",
     "mpmd.tree": "",
@@ -39,14 +40,75 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
     "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
-    "mpmd.planner": "",
+    "mpmd.planner": "mpmd.abstract_mesh mpmd.arguments mpmd.compiler.graph mpmd.compiler.jaxprs "
+    "mpmd.decisions mpmd.errors mpmd.executable_memory mpmd.ir mpmd.lowered_step mpmd.memory mpmd.mesh "
+    "mpmd.planned_step mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
+    "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.profiling mpmd.planner.reasons "
+    "mpmd.planner.search mpmd.program mpmd.routes mpmd.runtime mpmd.schedules mpmd.sharding mpmd.simulate "
+    "mpmd.specs mpmd.step mpmd.tables",
     "mpmd.planner.profile": "",
-    "mpmd.planner.hardware": "mpmd.simulate",
+    "mpmd.planner.calibrate": "mpmd mpmd.events mpmd.ir mpmd.simulate",
+    "mpmd.planner.here": "mpmd mpmd.planner.calibrate",
+    "mpmd.planner.hardware": "mpmd.memory mpmd.planner.here mpmd.simulate",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
+    "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
+    "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.keys mpmd.planner.profile "
+    "mpmd.planner.stages_of mpmd.schedules mpmd.stack",
+    "mpmd.planner.even_stages": "",
+    "mpmd.planner.pieces": "",
+    "mpmd.planner.repeats": "",
+    "mpmd.planner.crossing": "mpmd.compiler.jaxprs",
+    "mpmd.planner.layer_scans": "mpmd.compiler.jaxprs",
+    "mpmd.planner.open_function": "mpmd.compiler.jaxprs",
+    "mpmd.planner.layers": "mpmd.compiler.jaxprs mpmd.planner.crossing mpmd.planner.layer_scans "
+    "mpmd.planner.open_function mpmd.planner.pieces mpmd.planner.repeats",
+    "mpmd.planner.run_marked": "mpmd.annotate mpmd.compiler.jaxprs mpmd.planner.crossing mpmd.planner.layers "
+    "mpmd.planner.open_function",
+    "mpmd.planner.auto_marks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.decisions mpmd.planner.crossing "
+    "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked mpmd.tables",
+    "mpmd.planner.stages_of": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.decisions "
+    "mpmd.compiler.trace mpmd.errors mpmd.reduce mpmd.schedules",
+    "mpmd.planner.alternatives": "mpmd.planner.candidates mpmd.planner.collectives mpmd.planner.formula "
+    "mpmd.planner.profile mpmd.planner.sweep mpmd.schedules",
+    "mpmd.planner.candidates": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.columns "
+    "mpmd.planner.formula mpmd.planner.orders mpmd.planner.partition mpmd.planner.sweep",
+    "mpmd.planner.closed_forms": "mpmd.schedules",
+    "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
+    "mpmd.planner.columns": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.profile "
+    "mpmd.simulate",
+    "mpmd.planner.contradictions": "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile "
+    "mpmd.schedules",
+    "mpmd.planner.costs": "mpmd.planner.collectives mpmd.planner.columns mpmd.planner.hardware",
+    "mpmd.planner.exhaustive": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.formula "
+    "mpmd.planner.orders mpmd.planner.stages mpmd.planner.sweep mpmd.schedules",
+    "mpmd.planner.improve": "mpmd.planner.candidate mpmd.planner.candidates mpmd.planner.columns "
+    "mpmd.planner.formula mpmd.planner.sweep",
+    "mpmd.planner.timed_order": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.tasks",
+    "mpmd.planner.uneven": "mpmd.planner.collectives mpmd.planner.columns mpmd.planner.partition "
+    "mpmd.planner.sweep",
+    "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules",
+    "mpmd.planner.formula": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.orders "
+    "mpmd.planner.stages mpmd.tasks",
+    "mpmd.planner.memory": "mpmd.planner.columns mpmd.planner.costs",
+    "mpmd.planner.nothing_fits": "mpmd.planner.candidates mpmd.planner.fixed mpmd.planner.formula "
+    "mpmd.planner.stages mpmd.planner.sweep mpmd.tables",
+    "mpmd.planner.orders": "mpmd.planner.timed_order mpmd.schedules mpmd.tasks",
+    "mpmd.planner.partition": "mpmd.planner.columns mpmd.planner.stages",
+    "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
+    "mpmd.planner.search": "mpmd.planner.alternatives mpmd.planner.candidate mpmd.planner.candidates "
+    "mpmd.planner.columns mpmd.planner.contradictions mpmd.planner.exhaustive mpmd.planner.fixed "
+    "mpmd.planner.formula mpmd.planner.hardware mpmd.planner.improve mpmd.planner.nothing_fits "
+    "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.stages mpmd.planner.sweep mpmd.planner.uneven "
+    "mpmd.schedules",
+    "mpmd.planner.stages": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.columns "
+    "mpmd.planner.costs mpmd.planner.hardware mpmd.planner.memory mpmd.planner.profile mpmd.simulate "
+    "mpmd.tasks",
+    "mpmd.planner.sweep": "mpmd.planner.closed_forms mpmd.planner.collectives mpmd.planner.columns "
+    "mpmd.planner.fixed mpmd.planner.partition mpmd.planner.profile mpmd.planner.stages mpmd.schedules",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
-    "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.planned_step mpmd.render mpmd.schedules mpmd.simulate "
-    "mpmd.step mpmd.tables mpmd.version",
+    "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner "
+    "mpmd.planner.hardware mpmd.render mpmd.schedules mpmd.simulate mpmd.step mpmd.tables mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.decisions": "mpmd.schedules",
     "mpmd.annotate": "",
@@ -54,7 +116,8 @@ MAY_IMPORT = {
     "mpmd.carry": "mpmd.sharding",
     "mpmd.pieces": "mpmd.decisions mpmd.sharding mpmd.tables",
     "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.decisions mpmd.schedules mpmd.sharding mpmd.tables mpmd.tree",
-    "mpmd.gradients": "mpmd.pieces mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tables mpmd.tree",
+    "mpmd.gradients": "mpmd.pieces mpmd.planner.auto_marks mpmd.reduce mpmd.schedules mpmd.sharding "
+    "mpmd.tables mpmd.tree",
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules mpmd.stack",
     "mpmd.compiler.stacks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.errors mpmd.reduce mpmd.stack",
@@ -72,8 +135,8 @@ MAY_IMPORT = {
     "mpmd.compiler": "",
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
-    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.placement "
-    "mpmd.program mpmd.sharding mpmd.stack mpmd.stopwatch mpmd.verify",
+    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.garbage mpmd.ir "
+    "mpmd.placement mpmd.program mpmd.sharding mpmd.stack mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.callbacks mpmd.compat mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir "
     "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "
@@ -149,12 +212,15 @@ MAY_IMPORT = {
     "cluster.waits cluster.watchdog mpmd.errors mpmd.runtime mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.elastic_runtime cluster.process_info cluster.recovery "
     "cluster.status mpmd.routes",
-    "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect cluster.connection "
-    "cluster.driver cluster.elastic_runtime cluster.endpoint cluster.environment cluster.fleet cluster.mesh "
-    "cluster.metrics cluster.notices cluster.places cluster.process_info cluster.recovery cluster.resources "
-    "cluster.shapes cluster.sharing cluster.transports cluster.versions cluster.watchdog mpmd.reshard "
-    "mpmd.routes mpmd.runtime mpmd.stopwatch",
-    "cluster": "cluster.launch cluster.mesh cluster.recovery",
+    "cluster.ray_connection": "cluster.notices cluster.resources",
+    "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect "
+    "cluster.connection cluster.driver cluster.elastic_runtime cluster.endpoint cluster.environment "
+    "cluster.fleet cluster.mesh cluster.metrics cluster.places cluster.process_info cluster.ray_connection "
+    "cluster.recovery cluster.resources cluster.shapes cluster.sharing cluster.transports cluster.versions "
+    "cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
+    "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware",
+    "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     "cluster.trial": "cluster mpmd",
     # The user's face.
     "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime",

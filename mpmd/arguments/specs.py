@@ -69,15 +69,26 @@ def _is_spec(x: Any) -> bool:
 
 
 def _flatten_specs(specs: Any, tree: Any, what: str) -> list[PartitionSpec | None]:
-    """Spreads a pytree prefix of specs over the leaves of ``tree``."""
+    """Spreads a pytree prefix of specs over the leaves of ``tree``.
+
+    A pytree of specs that was made of another call's arguments may differ in what is no leaf, as the
+    functions of a ``TrainState`` do that is made anew.
+    """
     try:
         leaves = broadcast_prefix(specs, tree, _is_spec)
     except ValueError as error:
+        pairs = jax.tree_util.tree_leaves_with_path(specs, is_leaf=_is_spec)
+        if tuple(jax.tree_util.keystr(path) for path, _ in pairs) == paths(tree):
+            return [_spec_of(leaf) for _, leaf in pairs]
         reason = " ".join(str(error).split()).replace("tree_map tree", what)
         raise CompileError(f"{what} is not a pytree prefix of what it describes: {reason}") from error
     if wrong := [leaf for leaf in leaves if not _is_spec(leaf)]:
         raise CompileError(f"{what} has {wrong[0]!r} where a PartitionSpec is needed")
-    return [leaf.spec if isinstance(leaf, NamedSharding) else leaf for leaf in leaves]
+    return list(map(_spec_of, leaves))
+
+
+def _spec_of(leaf: PartitionSpec | NamedSharding | None) -> PartitionSpec | None:
+    return leaf.spec if isinstance(leaf, NamedSharding) else leaf
 
 
 def _check_specs(

@@ -1,4 +1,4 @@
-"""The command ``mpmd plan``: plans a step of the user's, and reports on it, without devices or a cluster."""
+"""The command ``mpmd plan``: plans a step, or chooses how a cluster is to run it, without devices."""
 
 from __future__ import annotations
 
@@ -12,25 +12,32 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mpmd.cli import choose
 from mpmd.cli.arguments import add_command, add_output, count, number
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.render import chrome_trace, draw_timeline
 from mpmd.render.chart import Chart
 
+if TYPE_CHECKING:
+    from mpmd.lowered_step import LoweredStep
+
 EPILOG = """\
 STEP and SHAPES are names in a module or a file, as package.module:name or path/file.py:name.
 
-STEP is a train step, with --groups for the groups to plan for, or what mpmd.jit has made of one; that has a
-mesh of its own, which may be an mpmd.AbstractMpmdMesh. SHAPES are the step's arguments, arrays or
-jax.ShapeDtypeStructs: a tuple of them, or a function without arguments that returns one; anything else is the
-only argument. Functions are called for their shapes alone: nothing that they make is in memory.
+STEP is a train step, or what mpmd.jit has made of one; that has a mesh of its own, which may be an
+mpmd.AbstractMpmdMesh. With a cluster, the groups, stages, shardings, schedule and microbatches of the step
+are chosen, as mpmd.plan does; without one, the step is planned as it is, for --groups. SHAPES are the step's
+arguments, arrays or jax.ShapeDtypeStructs: a tuple of them, or a function without arguments that returns one;
+anything else is the only argument. Functions are called for their shapes alone: nothing that they make is in
+memory.
 
 examples:
   mpmd plan train.py:train_step --shapes train.py:example_arguments --groups 4
   mpmd plan train.py:train_step --shapes train.py:example_arguments --groups 4 --submesh data=2 model=4
   mpmd plan my.package.training:step --shapes my.package.training:shapes -o timeline.svg -o timeline.json
+  mpmd plan train.py:train_step --shapes train.py:example_arguments --cluster cluster.json -o table.html
 """
 
 
@@ -44,8 +51,10 @@ def add_commands(commands: Any) -> None:
     plan.add_argument("--submesh", type=_axis, nargs="+", default=[], metavar="AXIS=SIZE", help=axes)
     speed = "the speed of a device, in operations per second (default: 1e12)"
     plan.add_argument("--speed", type=number, default=1e12, metavar="R", help=speed)
-    formats = "the simulated step, as a picture (.svg, .png, .pdf) or a trace for Perfetto (.json)"
-    add_output(plan, (".svg", ".png", ".pdf", ".json"), f"{formats}; can be repeated", action="append")
+    choose.add_options(plan)
+    formats = "the simulated step, as a picture (.svg, .png, .pdf) or a trace for Perfetto (.json); with a "
+    formats += "cluster, that of the best candidate, or the table (.html, .json); can be repeated"
+    add_output(plan, (".svg", ".png", ".pdf", *choose.TABLES), formats, action="append")
 
 
 def _axis(argument: str) -> tuple[str, int]:
@@ -58,14 +67,25 @@ def _axis(argument: str) -> tuple[str, int]:
 def _plan(options: argparse.Namespace) -> int:
     import jax
 
-    from mpmd.planned_step import explain
-
     with _importing_from(Path.cwd()):
-        step = _step(_named(options.step), options)
-        shapes = _named(options.shapes)
+        found, shapes = _named(options.step), _named(options.shapes)
         if callable(shapes):
             shapes = jax.eval_shape(shapes)
+        if choose.is_wanted(options):
+            choose.check_step(found, options.step)
+            choose.choose(found, _arguments(found, shapes, options), options)
+            return ExitCode.OK
+        choose.check_unused(options)
+        step = _step(found, options)
         lowered = step.lower(*_arguments(step, shapes, options))
+    _report(lowered, options)
+    return ExitCode.OK
+
+
+def _report(lowered: LoweredStep, options: argparse.Namespace) -> None:
+    """Prints what a planned step needs and does, and writes its timeline."""
+    from mpmd.planned_step import explain
+
     simulation = lowered.simulate(operations_per_second=options.speed)
     print(f"{lowered.report()}\n\n{explain(lowered)}\n")
     print(f"simulated, with tasks that take the time of their operations, {options.speed:.2g} per second and")
@@ -76,7 +96,6 @@ def _plan(options: argparse.Namespace) -> int:
             path.write_text(json.dumps(chrome_trace(simulation)), encoding="utf-8")
         else:
             draw_timeline(simulation, path, f"{options.step}, simulated", of_plan=True)
-    return ExitCode.OK
 
 
 def _arguments(step: Any, shapes: Any, options: argparse.Namespace) -> tuple:
@@ -104,7 +123,10 @@ def _step(found: Any, options: argparse.Namespace) -> Any:
     if not callable(found):
         raise ValueError(f"{options.step} is of type {type(found).__name__}, and not a step")
     if not options.groups:
-        raise ValueError(f"{options.step} has no mesh: say for how many groups to plan, with --groups")
+        raise ValueError(
+            f"{options.step} has no mesh: say for how many groups to plan, with --groups, or for which "
+            "cluster to choose, with --cluster"
+        )
     return jit(found, AbstractMpmdMesh([dict(options.submesh)] * options.groups))
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import AbstractMesh
@@ -23,6 +21,7 @@ from mpmd.compiler.place import check_specs, place
 from mpmd.compiler.shard import argument_specs, fitting_parts, given_or_held, shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
+from mpmd.garbage import without_garbage_collection
 from mpmd.ir import Spec
 from mpmd.placement import ANYWHERE, Placement
 from mpmd.program import Program
@@ -48,18 +47,6 @@ class CompiledStep:
     seconds: Mapping[str, float]
 
 
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Turns garbage collection off: each collection would visit every equation and free none."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _of_parts(leaves: Sequence[Leaf], placements: Sequence[Placement] | None) -> list[Placement]:
     """Where each part is of leaves, if they are there in these parts."""
     found: list[Placement] = []
@@ -69,7 +56,7 @@ def _of_parts(leaves: Sequence[Leaf], placements: Sequence[Placement] | None) ->
     return found
 
 
-@_without_garbage_collection()
+@without_garbage_collection()
 def compile_step(
     fun: Callable,
     args: tuple,

@@ -10,9 +10,9 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import operands, size, subjaxprs
 from mpmd.compiler.jaxprs.source import is_installed, package_of, user_frames
+from mpmd.compiler.jaxprs.work import operations
 from mpmd.explanation.tasks import FunctionShare
 from mpmd.explanation.uses import SourceLine
-from mpmd.explanation.work import operations
 
 
 class TaskEquations:

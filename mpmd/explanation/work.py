@@ -4,39 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr
 
-from mpmd.compiler.jaxprs.equations import aval_of, size, subjaxprs
+from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.errors import PerformanceWarning
 from mpmd.explanation.uses import numbers_text
 from mpmd.ir import AnyTask, OutsideTask, Plan
 
 _LARGE = 1e9
 """From so many operations of a loop on, their number tells what takes time."""
-
-
-def operations(eqn: JaxprEqn) -> int:
-    """Multiplications and additions of a matrix product or convolution; else one for each output element."""
-    made = sum(map(size, eqn.outvars))
-    if eqn.primitive.name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        return 2 * made * math.prod(aval_of(eqn.invars[0]).shape[axis] for axis in contracted)
-    if eqn.primitive.name == "conv_general_dilated":
-        kernel = aval_of(eqn.invars[1]).shape
-        return 2 * made * math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-    return made
-
-
-def _total(eqns: Iterable[JaxprEqn]) -> int:
-    """The operations of equations, with those within them."""
-    return sum(
-        eqn.params.get("length", 1) * sum(_total(jaxpr.eqns) for jaxpr in inner)
-        if (inner := subjaxprs(eqn))
-        else operations(eqn)
-        for eqn in eqns
-    )
 
 
 def loop_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> list[float]:
@@ -46,7 +24,7 @@ def loop_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> list[f
     for (group, task), jaxpr in jaxprs.items():
         if not isinstance(task, OutsideTask):
             if id(jaxpr) not in known:
-                known[id(jaxpr)] = _total(jaxpr.eqns)
+                known[id(jaxpr)] = total_operations(jaxpr.eqns)
             work[group] += known[id(jaxpr)] / math.prod(plan.submesh(group).values())
     return work
 

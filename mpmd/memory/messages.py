@@ -13,7 +13,7 @@ MessageKey = tuple[Edge, int]
 """The edge and the tag of a message."""
 
 
-class Holding(enum.Enum):
+class Holding(enum.StrEnum):
     """Where a message is between its ``send`` and the first use of its values.
 
     ``RECEIVER``: in the receiver's memory. ``COPIED``: in the receiver's memory; the sender has a copy of the

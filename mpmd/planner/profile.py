@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 Kind = Literal["data", "model", "sequence"]
-"""The ways to divide the work of a layer over devices: by the rows of the batch; by a dimension of its
-weights that no value between layers has, as Megatron does; by another dimension of values between layers."""
+"""The ways to divide the work of a layer over devices: by the rows of the batch; by dimensions of its
+weights, as Megatron does; by another dimension of values between layers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Division:
       operations, weights, activations: the shares of the layer's operations, of its weights' bytes, and of
         the bytes of its residuals and messages that are divided, from 0 to 1; the rest is on every device.
       reduced_forward, reduced_backward: bytes of the values that are summed over the axis in each microbatch.
+        What is gathered, or summed and scattered, counts half.
       reduced_per_step: bytes of gradients that are summed over the axis once per step.
     """
 
@@ -58,12 +59,12 @@ class Layer:
     Attributes:
       name: for tables, such as ``layers 3``.
       forward, backward: its tasks; the backward without what rematerialisation computes again.
-      weights: bytes of the arguments that it reads and the step updates.
-      state: bytes of what the optimizer keeps for these weights.
+      weights: bytes of the arguments and constants that it reads, but for the batch.
+      state: bytes of what the step updates with its gradients and no layer reads, such as moments.
       gradients: bytes of their accumulators.
       residuals: bytes that its forward keeps for its backward.
       entering: bytes that its forward gets from the layers before it; its backward sends as many back.
-      divisions: the ways to divide it.
+      divisions: the ways to divide it; none of a kind by which nothing of it is divided.
     """
 
     name: str
@@ -93,7 +94,8 @@ class Profile:
       outside: what the step does outside the loop, for all weights: the optimizer.
       batch: bytes of a whole batch.
       has_backward: whether there are backward tasks.
-      specs: for each kind, the dimension of an argument's leaf that is divided, by the leaf's position.
+      specs: for each kind, the dimension of an argument's leaf that is divided, by the leaf's position: of
+        weights, what is combined with them element by element, and the batch.
     """
 
     layers: tuple[Layer, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,12 +13,12 @@ import numpy as np
 
 from mpmd.errors import StepAborted
 from mpmd.events import Event
-from mpmd.executable_memory import ExecutableMemory
 from mpmd.ir import Executable, Name, Plan, Spec
-from mpmd.program import Function, Variant, arguments, jitted
+from mpmd.program import Function, Variant
 from mpmd.routes import held_specs
 from mpmd.runtime import storage
 from mpmd.runtime.activity import Activity, Kind, Loading
+from mpmd.runtime.compiling import Compiling, compile_executable, compile_with_open_specs, memory_of
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.requests import (
     INLINE_BYTES,
@@ -31,7 +32,7 @@ from mpmd.runtime.requests import (
     add_told,
 )
 from mpmd.runtime.transport import Transport
-from mpmd.sharding import spec_of, to_sharding
+from mpmd.sharding import to_sharding
 from mpmd.stopwatch import Stopwatch
 
 
@@ -130,31 +131,18 @@ class GroupWorker:
         Returns: its output specs; those that were open are as the compiler chose.
         """
         ahead = self._ahead.setdefault(number, _CompiledAhead())
-        assert None not in executable.in_specs, f"{executable.name} has open inputs"
         variant: Variant = (executable.name, executable.in_specs)  # type: ignore[assignment]
-        compiled = self._compiled(executable, function, ahead.watch)
-        chosen = [
-            spec_of(sharding, self.submesh, len(aval.shape)) if spec is None else spec
-            for spec, sharding, aval in zip(
-                executable.out_specs, compiled.output_shardings, executable.outputs, strict=True
-            )
-        ]
-        if not all(
-            sharding.is_equivalent_to(to_sharding(spec, self.submesh), len(aval.shape))
-            for spec, sharding, aval in zip(
-                chosen, compiled.output_shardings, executable.outputs, strict=True
-            )
-        ):
-            # No spec says what the compiler chose.
-            closed = dataclasses.replace(executable, out_specs=tuple(chosen))
-            compiled = self._compiled(closed, function, ahead.watch)
-        ahead.calls[variant] = compiled
-        return tuple(chosen)
+        compiling = self._compiling(executable, ahead.watch)
+        ahead.calls[variant], chosen = compile_with_open_specs(executable, function, self.submesh, compiling)
+        return chosen
 
-    def _compiled(self, executable: Executable, function: Function, watch: Stopwatch) -> jax.stages.Compiled:
-        lowered = jitted(function, executable, self.submesh).lower(*arguments(executable))
-        with watch("xla"), self.activity.during(Loading(f"compiling {executable.name}")):
-            return lowered.compile()
+    def _compiling(self, executable: Executable, watch: Stopwatch) -> Compiling:
+        @contextlib.contextmanager
+        def compiling() -> Iterator[None]:
+            with watch("xla"), self.activity.during(Loading(f"compiling {executable.name}")):
+                yield
+
+        return compiling
 
     def load(
         self,
@@ -176,7 +164,12 @@ class GroupWorker:
         compiled = {
             executable.name: ahead.calls[compiled_ahead[executable.name]]
             if executable.name in compiled_ahead
-            else self._compiled(executable, functions[executable.name], ahead.watch)
+            else compile_executable(
+                executable,
+                functions[executable.name],
+                self.submesh,
+                self._compiling(executable, ahead.watch),
+            )
             for executable in plan.executables_of(self.mpmd_idx)
         }
         specs = held_specs(plan, self.mpmd_idx, self.submesh.shape)
@@ -205,7 +198,7 @@ class GroupWorker:
             ),
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
-        memory = {name: _memory_of(call) for name, call in compiled.items()}
+        memory = {name: memory_of(call) for name, call in compiled.items()}
         return LoadReply(
             xla_seconds=ahead.watch.seconds.get("xla", 0.0),
             memory={name: needed for name, needed in memory.items() if needed},
@@ -357,20 +350,6 @@ class GroupWorker:
         self._copies.clear()
         self._programs.clear()
         self._ahead.clear()
-
-
-def _memory_of(compiled: jax.stages.Compiled) -> ExecutableMemory | None:
-    """What XLA needs to run an executable; ``None`` from backends that do not say."""
-    analysis = compiled.memory_analysis()
-    if analysis is None:
-        return None
-    return ExecutableMemory(
-        inputs=analysis.argument_size_in_bytes,
-        outputs=analysis.output_size_in_bytes,
-        aliased=analysis.alias_size_in_bytes,
-        temporaries=analysis.temp_size_in_bytes,
-        code=analysis.generated_code_size_in_bytes,
-    )
 
 
 def _on_host(told: Told) -> Told:

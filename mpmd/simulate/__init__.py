@@ -1,12 +1,14 @@
 """Simulates a step: when each task starts and ends, what groups wait for, and what they hold.
 
 A schedule's lists of tasks or a ``Plan`` enters, with ``Costs``; a ``Simulation`` leaves. It needs no devices
-and no JAX. Start reading in ``workload.py``, which runs the operations of a step; ``schedule.py`` and
-``plan.py`` make operations of schedules and of plans, and ``result.py`` says what was found. ``compare.py``
-ranks schedules.
+and no JAX. Start reading in ``workload.py``, which runs the operations of a step; ``sharing.py`` does so for
+groups that share cores. ``schedule.py`` and ``plan.py`` make operations of schedules and of plans, and
+``result.py`` says what was found. ``compare.py`` ranks schedules.
 """
 
 from __future__ import annotations
+
+import math
 
 from mpmd.ir import Plan
 from mpmd.routes import Topology
@@ -16,6 +18,7 @@ from mpmd.simulate.costs import Costs, Link
 from mpmd.simulate.plan import plan_workload
 from mpmd.simulate.result import Gap, Simulation
 from mpmd.simulate.schedule import schedule_workload
+from mpmd.simulate.sharing import run_sharing
 from mpmd.simulate.workload import run
 
 __all__ = ["Costs", "Gap", "Link", "Simulation", "simulate"]
@@ -53,7 +56,8 @@ def simulate(
         else schedule_workload(program, costs)
     )
     try:
-        return Simulation.of(workload, run(workload, steps))
+        runs = run if math.isinf(costs.at_once) else run_sharing
+        return Simulation.of(workload, runs(workload, steps))
     except ValueError as error:
         deadlock = error
     if not isinstance(program, Plan):

@@ -53,9 +53,11 @@ class Costs:
       atomic: whether a schedule's fused cell starts when it has all that its members need from elsewhere, and
         its results are there when it ends. Otherwise its members run one after another, each as early as
         possible. The cells of a plan are executables, and always atomic.
+      at_once: how many groups can be at work at once, each at its own speed: more than these share the cores
+        that they compute on.
       held_for_bwdw: the part of a forward's residuals that ``bwdA`` keeps, so that ``bwdW`` releases it.
 
-    Raises ``ValueError`` for a negative time.
+    Raises ``ValueError`` for a negative time, and for groups that share cores and block.
     """
 
     kinds: Mapping[TaskKind, float] = dataclasses.field(default_factory=lambda: dict(DEFAULT_TIMES))
@@ -67,6 +69,7 @@ class Costs:
     message_bytes: float = 1.0
     blocking: bool = False
     atomic: bool = False
+    at_once: float = math.inf
     held_for_bwdw: float = 1.0
 
     def __post_init__(self) -> None:
@@ -74,6 +77,10 @@ class Costs:
         negative = [f"{key}: {time}" for table in tables for key, time in table.items() if time < 0]
         if negative:
             raise ValueError(f"a time is at least 0, got {', '.join(negative)}")
+        if not self.at_once > 0:
+            raise ValueError(f"at_once is more than 0, got {self.at_once}")
+        if self.blocking and not math.isinf(self.at_once):
+            raise ValueError("groups that share cores (at_once) do not block while they send (blocking)")
 
     @staticmethod
     def measured(events: Iterable[Event]) -> Costs:

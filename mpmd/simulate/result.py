@@ -83,9 +83,10 @@ class Simulation:
     @property
     def busy(self) -> tuple[float, ...]:
         """For each group, the time that it spends on tasks."""
-        durations, bounds = self._workload.durations, self._workload.bounds
+        bounds = self._workload.bounds
         return tuple(
-            len(self._times) * sum(durations[bounds[i] : bounds[i + 1]]) for i in range(self.mpmd_dim)
+            sum(sum(step.durations[bounds[i] : bounds[i + 1]]) for step in self._times)
+            for i in range(self.mpmd_dim)
         )
 
     @property
@@ -110,7 +111,7 @@ class Simulation:
                 task = work.tasks[operation]
                 if not isinstance(task, Instant):
                     start = step.starts[operation]
-                    yield Event(mpmd_idx, task, start, start + work.durations[operation])
+                    yield Event(mpmd_idx, task, start, start + step.durations[operation])
 
     def _gaps(self, mpmd_idx: int) -> Iterator[Gap]:
         work, time = self._workload, 0.0
@@ -118,7 +119,7 @@ class Simulation:
             for operation in work.operations(mpmd_idx):
                 if step.starts[operation] > time:
                     yield from self._waits(mpmd_idx, operation, step, time)
-                time = step.starts[operation] + work.durations[operation]
+                time = step.starts[operation] + step.durations[operation]
                 for message in self._blocked(operation):
                     _, receiver = work.edge(message)
                     arrival = step.arrivals[message]
@@ -131,7 +132,7 @@ class Simulation:
         work, message = self._workload, step.causes[operation]
         sender = work.messages.senders[message]
         source, _ = work.edge(message)
-        made = max(time, step.starts[sender] + work.durations[sender])
+        made = max(time, step.starts[sender] + step.durations[sender])
         what = "waits for its first input, " if time == 0 else "waits for "
         yield Gap(mpmd_idx, time, made, f"{what}{work.tasks[sender]} of group {source}")
         transfer = f"{what}the transfer of {work.tasks[sender]} from group {source}"
@@ -156,7 +157,7 @@ class Simulation:
         for step in self._times:
             for message in work.received[mpmd_idx]:
                 sender = work.messages.senders[message]
-                yield step.starts[sender] + work.durations[sender], work.arriving[message]
+                yield step.starts[sender] + step.durations[sender], work.arriving[message]
 
     def _changes(self, mpmd_idx: int) -> Iterator[tuple[float, float]]:
         """The changes of memory that a group makes itself."""
@@ -172,7 +173,7 @@ class Simulation:
                 held += work.at_start[operation]
                 if change := work.at_start[operation] - used[operation]:
                     yield step.starts[operation], change
-                time = step.starts[operation] + work.durations[operation]
+                time = step.starts[operation] + step.durations[operation]
                 if blocked := self._blocked(operation):
                     time = step.arrivals[blocked[-1]]
                 for change in work.at_end[operation]:

@@ -116,12 +116,14 @@ class StepTimes:
 
     Attributes:
       starts: when each operation starts.
+      durations: how long each operation takes.
       arrivals: when each message arrives.
       causes: for each operation, the last message to arrive of those that it needs; -1 if it needs none.
       ends: when each group ends the step.
     """
 
     starts: list[float]
+    durations: list[float]
     arrivals: list[float]
     causes: list[int]
     ends: list[float]
@@ -190,11 +192,11 @@ def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepT
             operation += 1
         ends[group], positions[group] = time, operation
     if positions != bounds[1:]:
-        raise ValueError(_deadlock(workload, positions))
-    return StepTimes(starts, arrivals, causes, ends)
+        raise ValueError(deadlock(workload, positions))
+    return StepTimes(starts, durations, arrivals, causes, ends)
 
 
-def _deadlock(workload: Workload, positions: list[int]) -> str:
+def deadlock(workload: Workload, positions: list[int]) -> str:
     """The message of an error that says what the groups that have not ended wait for."""
     messages, waits = workload.messages, []
     for group, position in enumerate(positions):

@@ -66,6 +66,54 @@ def test_submeshes_share_what_arrays_shard(capsys, program):
     assert ten_times(re.search(r"makespan (\S+)", out)[1]) == re.search(r"makespan (\S+)", slower)[1]
 
 
+CLUSTER = {
+    "nodes": 1,
+    "devices_per_node": 2,
+    "memory": 1e30,
+    "flops": 1e12,
+    "memory_bandwidth": 1e12,
+    "device_link": {"latency": 1e-6, "bandwidth": 1e11},
+    "node_link": {"latency": 1e-5, "bandwidth": 1e10},
+}
+
+
+def test_a_choice_for_a_cluster(capsys, program):
+    cluster = program.with_name("cluster.json")
+    cluster.write_text(json.dumps(CLUSTER))
+    page, data, picture = (program.with_name(f"choice.{suffix}") for suffix in ("html", "json", "svg"))
+    shapes = ("--shapes", f"{program}:shapes", "--cluster", cluster, "--memory", "1e31", "--groups", 2)
+    outputs = ("-o", page, "-o", data, "-o", picture)
+    code, out, err = run(capsys, f"{program}:train_step", *shapes, *outputs)
+    assert (code, err) == (0, "")
+    assert "chosen: 2 groups of one device" in out and "why not" in out
+    assert "<table>" in page.read_text() and "<svg" in picture.read_text()
+    read = json.loads(data.read_text())
+    assert read["cluster"]["memory"] == 1e31 and read["rows"][0]["candidate"]["groups"] == 2
+
+
+def test_a_cluster_in_options(capsys, program):
+    numbers = "--nodes 1 --devices-per-node 2 --memory 1e30 --flops 1e12 --memory-bandwidth 1e12"
+    links = "--device-link 1e-6 1e11 --node-link 1e-5 1e10 --schedule GPipe --no-remat"
+    shapes = ("--shapes", f"{program}:shapes")
+    code, out, _ = run(capsys, f"{program}:train_step", *shapes, *numbers.split(), *links.split())
+    assert code == 0 and "GPipe, 3 microbatches" in out
+    code, _, err = run(capsys, f"{program}:train_step", *shapes, *numbers.split())
+    assert code == 2 and "not known without --device-link, --node-link" in err
+
+
+def test_a_cluster_that_is_none(capsys, program):
+    cluster = program.with_name("cluster.json")
+    shapes = ("--shapes", f"{program}:shapes", "--cluster", cluster)
+    for fields, message in [
+        ("[", "is no JSON"),
+        ('{"node": 1}', "must have an object with the fields nodes, devices_per_node"),
+        ('{"node_link": 3}', "must have a latency in seconds and a bandwidth"),
+    ]:
+        cluster.write_text(fields)
+        code, _, err = run(capsys, f"{program}:train_step", *shapes)
+        assert code == 2 and message in err
+
+
 def test_arguments_that_the_step_does_not_take(capsys, program):
     code, _, err = run(capsys, f"{program}:train_step", "--shapes", f"{program}:xs", "--groups", 2)
     assert code == 2 and "cannot be called with what" in err and "a tuple of 1: missing a required" in err
@@ -96,6 +144,9 @@ def test_a_file_that_is_called_like_a_module(capsys, program):
     [
         (["{}:train_step", "--shapes", "{}:shapes"], "has no mesh: say for how many groups"),
         (["{}:jitted", "--shapes", "{}:xs", "--groups", "2"], "has a mesh of its own"),
+        (["{}:jitted", "--shapes", "{}:xs", "--nodes", "2"], "has a mesh of its own: name the train step"),
+        (["{}:xs", "--shapes", "{}:xs", "--nodes", "2"], "is of type ShapeDtypeStruct, and not a step"),
+        (["{}:jitted", "--shapes", "{}:xs", "--fsdp"], "--fsdp: there is nothing to choose without"),
         (["{}:xs", "--shapes", "{}:xs"], "is of type ShapeDtypeStruct, and not a step"),
         (["{}:step", "--shapes", "{}:xs"], "has no 'step'"),
         (["{}:jitted", "--shapes", "{}:xs", "--speed", "0"], "more than 0.0 operations per second"),

@@ -127,9 +127,41 @@ def test_workshop_transformer():
             assert f"{strategy}: {result}: max |difference|" in printed
 
 
+def test_alpa_tutorial():
+    printed = run_example("alpa_tutorial", "--given", "--dim", 16, "--batch-size", 64, "--simulate", 6)
+    assert printed.count("params: max |difference|") >= 3
+    devices, automatic, gpus = (printed.split(f"# {part}\n")[1] for part in ALPAS_PARTS)
+    assert "0: data 2" in devices
+    assert "one device" in automatic and "stage 1: layers [1]" in automatic
+    assert "2 nodes of 4 devices" in gpus and "tensor parallel: model 8" in gpus
+
+
+ALPAS_PARTS = ("manual stages with devices for each", "automatic layers and stages", "two nodes of four GPUs")
+
+
+def test_workshop_strategies(tmp_path):
+    sizes = "--d-model 16 --seq-len 16 --heads 2 --simulate 4".split()
+    strategies = ["accumulation", "pipeline, 1F1B", "selected"]
+    printed = run_example("workshop_strategies", *sizes, "--strategies", *strategies, "--output", tmp_path)
+    for strategy in strategies:
+        assert f"{strategy}: parameters and moments: max |difference|" in printed
+    for answer in ("group 0 sends group 1", "in which a group computes: group 0", "during", "step.svg"):
+        assert answer in printed
+    table = printed.split("residuals  chosen\n")[1].splitlines()
+    seconds = {
+        name: float(line.removeprefix(name).split()[0])
+        for line in table
+        for name in strategies
+        if line.startswith(name)
+    }
+    assert seconds["selected"] == min(seconds.values()) and next(iter(seconds)) == "selected"
+    assert (tmp_path / "step.svg").stat().st_size and json.loads((tmp_path / "step.json").read_text())
+
+
 @pytest.mark.parametrize(
     "command",
     [
+        "alpa_tutorial --given --dim 8 --batch-size 32 --simulate 1 --parts devices",
         "workshop_transformer --strategies gathered --layers 2 --hidden 8 --heads 2 --seq-len 4 "
         "--batch-size 2 --microbatches 2 --data 1 --steps 1",
         pytest.param("nabla_2d --processes 2", marks=pytest.mark.slow),

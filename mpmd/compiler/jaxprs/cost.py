@@ -53,6 +53,12 @@ _VIEW = frozenset(
     """.split()
 )
 
+_WINDOW = frozenset("dynamic_slice gather slice split".split())
+
+_FUSED = (
+    _ELEMENTWISE | _REDUCTION | _RANDOM | (_VIEW - _WINDOW) | frozenset("pad sharding_constraint".split())
+)
+
 _CHEAP = _ELEMENTWISE | _LAYOUT | _ORDER | _REDUCTION | _RANDOM
 _CHEAPER_THAN_MEMORY = (_ELEMENTWISE - _TRANSCENDENTAL) | _VIEW
 
@@ -87,6 +93,16 @@ def is_exact(eqn: JaxprEqn) -> bool:
 
 def _is_rounded(atom: Atom) -> bool:
     return jnp.issubdtype(aval_of(atom).dtype, jnp.inexact)
+
+
+def is_fused(eqn: JaxprEqn) -> bool:
+    """Whether XLA computes the result where it is read, if that is fused, too, and writes it nowhere."""
+    return eqn.primitive.name in _FUSED
+
+
+def is_window(eqn: JaxprEqn) -> bool:
+    """Whether the results are parts of the first operand, which readers can read there."""
+    return eqn.primitive.name in _WINDOW
 
 
 def has_reduction(eqn: JaxprEqn) -> bool:

@@ -80,7 +80,7 @@ def inline_calls(jaxpr: Jaxpr, should_inline: Callable[[JaxprEqn], bool]) -> tup
         for eqn in inner.eqns:
             eqn = substitute(eqn, renamed)
             if call is not None:
-                eqn = _as_called(call, eqn)
+                eqn = as_called(call, eqn)
             if should_inline(eqn) and (body := called(eqn)) is not None:
                 nested: dict[Var, Atom] = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
                 for var, value in zip(body.jaxpr.constvars, body.consts, strict=True):
@@ -104,7 +104,7 @@ def inline_calls(jaxpr: Jaxpr, should_inline: Callable[[JaxprEqn], bool]) -> tup
     return with_eqns(jaxpr, eqns, invars=[*constants, *jaxpr.invars], outvars=outvars), constants
 
 
-def _as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
+def as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
     """An equation that ``call`` calls, with the transformations of the call, such as ``transpose``.
 
     If only the call has a line of the user's own files, as where a library uses ``jit``, that is its line.
@@ -136,7 +136,7 @@ def inlined_eqns(eqns: Iterable[JaxprEqn], body: Callable[[JaxprEqn], Jaxpr | No
                 results.setdefault(atom, var)
         for member in inlined_eqns(inner.eqns, body):
             outvars = [results.get(var) or Var(var.aval) for var in member.outvars]
-            inlined.append(_as_called(eqn, substitute(member, renamed)).replace(outvars=outvars))
+            inlined.append(as_called(eqn, substitute(member, renamed)).replace(outvars=outvars))
             renamed.update(zip(member.outvars, outvars, strict=True))
         for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
             if not is_dropped(var) and (value := lookup(atom, renamed)) is not var:

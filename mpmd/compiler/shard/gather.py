@@ -21,8 +21,8 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import ShardedGraph, TaskGraph
+from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, axes_in, without
 from mpmd.compiler.jaxprs.equations import substitute, traced_eqns
-from mpmd.compiler.shard.dimensions import Dimensions, as_spec, axes_in, without
 
 
 def gather_weights(

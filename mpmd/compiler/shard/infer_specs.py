@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import TaskGraph, TracedStep
-from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.jaxprs.equations import aval_of, operands
+from mpmd.compiler.jaxprs.elementwise import elementwise_classes
 from mpmd.ir import Spec
 
 
@@ -51,24 +50,11 @@ def _spread(eqns: Sequence[JaxprEqn], given: Mapping[Var, Spec]) -> dict[Var, Sp
     So the gradient accumulators and the optimizer's state of a weight are sharded like the weight: what an
     optimizer combines element by element has to be together. Where two specs meet, neither spreads.
     """
-    parent: dict[Var, Var] = {}
-
-    def find(var: Var) -> Var:
-        while parent.setdefault(var, var) is not var:
-            parent[var] = parent[parent[var]]
-            var = parent[var]
-        return var
-
-    for eqn in eqns:
-        if is_elementwise(eqn) and len(eqn.outvars) == 1:
-            out = eqn.outvars[0]
-            for var in operands(eqn):
-                if aval_of(var).shape == aval_of(out).shape != ():
-                    parent[find(var)] = find(out)
+    classes = elementwise_classes(eqns)
     specs: dict[Var, set[Spec]] = {}
     for var, spec in given.items():
-        specs.setdefault(find(var), set()).add(spec)
+        specs.setdefault(classes.get(var, var), set()).add(spec)
     inferred = {
-        var: next(iter(specs[find(var)])) for var in list(parent) if len(specs.get(find(var), ())) == 1
+        var: next(iter(specs[found])) for var, found in classes.items() if len(specs.get(found, ())) == 1
     }
     return {**inferred, **given}

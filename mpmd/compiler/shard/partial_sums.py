@@ -33,6 +33,13 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
+from mpmd.compiler.jaxprs.dimensions import (
+    Axes,
+    Dimensions,
+    follow_into,
+    follow_into_scan,
+    sharded,
+)
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
@@ -44,13 +51,6 @@ from mpmd.compiler.jaxprs.equations import (
     operands,
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
-from mpmd.compiler.shard.dimensions import (
-    Axes,
-    Dimensions,
-    follow_into,
-    follow_into_scan,
-    sharded,
-)
 from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions, placement_axes
 from mpmd.compiler.shard.parts import Parts, PartsMaker, parts_key, parts_of
 from mpmd.compiler.shard.sums import cut_sum

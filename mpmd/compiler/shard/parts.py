@@ -12,8 +12,8 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from mpmd.compiler.jaxprs.dimensions import Axes
 from mpmd.compiler.jaxprs.equations import Atom, traced_eqns
-from mpmd.compiler.shard.dimensions import Axes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import Accumulator, Gather, PartialSums, ShardedGraph, StageWork, TaskGraph
+from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, axes_in, dimensions_of, follow, without
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
-from mpmd.compiler.shard.dimensions import Dimensions, as_spec, axes_in, dimensions_of, follow, without
 from mpmd.compiler.shard.gather import gather_weights
 from mpmd.compiler.shard.infer_specs import infer_specs
 from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions, with_rows_sharded

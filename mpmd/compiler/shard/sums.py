@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Var
 
+from mpmd.compiler.jaxprs.dimensions import Axes, Dimensions
 from mpmd.compiler.jaxprs.equations import aval_of
-from mpmd.compiler.shard.dimensions import Axes, Dimensions
 from mpmd.compiler.shard.linear import is_zero
 
 Place = tuple[int, int]

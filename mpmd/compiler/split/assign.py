@@ -46,7 +46,7 @@ def assign(
        stage reads of that, such as a count, belongs to the first work that reads the carried value.
 
     An equation that reads no stage's value and that no stage reads, only a result of the loop, is left out
-    as well.
+    as well. Where there is one stage, all equations are of that stage.
 
     Args:
       replicas: the variables of equations that are computed wherever they are read.
@@ -170,6 +170,8 @@ class _Assignment:
             (position for position in (*made, self._body.eqns[i].earliest) if position is not None),
             default=None,
         )
+        if latest is None and order.num_stages == 1:
+            latest = order.position(Work("fwd", 0))
         backward = is_transposed(eqn) or (latest is not None and order.is_backward(latest))
         if closed_by is not None and backward >= order.is_backward(closed_by):
             if latest is not None and latest > closed_by:

@@ -9,8 +9,8 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
+from mpmd.compiler.jaxprs.axis import shape_of
 from mpmd.compiler.jaxprs.equations import Atom
-from mpmd.compiler.stacks.axis import shape_of
 
 
 @dataclasses.dataclass(frozen=True)

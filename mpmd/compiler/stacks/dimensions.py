@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Var
 
+from mpmd.compiler.jaxprs.axis import shape_of
 from mpmd.compiler.jaxprs.equations import Atom
-from mpmd.compiler.stacks.axis import shape_of
 from mpmd.stack import Stack
 
 Node = tuple[Any, int]

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
+from mpmd.compiler.jaxprs.axes import axes_of
 from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.stacks.assemblies import assemblies_of
-from mpmd.compiler.stacks.axes import axes_of
 from mpmd.compiler.stacks.dimensions import Dimensions
 from mpmd.compiler.stacks.marked_scans import LayerScan, read_scan
 from mpmd.reduce import treduce_p

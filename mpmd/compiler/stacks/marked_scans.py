@@ -141,7 +141,10 @@ def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) ->
 
 
 def iterations_of(boundary: Boundary, length: int, line: str) -> tuple[int, ...]:
-    """The number of iterations of each stage. Raises ``ValueError`` when they are not those of the scan."""
+    """The number of iterations of each stage that ends in a scan.
+
+    Raises: ``ValueError`` when they are not those of the scan.
+    """
     at = f"mark_stage_end at {line} is in a scan of {length} iterations"
     if boundary.num_stages is not None:
         few, more = divmod(length, boundary.num_stages)
@@ -160,7 +163,9 @@ def iterations_of(boundary: Boundary, length: int, line: str) -> tuple[int, ...]
                 f"every={_divided(length, few)}, or num_stages={few}"
             )
         return (every,) * (length // every)
-    if sum(every) != length:
+    if boundary.has_rest:
+        assert sum(every) < length, f"{at}, of which {every} leave none"
+    elif sum(every) != length:
         raise ValueError(
             f"{at}, but every={every} has {sum(every)}: give the numbers of all stages, which add up to "
             f"{length}"

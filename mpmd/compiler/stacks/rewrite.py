@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
+from mpmd.compiler.jaxprs.axes import axes_of, part_params
+from mpmd.compiler.jaxprs.axis import Axis
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_dropped, with_eqns
 from mpmd.compiler.stacks.assemblies import Assembly, assemblies_of
-from mpmd.compiler.stacks.axes import axes_of, part_params
-from mpmd.compiler.stacks.axis import Axis
 from mpmd.compiler.stacks.link import Links, loop_operands
 from mpmd.compiler.stacks.scans import Boundaries, add_scan
 from mpmd.compiler.stacks.values import Values

@@ -7,6 +7,7 @@ from tests.support.programs import (
     control_flow,
     derivatives,
     experts,
+    found_layers,
     gradients,
     libraries,
     objectives,
@@ -51,6 +52,7 @@ THEMES = (
     scanned_layers,
     stacked_arrays,
     scanned_libraries,
+    found_layers,
     gradients,
     scanned_decoders,
 )

@@ -11,9 +11,9 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
+from mpmd.compiler.jaxprs.axis import Axis, shape_of
 from mpmd.compiler.jaxprs.equations import Atom, called, closed, inlined_eqns, lookup, make_jaxpr, substitute
 from mpmd.compiler.jaxprs.scans import scan_operands
-from mpmd.compiler.stacks.axis import Axis, shape_of
 
 AxesOf = Callable[[JaxprEqn], Sequence[Axis]]
 PartParams = Callable[[JaxprEqn, Axis, int], Mapping]

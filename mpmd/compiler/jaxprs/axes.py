@@ -12,9 +12,9 @@ from typing import Any
 from jax import lax
 from jax.extend.core import JaxprEqn
 
+from mpmd.compiler.jaxprs.axis import Axis, shape_of
+from mpmd.compiler.jaxprs.batched_scans import batch_axes, batched_body
 from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.stacks.axis import Axis, shape_of
-from mpmd.compiler.stacks.batched_scans import batch_axes, batched_body
 
 
 def axes_of(eqn: JaxprEqn) -> list[Axis]:

@@ -1,0 +1,305 @@
+"""Steps that are predicted and then run, in a process of their own; for ``benchmarks.prediction``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import ray
+
+import cluster
+import mpmd
+from benchmarks.peers.ours import START_SECONDS
+from benchmarks.sleeping import sleep_in_tasks
+from mpmd.decisions import Decisions
+from mpmd.ir import Plan, Task
+from mpmd.loaded_step import LoadedStep
+from mpmd.memory import Holding
+from mpmd.planner.calibrate import calibrate
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.hardware import completed
+from mpmd.planner.predict import memories_of
+from mpmd.planner.realize import Realized, lower, measured, simulated
+from mpmd.routes import Topology
+from mpmd.schedules import Schedule
+from mpmd.simulate import Costs, simulate
+
+OPTIMIZER = optax.adam(1e-3)
+STEPS_IN_A_ROW = 3
+SLEEP_SECONDS = 0.01
+RETURNED_BYTES = 2**18
+"""What is as large is given back to the system when it is freed, so that it does not count any more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A chain of square layers with AdamW's state, and how it is run.
+
+    Attributes:
+      layers: of each stage.
+      rows: of the whole batch.
+    """
+
+    layers: tuple[int, ...]
+    schedule: Schedule
+    microbatches: int
+    width: int
+    rows: int
+
+    def __str__(self) -> str:
+        name = type(self.schedule).__name__
+        return f"{name}, stages of {' '.join(map(str, self.layers))} layers, {self.microbatches} microbatches"
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Seconds of a step, of several that run in a row: predicted in several ways, and measured.
+
+    Attributes:
+      formula: by the work of the plan's equations.
+      lone_tasks: by tasks that were measured one by one.
+      run_tasks: by the times that the tasks took while the steps ran.
+      run: each measurement.
+    """
+
+    formula: float
+    lone_tasks: float
+    run_tasks: float
+    run: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.run)
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """Bytes of a group's device at the worst moment.
+
+    Attributes:
+      formula: as predicted from the plan alone.
+      compiled: with XLA's temporaries, as it says them of executables that were compiled one by one.
+      allocated: by the group's process, on top of what it had before.
+    """
+
+    group: int
+    formula: float
+    compiled: float
+    allocated: float
+
+
+def step_of(case: Case) -> Callable:
+    """The train step, of its state and of two batches, each ``(microbatches, rows each, 1)``."""
+    ends = {sum(case.layers[: i + 1]) for i in range(len(case.layers) - 1)}
+
+    def loss_of(weights, x, y):
+        x = jnp.broadcast_to(x, (len(x), case.width))
+        for i, weight in enumerate(weights):
+            x = jnp.tanh(x @ weight)
+            if i + 1 in ends:
+                x = mpmd.mark_stage_end(x)
+        return ((x - y) ** 2).mean()
+
+    def step(state, xs, ys):
+        weights, optimizer_state = state
+        loss, gradients = mpmd.treduce(
+            lambda batch: jax.value_and_grad(loss_of)(weights, *batch),
+            (xs, ys),
+            schedule=case.schedule,
+            operation=mpmd.Add,
+        )
+        updates, optimizer_state = OPTIMIZER.update(gradients, optimizer_state, weights)
+        return (optax.apply_updates(weights, updates), optimizer_state), loss
+
+    return step
+
+
+def init(case: Case) -> Any:
+    """The state that a step begins with."""
+    keys = jax.random.split(jax.random.key(0), sum(case.layers))
+    weights = [jax.random.normal(key, (case.width, case.width)) * case.width**-0.5 for key in keys]
+    return weights, OPTIMIZER.init(weights)
+
+
+def batches(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    shape = (case.microbatches, case.rows // case.microbatches, 1)
+    values = np.random.default_rng(0).standard_normal((2, *shape), "float32")
+    return values[0], values[1]
+
+
+class Groups:
+    """Groups of one device each, in process or on Ray; made in a process of its own, by ``Host``."""
+
+    def __init__(self, groups: int, ray_address: str, sleeps: Sequence[float] = ()):
+        """``sleeps``: by how much longer than ``SLEEP_SECONDS`` the tasks of a stage sleep, if they do."""
+        self._groups = groups
+        of_ray = {}
+        if sleeps:
+            sleep_in_tasks(lambda task: sleep_seconds(task, sleeps))
+            of_ray["runtime_env"] = {
+                "worker_process_setup_hook": lambda: sleep_in_tasks(lambda task: sleep_seconds(task, sleeps)),
+                "env_vars": {"PYTHONPATH": str(pathlib.Path(__file__).parents[1])},  # to find this file
+            }
+        if ray_address:
+            ray.init(address=ray_address, log_to_driver=False, **of_ray)
+            variables = {"env_vars": {"MALLOC_MMAP_THRESHOLD_": str(RETURNED_BYTES)}}
+            self._mesh = cluster.launch(groups=[AXES] * groups, timeout=START_SECONDS, runtime_env=variables)
+        else:
+            meshes = [jax.sharding.Mesh(np.array([d]).reshape(1, 1, 1), tuple(AXES)) for d in jax.devices()]
+            self._mesh = mpmd.MpmdMesh(meshes[:groups])
+
+    @functools.cached_property
+    def cluster(self) -> mpmd.Cluster:
+        """The devices, calibrated on the groups."""
+        holding = Holding.RECEIVER if isinstance(self._mesh, mpmd.MpmdMesh) else Holding.SLOTS
+        sizes = {"nodes": 1, "devices_per_node": self._groups, "memory": 2.0**30, "holding": holding}
+        found = calibrate(self._mesh, [0] * self._groups)
+        return completed(sizes, {}, found.known)
+
+    def described(self) -> str:
+        """What was found of the devices."""
+        found = self.cluster
+        link = found.device_link
+        return (
+            f"{found.flops / 1e9:.0f} GFLOP/s, {found.memory_bandwidth / 1e9:.1f} GB/s, "
+            f"{found.alone:.1f} times as fast alone, {found.task_overhead * 1e6:.0f} us a task, "
+            f"links of {link.latency * 1e6:.0f} us and {link.bandwidth / 1e9:.1f} GB/s"
+        )
+
+    def _realize(self, case: Case) -> tuple[Realized, Callable[[], Realized]]:
+        """What the equations tell, and what measured tasks tell."""
+        candidate = Candidate(
+            case.layers, ({"data": 1},) * self._groups, case.schedule, case.microbatches, False, False
+        )
+        arguments = (jax.eval_shape(lambda: init(case)), *batches(case))
+        lowered = lower(step_of(case), candidate, Decisions(), arguments, {}, None, (0,))
+        formula = simulated(lowered, candidate, self.cluster)
+        return formula, lambda: measured(formula, candidate, self.cluster, None)
+
+    def times(self, case: Case, repetitions: int) -> Times:
+        """Predicts a case, runs it, and measures its tasks before and after."""
+        formula, measure_tasks = self._realize(case)
+        step, xs, ys = self._compiled(case)
+        state = step.init(lambda: init(case))
+        state, _ = run_steps(step, state, xs, ys)
+        before = in_a_row(measure_tasks())
+        run, events = [], []
+        for _ in range(repetitions):
+            state, seconds = run_steps(step, state, xs, ys)
+            run.append(seconds)
+            (state, _), of_step = step.profile(state, xs, ys)
+            events += of_step
+        return Times(
+            formula=in_a_row(formula),
+            lone_tasks=statistics.fmean([before, in_a_row(measure_tasks())]),
+            run_tasks=seconds_in_a_row(step.plan, Costs.measured(events), step.topology),
+            run=tuple(run),
+        )
+
+    def sleeping(self, case: Case, sleeps: Sequence[float], repetitions: int) -> Times:
+        """The same for tasks that sleep, whose times are known."""
+        step, xs, ys = self._compiled(case)
+        kinds = {(run.task.kind, run.task.stage) for run in tasks_of(step.plan)}
+        exact = Costs(tasks={key: sleep_seconds(Task(*key, 0), sleeps) for key in kinds})
+        state, _ = run_steps(step, step.init(lambda: init(case)), xs, ys)
+        run = []
+        for _ in range(repetitions):
+            state, seconds = run_steps(step, state, xs, ys)
+            run.append(seconds)
+        predicted = seconds_in_a_row(step.plan, exact, step.topology)
+        return Times(predicted, predicted, predicted, tuple(run))
+
+    def _compiled(self, case: Case) -> tuple[LoadedStep, np.ndarray, np.ndarray]:
+        xs, ys = batches(case)
+        step = mpmd.jit(step_of(case), self._mesh, donate_argnums=0)
+        return step.compile(jax.eval_shape(lambda: init(case)), xs, ys), xs, ys
+
+    def peaks(self, case: Case) -> list[Peak]:
+        """What processes of groups allocate for a step, on top of what they have when it is compiled."""
+        formula, measure_tasks = self._realize(case)
+        step, xs, ys = self._compiled(case)
+        pids = [group.pid for group in self._mesh.groups]
+        before = [resident(pid) for pid in pids]
+        state = jax.block_until_ready(step.init(lambda: init(case)))
+        for pid in pids:
+            pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
+        state, _ = run_steps(step, state, xs, ys)
+        allocated = [peak_resident(pid) - start for pid, start in zip(pids, before, strict=True)]
+        of_tasks = peaks_of(measure_tasks(), self.cluster.holding)
+        return [
+            Peak(group, *of_group)
+            for group, of_group in enumerate(
+                zip(peaks_of(formula, self.cluster.holding), of_tasks, allocated, strict=True)
+            )
+        ]
+
+    def close(self) -> None:
+        """Ends the groups, and Ray's connection if there is one."""
+        self._mesh.close()
+        ray.shutdown()
+
+
+AXES = {"data": 1, "sequence": 1, "model": 1}
+"""The axes of a candidate's submesh."""
+
+
+def sleep_seconds(task: Task, sleeps: Sequence[float]) -> float:
+    """How long a task sleeps: a backward twice as long as a forward, or as two halves."""
+    return SLEEP_SECONDS * sleeps[task.stage] * (2 if task.kind == "bwd" else 1)
+
+
+def tasks_of(plan: Plan) -> list[Any]:
+    """The runs of the loop's tasks."""
+    runs = (run for program in plan.programs for run in program.runs)
+    return [run for run in runs if isinstance(run.task, Task)]
+
+
+def run_steps(step: LoadedStep, state: Any, xs: np.ndarray, ys: np.ndarray) -> tuple[Any, float]:
+    """Runs steps in a row; returns the state, and the seconds of a step."""
+    start = time.perf_counter()
+    for _ in range(STEPS_IN_A_ROW):
+        state, _ = step(state, xs, ys)
+    for leaf in jax.tree.leaves(state):
+        leaf.block_until_ready()
+    return state, (time.perf_counter() - start) / STEPS_IN_A_ROW
+
+
+def in_a_row(realized: Realized) -> float:
+    """The seconds of a step of a candidate, of several in a row."""
+    return seconds_in_a_row(realized.plan, realized.costs, realized.step.topology)
+
+
+def seconds_in_a_row(plan: Plan, costs: Costs, topology: Topology) -> float:
+    simulation = simulate(plan, costs, steps=STEPS_IN_A_ROW, topology=topology)
+    return simulation.makespan / STEPS_IN_A_ROW
+
+
+def peaks_of(realized: Realized, holding: Holding) -> tuple[float, ...]:
+    """The bytes of each group at its worst moment."""
+    arrivals = realized.step.compiled.verified.arrivals
+    memories = memories_of(realized.plan, arrivals, holding, ())
+    return tuple(float(memory.peak_bytes) for memory in memories)
+
+
+def resident(pid: int) -> int:
+    """The bytes of memory that a process of this machine has."""
+    return _status(pid, "VmRSS")
+
+
+def peak_resident(pid: int) -> int:
+    """The most that it has had."""
+    return _status(pid, "VmHWM")
+
+
+def _status(pid: int, what: str) -> int:
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.partition(f"{what}:")[2].split()[0])

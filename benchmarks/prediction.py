@@ -1,0 +1,270 @@
+"""What the planner predicts of steps, and what they take when they run, side by side.
+
+Steps are a chain of square layers with Adam. A step time is that of several steps in a row. It is predicted
+by simulating the plan: with tasks that were measured one by one (``lone tasks``) and, as ``formula``, with
+the work of the plan's equations on devices that were calibrated just before. ``tasks of the run`` are the
+times that tasks took in these steps, in which they disturb one another and others disturb them: what is off
+there is the simulator's. Tasks that sleep take an exact time. Of all ways to run the same training step,
+``chosen`` is the one with the shortest time by formula.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from benchmarks.host import Host
+from benchmarks.measure import Conditions, Result, Table, Target
+from benchmarks.peers import cpu_environment
+from benchmarks.predicted_steps import Case, Groups, Peak, Times
+from mpmd import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble
+
+EXACT_BAR, TASKS_BAR, FORMULA_BAR, RANKING_BAR, MEMORY_BAR = 0.10, 0.10, 0.25, 0.05, 0.10
+
+WIDTH, ROWS = 768, 2048
+MEMORY_WIDTH, MEMORY_ROWS = 2048, 8192
+TINY_WIDTH, TINY_ROWS = 8, 64
+UNEVEN = (1.0, 1.5, 1.0, 2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """The groups, and whether they are on Ray."""
+
+    groups: int
+    on_ray: bool
+
+    def __str__(self) -> str:
+        return f"{self.groups} groups {'on Ray' if self.on_ray else 'in process'}"
+
+
+def run(conditions: Conditions) -> Result:
+    places = [Where(groups, on_ray) for on_ray in (True, False) for groups in (2, 4)]
+    if conditions.quick:
+        places = [Where(2, True), Where(4, True), Where(2, False)]
+    slept = {where: dict(_sleep(where, conditions)) for where in places}
+    computed, facts = {}, []
+    for where in places:
+        with _groups(where, conditions) as host:
+            facts.append((str(where), host.call("described")))
+            computed[where] = _compute(where, conditions, host)
+    peaks = _allocate(conditions)
+    ranked = [_ranking(where, times) for where, times in computed.items()]
+    tables = [
+        Table("Calibrated devices", ("", "each, while all compute"), tuple(facts)),
+        _sleeping_table(slept),
+        _computing_table(computed),
+        Table("The choice among the steps above", _RANKING, tuple(_ranking_row(*row) for row in ranked)),
+        Table("Memory of a group's process, MiB", _MEMORY, tuple(map(_memory_row, peaks))),
+    ]
+    return Result(tables, _targets(slept, computed, ranked, peaks), _data(slept, computed, peaks))
+
+
+@contextlib.contextmanager
+def _groups(where: Where, conditions: Conditions, sleeps: Sequence[float] = ()) -> Iterator[Host]:
+    share = max(1, conditions.cores // where.groups)
+    environment = (
+        cpu_environment(1, share) if where.on_ray else cpu_environment(where.groups, conditions.cores)
+    )
+    address = conditions.ray_address if where.on_ray else ""
+    name = f"{Groups.__module__}:{Groups.__name__}"
+    with contextlib.closing(Host(name, (where.groups, address, sleeps), environment)) as host:
+        host.ready()
+        yield host
+
+
+# Tasks that sleep.
+
+
+def _sleep(where: Where, conditions: Conditions) -> Iterator[tuple[Case, Times]]:
+    groups, sleeps = where.groups, UNEVEN[: where.groups]
+    stages = (1,) * groups
+    cases = [
+        Case(stages, schedule, microbatches, TINY_WIDTH, TINY_ROWS)
+        for schedule, microbatches in (
+            (Std1F1B(groups), 4),
+            (Eager1F1B(groups), 8),
+            (ZeroBubble(groups), 8),
+            (GPipe(groups), 8),
+            (Std1F1B(groups), 32),
+        )
+    ]
+    with _groups(where, conditions, sleeps) as host:
+        for case in cases[: 3 if conditions.quick else None]:
+            yield case, host.call("sleeping", case, sleeps, conditions.effort.repetitions)
+
+
+# Tasks that compute.
+
+
+def _compute(where: Where, conditions: Conditions, host: Host) -> dict[Case, Times]:
+    groups = where.groups
+    even, uneven = ((2, 2), (1, 3)) if groups == 2 else ((1, 2, 2, 1), (3, 1, 1, 1))
+    ways = [
+        (even, Std1F1B(groups), 4),
+        (even, Std1F1B(groups), 8),
+        (uneven, Std1F1B(groups), 8),
+        (even, ZeroBubble(groups), 8),
+    ]
+    if not conditions.quick:
+        ways += [
+            (even, Std1F1B(groups), 32),
+            (uneven, GPipe(groups), 4),
+            (even, GPipe(groups), 8),
+            (even, Eager1F1B(groups), 16),
+            ((1,) * 4 if groups == 2 else (1, 1, 1, 0, 1, 1, 1, 0), Interleaved1F1B(2 * groups, groups), 8),
+        ]
+    cases = [Case(layers, schedule, m, WIDTH, ROWS) for layers, schedule, m in ways]
+    return {case: host.call("times", case, conditions.effort.repetitions) for case in cases}
+
+
+def _ranking(where: Where, times: Mapping[Case, Times]) -> tuple[Where, Case, Case, float]:
+    """The chosen case, the best one, and how much longer the chosen one takes."""
+    chosen = min(times, key=lambda case: times[case].formula)
+    best = min(times, key=lambda case: times[case].median)
+    return where, chosen, best, times[chosen].median / times[best].median
+
+
+# Memory.
+
+
+def _allocate(conditions: Conditions) -> list[tuple[Case, Peak]]:
+    case = Case((2, 2), Std1F1B(2), 4, MEMORY_WIDTH, MEMORY_ROWS)
+    with _groups(Where(2, True), conditions) as host:
+        return [(case, peak) for peak in host.call("peaks", case)]
+
+
+# Tables.
+
+
+_RANKING = ("", "chosen by the formula", "the best that ran", "chosen / best", "within bar")
+_MEMORY = ("", "formula", "ratio", "with XLA's temporaries", "ratio", "allocated", "within bar")
+
+
+def _sleeping_table(slept: Mapping[Where, Mapping[Case, Times]]) -> Table:
+    rows = tuple(
+        (
+            f"{where}, {type(case.schedule).__name__}, {case.microbatches} microbatches",
+            f"{times.formula * 1e3:.1f}",
+            f"{times.median * 1e3:.1f}",
+            *_judged(times.formula, times.median, EXACT_BAR),
+        )
+        for where, cases in slept.items()
+        for case, times in cases.items()
+    )
+    header = ("ms of a step, tasks that sleep", "predicted", "measured", "ratio", "within bar")
+    return Table("Exact task times, uneven stages", header, rows)
+
+
+def _computing_table(computed: Mapping[Where, Mapping[Case, Times]]) -> Table:
+    rows = tuple(
+        (
+            f"{where}, {case}",
+            f"{times.median * 1e3:.0f}",
+            f"{times.lone_tasks * 1e3:.0f}",
+            *_judged(times.lone_tasks, times.median, TASKS_BAR),
+            f"{times.formula * 1e3:.0f}",
+            *_judged(times.formula, times.median, FORMULA_BAR),
+            *_judged(times.run_tasks, times.median, TASKS_BAR),
+        )
+        for where, cases in computed.items()
+        for case, times in cases.items()
+    )
+    header = (
+        "ms of a step, tasks that compute",
+        "measured",
+        "lone tasks",
+        "ratio",
+        "within bar",
+        "formula",
+        "ratio",
+        "within bar",
+        "tasks of the run, ratio",
+        "within bar",
+    )
+    return Table("Computed tasks", header, rows)
+
+
+def _ranking_row(where: Where, chosen: Case, best: Case, longer: float) -> tuple[str, ...]:
+    return str(where), str(chosen), str(best), f"{longer:.3f}", _yes(longer - 1 <= RANKING_BAR)
+
+
+def _memory_row(row: tuple[Case, Peak]) -> tuple[str, ...]:
+    case, peak = row
+    formula, of_tasks, allocated = (
+        f"{nbytes / 2**20:.0f}" for nbytes in (peak.formula, peak.compiled, peak.allocated)
+    )
+    ratio, _ = _judged(peak.formula, peak.allocated, MEMORY_BAR)
+    return (
+        f"group {peak.group}, {case}",
+        formula,
+        ratio,
+        of_tasks,
+        _judged(peak.compiled, peak.allocated, MEMORY_BAR)[0],
+        allocated,
+        _judged(peak.compiled, peak.allocated, MEMORY_BAR)[1],
+    )
+
+
+def _judged(predicted: float, measured: float, bar: float) -> tuple[str, str]:
+    return f"{predicted / measured:.2f}", _yes(_miss(predicted, measured) <= bar)
+
+
+def _yes(is_within: bool) -> str:
+    return "yes" if is_within else "no"
+
+
+def _miss(predicted: float, measured: float) -> float:
+    """How far a prediction is from what was measured, as a share of that."""
+    return abs(predicted / measured - 1)
+
+
+# For Targets and JSON.
+
+
+def _targets(
+    slept: Mapping[Where, Mapping[Case, Times]],
+    computed: Mapping[Where, Mapping[Case, Times]],
+    ranked: Sequence[tuple[Where, Case, Case, float]],
+    peaks: Sequence[tuple[Case, Peak]],
+) -> list[Target]:
+    """The largest miss of each kind."""
+    sleeping = [_miss(t.formula, t.median) for cases in slept.values() for t in cases.values()]
+    times = [t for cases in computed.values() for t in cases.values()]
+    return [
+        Target("step time, tasks that sleep: largest miss", max(sleeping), EXACT_BAR),
+        Target(
+            "step time by lone tasks: largest miss",
+            max(_miss(t.lone_tasks, t.median) for t in times),
+            TASKS_BAR,
+        ),
+        Target(
+            "step time by formula: largest miss", max(_miss(t.formula, t.median) for t in times), FORMULA_BAR
+        ),
+        Target("the chosen step / the best one, largest", max(row[-1] for row in ranked), 1 + RANKING_BAR),
+        Target(
+            "peak memory of a process: largest miss",
+            max(_miss(peak.compiled, peak.allocated) for _, peak in peaks),
+            MEMORY_BAR,
+        ),
+    ]
+
+
+def _data(
+    slept: Mapping[Where, Mapping[Case, Times]],
+    computed: Mapping[Where, Mapping[Case, Times]],
+    peaks: Sequence[tuple[Case, Peak]],
+) -> dict:
+    def rows(found: Mapping[Where, Mapping[Case, Times]]) -> list[dict]:
+        return [
+            {"where": str(where), "case": str(case), **dataclasses.asdict(times)}
+            for where, cases in found.items()
+            for case, times in cases.items()
+        ]
+
+    return {
+        "sleeping": rows(slept),
+        "computing": rows(computed),
+        "memory": [{"case": str(case), **dataclasses.asdict(peak)} for case, peak in peaks],
+    }

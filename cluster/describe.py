@@ -1,0 +1,139 @@
+"""Describes the Ray cluster for a plan: its nodes and devices, and, if asked for, how fast they are.
+
+``mpmd.Cluster.from_ray`` finds ``describe`` by an entry point, because ``mpmd`` knows no Ray.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import ray
+
+from cluster.environment import actor_environment
+from cluster.launch import launch
+from cluster.ray_connection import connect_to_ray, default_platform
+from cluster.resources import live_nodes
+from cluster.shapes import GPU_PLATFORMS
+from mpmd.memory import Holding
+from mpmd.planner.calibrate import calibrate
+from mpmd.planner.hardware import Cluster, completed
+
+MEASURED_NODES = 2
+"""So many nodes tell what the links are like."""
+
+
+def describe(
+    address: str | None = None,
+    *,
+    measure: bool = False,
+    dtype: str = "float32",
+    platform: str | None = None,
+    cpus_per_device: float | None = None,
+    timeout: float = 60.0,
+    **given: Any,
+) -> Cluster:
+    """What ``mpmd.Cluster.from_ray`` says."""
+    disconnect = connect_to_ray(address)
+    try:
+        platform = platform or default_platform()
+        found = _find(platform, cpus_per_device, given)
+        sizes: dict[str, Any] = {"nodes": found.nodes, "devices_per_node": found.devices_per_node}
+        sizes["holding"] = _holding(platform, found.nodes)
+        if "memory" not in given:
+            sizes["memory"] = found.memory if platform == "cpu" else _memory_of_device(platform, timeout)
+        measured = (lambda: _measured(found, platform, dtype, timeout)) if measure else None
+        return completed(sizes, given, measured)
+    finally:
+        disconnect()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """The nodes that are used; ``memory`` and ``cpus`` are a device's share, as Ray describes its node."""
+
+    nodes: int
+    devices_per_node: int
+    memory: float
+    cpus: float
+
+
+def _find(platform: str, cpus_per_device: float | None, given: Mapping[str, Any]) -> _Found:
+    """Raises ``ValueError`` when there are no such nodes."""
+    each = given.get("devices_per_node")
+    counts = [
+        (_count(node["Resources"], platform, cpus_per_device, each), node["Resources"])
+        for node in live_nodes()
+    ]
+    texts = [f"{count} devices ({_text(resources)})" for count, resources in counts]
+    have = f"nodes of the cluster, as devices of {platform!r}: {'; '.join(texts) or 'none'}"
+    able = [(count, resources) for count, resources in counts if count >= max(each or 1, 1)]
+    if not able:
+        raise ValueError(f"no node has {each or 'any'} devices of {platform!r}. {have}")
+    if each is None and len({count for count, _ in able}) > 1:
+        raise ValueError(f"a plan is for equal nodes: say which devices_per_node to use. {have}")
+    wanted = given.get("nodes", len(able))
+    if wanted > len(able):
+        raise ValueError(f"{wanted} nodes are asked for, and {len(able)} have such devices. {have}")
+    used = sorted((resources for _, resources in able), key=lambda resources: -resources.get("memory", 0))
+    devices = each or able[0][0]
+    return _Found(
+        nodes=wanted,
+        devices_per_node=devices,
+        memory=min(resources.get("memory", 0) for resources in used[:wanted]) / devices,
+        cpus=cpus_per_device or min(resources.get("CPU", 0) for resources in used[:wanted]) / devices,
+    )
+
+
+def _holding(platform: str, nodes: int) -> Holding:
+    """Where messages are, by the transport that ``launch`` chooses between most groups."""
+    if platform != "cpu":
+        return Holding.ELSEWHERE  # in the memory of the host
+    return Holding.SLOTS if nodes == 1 else Holding.KEPT
+
+
+def _count(
+    resources: Mapping[str, float], platform: str, cpus_per_device: float | None, each: int | None
+) -> int:
+    """How many devices a node has; on CPU as many as are asked for."""
+    if platform in GPU_PLATFORMS:
+        return int(resources.get("GPU", 0))
+    if platform != "cpu":
+        return each or 0  # Ray does not say
+    if cpus_per_device is None and each is not None:
+        return each if resources.get("CPU", 0) else 0
+    return int(resources.get("CPU", 0) / (cpus_per_device or 1))
+
+
+def _text(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{resources[name]:g} {name}" for name in ("CPU", "GPU") if resources.get(name))
+
+
+def _memory_of_device(platform: str, timeout: float) -> float:
+    """The bytes that the allocator of an accelerator may take, as a process that has one device sees it."""
+    environment = actor_environment({}, os.environ.get("XLA_FLAGS", ""), platform, 1, 1)
+    task: Any = ray.remote(_bytes_limit)
+    gpus = 1 if platform in GPU_PLATFORMS else 0
+    asked = task.options(num_cpus=0, num_gpus=gpus, runtime_env={"env_vars": environment}).remote()
+    try:
+        limit = ray.get(asked, timeout=timeout)
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(asked)
+        raise RuntimeError(f"no device of {platform!r} was free within {timeout:g} s") from None
+    if limit is None:
+        raise ValueError(f"JAX does not say how much memory a device of {platform!r} has: give memory=...")
+    return float(limit)
+
+
+def _bytes_limit() -> int | None:
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+
+
+def _measured(found: _Found, platform: str, dtype: str, timeout: float) -> dict[str, Any]:
+    groups = [{"device": 1}] * (min(found.nodes, MEASURED_NODES) * found.devices_per_node)
+    cpus = found.cpus if platform == "cpu" else None
+    with launch(groups=groups, platform=platform, cpus_per_group=cpus, timeout=timeout) as mesh:
+        return calibrate(mesh, [group.node_id for group in mesh.groups], dtype).known()

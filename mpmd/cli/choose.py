@@ -1,0 +1,142 @@
+"""The part of ``mpmd plan`` that chooses how a cluster runs a step."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mpmd.cli.arguments import count, number
+from mpmd.planner.hardware import Cluster
+from mpmd.render import draw_timeline
+from mpmd.schedules.families import FAMILIES
+from mpmd.simulate import Link
+
+_NUMBERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "nodes": (count, "how many nodes the cluster has"),
+    "devices_per_node": (count, "how many devices a node has"),
+    "memory": (number, "bytes that a device has for a step, such as 80e9"),
+    "flops": (number, "operations per second of a device in matrix products, such as 4e14"),
+    "memory_bandwidth": (number, "bytes per second that a device reads or writes of its memory"),
+    "task_overhead": (number, "seconds that a task takes beside what it computes (default: 0)"),
+}
+_LINKS = {
+    "device_link": "between devices of a node: seconds, and bytes per second of a device",
+    "node_link": "between nodes: seconds, and bytes per second that the devices of a node share",
+}
+_FIXES = ("num_stages", "schedule", "num_microbatches", "remat", "fsdp")
+TABLES = (".html", ".json")
+"""The extensions of files that get the table."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what describes a cluster, and what can be fixed."""
+    of_cluster = parser.add_argument_group(
+        "a cluster, for which all is chosen that is not fixed", "in a file, or one by one"
+    )
+    file = "a JSON file with the fields of mpmd.Cluster; options take precedence"
+    of_cluster.add_argument("--cluster", type=Path, metavar="FILE", help=file)
+    for name, (parse, text) in _NUMBERS.items():
+        of_cluster.add_argument(_option(name), type=parse, metavar="N", help=text)
+    for name, text in _LINKS.items():
+        of_cluster.add_argument(_option(name), type=number, nargs=2, metavar=("S", "B"), help=text)
+    fixed = parser.add_argument_group("what is fixed; --groups and --submesh are, too")
+    fixed.add_argument("--num-stages", type=count, metavar="S", help="stages of all groups")
+    fixed.add_argument("--schedule", choices=FAMILIES, metavar="NAME", help=", ".join(FAMILIES))
+    fixed.add_argument("--num-microbatches", type=count, metavar="M", help="of a step")
+    for name, text in (("remat", "compute layers again in the backward"), ("fsdp", "divide weights, too")):
+        fixed.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
+    measure = "run the tasks of the best K candidates, on this machine's devices"
+    fixed.add_argument("--measure", type=int, default=0, metavar="K", help=measure)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def is_wanted(options: argparse.Namespace) -> bool:
+    """Whether a cluster is given."""
+    return options.cluster is not None or any(
+        getattr(options, name) is not None for name in (*_NUMBERS, *_LINKS)
+    )
+
+
+def check_unused(options: argparse.Namespace) -> None:
+    """Raises ``ValueError`` for options that mean nothing without a cluster."""
+    given = [_option(name) for name in _FIXES if getattr(options, name) is not None]
+    given += ["--measure"] if options.measure else []
+    given += [f"-o {path}" for path in options.output or [] if path.suffix.lower() == ".html"]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)}: there is nothing to choose without a cluster, --cluster FILE or "
+            f"{', '.join(_option(name) for name in (*_NUMBERS, *_LINKS))}"
+        )
+
+
+def check_step(step: Any, name: str) -> None:
+    """Raises ``ValueError`` for what is no step, or one that has a mesh."""
+    from mpmd.step import MpmdFunction
+
+    if isinstance(step, MpmdFunction):
+        raise ValueError(f"{name} has a mesh of its own: name the train step itself")
+    if not callable(step):
+        raise ValueError(f"{name} is of type {type(step).__name__}, and not a step")
+
+
+def choose(step: Any, arguments: tuple, options: argparse.Namespace) -> None:
+    """Chooses, prints the table, and writes the files."""
+    from mpmd.planner.choose import plan
+
+    fixes = {name: getattr(options, name) for name in (*_FIXES, "groups")}
+    choice = plan(
+        step,
+        *arguments,
+        cluster=_cluster(options),
+        submesh=dict(options.submesh) or None,
+        measure=options.measure,
+        **fixes,
+    )
+    print(choice)
+    for path in options.output or []:
+        suffix = path.suffix.lower()
+        if suffix in TABLES:
+            path.write_text(choice.to_html() if suffix == ".html" else choice.to_json(), encoding="utf-8")
+        else:
+            draw_timeline(choice.simulation, path, f"{options.step}, simulated", of_plan=True)
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    """The cluster of the file and the options. Raises ``ValueError`` for what is missing or unknown."""
+    fields = _of_file(options.cluster) if options.cluster is not None else {}
+    fields |= {name: value for name in _NUMBERS if (value := getattr(options, name)) is not None}
+    fields |= {name: Link(*value) for name in _LINKS if (value := getattr(options, name)) is not None}
+    needed = [field.name for field in dataclasses.fields(Cluster) if field.default is dataclasses.MISSING]
+    if missing := [_option(name) for name in needed if name not in fields]:
+        raise ValueError(f"the cluster is not known without {', '.join(missing)}")
+    return Cluster(**fields)
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    known = [field.name for field in dataclasses.fields(Cluster)]
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(fields, dict) or not set(fields) <= set(known):
+        raise ValueError(f"{path} must have an object with the fields {', '.join(known)}, got {fields!r}")
+    for name in _LINKS:
+        if name in fields:
+            fields[name] = _link(path, name, fields[name])
+    return fields
+
+
+def _link(path: Path, name: str, fields: Any) -> Link:
+    if not isinstance(fields, dict) or set(fields) != {"latency", "bandwidth"}:
+        raise ValueError(
+            f"{path}: {name} must have a latency in seconds and a bandwidth in bytes per second, got "
+            f"{fields!r}"
+        )
+    return Link(**fields)

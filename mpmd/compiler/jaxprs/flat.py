@@ -1,0 +1,202 @@
+"""The equations of jaxprs as one flat list of operations on numbered values, without calls.
+
+What reads equations needs no rules for calls, rematerialised functions and loops then: each call of a
+function has values of its own, and the body of a loop is there once, with the number of its iterations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core.primitives import scan_p
+
+from mpmd.compiler.jaxprs.equations import Atom, called, is_remat
+from mpmd.compiler.jaxprs.scans import scan_operands
+
+Value = int
+"""The number of a value; ``FlatEquations.avals`` has its shape and dtype."""
+
+
+class Operation(NamedTuple):
+    """An equation that calls no other.
+
+    Attributes:
+      reads: a value for each operand; ``None`` for a literal.
+      makes: a value for each result.
+      times: how often it is computed, for what is in the body of scans.
+    """
+
+    eqn: JaxprEqn
+    reads: tuple[Value | None, ...]
+    makes: tuple[Value, ...]
+    times: int
+
+    @property
+    def values(self) -> set[Value]:
+        """What it reads and makes."""
+        return {value for value in (*self.reads, *self.makes) if value is not None}
+
+
+class Passed(NamedTuple):
+    """A value that a loop takes from, or hands to, another value.
+
+    Attributes:
+      axis: 1 if ``outer`` has one more dimension, the first one: the iterations; else 0.
+      into: whether it is handed into the loop's body, and not out of it.
+    """
+
+    outer: Value
+    inner: Value
+    axis: int
+    into: bool
+
+
+@dataclasses.dataclass
+class FlatEquations:
+    """A builder: ``add`` appends equations.
+
+    Attributes:
+      avals: of each value.
+      passed: what loops hand in and out, and from one iteration to the next.
+    """
+
+    avals: list[Any] = dataclasses.field(default_factory=list)
+    passed: list[Passed] = dataclasses.field(default_factory=list)
+    _numbers: dict[Var, Value] = dataclasses.field(default_factory=dict)
+
+    def value(self, var: Var) -> Value:
+        """The value of a variable outside of calls."""
+        return self._number(var, self._numbers)
+
+    def add(self, eqns: Iterable[JaxprEqn]) -> list[Operation]:
+        """The operations of equations."""
+        found: list[Operation] = []
+        self._add(eqns, self._numbers, 1, found)
+        return found
+
+    def _number(self, var: Var, numbers: dict[Var, Value]) -> Value:
+        if var not in numbers:
+            numbers[var] = self._new(var.aval)
+        return numbers[var]
+
+    def _new(self, aval: Any) -> Value:
+        self.avals.append(aval)
+        return len(self.avals) - 1
+
+    def _add(
+        self, eqns: Iterable[JaxprEqn], numbers: dict[Var, Value], times: int, found: list[Operation]
+    ) -> None:
+        for eqn in eqns:
+            reads = tuple(self._of_atom(atom, numbers) for atom in eqn.invars)
+            inner = called(eqn)
+            if inner is not None:
+                self._call(inner.jaxpr, reads, eqn, numbers, times, found)
+            elif is_remat(eqn):
+                self._call(eqn.params["jaxpr"], reads, eqn, numbers, times, found)
+            elif eqn.primitive is scan_p:
+                self._scan(eqn, reads, numbers, times, found)
+            elif eqn.primitive.name == "while":
+                self._while(eqn, reads, numbers, times, found)
+            elif eqn.primitive.name == "cond":
+                self._cond(eqn, reads, numbers, times, found)
+            else:
+                makes = tuple(self._number(var, numbers) for var in eqn.outvars)
+                found.append(Operation(eqn, reads, makes, times))
+
+    def _of_atom(self, atom: Atom, numbers: dict[Var, Value]) -> Value | None:
+        return self._number(atom, numbers) if isinstance(atom, Var) else None
+
+    def _body(
+        self, jaxpr: Jaxpr, reads: Iterable[Value | None], times: int, found: list[Operation]
+    ) -> list[Value | None]:
+        """Adds the equations of a jaxpr that reads values. Returns the values of its results."""
+        given = zip(jaxpr.invars, reads, strict=True)
+        inside = {var: self._new(var.aval) if value is None else value for var, value in given}
+        self._add(jaxpr.eqns, inside, times, found)
+        return [self._of_atom(atom, inside) for atom in jaxpr.outvars]
+
+    def _call(
+        self,
+        jaxpr: Jaxpr,
+        reads: Iterable[Value | None],
+        eqn: JaxprEqn,
+        numbers: dict[Var, Value],
+        times: int,
+        found: list[Operation],
+    ) -> None:
+        for var, value in zip(eqn.outvars, self._body(jaxpr, reads, times, found), strict=True):
+            if value is None or var in numbers:
+                self._hand(self._number(var, numbers), value, 0, into=False)
+            else:
+                numbers[var] = value
+
+    def _hand(self, outer: Value | None, inner: Value | None, axis: int, into: bool) -> None:
+        if outer is not None and inner is not None:
+            self.passed.append(Passed(outer, inner, axis, into))
+
+    def _scan(
+        self,
+        eqn: JaxprEqn,
+        reads: tuple[Value | None, ...],
+        numbers: dict[Var, Value],
+        times: int,
+        found: list[Operation],
+    ) -> None:
+        body: Jaxpr = eqn.params["jaxpr"].jaxpr
+        positions = scan_operands(eqn)
+        given = list(reads)
+        for i, var in enumerate(body.invars[positions.consts.stop :], positions.consts.stop):
+            given[i] = self._new(var.aval)
+            self._hand(reads[i], given[i], int(i >= positions.xs.start), into=True)
+        results = self._body(body, given, times * eqn.params["length"], found)
+        for i, (var, value) in enumerate(zip(eqn.outvars, results, strict=True)):
+            is_stacked = i >= positions.num_carry
+            self._hand(self._number(var, numbers), value, int(is_stacked), into=False)
+            if not is_stacked:
+                self._hand(value, given[positions.carry.start + i], 0, into=True)
+
+    def _while(
+        self,
+        eqn: JaxprEqn,
+        reads: tuple[Value | None, ...],
+        numbers: dict[Var, Value],
+        times: int,
+        found: list[Operation],
+    ) -> None:
+        """How often a ``while`` runs is not known; it counts once."""
+        body: Jaxpr = eqn.params["body_jaxpr"].jaxpr
+        first = eqn.params["cond_nconsts"]
+        constants = eqn.params["body_nconsts"]
+        given = list(reads[first : first + constants])
+        carried = [self._new(var.aval) for var in body.invars[constants:]]
+        for value, inside in zip(reads[first + constants :], carried, strict=True):
+            self._hand(value, inside, 0, into=True)
+        results = self._body(body, [*given, *carried], times, found)
+        for var, value, inside in zip(eqn.outvars, results, carried, strict=True):
+            self._hand(self._number(var, numbers), value, 0, into=False)
+            self._hand(value, inside, 0, into=True)
+
+    def _cond(
+        self,
+        eqn: JaxprEqn,
+        reads: tuple[Value | None, ...],
+        numbers: dict[Var, Value],
+        times: int,
+        found: list[Operation],
+    ) -> None:
+        """The branch with the most equations stands for all."""
+        longest = max((branch.jaxpr for branch in eqn.params["branches"]), key=lambda jaxpr: len(jaxpr.eqns))
+        self._call(longest, reads[1:], eqn, numbers, times, found)
+
+
+def readers(operations: Iterable[Operation]) -> Mapping[Value, list[Operation]]:
+    """For each value the operations that read it."""
+    found: dict[Value, list[Operation]] = {}
+    for operation in operations:
+        for value in dict.fromkeys(operation.reads):
+            if value is not None:
+                found.setdefault(value, []).append(operation)
+    return found

@@ -1,0 +1,90 @@
+"""How much work equations are: operations, and what they read and write of memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from jax.extend.core import Jaxpr, JaxprEqn
+
+from mpmd.compiler.jaxprs.cost import is_elementwise
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size, subjaxprs
+
+_VIEWS = frozenset("broadcast_in_dim expand_dims iota reshape rev slice squeeze transpose".split())
+
+
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+"""Matrix products and convolutions."""
+
+
+def has_product(eqn: JaxprEqn) -> bool:
+    """Whether there is a matrix product or a convolution in an equation."""
+    if eqn.primitive.name in PRODUCTS:
+        return True
+    return any(has_product(nested) for inner in subjaxprs(eqn) for nested in inner.eqns)
+
+
+def operations(eqn: JaxprEqn) -> int:
+    """Multiplications and additions of a matrix product or convolution; else one for each output element."""
+    made = sum(map(size, eqn.outvars))
+    if eqn.primitive.name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return 2 * made * math.prod(aval_of(eqn.invars[0]).shape[axis] for axis in contracted)
+    if eqn.primitive.name == "conv_general_dilated":
+        kernel = aval_of(eqn.invars[1]).shape
+        return 2 * made * math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+    return made
+
+
+def total_operations(eqns: Iterable[JaxprEqn]) -> int:
+    """The operations of equations, with those within them."""
+    return sum(
+        eqn.params.get("length", 1) * sum(total_operations(jaxpr.eqns) for jaxpr in inner)
+        if (inner := subjaxprs(eqn))
+        else operations(eqn)
+        for eqn in eqns
+    )
+
+
+def nbytes(atom: Atom) -> int:
+    """Bytes of a value; a random key counts as the numbers inside."""
+    return size(atom) * aval_of(atom).dtype.itemsize
+
+
+def traffic(eqn: JaxprEqn) -> int:
+    """Bytes of memory that an equation reads and writes, if XLA fuses what it can.
+
+    Elementwise equations and changes of layout become part of what reads their results.
+    """
+    if is_elementwise(eqn) or eqn.primitive.name in _VIEWS:
+        return 0
+    if eqn.primitive.name in ("gather", "dynamic_slice"):  # reads no more of its source than it gives
+        return 2 * sum(map(nbytes, eqn.outvars))
+    return sum(map(nbytes, {*operands(eqn), *eqn.outvars}))
+
+
+class WorkOf:
+    """Work in operations, where a byte of traffic counts as some; remembers the jaxprs that it has seen.
+
+    Args:
+      operations_per_byte: what a device computes while it reads or writes a byte of its memory.
+    """
+
+    def __init__(self, operations_per_byte: float):
+        self._per_byte = operations_per_byte
+        self._known: dict[int, tuple[Jaxpr, float]] = {}
+
+    def equation(self, eqn: JaxprEqn) -> float:
+        """With the work within it: of all iterations of a scan, of one of a ``while``."""
+        inner = subjaxprs(eqn)
+        if not inner:
+            return operations(eqn) + self._per_byte * traffic(eqn)
+        if eqn.primitive.name == "cond":
+            return max(map(self.jaxpr, inner))
+        # What differentiates a function, as in a custom_vjp_call, is a function, no jaxpr.
+        return eqn.params.get("length", 1) * sum(map(self.jaxpr, inner))
+
+    def jaxpr(self, jaxpr: Jaxpr) -> float:
+        if id(jaxpr) not in self._known:
+            self._known[id(jaxpr)] = jaxpr, sum(map(self.equation, jaxpr.eqns))
+        return self._known[id(jaxpr)][1]

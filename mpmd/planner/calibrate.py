@@ -1,0 +1,243 @@
+"""Measures how fast the devices of a mesh are, and the links between them, by running small steps on it.
+
+It is a program like a user's: what it measures is what steps get, on whatever the groups run. All groups
+compute at the same time, so devices that share cores or memory get their share of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import mpmd
+from mpmd.events import Event
+from mpmd.ir import Cell, Task
+from mpmd.simulate import Link
+
+STEPS = 5
+"""How many steps a number is the median of."""
+
+TASK_SECONDS = 0.02
+"""Tasks of so many seconds tell how fast a device is: what goes on beside them is small."""
+
+PRODUCTS, PASSES = 4, 8
+SMALLEST_WIDTH, LARGEST_WIDTH = 256, 8192
+ARRAY_BYTES, MESSAGE_BYTES, SMALL_MESSAGE_BYTES = 2**26, 2**24, 2**6
+OVERHEAD_MICROBATCHES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Numbers of an ``mpmd.Cluster``; a link is ``None`` where no two devices have one."""
+
+    flops: float
+    memory_bandwidth: float
+    task_overhead: float
+    alone: float
+    device_link: Link | None
+    node_link: Link | None
+
+    def known(self) -> dict[str, Any]:
+        """What was measured, by the names of a cluster's attributes."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def calibrate(mesh: Any, nodes: Sequence[Hashable], dtype: str = "float32") -> Calibration:
+    """Measures the devices of a mesh, in a few seconds.
+
+    Args:
+      mesh: an ``MpmdMesh``, or what ``cluster.launch`` returns, with one device for each group.
+      nodes: the node of each group; those of a node follow one another.
+      dtype: of the matrix products.
+    """
+    links = _links(mesh) if mesh.mpmd_dim > 1 else []
+    within = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a == b]
+    between = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a != b]
+    flops, alone = _flops(mesh, jnp.dtype(dtype))
+    return Calibration(
+        flops=flops,
+        alone=alone,
+        memory_bandwidth=_memory_bandwidth(mesh),
+        task_overhead=_task_overhead(mesh),
+        device_link=_typical(within),
+        node_link=_typical(between),
+    )
+
+
+def _pairs(nodes: Sequence[Hashable]) -> list[tuple[Hashable, Hashable]]:
+    return list(itertools.pairwise(nodes))
+
+
+def _typical(links: Sequence[Link]) -> Link | None:
+    if not links:
+        return None
+    return Link(
+        statistics.median(link.latency for link in links),
+        statistics.median(link.bandwidth for link in links),
+    )
+
+
+# What a device computes.
+
+
+def _flops(mesh: Any, dtype: Any) -> tuple[float, float]:
+    """Operations per second in products of square matrices, and how many times more of a group alone.
+
+    They are so large that a task takes ``TASK_SECONDS``.
+    """
+    width = SMALLEST_WIDTH
+    while True:
+        work = functools.partial(_products, width=width, dtype=dtype)
+        seconds = _task_seconds(mesh, work)
+        if seconds >= TASK_SECONDS or width >= LARGEST_WIDTH:
+            return 2.0 * PRODUCTS * width**3 / seconds, max(seconds / _lone_task_seconds(mesh, work), 1.0)
+        width *= 2
+
+
+def _products(x: jax.Array, *, width: int, dtype: Any) -> jax.Array:
+    """Products in a row, of which each takes the one before."""
+    numbers = jnp.arange(width * width, dtype=jnp.float32).reshape(width, width)
+    matrix = (jnp.sin(numbers + x) / math.sqrt(width)).astype(dtype)
+    return jax.lax.fori_loop(0, PRODUCTS, lambda _, made: made @ matrix, matrix)[0, 0].astype(jnp.float32)
+
+
+def _memory_bandwidth(mesh: Any) -> float:
+    """Bytes per second that a device reads and writes of arrays that are too large for caches."""
+    seconds = _task_seconds(mesh, _passes)
+    return (2 * PASSES + 1) * ARRAY_BYTES / seconds
+
+
+def _passes(x: jax.Array) -> jax.Array:
+    """Passes over an array, of which each reads and writes all of it; one more writes it."""
+    array = jnp.full(ARRAY_BYTES // 4, x)
+    return jax.lax.fori_loop(0, PASSES, lambda _, made: 0.5 * made + 1.0, array)[0]
+
+
+def _task_seconds(mesh: Any, work: Callable[[jax.Array], jax.Array]) -> float:
+    """What a task takes that makes a number of a number, while all groups run such tasks."""
+    microbatches = mesh.mpmd_dim + STEPS
+    events = _forwards(mesh, work, microbatches)
+    # In the middle of the step all groups are at work.
+    middle = [
+        event.duration
+        for event in events
+        if isinstance(event.activity, Task)
+        and event.activity.stage + event.activity.microbatch in range(mesh.mpmd_dim - 1, microbatches)
+    ]
+    return statistics.median(middle)
+
+
+def _lone_task_seconds(mesh: Any, work: Callable[[jax.Array], jax.Array]) -> float:
+    """The same while the other groups wait: a single microbatch is on one group at a time."""
+    return statistics.median(event.duration for event in _forwards(mesh, work, 1, STEPS))
+
+
+def _task_overhead(mesh: Any) -> float:
+    """From a task that computes nothing to the next one, while all groups run such tasks."""
+    events = _forwards(mesh, _nothing, OVERHEAD_MICROBATCHES)
+    spans = []
+    for group in range(mesh.mpmd_dim):
+        own = [event for event in events if event.mpmd_idx == group]
+        spans.append((max(e.end for e in own) - min(e.start for e in own)) / len(own))
+    return statistics.median(spans)
+
+
+def _nothing(x: jax.Array) -> jax.Array:
+    """Next to nothing; what is even less the compiler would not leave to a task."""
+    matrix = jnp.full((4, 4), x)
+    return (matrix @ matrix)[0, 0]
+
+
+def _forwards(
+    mesh: Any, work: Callable[[jax.Array], jax.Array], microbatches: int, steps: int = 1
+) -> list[Event]:
+    """The tasks of steps in which each group does the same work on what it gets, for each microbatch."""
+    num_stages = mesh.mpmd_dim
+
+    def loss(x):
+        for stage in range(num_stages):
+            x = work(x)
+            if stage < num_stages - 1:
+                x = mpmd.mark_stage_end(x)
+        return x
+
+    def step(xs):
+        return mpmd.treduce(loss, xs, schedule=mpmd.ForwardOnly(num_stages, num_stages), operation=mpmd.Add)
+
+    found = _tasks(mesh, step, np.zeros(microbatches, np.float32), steps=steps)
+    return [event for events in found for event in events]
+
+
+def _tasks(mesh: Any, step: Callable, *args: Any, steps: int = 1) -> list[list[Event]]:
+    """The tasks of the loop of so many steps, after one that is not counted."""
+    compiled = mpmd.jit(step, mesh).compile(*args)
+    jax.block_until_ready(compiled(*args))
+    found = []
+    for _ in range(steps):
+        result, events = compiled.profile(*args)
+        jax.block_until_ready(result)
+        found.append([event for event in events if isinstance(event.activity, Cell)])
+    return found
+
+
+# What messages take.
+
+
+def _links(mesh: Any) -> list[Link]:
+    """The link of each group to the next one."""
+    small, large = _hops(mesh, SMALL_MESSAGE_BYTES), _hops(mesh, MESSAGE_BYTES)
+    return [_link(latency, seconds) for latency, seconds in zip(small, large, strict=True)]
+
+
+def _link(latency: float, seconds: float) -> Link:
+    """The link on which a small message takes so long, and a large one."""
+    latency = max(latency, 0.0)
+    return Link(latency, MESSAGE_BYTES / (seconds - latency) if seconds > latency else math.inf)
+
+
+def _hops(mesh: Any, nbytes: int) -> list[float]:
+    """The seconds of a message from each group to the next one, and back, halved.
+
+    One microbatch goes through all groups and back. From the end of a stage's forward to the start of its
+    backward there are the tasks of the next stage, and a message each way; so the clocks of two groups are
+    never compared. A task may copy what it has received: it takes longer than that of the first stage.
+    """
+    num_stages = mesh.mpmd_dim
+
+    def loss(weight, x):
+        y = weight * x
+        for _ in range(num_stages - 1):
+            y = mpmd.mark_stage_end(y) * 1.5
+        return (y * y).sum()
+
+    def step(weight, xs):
+        grad = jax.value_and_grad(loss)
+        schedule = mpmd.GPipe(num_stages)
+        return mpmd.treduce(lambda x: grad(weight, x), xs, schedule=schedule, operation=mpmd.Add)
+
+    args = (np.ones(nbytes // 4, np.float32), np.ones(1, np.float32))
+    of_steps = [_hops_of(events, num_stages) for events in _tasks(mesh, step, *args, steps=STEPS)]
+    return [statistics.median(times) for times in zip(*of_steps, strict=True)]
+
+
+def _hops_of(events: Sequence[Event], num_stages: int) -> list[float]:
+    forwards, backwards = (
+        [next(e for e in events if e.activity == Task(kind, stage, 0)) for stage in range(num_stages)]
+        for kind in ("fwd", "bwd")
+    )
+    hops = []
+    for stage in range(num_stages - 1):
+        away = backwards[stage].start - forwards[stage].end
+        there = backwards[stage + 1].end - forwards[stage + 1].start
+        copying = max(forwards[stage + 1].duration - forwards[0].duration, 0.0)
+        hops.append((away - there) / 2 + copying)
+    return hops

@@ -1,0 +1,73 @@
+"""Candidates of a shape: its layers are cut into stages in the ways that promise most."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.collectives import message_link, places_of
+from mpmd.planner.columns import Array
+from mpmd.planner.formula import Evaluation, evaluate
+from mpmd.planner.orders import stages_in_flight
+from mpmd.planner.partition import Stretches, cuts
+from mpmd.planner.sweep import Shape, Space
+
+
+def best_of_shape(space: Space, shape: Shape) -> Evaluation | None:
+    """The shortest step of a shape that fits, or that which needs least memory if none does."""
+    found = [evaluate(space.model, candidate) for candidate in candidates(space, shape)]
+    return best_of(found, space.model.cluster.memory)
+
+
+def best_of(found: list[Evaluation], memory: float) -> Evaluation | None:
+    """The shortest step that fits, or that which needs least memory if none does."""
+    fitting = [evaluation for evaluation in found if evaluation.prediction.memory.total <= memory]
+    if fitting:
+        return min(fitting, key=lambda evaluation: evaluation.seconds)
+    return min(found, key=lambda evaluation: evaluation.prediction.memory.total, default=None)
+
+
+def candidates(space: Space, shape: Shape) -> Iterator[Candidate]:
+    """A shape with each cut that is worth simulating."""
+    for layers in _cuts(space, shape):
+        yield Candidate(layers, shape.submeshes, shape.schedule, *dataclasses.astuple(shape.way))
+
+
+def _cuts(space: Space, shape: Shape) -> list[tuple[int, ...]]:
+    num_stages = shape.schedule.num_stages
+    if space.fixed.layers_per_stage is not None:
+        return [space.fixed.layers_per_stage]
+    if num_stages == 1:
+        return [(len(space.profile.layers),)]
+    homes, in_flight = stages_in_flight(shape.schedule, shape.way.num_microbatches)
+    stretches = _stretches(space, shape, homes)
+    share = max(homes.count(group) for group in set(homes))
+    memory = space.model.cluster.memory / share
+    found = [*cuts(stretches, in_flight, shape.way.num_microbatches, memory)]
+    # The memory of groups with several stages is only known of whole cuts.
+    return found or [*cuts(stretches, in_flight, shape.way.num_microbatches, math.inf)]
+
+
+def _stretches(space: Space, shape: Shape, homes: tuple[int, ...]) -> list[Stretches]:
+    """Of the settings of the groups of the stages."""
+    model, places = space.model, places_of(shape.submeshes)
+    overhead = (1 + space.profile.has_backward) * model.cluster.task_overhead
+    made: dict[object, Stretches] = {}
+    stretches = []
+    for stage, home in enumerate(homes):
+        setting = model.setting(places[home], shape.way)
+        before = places[homes[stage - 1]] if stage else places[home]
+        link = message_link(model.cluster, before, places[home])
+        if (setting, link) not in made:
+            table = model.table(setting)
+            made[setting, link] = Stretches.of(table, overhead, _hops(table.layers["entering"], link))
+        stretches.append(made[setting, link])
+    return stretches
+
+
+def _hops(entering: Array, link) -> Array:
+    return np.append(2 * (link.latency + entering / link.bandwidth), 0.0)

@@ -1,0 +1,178 @@
+"""What a plan has chosen: the table of candidates, and the step that runs as chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from mpmd.decisions import Decisions, decided
+from mpmd.mesh import GroupMesh, MpmdMesh
+from mpmd.planner.candidate import Candidate, Row
+from mpmd.planner.choice_table import (
+    candidate_text,
+    cluster_data,
+    html_page,
+    row_data,
+    seconds_text,
+    text_table,
+)
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.realize import Realized, options_of, submeshes_of
+from mpmd.simulate import Simulation
+from mpmd.step import MpmdFunction, jit
+from mpmd.tables import human_bytes
+
+SHOWN = 10
+"""How many of the best candidates the text has; to these come the alternatives to a pipeline."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What ``mpmd.plan`` returns; ``print(choice)`` is the table of candidates, and why others lost.
+
+    ::
+
+        with cluster.launch(**choice.launch) as mesh:      # or choice.mesh(), of this process's devices
+            step = choice.jit(mesh)
+            state, loss = step(state, batch)
+
+    Attributes:
+      rows: the candidates, the best first; then those of which only formulas say what they cost, and those
+        that do not fit.
+      cluster: for which it was chosen.
+      examples: the rows of a batch, of all microbatches of a step.
+      decisions: what the step is traced under.
+      in_shardings: for each leaf of the step's positional arguments that are not static, how the devices of
+        a group share it; ``None``: every group is one device.
+      donate_argnums: the arguments that the step returns updated, such as the state.
+      notes: what else is to be said, such as how many candidates were simulated.
+    """
+
+    rows: tuple[Row, ...]
+    cluster: Cluster
+    examples: int
+    decisions: Decisions
+    in_shardings: Any
+    donate_argnums: tuple[int, ...]
+    notes: tuple[str, ...]
+    _step: Callable = dataclasses.field(repr=False)
+    _static: Mapping[str, Any] = dataclasses.field(repr=False)
+    _realized: Realized = dataclasses.field(repr=False)
+
+    @property
+    def best(self) -> Row:
+        """The row that has won."""
+        return self.rows[0]
+
+    @property
+    def candidate(self) -> Candidate:
+        """What was chosen."""
+        return self.best.candidate
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        """Arguments of ``cluster.launch``: the groups, and the processes of those that span nodes."""
+        groups = submeshes_of(self.candidate)
+        per_node = self.cluster.devices_per_node
+        processes = [-(-int(np.prod([*group.values()])) // per_node) for group in groups]
+        several = {"processes_per_group": processes} if max(processes) > 1 else {}
+        return {"groups": groups, **several}
+
+    def mesh(self, devices: Sequence[jax.Device] | None = None) -> MpmdMesh:
+        """The chosen groups, of this process's devices.
+
+        Args:
+          devices: in the order of the groups; by default those of the process.
+
+        Raises: ``ValueError`` when there are too few.
+        """
+        found = jax.local_devices() if devices is None else list(devices)
+        groups = submeshes_of(self.candidate)
+        sizes = [int(np.prod([*group.values()])) for group in groups]
+        if len(found) < sum(sizes):
+            raise ValueError(
+                f"the choice is for {sum(sizes)} devices ({candidate_text(self.candidate)}), and there are "
+                f"{len(found)}: plan for a cluster that has as many, or launch the groups on one that does"
+            )
+        bounds = np.cumsum([0, *sizes])
+        return MpmdMesh(
+            [
+                Mesh(np.array(found[start:stop]).reshape([*group.values()]), [*group])
+                for group, start, stop in zip(groups, bounds, bounds[1:], strict=False)
+            ]
+        )
+
+    def jit(self, mesh: GroupMesh, **options: Any) -> MpmdFunction:
+        """The step, cut, scheduled and sharded as chosen, for groups of the chosen shapes.
+
+        Args:
+          mesh: what ``cluster.launch(**choice.launch)`` or ``choice.mesh()`` returned, or any mesh of groups
+            of these shapes.
+          options: keywords of ``mpmd.jit`` that take the place of the chosen ones, such as
+            ``donate_argnums=()`` where the state is still needed after the call.
+
+        Raises: ``ValueError`` for groups of other shapes.
+        """
+        wanted = submeshes_of(self.candidate)
+        given = [dict(submesh.shape) for submesh in mesh.abstract_submeshes]
+        if not _are_alike(wanted, given):
+            raise ValueError(
+                f"the choice is for groups of the shapes {wanted}, and the mesh has {given}: take "
+                "cluster.launch(**choice.launch) or choice.mesh()"
+            )
+        chosen = {
+            "in_shardings": self.in_shardings,
+            "donate_argnums": self.donate_argnums,
+            **options_of(self.candidate),
+            **self._static,
+        }
+        return jit(decided(self._step, self.decisions), mesh, **{**chosen, **options})
+
+    @functools.cached_property
+    def simulation(self) -> Simulation:
+        """When each group does what; ``mpmd.render.draw_timeline(..., of_plan=True)`` draws it."""
+        return self._realized.simulation()
+
+    def to_json(self) -> str:
+        """The cluster and all rows: seconds, bytes and shares."""
+        data = {
+            "cluster": cluster_data(self.cluster),
+            "examples": self.examples,
+            "notes": list(self.notes),
+            "rows": [row_data(row, self.examples) for row in self.rows],
+        }
+        return json.dumps(data, indent=2)
+
+    def to_html(self) -> str:
+        """A page with all rows."""
+        return html_page("mpmd plan", self._heading(), self.rows, self.examples)
+
+    def __str__(self) -> str:
+        return f"{self._heading()}\n\n{text_table(self.rows, self.examples, SHOWN)}"
+
+    def _heading(self) -> str:
+        cluster, prediction = self.cluster, self.best.prediction
+        nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''} of {cluster.devices_per_node} device"
+        lines = [
+            f"{nodes}{'s' if cluster.devices_per_node > 1 else ''}, each with {human_bytes(cluster.memory)}",
+            f"chosen: {candidate_text(self.candidate)}",
+            f"predicted: {seconds_text(prediction.seconds)} for a step of {self.examples} examples, "
+            f"{human_bytes(prediction.memory.total)} on a device of group {prediction.memory.group}",
+        ]
+        return "\n".join([*lines, *self.notes])
+
+
+def _are_alike(wanted: Sequence[Mapping[str, int]], given: Sequence[Mapping[str, int]]) -> bool:
+    """Whether groups have the same axes of several devices."""
+
+    def several(groups: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
+        return [{axis: size for axis, size in group.items() if size > 1} for group in groups]
+
+    return several(wanted) == several(given)

@@ -1,0 +1,238 @@
+"""The rows of a choice as text, as a page of HTML, and as data for JSON. No JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import html
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpmd.planner.candidate import Candidate, Row
+from mpmd.planner.collectives import INNERMOST_FIRST
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.profile import Kind
+from mpmd.tables import aligned, first_few, human_bytes, ranges
+
+_PARTS = ("weights", "gradients", "state", "residuals", "messages", "temporaries")
+_HEADER = (
+    "",
+    "candidate",
+    "step",
+    "examples/s",
+    "bubble",
+    "sums",
+    "peak memory",
+    *_PARTS,
+    "from",
+    "why not",
+)
+_LEFT = {1, len(_HEADER) - 2, len(_HEADER) - 1}
+"""The columns that are aligned to the left."""
+_LONGEST_REASON = 120
+"""How many characters the table has of a reason; the data have all."""
+
+
+def candidate_text(candidate: Candidate) -> str:
+    """A candidate in a few words, such as ``4 groups of data 2 model 4, Std1F1B, 8 microbatches``."""
+    parts = [_groups_text(candidate)]
+    stages = len(candidate.layers_per_stage)
+    if candidate.schedule.mpmd_dim > 1 or stages > 1:
+        parts.append(candidate.schedule.name)
+    if stages > candidate.schedule.mpmd_dim:
+        parts.append(f"{stages} stages")
+    number = candidate.num_microbatches
+    parts.append(f"{number} microbatch{'es' if number > 1 else ''}")
+    if len(set(candidate.layers_per_stage)) > 1:
+        parts.append(f"layers {_lengths_text(candidate.layers_per_stage)}")
+    parts += ["remat"] * candidate.remat
+    parts += ["FSDP gathered once" if candidate.gather_once else "FSDP"] * candidate.fsdp
+    return ", ".join(parts)
+
+
+def _groups_text(candidate: Candidate) -> str:
+    texts = [_submesh_text(submesh) for submesh in candidate.submeshes]
+    if len(texts) == 1:
+        return texts[0]
+    if len(set(texts)) == 1:
+        return f"{len(texts)} groups of {texts[0]}"
+    members: dict[str, list[str]] = {}
+    for group, text in enumerate(texts):
+        members.setdefault(text, []).append(str(group))
+    return "groups " + "; ".join(f"{', '.join(ranges(found))}: {text}" for text, found in members.items())
+
+
+def _submesh_text(submesh: Mapping[Kind, int]) -> str:
+    sizes = ((axis, submesh.get(axis, 1)) for axis in reversed(INNERMOST_FIRST))
+    return " ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one device"
+
+
+def _lengths_text(lengths: Sequence[int]) -> str:
+    """Lengths of stages, with repeated ones as one number, e.g. ``3 4x6 2``."""
+    runs: list[list[int]] = []
+    for length in lengths:
+        if runs and runs[-1][0] == length:
+            runs[-1][1] += 1
+        else:
+            runs.append([length, 1])
+    return " ".join(f"{length}x{count}" if count > 1 else str(length) for length, count in runs)
+
+
+def text_table(rows: Sequence[Row], examples: int, shown: int) -> str:
+    """The best rows, and those with a label, as a table.
+
+    Args:
+      examples: of a step.
+      shown: how many of the best; the rest is counted.
+    """
+    picked = _picked(rows, shown)
+    cells = [
+        [*_cells(number, row, examples)[:-1], _reason_text(row, others)] for number, row, others in picked
+    ]
+    lines = aligned([_HEADER, *cells], left=_LEFT)
+    if left_out := len(rows) - sum(1 + len(others) for _, _, others in picked):
+        lines.append(f"and {left_out} more candidates")
+    return "\n".join(lines)
+
+
+def _picked(rows: Sequence[Row], shown: int) -> list[tuple[int, Row, list[Row]]]:
+    """The best, and those with a label, each with its number and the rows with other schedules."""
+    alike: dict[Any, list[tuple[int, Row]]] = {}
+    for number, row in enumerate(rows, 1):
+        alike.setdefault(_but_for_schedule(row), []).append((number, row))
+    return [
+        (number, row, [other for _, other in others])
+        for place, ((number, row), *others) in enumerate(alike.values())
+        if place < shown or row.label
+    ]
+
+
+def _but_for_schedule(row: Row) -> Any:
+    candidate = row.candidate
+    return (
+        row.label,
+        tuple(tuple(sorted(submesh.items())) for submesh in candidate.submeshes),
+        candidate.layers_per_stage,
+        candidate.num_microbatches,
+        (candidate.remat, candidate.fsdp, candidate.gather_once),
+        row.prediction.source == "formula",
+    )
+
+
+def _reason_text(row: Row, others: Sequence[Row]) -> str:
+    """Why a row has not won, and the schedules that do worse in its place."""
+    reason = textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …")
+    if not others:
+        return reason
+    names = (
+        f"{other.candidate.schedule.name} {other.prediction.seconds / row.prediction.seconds:.2f}"
+        for other in others
+    )
+    return "; ".join(filter(None, [reason, f"with {first_few(names)} times"]))
+
+
+def _cells(number: int, row: Row, examples: int) -> list[str]:
+    prediction = row.prediction
+    label = f"{row.label}: " if row.label else ""
+    return [
+        str(number),
+        f"{label}{candidate_text(row.candidate)}",
+        seconds_text(prediction.seconds),
+        f"{examples / prediction.seconds:.4g}" if prediction.seconds else "",
+        f"{max(prediction.bubble, 0):.1%}",
+        f"{prediction.communication:.1%}",
+        human_bytes(prediction.memory.total),
+        *(human_bytes(getattr(prediction.memory, part)) for part in _PARTS),
+        prediction.source,
+        textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …"),
+    ]
+
+
+def seconds_text(seconds: float) -> str:
+    """A time with a unit that suits it, e.g. ``12.3 ms``."""
+    for scale, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.4g} {unit}"
+    return f"{seconds * 1e6:.4g} µs"
+
+
+def row_data(row: Row, examples: int) -> dict[str, Any]:
+    """A row as data: seconds, bytes and shares."""
+    candidate, prediction = row.candidate, row.prediction
+    return {
+        "candidate": {
+            "text": candidate_text(candidate),
+            "groups": len(candidate.submeshes),
+            "submeshes": [dict(submesh) for submesh in candidate.submeshes],
+            "layers_per_stage": list(candidate.layers_per_stage),
+            "schedule": candidate.schedule.name,
+            "num_stages": candidate.schedule.num_stages,
+            "num_microbatches": candidate.num_microbatches,
+            "remat": candidate.remat,
+            "fsdp": candidate.fsdp,
+            "gather_once": candidate.gather_once,
+        },
+        "label": row.label,
+        "seconds": prediction.seconds,
+        "examples_per_second": examples / prediction.seconds if prediction.seconds else None,
+        "bubble": prediction.bubble,
+        "communication": prediction.communication,
+        "memory": {**dataclasses.asdict(prediction.memory), "total": prediction.memory.total},
+        "stage_seconds": list(prediction.stage_seconds),
+        "source": prediction.source,
+        "reason": row.reason,
+    }
+
+
+def cluster_data(cluster: Cluster) -> dict[str, Any]:
+    """A cluster as data; ``None`` for what is infinite."""
+    return {
+        name: value.value if isinstance(value, enum.Enum) else _finite(value)
+        for name, value in dataclasses.asdict(cluster).items()
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return None if value == math.inf else value
+
+
+_STYLE = """
+body { font-family: system-ui, sans-serif; margin: 2em; color: #222 }
+table { border-collapse: collapse; font-size: 90% }
+th, td { padding: 0.3em 0.8em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+td.text, th.text { text-align: left }
+tr.best { background: #e8f4ea; font-weight: 600 }
+pre { background: #f6f6f6; padding: 1em }
+"""
+
+
+def html_page(title: str, heading: str, rows: Sequence[Row], examples: int) -> str:
+    """All rows as a page, which needs no other file.
+
+    Args:
+      heading: what stands above the table, as text.
+    """
+    lines = [
+        "<!doctype html>",
+        f'<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>',
+        f"<style>{_STYLE}</style></head><body>",
+        f"<h1>{html.escape(title)}</h1>",
+        f"<pre>{html.escape(heading)}</pre>",
+        "<table>",
+        _html_row("th", _HEADER),
+    ]
+    for number, row in enumerate(rows, 1):
+        lines.append(_html_row("td", _cells(number, row, examples), "best" if number == 1 else ""))
+    return "\n".join([*lines, "</table>", "</body></html>", ""])
+
+
+def _html_row(tag: str, cells: Sequence[str], kind: str = "") -> str:
+    texts = (
+        f"<{tag}{' class=text' if i in _LEFT else ''}>{html.escape(cell)}</{tag}>"
+        for i, cell in enumerate(cells)
+    )
+    return f"<tr{f' class={kind}' if kind else ''}>{''.join(texts)}</tr>"

@@ -1,0 +1,164 @@
+"""Chooses stages, shardings, schedule and microbatches for a step and a cluster: ``mpmd.plan``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mpmd.planner.candidate import Row
+from mpmd.planner.choice import Choice
+from mpmd.planner.contest import Limits, compete
+from mpmd.planner.fixed import Fixed
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.profile import Kind
+from mpmd.planner.realize import decisions_of, measured
+from mpmd.planner.reasons import shortage, slower_because
+from mpmd.planner.search import as_written, search
+from mpmd.planner.trials import Subject, Trials
+from mpmd.schedules import Schedule
+from mpmd.step import MpmdFunction
+
+
+def plan(
+    step: Callable,
+    *args: Any,
+    cluster: Cluster,
+    kwargs: Mapping[str, Any] | None = None,
+    groups: int | None = None,
+    num_stages: int | None = None,
+    layers_per_stage: Sequence[int] | None = None,
+    schedule: Schedule | type[Schedule] | str | None = None,
+    num_microbatches: int | None = None,
+    submesh: Mapping[Kind, int] | None = None,
+    remat: bool | None = None,
+    fsdp: bool | None = None,
+    in_shardings: Any = None,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    donate_argnums: int | Iterable[int] | None = None,
+    simulate: int = 32,
+    seconds: float = 10.0,
+    measure: int = 0,
+) -> Choice:
+    """Chooses how a cluster runs a train step, and says what that costs.
+
+    ::
+
+        choice = mpmd.plan(train_step, state, batch, cluster=mpmd.Cluster(nodes=2, devices_per_node=8, ...))
+        print(choice)                                     # the table, and why others lost
+        with cluster.launch(**choice.launch) as mesh:
+            step = choice.jit(mesh)                       # cut, scheduled and sharded as chosen
+
+    The step has one ``treduce``, or ``value_and_grad``. What it says itself stays: its stages, where it has
+    marks, and its microbatches, where they are cut outside. What it leaves open is chosen: the stages of a
+    loss under ``mpmd.auto_marks``, and ``mpmd.microbatches(batch)`` without a number. The schedule that
+    ``treduce`` has is replaced. Formulas rank all candidates; the best are planned, and the plans simulated.
+
+    Args:
+      step: as ``mpmd.jit`` takes it; traced once for each candidate that is planned.
+      args: its positional arguments, arrays or ``ShapeDtypeStruct``s.
+      cluster: the devices, their speed, memory and links.
+      kwargs: arguments that the step is called with by name.
+      groups, num_stages, layers_per_stage, schedule, num_microbatches, submesh, remat, fsdp: what is fixed;
+        ``None`` is open. A schedule may be one of a size, or a family, by class or name. ``submesh`` has the
+        devices of each group along ``data``, ``model`` and ``sequence``.
+      in_shardings: a pytree prefix of the positional arguments with a ``PartitionSpec`` over these axes
+        where it is fixed, ``None`` where it is open.
+      static_argnums, static_argnames: as those of ``mpmd.jit``.
+      donate_argnums: the arguments that the step may take over; by default those that it returns updated.
+      simulate: how many of the best candidates are planned and simulated, beside the alternatives.
+      seconds: after which no further one is.
+      measure: of how many of the best the tasks are compiled and run, each by itself, on the devices of this
+        process, which have to be of the cluster's kind.
+
+    Raises: ``ValueError`` for what is not valid, for fixes that contradict one another or the step, for a
+      step that cannot be cut as asked, and for one that fits nowhere, with what is missing and the nearest
+      that would fit; ``TypeError`` when ``step`` is no function or ``cluster`` no ``Cluster``; and as
+      ``mpmd.jit`` and its ``lower``.
+    """
+    _check_types(step, cluster, kwargs)
+    limits = _limits(simulate, seconds, measure)
+    fixed = Fixed.of(
+        groups=groups,
+        num_stages=num_stages,
+        layers_per_stage=layers_per_stage,
+        schedule=schedule,
+        num_microbatches=num_microbatches,
+        submesh=submesh,
+        remat=remat,
+        fsdp=fsdp,
+    )
+    subject = Subject.of(
+        step, args, kwargs or {}, in_shardings, static_argnums, static_argnames, donate_argnums
+    )
+    trials = Trials(subject, cluster)
+    rows = _rows(trials, cluster, fixed)
+    measuring = functools.partial(measured, cluster=cluster, devices=None)
+    result = compete(rows, trials.realize, measuring, cluster, limits)
+    best: Row = result.rows[0]
+    return Choice(
+        rows=result.rows,
+        cluster=cluster,
+        examples=trials.profile.rows,
+        decisions=decisions_of(best.candidate, trials.profile.are_stages),
+        in_shardings=trials.in_shardings(best.candidate),
+        donate_argnums=trials.donate_argnums,
+        notes=result.notes,
+        _step=step,
+        _static=subject.static,
+        _realized=result.winner,
+    )
+
+
+def _rows(trials: Trials, cluster: Cluster, fixed: Fixed) -> tuple[Row, ...]:
+    """The rows by formula, with that of the schedule that the step has itself."""
+    rows = search(trials.profile, cluster, fixed)
+    if trials.written_schedule is None or fixed.schedule is not None:
+        return rows
+    written = as_written(trials.profile, cluster, trials.written_schedule, fixed)
+    if written is None or rows[0].candidate == written.candidate:
+        return rows
+    reason = shortage(written.prediction, cluster) or slower_because(
+        written.candidate, written.prediction, rows[0].candidate, rows[0].prediction
+    )
+    others = [row for row in rows[1:] if row.label or row.candidate != written.candidate]
+    return rows[0], dataclasses.replace(written, reason=reason), *others
+
+
+def _check_types(step: Any, cluster: Any, kwargs: Any) -> None:
+    """Raises ``TypeError`` with all that is wrong."""
+    faults = []
+    if not callable(step):
+        faults.append(f"mpmd.plan takes a train step, a function, got {step!r}")
+    if isinstance(step, MpmdFunction):
+        faults.append(
+            "mpmd.plan takes the train step itself, not what mpmd.jit has made of it: choice.jit compiles it"
+        )
+    if not isinstance(cluster, Cluster):
+        faults.append(
+            "cluster must be an mpmd.Cluster, such as mpmd.Cluster.from_ray() or mpmd.Cluster(nodes=2, "
+            f"devices_per_node=8, ...), got {cluster!r}"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        faults.append(f"kwargs must be a dict of the arguments that are passed by name, got {kwargs!r}")
+    if faults:
+        raise TypeError("\n".join(faults))
+
+
+def _limits(simulate: Any, seconds: Any, measure: Any) -> Limits:
+    """Raises ``ValueError`` with all that is wrong."""
+
+    def faults() -> Iterator[str]:
+        for name, value, least in (("simulate", simulate, 1), ("measure", measure, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                yield f"{name} must be a whole number of at least {least}, got {value!r}"
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            yield f"seconds must be a number above 0, got {seconds!r}"
+        if isinstance(measure, int) and isinstance(simulate, int) and measure > simulate:
+            yield f"measure={measure} candidates cannot be measured when simulate={simulate} are simulated"
+
+    if found := [*faults()]:
+        raise ValueError("\n".join(found))
+    return Limits(simulate, seconds, measure)

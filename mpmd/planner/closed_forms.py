@@ -1,0 +1,136 @@
+"""What the docstrings of schedules say of their steps and their memory, as functions, for equal stages.
+
+Each is for ``p`` groups, ``v`` stages on each and ``m`` microbatches, arrays of one shape. The sources are
+those of the schedules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from mpmd.schedules.base import OneStagePerGroup, RoundRobin, VShaped
+from mpmd.schedules.families import FAMILIES
+
+Array = np.ndarray
+Form = Callable[[Array, Array, Array], Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosedForm:
+    """A family for equal stages, whose forward takes a third of forward and backward.
+
+    Attributes:
+      fill: the step, beside the ``m`` microbatches themselves, in the time of all stages of a group for one
+        microbatch.
+      in_flight: the most residuals that any group holds, in those of a microbatch of all its stages.
+      spread: how many more the first group holds than the last one; those between lie between.
+      split: whether a backward is two tasks.
+    """
+
+    fill: Form
+    in_flight: Form
+    spread: Form = lambda p, v, m: 0 * m
+    split: bool = False
+
+
+def _interleaved_fill(p: Array, v: Array, m: Array) -> Array:
+    return np.where(m >= p, (p - 1) / v, (m + v * p - 1) / v - m)
+
+
+def _first_round(p: Array, m: Array) -> Array:
+    return np.ceil(m / np.maximum(1, m // p))
+
+
+def _zero_bubble_v(p: Array, v: Array, m: Array) -> Array:
+    return np.where(m >= p, (p - 1) / 6, (4 * p + 2 * m - 1 + np.maximum(0, 2 * m - p)) / 6 - m)
+
+
+def _or_v_shaped(form: Form, limit: Callable[[Array], Array]) -> Form:
+    """For so few microbatches that ``ZeroBubbleV`` needs no more memory than ``limit``, its step."""
+    return lambda p, v, m: np.where(2 * np.minimum(p, m) <= limit(p), _zero_bubble_v(p, v, m), form(p, v, m))
+
+
+def _half(p: Array) -> Array:
+    return 2 * ((p + 2) // 2)
+
+
+def _third(p: Array) -> Array:
+    return 2 * ((p + 4) // 3)
+
+
+CLOSED_FORMS: Mapping[str, ClosedForm] = {
+    "GPipe": ClosedForm(lambda p, v, m: p - 1, lambda p, v, m: m),
+    "Std1F1B": ClosedForm(
+        lambda p, v, m: p - 1, lambda p, v, m: np.minimum(p, m), lambda p, v, m: np.minimum(p, m) - 1
+    ),
+    "Eager1F1B": ClosedForm(
+        lambda p, v, m: p - 1,
+        lambda p, v, m: np.minimum(2 * p - 1, m),
+        lambda p, v, m: np.minimum(2 * p - 1, m) - 1,
+    ),
+    "ZeroBubble": ClosedForm(
+        lambda p, v, m: np.where(m >= p, (p - 1) / 3, (2 * m + 2 * p - 1) / 3 - m),
+        lambda p, v, m: np.minimum(p, m),
+        split=True,
+    ),
+    "ZeroBubbleH2": ClosedForm(
+        lambda p, v, m: np.where(m >= p, (p - 1) / 3, (2 * m + 2 * p - 1) / 3 - m),
+        lambda p, v, m: np.minimum(2 * p - 1, m),
+        split=True,
+    ),
+    "InterleavedGPipe": ClosedForm(_interleaved_fill, lambda p, v, m: m),
+    "LoopedBFS": ClosedForm(_interleaved_fill, lambda p, v, m: m),
+    "Interleaved1F1B": ClosedForm(
+        _interleaved_fill,
+        lambda p, v, m: np.minimum(v * m, (v - 1) * _first_round(p, m) + 2 * (p - 1) + 1) / v,
+        lambda p, v, m: np.minimum(v * m - (v - 1) * _first_round(p, m) - 1, 2 * (p - 1)) / v,
+    ),
+    "KimiK2": ClosedForm(
+        _interleaved_fill,
+        lambda p, v, m: np.minimum(v * m, (v - 1) * _first_round(p, m) + 2 * (p - 1) + 2) / v,
+        lambda p, v, m: np.minimum(v * m - (v - 1) * _first_round(p, m) - 2, 2 * (p - 1)) / v,
+    ),
+    "InterleavedZeroBubble": ClosedForm(
+        lambda p, v, m: np.where(
+            m >= p,
+            (p - 1) / (3 * v),
+            (2 * v * p + 2 * m - 1 + (v - 1) * np.maximum(0, 2 * m - p)) / (3 * v) - m,
+        ),
+        lambda p, v, m: np.minimum(v * m, (v - 1) * _first_round(p, m) + p) / v,
+        split=True,
+    ),
+    "ZeroBubbleV": ClosedForm(_zero_bubble_v, lambda p, v, m: np.minimum(p, m), split=True),
+    "VHalf": ClosedForm(
+        _or_v_shaped(lambda p, v, m: (3 * p - 3 - p % 2) / 6, _half),
+        lambda p, v, m: np.minimum(np.minimum(p, m), _half(p) / 2),
+        split=True,
+    ),
+    "VMin": ClosedForm(
+        _or_v_shaped(lambda p, v, m: (4 * p - 5 + 2 * (p % 3 == 0)) / 6, _third),
+        lambda p, v, m: np.minimum(np.minimum(p, m), _third(p) / 2),
+        split=True,
+    ),
+    "DualPipeV": ClosedForm(
+        lambda p, v, m: np.where(m >= 2 * p, (p - 1) / 3, _zero_bubble_v(p, v, m)),
+        lambda p, v, m: np.where(m >= 2 * p, np.minimum(m, p + 0.5), np.minimum(p, m)),
+        split=True,
+    ),
+    "ForwardOnly": ClosedForm(_interleaved_fill, lambda p, v, m: 0 * m),
+}
+"""Of the families that have such forms, by name: all but ``ListSchedule``."""
+
+
+def takes(name: str, stages_per_group: int) -> bool:
+    """Whether a family is worth looking at with so many stages on each group.
+
+    With one stage on each, schedules that are made for several are like one that is made for one.
+    """
+    schedule = FAMILIES[name].schedule
+    if issubclass(schedule, VShaped):
+        return stages_per_group == 2
+    if issubclass(schedule, RoundRobin):
+        return stages_per_group > 1
+    return stages_per_group == 1 or not issubclass(schedule, OneStagePerGroup)

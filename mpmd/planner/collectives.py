@@ -1,0 +1,104 @@
+"""What it costs that devices exchange values: along the axes of a group's submesh, and between groups.
+
+Groups are on consecutive devices, node after node. Within a group the axis ``model`` is innermost, then comes
+``sequence``, then ``data``, as in Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 3: what exchanges most stays within a node.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.profile import Kind
+from mpmd.simulate import Link
+
+INNERMOST_FIRST: tuple[Kind, ...] = ("model", "sequence", "data")
+"""The axes of a submesh; devices that are neighbours along the first one have consecutive numbers."""
+
+Submesh = Mapping[Kind, int]
+"""The number of devices along each axis; 1 along one that is left out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The devices of a group: those from ``start`` on, divided as ``submesh`` says."""
+
+    start: int
+    submesh: Submesh
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self.submesh.values())
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.num_devices
+
+
+def places_of(submeshes: tuple[Submesh, ...]) -> tuple[Place, ...]:
+    """Where groups are that follow one another."""
+    places, start = [], 0
+    for submesh in submeshes:
+        places.append(Place(start, submesh))
+        start = places[-1].stop
+    return tuple(places)
+
+
+def axis_links(cluster: Cluster, place: Place) -> tuple[Link, ...]:
+    """The slowest link of the rings along each axis, ``INNERMOST_FIRST``.
+
+    Rings that leave a node share its link: as many as there are devices within it that no ring joins.
+    """
+    links, stride = [], 1
+    for kind in INNERMOST_FIRST:
+        block = stride * place.submesh.get(kind, 1)
+        starts = range(place.start, place.stop, block)
+        if all(_same_node(cluster, first, first + block) for first in starts):
+            links.append(cluster.device_link)
+        else:
+            rings = min(stride, cluster.devices_per_node)
+            links.append(Link(cluster.node_link.latency, cluster.node_link.bandwidth / rings))
+        stride = block
+    return tuple(links)
+
+
+def all_reduce(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
+    """The seconds in which ``size`` devices sum values of ``nbytes`` bytes, which all of them get.
+
+    A ring moves ``2 (n - 1) / n`` of the bytes over each link, in ``2 (n - 1)`` messages: Patarasuk and Yuan,
+    "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009.
+    """
+    return 2 * all_gather(size, nbytes, link)
+
+
+def all_gather(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
+    """The seconds in which ``size`` devices get the values of ``nbytes`` bytes of which each has a part.
+
+    A reduce-scatter takes as long: both are one half of the ring of ``all_reduce``.
+    """
+    steps = size - 1
+    return np.where(nbytes > 0, steps / size * nbytes / link.bandwidth + steps * link.latency, 0.0)
+
+
+def message_link(cluster: Cluster, source: Place, target: Place) -> Link:
+    """The link of a message between two groups, of which the bytes are those that a target device gets.
+
+    Within a node each device has a link of its own. Between nodes the devices of a node share one, over which
+    each part of a value comes once, however many devices get it.
+    """
+    if source.start == target.start:
+        return Link()
+    if _same_node(cluster, min(source.start, target.start), max(source.stop, target.stop)):
+        return cluster.device_link
+    on_a_node = min(target.num_devices, cluster.devices_per_node)
+    parts = max(1, on_a_node // target.submesh.get("model", 1))
+    return Link(cluster.node_link.latency, cluster.node_link.bandwidth / parts)
+
+
+def _same_node(cluster: Cluster, start: int, stop: int) -> bool:
+    return start // cluster.devices_per_node == (stop - 1) // cluster.devices_per_node

@@ -1,0 +1,176 @@
+"""Has the best candidates compete by their actual plans, and by measured tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+from mpmd.errors import CompileError, PerformanceWarning
+from mpmd.planner.candidate import Candidate, Row
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.realize import Realized
+from mpmd.planner.reasons import shortage, slower_because
+
+HOPELESS = 1.5
+"""Candidates that take that many times the best one's time by the formulas are not planned."""
+
+Realize = Callable[[Candidate], Realized]
+"""Makes the plan of a candidate and predicts from it. Raises ``CompileError``."""
+
+Measure = Callable[[Realized, Candidate], Realized]
+"""Predicts from tasks that it runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How far candidates are looked into.
+
+    Attributes:
+      simulate: how many are planned and simulated, beside the alternatives to a pipeline.
+      seconds: after which no further one is planned.
+      measure: of how many the tasks are run.
+    """
+
+    simulate: int
+    seconds: float
+    measure: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The rows, the best first, with what was realized of that, and what else is to be said."""
+
+    rows: tuple[Row, ...]
+    winner: Realized
+    notes: tuple[str, ...]
+
+
+def compete(
+    rows: Sequence[Row], realize: Realize, measure: Measure, cluster: Cluster, limits: Limits
+) -> Result:
+    """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks them anew.
+
+    When the best candidates of the formulas do not fit by their plans, it goes on until one does.
+
+    Args:
+      rows: by formula, the best first.
+
+    Raises: ``ValueError`` when none of them fits or can be compiled.
+    """
+    contest = _Contest(cluster)
+    waiting = contest.simulate(rows, realize, limits)
+    contest.measure(measure, limits.measure)
+    return contest.result(waiting, limits)
+
+
+class _Contest:
+    """``_fitting`` has the candidates that fit, ``_refused`` those that do not or cannot be compiled."""
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self._fitting: list[tuple[Row, Realized]] = []
+        self._refused: list[Row] = []
+        self._count = 0  # of candidates that are to be planned
+
+    def simulate(self, rows: Sequence[Row], realize: Realize, limits: Limits) -> list[Row]:
+        """Goes through the rows; returns those that are left."""
+        start = time.monotonic()
+        in_order = self._in_order(rows)
+        self._count = count = limits.simulate + sum(bool(row.label) for row in in_order[1:])
+        for number, row in enumerate(in_order):
+            is_over = number >= count or time.monotonic() - start > limits.seconds
+            if (is_over and self._fitting) or shortage(row.prediction, self._cluster):
+                return in_order[number:]
+            if self._is_hopeless(row):
+                return in_order[number:]
+            self._simulate(row, realize)
+        return []
+
+    def _is_hopeless(self, row: Row) -> bool:
+        """Whether the formulas say that a candidate is much slower than the best one is by its plan."""
+        if row.label or not self._fitting:
+            return False
+        return row.prediction.seconds > HOPELESS * self._fitting[0][0].prediction.seconds
+
+    def _in_order(self, rows: Sequence[Row]) -> list[Row]:
+        """The first row, the alternatives to a pipeline, the other rows; then those that do not fit."""
+        fitting = [row for row in rows if not shortage(row.prediction, self._cluster)]
+        labelled = [row for row in fitting[1:] if row.label]
+        first = [*fitting[:1], *labelled]
+        return [
+            *first,
+            *(row for row in fitting[1:] if row not in labelled),
+            *(row for row in rows if shortage(row.prediction, self._cluster)),
+        ]
+
+    def _simulate(self, row: Row, realize: Realize) -> None:
+        try:
+            with warnings.catch_warnings():
+                # What they say of a candidate is what the table says of it.
+                warnings.simplefilter("ignore", PerformanceWarning)
+                realized = realize(row.candidate)
+        except CompileError as error:
+            first = error.faults[0].splitlines()[0]
+            self._refused.append(dataclasses.replace(row, reason=f"cannot be compiled: {first}"))
+        else:
+            self._enter(row, realized)
+
+    def _enter(self, row: Row, realized: Realized) -> None:
+        missing = shortage(realized.prediction, self._cluster)
+        row = dataclasses.replace(row, prediction=realized.prediction, reason=missing)
+        if missing:
+            self._refused.append(row)
+        else:
+            self._fitting.append((row, realized))
+            self._fitting.sort(key=lambda entry: entry[0].prediction.seconds)
+
+    def measure(self, measure: Measure, count: int) -> None:
+        """Has the tasks of the best run, which are then ranked before the others."""
+        best, others = self._fitting[:count], self._fitting[count:]
+        self._fitting = []
+        for row, realized in best:
+            self._enter(row, measure(realized, row.candidate))
+        self._fitting += others
+
+    def result(self, waiting: Sequence[Row], limits: Limits) -> Result:
+        """The ranking.
+
+        Args:
+          waiting: the rows of which formulas alone say what they cost.
+        """
+        if not self._fitting:
+            raise ValueError(
+                "no candidate can be run; those that fit by the formulas of the search are refused:\n  "
+                + "\n  ".join(dict.fromkeys(row.reason for row in self._refused))
+            )
+        (best, winner), *losers = self._fitting
+        ranked = (
+            best,
+            *(
+                dataclasses.replace(
+                    row,
+                    reason=slower_because(row.candidate, row.prediction, best.candidate, best.prediction),
+                )
+                for row, _ in losers
+            ),
+            *(
+                dataclasses.replace(row, reason=f"not planned; by the formulas {row.reason}")
+                for row in waiting
+                if not shortage(row.prediction, self._cluster)
+            ),
+            *self._refused,
+            *(row for row in waiting if shortage(row.prediction, self._cluster)),
+        )
+        return Result(ranked, winner, tuple(self._notes(waiting, limits)))
+
+    def _notes(self, waiting: Sequence[Row], limits: Limits) -> list[str]:
+        done = len(self._fitting) + len(self._refused)
+        fitting = [row for row in waiting if not shortage(row.prediction, self._cluster)]
+        if not fitting:
+            return []
+        text = f"{done} candidates were planned and simulated; of {len(fitting)} more, formulas say the costs"
+        if done < self._count and not self._is_hopeless(fitting[0]):
+            text += f" (the {limits.seconds:g} seconds for it were over)"
+        return [text]

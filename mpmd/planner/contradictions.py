@@ -1,0 +1,118 @@
+"""What contradicts in what is fixed: one thing another, the step, or the cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from mpmd.planner.fixed import Fixed
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.profile import Profile
+from mpmd.schedules import FAMILIES, Schedule
+
+
+def combined(fixed: Fixed, profile: Profile) -> Fixed:
+    """With what follows from what is fixed, and from the step, where nothing else is said."""
+    layers = fixed.layers_per_stage
+    if layers is None and profile.are_stages:
+        layers = (1,) * len(profile.layers)
+    schedule = fixed.schedule if isinstance(fixed.schedule, Schedule) else None
+    stages = len(layers) if layers else schedule.num_stages if schedule else None
+    return dataclasses.replace(
+        fixed,
+        layers_per_stage=layers,
+        num_stages=fixed.num_stages or stages,
+        groups=fixed.groups or (schedule.mpmd_dim if schedule else None),
+        num_microbatches=fixed.num_microbatches or profile.num_microbatches,
+    )
+
+
+def contradictions(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator[str]:
+    """All of them, each with the numbers. ``fixed`` is as ``combined`` returns it."""
+    yield from _of_stages(fixed, profile)
+    yield from _of_groups(fixed, profile, cluster)
+    yield from _of_schedule(fixed, profile)
+    yield from _of_microbatches(fixed, profile)
+    yield from _of_submesh(fixed, profile, cluster)
+
+
+def _of_stages(fixed: Fixed, profile: Profile) -> Iterator[str]:
+    layers, stages, num_layers = fixed.layers_per_stage, fixed.num_stages, len(profile.layers)
+    if layers is not None and profile.are_stages and layers != (1,) * num_layers:
+        yield f"the step's marks make {num_layers} stages, which layers_per_stage={layers} cannot cut anew"
+    elif layers is not None and sum(layers) != num_layers:
+        yield f"layers_per_stage={layers} has {sum(layers)} layers; the step has {num_layers}"
+    if profile.are_stages and stages not in (None, num_layers):
+        yield f"the step's marks make {num_layers} stages, and num_stages={stages} was asked for"
+    elif layers is not None and stages not in (None, len(layers)):
+        yield f"layers_per_stage={layers} makes {len(layers)} stages, and num_stages={stages} was asked for"
+    elif stages is not None and stages > num_layers:
+        yield f"num_stages={stages} needs as many layers; the step has {num_layers}"
+
+
+def _of_groups(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator[str]:
+    groups, devices = fixed.groups, cluster.nodes * cluster.devices_per_node
+    if groups is None:
+        return
+    if groups > devices:
+        yield f"groups={groups} need a device each; the cluster has {devices}"
+    stages = fixed.num_stages or len(profile.layers)
+    if groups > stages:
+        what = "stages" if fixed.num_stages else "layers"
+        yield f"groups={groups} need a stage each; the step has {stages} {what}"
+
+
+def _of_schedule(fixed: Fixed, profile: Profile) -> Iterator[str]:
+    schedule = fixed.schedule
+    if schedule is None:
+        return
+    name = schedule if isinstance(schedule, str) else schedule.name
+    if profile.has_backward == (name == "ForwardOnly"):
+        does = "has backwards" if profile.has_backward else "has no backwards"
+        yield f"the step {does}; {name} is for steps that {'have none' if profile.has_backward else 'do'}"
+    if isinstance(schedule, Schedule):
+        sizes = (("num_stages", schedule.num_stages), ("groups", schedule.mpmd_dim))
+        for field, size in sizes:
+            if getattr(fixed, field) not in (None, size):
+                what = field.removeprefix("num_")
+                yield f"{schedule} has {size} {what}, and {what} were fixed to {getattr(fixed, field)}"
+    elif fixed.groups is not None and fixed.num_stages is not None:
+        try:
+            FAMILIES[schedule].build(fixed.groups, fixed.num_stages)
+        except ValueError as error:
+            yield str(error)
+
+
+def _of_microbatches(fixed: Fixed, profile: Profile) -> Iterator[str]:
+    number = fixed.num_microbatches
+    if number is not None and profile.num_microbatches not in (None, number):
+        yield (
+            f"the step itself has {profile.num_microbatches} microbatches, and num_microbatches={number} was "
+            "asked for"
+        )
+    elif number is not None and profile.rows % number:
+        yield f"num_microbatches={number} does not divide the {profile.rows} rows of the batch"
+
+
+def _of_submesh(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator[str]:
+    if fixed.submesh is None:
+        if fixed.fsdp and cluster.nodes * cluster.devices_per_node == 1:
+            yield "fsdp=True needs several devices; the cluster has one"
+        return
+    devices, groups = cluster.nodes * cluster.devices_per_node, fixed.groups or 1
+    size = math.prod(fixed.submesh.values())
+    if size * groups > devices:
+        which = f"{groups} groups" if groups > 1 else "a group"
+        yield f"{which} of {fixed.submesh} would have {size * groups} devices; the cluster has {devices}"
+    if fixed.fsdp and fixed.submesh.get("data", 1) == 1:
+        yield f"fsdp=True divides weights over data, along which submesh={fixed.submesh} has one device"
+    rows = profile.rows // (fixed.num_microbatches or 1)
+    for kind, number in fixed.submesh.items():
+        sizes = [layer.divisions[kind].largest for layer in profile.layers if kind in layer.divisions]
+        if kind == "data" and rows % number:
+            yield f"data={number} does not divide the {rows} rows that a microbatch has at most"
+        elif kind != "data" and number > 1 and not sizes:
+            yield f"{kind}={number} was asked for, and the step has nothing to divide along {kind}"
+        elif kind != "data" and math.gcd(*sizes) % number:
+            yield f"{kind}={number} does not divide {math.gcd(*sizes)}, the size of what it would divide"

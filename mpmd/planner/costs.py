@@ -1,0 +1,113 @@
+"""The seconds that the tasks of each layer take on a submesh.
+
+The time of a task is the longer one of computing and of reading and writing memory (the roofline of Williams
+et al., "Roofline: An Insightful Visual Performance Model", 2009), plus the sums over devices and what gathers
+weights, which nothing hides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from mpmd.planner.collectives import INNERMOST_FIRST, all_gather, all_reduce
+from mpmd.planner.columns import Array, Columns, Setting, product
+from mpmd.planner.hardware import Cluster
+
+DATA = INNERMOST_FIRST.index("data")
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSeconds:
+    """Seconds of each layer.
+
+    Attributes:
+      forward, backward: of one microbatch; the backward with what rematerialisation computes again.
+      backward_weights: the part of the backward that nothing but gradients of weights needs: half of its
+        products, since a product of a forward has two in the backward, of the same size.
+      sums: the part of forward and backward that goes into sums over devices and gathered weights.
+      step: of a step, outside the loop: sums of gradients, and the optimizer.
+      step_sums: the part of ``step`` that goes into sums.
+    """
+
+    forward: Array
+    backward: Array
+    backward_weights: Array
+    sums: Array
+    step: Array
+    step_sums: Array
+
+
+def layer_seconds(columns: Columns, setting: Setting, cluster: Cluster) -> LayerSeconds:
+    """The seconds of all layers on devices that run them as a setting says."""
+    held = product(columns.shares("weights", setting.sizes))
+    weights, gradients = columns.of("weights") * held, columns.of("gradients") * held
+    forward = _task_seconds(columns, columns.forward, setting, cluster, weights)
+    backward = _task_seconds(columns, columns.backward, setting, cluster, weights + 2 * gradients)
+    sums_forward = _sums_of_task(columns, setting, "reduced_forward")
+    sums_backward = _sums_of_task(columns, setting, "reduced_backward")
+    again = forward + sums_forward if setting.way.remat else np.zeros_like(forward)
+    gather = scatter = np.zeros_like(forward)
+    step_sums = _sums_of_step(columns, setting)
+    if setting.way.gather_once:
+        gathered = all_gather(setting.sizes[DATA], weights, setting.links[DATA])
+        step_sums = step_sums + gathered + all_gather(setting.sizes[DATA], gradients, setting.links[DATA])
+    elif setting.way.fsdp:
+        gather = all_gather(setting.sizes[DATA], weights, setting.links[DATA])
+        scatter = all_gather(setting.sizes[DATA], gradients, setting.links[DATA])
+    if not columns.profile.has_backward:
+        backward = sums_backward = again = scatter = np.zeros_like(forward)
+    gathers = gather + gather if columns.profile.has_backward else gather
+    recomputed_sums = sums_forward if setting.way.remat and columns.profile.has_backward else 0 * forward
+    return LayerSeconds(
+        forward=forward + sums_forward + gather,
+        backward=backward + sums_backward + again + (gathers - gather) + scatter,
+        backward_weights=backward / 2 + scatter,
+        sums=sums_forward + sums_backward + recomputed_sums + gathers + scatter,
+        step=step_sums + _optimizer_seconds(columns, setting, cluster, weights),
+        step_sums=step_sums,
+    )
+
+
+def _task_seconds(
+    columns: Columns, work: tuple[Array, Array], setting: Setting, cluster: Cluster, weights: Array
+) -> Array:
+    """Without sums. ``weights`` are the bytes that do not depend on the rows, on each device."""
+    operations, nbytes = work
+    rows = columns.rows(setting)
+    operations = operations * rows * product(columns.shares("operations", setting.sizes))
+    nbytes = nbytes * rows * product(columns.shares("activations", setting.sizes))
+    return np.maximum(operations / cluster.flops, (nbytes + weights) / cluster.memory_bandwidth)
+
+
+def _sums_of_task(columns: Columns, setting: Setting, field: str) -> Array:
+    shares = columns.shares("activations", setting.sizes)
+    return columns.rows(setting) * _sums(columns, setting, field, shares)
+
+
+def _sums_of_step(columns: Columns, setting: Setting) -> Array:
+    """Those of gradients after the loop. What is divided over ``data`` is summed in each microbatch."""
+    axes = [axis for axis in range(len(setting.sizes)) if not (setting.way.fsdp and axis == DATA)]
+    return _sums(columns, setting, "reduced_per_step", columns.shares("weights", setting.sizes), axes)
+
+
+def _sums(
+    columns: Columns, setting: Setting, field: str, shares: list[Array], axes: list[int] | None = None
+) -> Array:
+    """The seconds of the sums along axes, of values that the other axes divide."""
+    seconds = np.zeros(len(columns.profile.layers))
+    for axis in range(len(setting.sizes)) if axes is None else axes:
+        if setting.sizes[axis] > 1:
+            others = product(share for other, share in enumerate(shares) if other != axis)
+            nbytes = columns.divided(field)[axis] * others
+            seconds += all_reduce(setting.sizes[axis], nbytes, setting.links[axis])
+    return seconds
+
+
+def _optimizer_seconds(columns: Columns, setting: Setting, cluster: Cluster, weights: Array) -> Array:
+    """The part of the work outside the loop that goes with a device's weights."""
+    outside, whole = columns.profile.outside, columns.of("weights").sum()
+    seconds = max(outside.operations / cluster.flops, outside.nbytes / cluster.memory_bandwidth)
+    divided = setting.sizes[DATA] if setting.way.fsdp else 1
+    return seconds * weights / divided / whole if whole else np.zeros_like(weights)

@@ -1,0 +1,81 @@
+"""What is handed over from the equations before a position to those behind it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from mpmd.compiler.jaxprs.cost import is_cheap
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
+from mpmd.compiler.jaxprs.work import nbytes
+
+_Leaves = frozenset[Var]
+
+
+def from_inputs(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
+    """The values that whoever reads them can make of inputs, and the equations that make them.
+
+    So it is for what is cheap and depends on one input alone, such as a cast of a weight, or on whole numbers
+    and keys, such as masks and dropout's random numbers. What mixes several inputs, such as an embedding or
+    its sum with another, is the work of a layer. What no equation makes is an input.
+    """
+    inputs = free_variables(jaxpr.eqns)
+    depends: dict[Var, _Leaves] = {var: frozenset({var}) for var in inputs}
+    made: dict[Var, JaxprEqn] = {}
+    for eqn in jaxpr.eqns:
+        read = operands(eqn)
+        if not is_cheap(eqn) or any(var not in depends for var in read):
+            continue
+        leaves = frozenset().union(*(depends[var] for var in read))
+        if len(leaves) > 1 and any(map(_is_inexact, leaves)):
+            continue
+        depends.update(dict.fromkeys(eqn.outvars, leaves))
+        made.update(dict.fromkeys(eqn.outvars, eqn))
+    return made
+
+
+def _is_inexact(var: Var) -> bool:
+    return jnp.issubdtype(aval_of(var).dtype, jnp.inexact)
+
+
+class Crossing:
+    """What is handed over at each position of a jaxpr.
+
+    Attributes:
+      from_inputs: what readers can make of inputs, which is not handed over.
+    """
+
+    def __init__(self, jaxpr: Jaxpr):
+        self.from_inputs: Mapping[Var, JaxprEqn] = from_inputs(jaxpr)
+        made: dict[Var, int] = {}
+        last_read: dict[Var, int] = {}
+        for i, eqn in enumerate(jaxpr.eqns):
+            last_read.update((var, i) for var in operands(eqn) if var in made)
+            made.update((var, i) for var in eqn.outvars if var not in self.from_inputs)
+        self._vars = list(last_read)
+        self._made = np.array([made[var] for var in self._vars], int)
+        self._last_read = np.array(list(last_read.values()), int)
+        sizes = [nbytes(var) for var in self._vars]
+        self._bytes = self._sums(sizes, len(jaxpr.eqns))
+        self._count = self._sums([1] * len(sizes), len(jaxpr.eqns))
+
+    def _sums(self, amounts: Sequence[int], length: int) -> list[int]:
+        """For each position, the sum of the amounts of the values that are handed over there."""
+        changes = [0] * (length + 1)
+        for amount, made, last in zip(amounts, self._made, self._last_read, strict=True):
+            changes[made + 1] += amount
+            changes[last + 1] -= amount
+        return list(itertools.accumulate(changes))
+
+    def bytes_at(self, position: int) -> int | None:
+        """Bytes handed over before an equation; ``None`` if it is nothing, so that no layer can end there."""
+        return self._bytes[position] if self._count[position] else None
+
+    def at(self, position: int) -> list[Var]:
+        """The values handed over before an equation, in the order in which they are read first."""
+        found = np.flatnonzero((self._made < position) & (position <= self._last_read))
+        return [self._vars[i] for i in found]

@@ -1,0 +1,60 @@
+"""Divides layers into stages of about as much work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_SLACK = 1.05
+"""The stage with most work may have so much more than it needs to, for the sake of the others."""
+
+_HANDING_OVER = 0.1
+"""What it costs to hand over the most that is handed over anywhere, as a share of an average stage's work."""
+
+
+def even_stages(work: Sequence[float], leaving: Sequence[int], num_stages: int) -> tuple[int, ...]:
+    """The numbers of layers of the stages.
+
+    The stage with most work has hardly more than it needs to have; then work is as even as it can be, and
+    stages end where less is handed over.
+
+    Args:
+      work: of each layer.
+      leaving: bytes handed over behind each layer.
+      num_stages: at most as many as layers.
+    """
+    assert 1 <= num_stages <= len(work), f"{len(work)} layers do not make {num_stages} stages"
+    before = np.concatenate([[0.0], np.cumsum(work)])
+    largest = _dynamic_programme(before, num_stages, lambda of_stages, end: of_stages, np.maximum)
+    limit = _SLACK * float(largest[0])
+    mean = before[-1] / num_stages or 1.0
+    fees = _HANDING_OVER * np.asarray([0, *leaving[:-1], 0]) / max([*leaving[:-1], 1])
+
+    def cost(of_stages: np.ndarray, end: int) -> np.ndarray:
+        return np.where(of_stages <= limit, (of_stages / mean) ** 2 + fees[end], np.inf)
+
+    _, ends = _dynamic_programme(before, num_stages, cost, np.add)
+    return tuple(np.diff([0, *ends]).tolist())
+
+
+def _dynamic_programme(before, num_stages, cost, combine) -> tuple[float, list[int]]:
+    """The least combined cost of stages, and where they end."""
+    count = len(before) - 1
+    best = np.full(count + 1, np.inf)
+    best[0] = 0.0
+    last = []
+    for stage in range(1, num_stages + 1):
+        following = np.full(count + 1, np.inf)
+        chosen = np.zeros(count + 1, int)
+        for end in range(stage, count - (num_stages - stage) + 1):
+            starts = slice(stage - 1, end)
+            total = combine(best[starts], cost(before[end] - before[starts], end))
+            at = len(total) - 1 - int(np.argmin(total[::-1]))
+            following[end], chosen[end] = total[at], stage - 1 + at
+        best = following
+        last.append(chosen)
+    ends = [count]
+    for chosen in reversed(last[1:]):
+        ends.append(int(chosen[ends[-1]]))
+    return float(best[count]), ends[::-1]

@@ -1,0 +1,124 @@
+"""Small problems: every candidate is looked at, so that what is found is the best by the formulas.
+
+Candidates are simulated in the order of a bound that no schedule falls below: what comes before the first
+task of a group, all that the group computes, and what comes after its last task. The search ends when the
+next bound is as long as the best step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.collectives import Submesh
+from mpmd.planner.formula import Evaluation, evaluate
+from mpmd.planner.orders import order_of
+from mpmd.planner.stages import Stages
+from mpmd.planner.sweep import Space
+from mpmd.schedules import Schedule
+
+MOST_CANDIDATES = 8_000
+"""Problems of more candidates are not small."""
+
+MOST_SUBMESHES = 300
+MOST_STAGES = 8
+
+
+def is_small(space: Space) -> bool:
+    """Whether there are few enough candidates to look at all of them."""
+    if len(space.submeshes) > MOST_SUBMESHES or len(space.profile.layers) > 4 * MOST_STAGES:
+        return False
+    counted = itertools.islice(_candidates(space), MOST_CANDIDATES + 1)
+    return sum(1 for _ in counted) <= MOST_CANDIDATES
+
+
+def best_of_all(space: Space) -> list[Evaluation]:
+    """The candidates that were simulated, among them the shortest step that fits."""
+    bounds = [(lower_bound(space, candidate), candidate) for candidate in _candidates(space)]
+    bounds.sort(key=lambda pair: pair[0])
+    found, best = [], math.inf
+    for bound, candidate in bounds:
+        if bound >= best:
+            break
+        evaluation = evaluate(space.model, candidate)
+        found.append(evaluation)
+        if evaluation.prediction.memory.total <= space.model.cluster.memory:
+            best = min(best, evaluation.seconds)
+    return found
+
+
+def lower_bound(space: Space, candidate: Candidate) -> float:
+    """Seconds that no schedule of a candidate's stages falls below."""
+    order = order_of(candidate.schedule, candidate.num_microbatches)
+    stages = Stages(space.model, candidate, order.homes)
+    number, overhead = candidate.num_microbatches, space.model.cluster.task_overhead
+    forwards, backwards = stages.sums("forward"), stages.sums("backward")
+    later = stages.sums("backward_weights") if "bwdA" in order.kinds else [0.0] * len(forwards)
+    per_stage = [
+        forward + backward + len(order.kinds) * overhead
+        for forward, backward in zip(forwards, backwards, strict=True)
+    ]
+    work, steps = stages.of_groups(per_stage), stages.of_groups(stages.sums("step"))
+    delayed = stages.of_groups(later)
+    bound = 0.0
+    for group, own in enumerate(order.stages):
+        before = range(own[0])
+        fill = sum(forwards[stage] for stage in before)
+        drain = sum(backwards[stage] - later[stage] for stage in before)
+        # The last tasks of a group may be gradients of weights, for which no other group waits.
+        spans = (number * work[group], number * (work[group] - delayed[group]) + drain)
+        bound = max(bound, fill + max(spans) + steps[group])
+    return bound
+
+
+def _candidates(space: Space) -> Iterator[Candidate]:
+    """All of them; of one group, those of one schedule."""
+    fixed, num_layers = space.fixed, len(space.profile.layers)
+    most = min(num_layers, space.num_devices)
+    for groups in [fixed.groups] if fixed.groups else range(1, most + 1):
+        schedules = [*_schedules(space, groups)]
+        for submeshes in _submeshes(space, groups):
+            for schedule, way in itertools.product(schedules, [*space.ways(submeshes)]):
+                for layers in _cuts(space, schedule.num_stages):
+                    yield Candidate(layers, submeshes, schedule, *dataclasses.astuple(way))
+
+
+def _schedules(space: Space, groups: int) -> Iterator[Schedule]:
+    for family, stages_per_group in space.families:
+        num_stages = round(stages_per_group * groups)
+        enough = num_stages <= len(space.profile.layers) and space.fixed.num_stages in (None, num_stages)
+        if enough and (groups > 1 or space.stands_alone(family, stages_per_group)):
+            schedule = space.schedule(family, num_stages, groups)
+            if schedule is not None:
+                yield schedule
+
+
+def _submeshes(space: Space, groups: int) -> Iterator[tuple[Submesh, ...]]:
+    """All that the devices suffice for; the same for each group where a submesh is fixed."""
+    if space.fixed.submesh is not None:
+        yield (space.submeshes[0],) * groups
+        return
+
+    def extended(devices: int, number: int) -> Iterator[tuple[Submesh, ...]]:
+        if number == 0:
+            yield ()
+            return
+        for submesh in space.submeshes:
+            left = devices - math.prod(submesh.values())
+            if left >= number - 1:
+                for rest in extended(left, number - 1):
+                    yield (submesh, *rest)
+
+    yield from extended(space.num_devices, groups)
+
+
+def _cuts(space: Space, num_stages: int) -> Iterator[tuple[int, ...]]:
+    if space.fixed.layers_per_stage is not None:
+        yield space.fixed.layers_per_stage
+        return
+    num_layers = len(space.profile.layers)
+    for inner in itertools.combinations(range(1, num_layers), num_stages - 1):
+        yield tuple(stop - start for start, stop in itertools.pairwise((0, *inner, num_layers)))

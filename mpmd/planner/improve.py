@@ -1,0 +1,144 @@
+"""Improves a candidate step by step: what is like it is simulated, and the best of that is taken.
+
+What is like a candidate: the same groups with another schedule; another number of microbatches;
+rematerialisation or FSDP the other way; a layer in the neighbouring stage; another submesh for a group, or
+for two of them. Where the stages are no longer the same, layers are cut anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.candidates import best_of_shape
+from mpmd.planner.columns import Way
+from mpmd.planner.formula import Evaluation, evaluate
+from mpmd.planner.sweep import Shape, Space
+
+MOST_MOVES = 40
+"""How many boundaries between stages are tried in a round: those between the most unequal stages."""
+
+MOST_GROUPS = 8
+"""Of more groups the submeshes are not changed one by one."""
+
+MOST_STAGES_PER_GROUP = 4
+
+
+def improved(space: Space, start: Evaluation, most_tasks: int) -> Evaluation:
+    """The best that is found until so many tasks have been simulated.
+
+    The best is the one that fits, or needs the least memory, and of those that fit the shortest step.
+    """
+    best, num_tasks, rounds_without = start, 0, 0
+    for likes in itertools.cycle(LIKES):
+        found = []
+        for evaluation in filter(None, likes(space, best)):
+            num_tasks += evaluation.num_tasks
+            found.append(evaluation)
+            if num_tasks >= most_tasks:
+                break
+        better = min(found, key=lambda evaluation: rank(space, evaluation), default=best)
+        is_better = rank(space, better) < rank(space, best)
+        best, rounds_without = (better, 0) if is_better else (best, rounds_without + 1)
+        if rounds_without == len(LIKES) or num_tasks >= most_tasks:
+            return best
+    raise AssertionError("the rounds end")
+
+
+def rank(space: Space, evaluation: Evaluation) -> tuple[float, float]:
+    """The smaller, the better: the bytes that are missing, and the seconds."""
+    missing = evaluation.prediction.memory.total - space.model.cluster.memory
+    return max(0.0, missing), evaluation.seconds
+
+
+def _shape(candidate: Candidate) -> Shape:
+    return Shape(candidate.schedule, candidate.submeshes, Way.of(candidate))
+
+
+def _schedules(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
+    groups = best.candidate.schedule.mpmd_dim
+    for family, stages_per_group in space.families:
+        num_stages = round(groups * stages_per_group)
+        fits = stages_per_group <= MOST_STAGES_PER_GROUP and num_stages <= len(space.profile.layers)
+        if groups > 1 and fits and space.fixed.num_stages in (None, num_stages):
+            schedule = space.schedule(family, num_stages, groups)
+            if schedule is not None and schedule != best.candidate.schedule:
+                yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), schedule=schedule))
+
+
+def _microbatches(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
+    numbers, own = space.numbers_of_microbatches, Way.of(best.candidate)
+    index = numbers.index(own.num_microbatches)
+    near = numbers[max(0, index - 2) : index + 3]
+    for way in space.ways(best.candidate.submeshes):
+        same = dataclasses.replace(way, num_microbatches=own.num_microbatches) == own
+        if same and way != own and way.num_microbatches in near:
+            yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), way=way))
+
+
+def _flags(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
+    own = Way.of(best.candidate)
+    for way in space.ways(best.candidate.submeshes):
+        if way != own and way.num_microbatches == own.num_microbatches:
+            yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), way=way))
+
+
+def _layers(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
+    candidate, times = best.candidate, best.prediction.stage_seconds
+    if space.fixed.layers_per_stage is not None:
+        return
+    boundaries = sorted(range(1, len(times)), key=lambda b: (-abs(times[b - 1] - times[b]), b))
+    for boundary in boundaries[:MOST_MOVES]:
+        for source, target in ((boundary - 1, boundary), (boundary, boundary - 1)):
+            layers = [*candidate.layers_per_stage]
+            if layers[source] > 1:
+                layers[source] -= 1
+                layers[target] += 1
+                changed = dataclasses.replace(candidate, layers_per_stage=tuple(layers))
+                yield evaluate(space.model, changed)
+
+
+def _submeshes(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
+    """Other submeshes for one group, and for two groups that give and take, or change places."""
+    candidate = best.candidate
+    groups = len(candidate.submeshes)
+    if groups > MOST_GROUPS or space.fixed.submesh is not None:
+        return
+    options = [
+        s for s in space.submeshes if math.prod(s.values()) * (groups - 1) < space.num_devices * groups
+    ]
+    for group, submesh in itertools.product(range(groups), options):
+        yield _with_submeshes(space, candidate, {group: submesh})
+    for one, other in itertools.combinations(range(groups), 2):
+        changed = {one: candidate.submeshes[other], other: candidate.submeshes[one]}
+        yield _with_submeshes(space, candidate, changed)
+    if groups <= 3:
+        for one, other in itertools.combinations(range(groups), 2):
+            for pair in itertools.product(options, repeat=2):
+                yield _with_submeshes(space, candidate, dict(zip((one, other), pair, strict=True)))
+
+
+def _with_submeshes(space: Space, candidate: Candidate, changed: dict) -> Evaluation | None:
+    submeshes = tuple(changed.get(group, own) for group, own in enumerate(candidate.submeshes))
+    devices = sum(math.prod(submesh.values()) for submesh in submeshes)
+    several = any(submesh["data"] > 1 for submesh in submeshes)
+    if (
+        submeshes == candidate.submeshes
+        or devices > space.num_devices
+        or (candidate.fsdp and not several)
+        or not space.divides(submeshes, candidate.num_microbatches)
+    ):
+        return None
+    return best_of_shape(space, dataclasses.replace(_shape(candidate), submeshes=submeshes))
+
+
+LIKES: tuple[Callable[[Space, Evaluation], Iterator[Evaluation | None]], ...] = (
+    _schedules,
+    _layers,
+    _submeshes,
+    _microbatches,
+    _flags,
+)

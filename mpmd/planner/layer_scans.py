@@ -1,0 +1,53 @@
+"""Tells scans over layers from scans over anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from mpmd.compiler.jaxprs.equations import Atom, operands, subjaxprs
+from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.work import PRODUCTS
+
+
+def is_layer_scan(eqn: JaxprEqn, computed: Container[Atom]) -> bool:
+    """Whether an equation is a scan whose iterations are layers.
+
+    They are, if what is carried is multiplied by weights that are scanned over. A scan over time or over
+    chunks has its weights among its constants, or scans over what is computed.
+
+    Args:
+      computed: the values that are neither inputs nor made of one alone.
+    """
+    if eqn.primitive.name != "scan" or eqn.params["length"] < 2:
+        return False
+    body: Jaxpr = eqn.params["jaxpr"].jaxpr
+    roles = scan_operands(eqn)
+    outer = eqn.invars[roles.xs]
+    weights = {x for x, atom in zip(body.invars[roles.xs], outer, strict=True) if atom not in computed}
+    return _multiplies(body, set(body.invars[roles.carry]), weights)[0]
+
+
+def _multiplies(jaxpr: Jaxpr, carried: set[Var], weights: set[Var]) -> tuple[bool, set[Var], set[Var]]:
+    """Whether what depends on ``carried`` is multiplied by what depends on weights alone; and both."""
+    carried, weights = set(carried), set(weights)
+    for eqn in jaxpr.eqns:
+        read = operands(eqn)
+        of_carried = any(var in carried for var in read)
+        of_weights = any(var in weights for var in read)
+        if of_carried and of_weights and eqn.primitive.name in PRODUCTS:
+            return True, carried, weights
+        for inner in subjaxprs(eqn):
+            if len(inner.invars) == len(eqn.invars):
+                pairs = list(zip(inner.invars, eqn.invars, strict=True))
+                within = _multiplies(
+                    inner, {a for a, b in pairs if b in carried}, {a for a, b in pairs if b in weights}
+                )
+                if within[0]:
+                    return within
+        if of_carried:
+            carried.update(eqn.outvars)
+        elif of_weights:
+            weights.update(eqn.outvars)
+    return False, carried, weights

@@ -1,0 +1,89 @@
+"""What is said of a step that fits nowhere: what is missing, and the nearest that would fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from mpmd.planner.candidates import best_of_shape
+from mpmd.planner.fixed import Fixed
+from mpmd.planner.formula import Evaluation
+from mpmd.planner.stages import CostModel
+from mpmd.planner.sweep import Shape, Space, smallest, sweep
+from mpmd.tables import human_bytes
+
+MOST_SHAPES = 8
+"""How many shapes of each change are looked at."""
+
+MOST_NODES = 4096
+
+
+def nothing_fits(space: Space) -> str:
+    """The message."""
+    cluster = space.model.cluster
+    found = [e for shape in smallest(space)[:MOST_SHAPES] if (e := best_of_shape(space, shape))]
+    if not found:
+        return (
+            f"there is no way to run the step as fixed on {space.num_devices} devices: no schedule has "
+            f"these numbers of stages and groups, with devices that divide {space.profile.rows} rows"
+        )
+    least = min(found, key=lambda evaluation: evaluation.prediction.memory.total)
+    needed = least.prediction.memory.total
+    return (
+        f"the step does not fit: a device needs at least {human_bytes(needed)} "
+        f"({_words(least)}), and has {human_bytes(cluster.memory)}; {_ways(space)}"
+    )
+
+
+def _words(evaluation: Evaluation) -> str:
+    candidate = evaluation.candidate
+    submesh = " x ".join(f"{kind} {size}" for kind, size in candidate.submeshes[0].items() if size > 1)
+    parts = [
+        f"{len(candidate.submeshes)} groups of {submesh or 'one device'}",
+        f"{candidate.num_microbatches} microbatches",
+        candidate.schedule.name,
+        *(["remat"] if candidate.remat else []),
+        *(["fsdp"] if candidate.fsdp else []),
+    ]
+    return ", ".join(parts)
+
+
+def _ways(space: Space) -> str:
+    found = list(_nearest(space))
+    return f"it would fit with {' or '.join(found)}" if found else f"nor does it on {MOST_NODES} such nodes"
+
+
+def _nearest(space: Space) -> Iterator[str]:
+    """The changes, of one thing each, with which something fits."""
+    for field in dataclasses.fields(Fixed):
+        value = getattr(space.fixed, field.name)
+        if value is not None and field.name not in _given_by_step(space):
+            changes = {field.name: None}
+            if field.name in ("schedule", "layers_per_stage") and not space.profile.are_stages:
+                changes |= {"num_stages": None}
+            opened = Space(space.model, dataclasses.replace(space.fixed, **changes))
+            if _first_that_fits(opened):
+                yield f"another {field.name} than {value}"
+    cluster = space.model.cluster
+    nodes = 2 * cluster.nodes
+    while nodes <= MOST_NODES:
+        model = CostModel(space.profile, dataclasses.replace(cluster, nodes=nodes))
+        if fitting := _first_that_fits(Space(model, space.fixed)):
+            yield f"{nodes} nodes of {cluster.devices_per_node} devices ({_words(fitting)})"
+            return
+        nodes *= 2
+
+
+def _given_by_step(space: Space) -> set[str]:
+    """What the step itself has fixed."""
+    stages = {"layers_per_stage", "num_stages"} if space.profile.are_stages else set()
+    return stages | ({"num_microbatches"} if space.profile.num_microbatches else set())
+
+
+def _first_that_fits(space: Space) -> Evaluation | None:
+    shapes: list[Shape] = [*sweep(space)[:MOST_SHAPES], *smallest(space)[:MOST_SHAPES]]
+    for shape in shapes:
+        evaluation = best_of_shape(space, shape)
+        if evaluation and evaluation.prediction.memory.total <= space.model.cluster.memory:
+            return evaluation
+    return None

@@ -1,0 +1,151 @@
+"""Cuts layers into stages by dynamic programming, for groups with given devices.
+
+It minimises, over the groups of a pipeline with one stage each,
+
+    max over groups g:  (time until the first microbatch reaches g) + m T_g + (time from g back to the start)
+
+where ``T_g`` is the time of the forward and backward of a microbatch on ``g``: no schedule is shorter.
+From the last stage backwards this is one number for each first layer, ``V``. What a stage and those behind it
+take is ``max(m T, T + 2 c + V)``, which never falls as ``V`` rises.
+
+The dynamic programme of Alpa minimises ``sum T + (m - 1) max T`` instead (Zheng et al., "Alpa: Automating
+Inter- and Intra-Operator Parallelism for Distributed Deep Learning", 2022, arXiv:2201.12023, section 5.2).
+Its limit for the slowest stage is here, too: the cuts for several limits are simulated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from mpmd.planner.columns import Array
+from mpmd.planner.stages import Table
+
+SLACKS = (1.0, 1.1, math.inf)
+"""The slowest stage of a cut, over that of the most balanced one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretches:
+    """What stages of consecutive layers cost: of layers ``i`` to ``j - 1`` at ``[i, j]``.
+
+    Attributes:
+      seconds: of forward and backward; infinite for no layers.
+      held: bytes for the whole step, and temporaries.
+      residuals: bytes of a microbatch.
+      hops: by first layer, seconds of messages there and back between the stage and the one before.
+    """
+
+    seconds: Array
+    held: Array
+    residuals: Array
+    hops: Array
+
+    @staticmethod
+    def of(table: Table, overhead: float, hops: Array) -> Stretches:
+        """The stretches of a setting's layers. ``overhead`` is of the tasks of a microbatch."""
+
+        def between(*names: str) -> Array:
+            until = np.sum([table.until[name] for name in names], axis=0)
+            return until[None, :] - until[:, None]
+
+        seconds = between("forward", "backward") + overhead
+        seconds[np.tril_indices(len(seconds))] = math.inf
+        most = _largest(table.layers["temporaries"])
+        entering = np.append(table.layers["entering"], 0.0)
+        messages = 2 * (entering[:, None] + entering[None, :])
+        return Stretches(
+            seconds=seconds,
+            held=between("weights", "gradients", "state") + most + messages,
+            residuals=between("residuals"),
+            hops=hops,
+        )
+
+    def fitting(self, in_flight: float, memory: float) -> Array:
+        """The seconds, infinite where a stage does not fit."""
+        fits = self.held + in_flight * self.residuals <= memory
+        return np.where(fits, self.seconds, math.inf)
+
+
+def cuts(
+    stretches: Sequence[Stretches], in_flight: Sequence[float], num_microbatches: int, memory: float
+) -> Iterator[tuple[int, ...]]:
+    """Ways to cut the layers, as the numbers of layers of each stage; none if none fits.
+
+    Args:
+      stretches: of the settings of the stages' groups.
+      in_flight: for each stage the microbatches whose residuals it holds.
+      memory: that a stage may need on a device.
+    """
+    seconds = [own.fitting(number, memory) for own, number in zip(stretches, in_flight, strict=True)]
+    hops = [own.hops for own in stretches]
+    balanced = _slowest(seconds)
+    if math.isinf(balanced):
+        return
+    found = set()
+    for slack in SLACKS:
+        cut = _shortest(seconds, hops, num_microbatches, slack * balanced * (1 + 1e-9))
+        if cut not in found:
+            found.add(cut)
+            yield cut
+
+
+def unevenness(values: Array) -> Array:
+    """By the number of stages, the largest sum of the most even cut of layers, over the mean of its stages.
+
+    Entry ``i`` is for ``i + 1`` stages.
+    """
+    until = np.concatenate([[0.0], np.cumsum(values)])
+    if not until[-1]:
+        return np.ones(len(values))
+    sums = until[None, :] - until[:, None]
+    sums[np.tril_indices(len(sums))] = math.inf
+    best = np.where(np.arange(len(until)) == len(values), 0.0, math.inf)
+    most = []
+    for _ in values:
+        best = np.maximum(sums, best[None, :]).min(axis=1)
+        most.append(best[0])
+    return np.array(most) * np.arange(1, len(values) + 1) / until[-1]
+
+
+def _slowest(seconds: list[Array]) -> float:
+    """The least time of the slowest stage."""
+    num_layers = len(seconds[0]) - 1
+    best = np.full(num_layers + 1, math.inf)
+    best[num_layers] = 0.0
+    for of_stage in reversed(seconds):
+        best = np.maximum(of_stage, best[None, :]).min(axis=1)
+    return float(best[0])
+
+
+def _shortest(
+    seconds: list[Array], hops: list[Array], num_microbatches: int, limit: float
+) -> tuple[int, ...]:
+    """The cut of the shortest step of which no stage takes longer than a limit."""
+    num_layers = len(seconds[0]) - 1
+    best = np.full(num_layers + 1, math.inf)
+    best[num_layers] = 0.0
+    behind, choices = best, []
+    for of_stage, hop in zip(reversed(seconds), reversed(hops), strict=True):
+        of_stage = np.where(of_stage <= limit, of_stage, math.inf)
+        steps = np.maximum(num_microbatches * of_stage, of_stage + behind[None, :])
+        choices.append(steps.argmin(axis=1))
+        best = steps.min(axis=1)
+        behind = best + hop
+    assert math.isfinite(best[0]), "the limit allows a cut"
+    bounds = [0]
+    for choice in reversed(choices):
+        bounds.append(int(choice[bounds[-1]]))
+    return tuple(stop - start for start, stop in itertools.pairwise(bounds))
+
+
+def _largest(values: Array) -> Array:
+    """The largest of the values ``i`` to ``j - 1`` at ``[i, j]``; 0 for none."""
+    largest = np.zeros((len(values) + 1, len(values) + 1))
+    for first in range(len(values)):
+        largest[first, first + 1 :] = np.maximum.accumulate(values[first:])
+    return largest

@@ -1,0 +1,67 @@
+"""Divides a sequence of work into pieces, at places where little is handed over."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+_HANDING_OVER = 0.5
+"""What a usual place costs, as a share of what a piece of the usual work costs."""
+
+_MOST_CROSSING = 4
+"""Where so many times as much as usual is handed over, such as a score for each word, no piece ends."""
+
+
+def best_pieces(
+    work: Sequence[float], crossing: Sequence[int | None], usual: float, usual_crossing: float | None
+) -> list[int]:
+    """The positions that divide a sequence into pieces of about the usual work.
+
+    A piece costs the square of its share of the usual work, and as much again as one of the usual work, so
+    that pieces of the usual work are best. A place costs as much more as more is handed over there.
+
+    Args:
+      work: of each element.
+      crossing: what is handed over before each element, and behind the last one; ``None`` where nothing is,
+        and no piece can end.
+      usual: the work of a piece.
+      usual_crossing: what a usual place hands over; ``None``: what is in the middle of those there are.
+    """
+    if sum(work) < 1.5 * usual:
+        return []
+    seams = _seams(work, crossing, usual)
+    if not seams:
+        return []
+    if usual_crossing is None:
+        usual_crossing = statistics.median(crossing[at] or 0 for at in seams)
+    most = _MOST_CROSSING * max(usual_crossing, 1)
+    places = [0, *(at for at in seams if (crossing[at] or 0) <= most), len(work)]
+    before = np.concatenate([[0.0], np.cumsum(work)])[places] / usual
+    cost = np.zeros(len(places))
+    previous = np.zeros(len(places), int)
+    for end in range(1, len(places)):
+        of_piece = (before[end] - before[:end]) ** 2 + 1
+        of_place = _HANDING_OVER * (crossing[places[end]] or 0) / max(usual_crossing, 1)
+        total = cost[:end] + of_piece
+        previous[end] = int(np.argmin(total))
+        cost[end] = total[previous[end]] + (of_place if end + 1 < len(places) else 0.0)
+    chosen = []
+    end = int(previous[-1])
+    while end:
+        chosen.append(places[end])
+        end = int(previous[end])
+    return chosen[::-1]
+
+
+def _seams(work: Sequence[float], crossing: Sequence[int | None], usual: float) -> list[int]:
+    """Between each two elements with much work, where least is handed over; the last such place."""
+    large = [i for i, amount in enumerate(work) if amount > 0.05 * usual]
+    seams = []
+    for left, right in itertools.pairwise(large):
+        known = [(amount, -at) for at in range(left + 1, right + 1) if (amount := crossing[at]) is not None]
+        if known:
+            seams.append(-min(known)[1])
+    return seams

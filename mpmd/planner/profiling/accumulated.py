@@ -1,0 +1,68 @@
+"""Finds the values of a task that only add to accumulators, such as gradients.
+
+If devices have parts of the sum that such a value is, the parts can be added up once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from mpmd.compiler.jaxprs.flat import Operation, Passed, Value
+from mpmd.compiler.shard.linear import linear_positions
+
+
+class Accumulated:
+    """The values of a task that nothing reads but what adds them, or what is linear in them, to accumulators.
+
+    Args:
+      passed: what loops hand in and out.
+      updated: the accumulators' states that the task makes.
+      makes: what it makes for other tasks.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        passed: Iterable[Passed],
+        updated: Collection[Value],
+        makes: Collection[Value],
+    ):
+        self._updated = frozenset(updated)
+        self._results: dict[Value, list[Value]] = {}  # for each value, those that are linear in it
+        sources: dict[Value, list[Value]] = {}  # and the other way round
+        wrong = {value for value in makes if value not in self._updated}
+        for source, result, is_linear in _flows(operations, passed):
+            if is_linear:
+                self._results.setdefault(source, []).append(result)
+                sources.setdefault(result, []).append(source)
+            else:
+                wrong.add(source)
+        self._wrong = _reached(wrong, sources)
+
+    def __contains__(self, value: object) -> bool:
+        return value not in self._wrong
+
+    def updated_by(self, values: Iterable[Value]) -> frozenset[Value]:
+        """The accumulators' states that some of the values are added to."""
+        return self._updated & _reached(set(values), self._results)
+
+
+def _flows(operations: Iterable[Operation], passed: Iterable[Passed]) -> Iterator[tuple[Value, Value, bool]]:
+    """What each value goes into, and whether that is linear in it."""
+    for operation in operations:
+        linear = {i for positions in linear_positions(operation.eqn) for i in positions}
+        for i, value in enumerate(operation.reads):
+            if value is not None:
+                yield from ((value, result, i in linear) for result in operation.makes)
+    for one in passed:
+        yield (one.outer, one.inner, True) if one.into else (one.inner, one.outer, True)
+
+
+def _reached(start: set[Value], further: Mapping[Value, Iterable[Value]]) -> set[Value]:
+    """The values, and all that follow from them."""
+    found, waiting = set(start), list(start)
+    while waiting:
+        new = set(further.get(waiting.pop(), ())) - found
+        found |= new
+        waiting += new
+    return found

@@ -1,0 +1,109 @@
+"""Chooses which dimension classes devices divide, for each kind of division.
+
+By ``data``, the class of a microbatch's dimensions for which the least is summed: rows do not depend on one
+another. By ``sequence``, another class of values between layers that divides most of the work and not the
+weights. By ``model``, classes of weights: hidden units, heads, entries of a vocabulary, experts; each saves
+work and memory, and costs sums. They are taken in the order of what they save for a byte summed, and no two
+of one value. For a transformer this gives the pairs of Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053,
+section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping, Set
+
+from mpmd.compiler.graph import Work
+from mpmd.compiler.jaxprs.flat import Value
+from mpmd.planner.profile import Kind
+from mpmd.planner.profiling.class_costs import ClassCosts
+from mpmd.planner.profiling.classes import Class
+from mpmd.planner.profiling.layered_step import LayeredStep
+
+_OPERATIONS_PER_BYTE = 200
+"""What a byte of weights that a device need not hold counts for, beside operations: about what accelerators
+compute while they read a byte. It only ranks classes; a search prices them by the cluster's own numbers."""
+
+_LEAST = 1 / 16
+"""Of what the best class of a layer saves for a byte summed; a class that saves less is left whole. So it is
+for the rank of an adapter, which has sums as large as those of the hidden units, and next to no work."""
+
+_NEARLY = 0.9
+"""Of the most work that such a class divides; of classes with about as much, the one with the least sums."""
+
+_LEAST_OF_WORK = 1 / 2
+"""What a sequence divides at least of all work."""
+
+_MOST_OF_WEIGHTS = 1 / 4
+"""What rows and sequences divide at most of the weights of a layer, such as embeddings of positions."""
+
+
+def choose_classes(
+    step: LayeredStep, operations: float, accumulated: Mapping[Work, Container[Value]]
+) -> dict[Kind, frozenset[Class]]:
+    """The classes of each kind.
+
+    Args:
+      operations: of all tasks.
+      accumulated: for each task, the values that only add to accumulators.
+    """
+    microbatch = [step.classes.of(dim.value, dim.dim) for dim in step.microbatch]
+    between = [
+        one
+        for layer in range(step.num_layers)
+        for var, _ in step.received(layer)
+        for one in step.classes.of_value(step.flat.value(var))
+    ]
+    costs = ClassCosts(step, {*microbatch, *between})
+    allowed = _without_weights(step, costs)
+
+    def cheapest(candidates: Iterable[Class], least: float) -> frozenset[Class]:
+        """The class for which the least is summed, of those that divide enough work."""
+        shared = {one: costs.shared(one, accumulated) for one in dict.fromkeys(candidates) if one in allowed}
+        most = max((of_class.operations for of_class in shared.values()), default=0.0)
+        enough = {
+            one: of_class.reduced
+            for one, of_class in shared.items()
+            if of_class.operations >= max(least, _NEARLY * most)
+        }
+        return frozenset({min(enough, key=lambda one: enough[one])} if enough else ())
+
+    data = cheapest(microbatch, 1.0)
+    others = (one for one in between or microbatch if one not in data)
+    sequence = cheapest(others, _LEAST_OF_WORK * operations)
+    return {"data": data, "sequence": sequence, "model": _of_weights(costs, data, data | sequence)}
+
+
+def _without_weights(step: LayeredStep, costs: ClassCosts) -> set[Class]:
+    """The classes that divide no layer's weights, or few of them."""
+    weights = [sum(map(step.nbytes, step.weights(layer))) for layer in range(step.num_layers)]
+    return {
+        one
+        for one in costs.together
+        if all(
+            nbytes <= _MOST_OF_WEIGHTS * weights[layer]
+            for layer, nbytes in costs.of_weights.get(one, {}).items()
+        )
+    }
+
+
+def _of_weights(costs: ClassCosts, rows: Set[Class], taken: Set[Class]) -> frozenset[Class]:
+    """The classes of weights to divide."""
+    savings: dict[Class, float] = {}
+    best: dict[int, float] = {}
+    for one, nbytes in costs.of_weights.items():
+        if one not in taken and costs.size(one) > 1 and not costs.gathers_whole(one, rows):
+            shared = costs.shared(one, {})
+            saved = shared.operations + _OPERATIONS_PER_BYTE * sum(nbytes.values())
+            savings[one] = saved / max(1.0, shared.reduced)
+            for layer in nbytes:
+                best[layer] = max(best.get(layer, 0.0), savings[one])
+    chosen: set[Class] = set()
+    devices = 0  # what the number of devices has to divide; any number divides 0
+    for one in sorted(savings, key=lambda one: -savings[one]):
+        enough = any(savings[one] >= _LEAST * best[layer] for layer in costs.of_weights[one])
+        together = math.gcd(devices, costs.size(one))
+        if enough and together > 1 and not chosen & costs.together[one]:
+            chosen.add(one)
+            devices = together
+    return frozenset(chosen)

@@ -1,0 +1,117 @@
+"""Dimension classes: which dimensions of the values of a step are one and the same.
+
+Two dimensions are in one class if an operation has them as one, as a product has the dimension that it sums
+over. If one of them is divided over devices, each has the parts of the others that go with it. Equality has
+no direction: classes are found by union, in one pass over the operations.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mpmd.compiler.graph import Work
+from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Passed, Value
+from mpmd.compiler.jaxprs.uses import Use, uses_of
+from mpmd.compiler.jaxprs.work import total_operations
+
+Class = int
+"""The number of a class."""
+
+
+class ClassUse(NamedTuple):
+    """A way to share an operation, and the class whose dimensions are divided then."""
+
+    of_class: Class
+    use: Use
+
+
+class ClassedOperation(NamedTuple):
+    """An operation, how much work it is each time, in operations, and the ways to share it."""
+
+    operation: Operation
+    work: int
+    uses: tuple[ClassUse, ...]
+
+
+class DimensionClasses:
+    """The classes of dimensions of values; ``join`` makes two of them one."""
+
+    def __init__(self, flat: FlatEquations):
+        self._first = [0]
+        for aval in flat.avals:
+            self._first.append(self._first[-1] + len(aval.shape))
+        self._parent = list(range(self._first[-1]))
+
+    def of(self, value: Value, dim: int) -> Class:
+        """The class of a dimension of a value."""
+        return self._find(self._first[value] + dim)
+
+    def of_value(self, value: Value) -> tuple[Class, ...]:
+        """The class of each dimension of a value."""
+        return tuple(map(self._find, range(self._first[value], self._first[value + 1])))
+
+    def join(self, nodes: Iterable[tuple[Value, int]]) -> None:
+        """These dimensions of values are one."""
+        roots = [self.of(value, dim) for value, dim in nodes]
+        for root in roots[1:]:
+            self._parent[self._find(root)] = self._find(roots[0])
+
+    def _find(self, node: int) -> int:
+        parent = self._parent
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+
+def classed(
+    flat: FlatEquations,
+    tasks: Mapping[Work, Sequence[Operation]],
+    before: Sequence[Operation],
+    same: Iterable[Sequence[tuple[Value, int]]],
+) -> tuple[DimensionClasses, dict[Work, list[ClassedOperation]]]:
+    """The classes of a step's values, and the operations of its tasks with them.
+
+    Args:
+      before: what is computed before the loop, such as weights of another dtype.
+      same: further dimensions that are one.
+    """
+    classes = DimensionClasses(flat)
+    uses = {work: [uses_of(operation.eqn) for operation in operations] for work, operations in tasks.items()}
+    for work, operations in tasks.items():
+        for operation, ways in zip(operations, uses[work], strict=True):
+            for use in ways:
+                classes.join(_nodes(operation, use))
+    for operation in before:
+        for use in uses_of(operation.eqn):
+            classes.join(_nodes(operation, use))
+    for nodes in itertools.chain(same, *(_of_passed(flat, passed) for passed in flat.passed)):
+        classes.join(nodes)
+
+    def with_classes(operation: Operation, ways: Sequence[Use]) -> ClassedOperation:
+        found = (ClassUse(classes.of(*node), use) for use in ways for node in _first(operation, use))
+        return ClassedOperation(operation, total_operations([operation.eqn]), tuple(found))
+
+    return classes, {work: [*map(with_classes, tasks[work], uses[work])] for work in tasks}
+
+
+def _nodes(operation: Operation, use: Use) -> Iterator[tuple[Value, int]]:
+    """The dimensions that are one in an operation."""
+    for i, dim in use.ins.items():
+        value = operation.reads[i]
+        if value is not None:
+            yield value, dim
+    for i, dim in use.outs.items():
+        yield operation.makes[i], dim
+
+
+def _first(operation: Operation, use: Use) -> Iterator[tuple[Value, int]]:
+    yield from itertools.islice(_nodes(operation, use), 1)
+
+
+def _of_passed(flat: FlatEquations, passed: Passed) -> Iterator[list[tuple[Value, int]]]:
+    """The dimensions that are one in what a loop hands in or out."""
+    for dim in range(len(flat.avals[passed.inner].shape)):
+        yield [(passed.outer, dim + passed.axis), (passed.inner, dim)]

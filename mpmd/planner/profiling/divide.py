@@ -1,0 +1,105 @@
+"""What each kind of division means for each layer, and for the arguments of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+from mpmd.compiler.graph import Work
+from mpmd.compiler.jaxprs.flat import Value
+from mpmd.planner.profile import Division, Kind
+from mpmd.planner.profiling.accumulated import Accumulated
+from mpmd.planner.profiling.choose_classes import choose_classes
+from mpmd.planner.profiling.layered_step import LayeredStep
+from mpmd.planner.profiling.microbatch import origin_of
+from mpmd.planner.profiling.sharing import Shared, Sharing
+
+
+class Divider:
+    """The divisions of a step's layers."""
+
+    def __init__(self, step: LayeredStep):
+        self._step = step
+        self._operations = {
+            work: sum(one.operation.times * one.work for one in members)
+            for work, members in step.tasks.items()
+        }
+        self._accumulated = {work: self._accumulated_by(work) for work in step.tasks}
+        self.classes = choose_classes(step, sum(self._operations.values()), self._accumulated)
+        self._sharing = {
+            kind: Sharing(step.flat, step.classes, divided) for kind, divided in self.classes.items()
+        }
+
+    def _accumulated_by(self, work: Work) -> Accumulated:
+        step = self._step
+        updated = {step.flat.value(a.updated) for a in step.graph.accumulators if a.work == work}
+        makes = {step.flat.value(var) for var in step.makes(work)}
+        members = [one.operation for one in step.tasks[work]]
+        return Accumulated(members, step.flat.passed, updated, makes)
+
+    def of_layer(self, layer: int) -> dict[Kind, Division]:
+        """The kinds of division that a layer has."""
+        found = ((kind, self._division(layer, kind)) for kind in self.classes)
+        return {kind: division for kind, division in found if division is not None}
+
+    def _division(self, layer: int, kind: Kind) -> Division | None:
+        """What it means that devices divide a layer; ``None`` if there is nothing to divide."""
+        step, sharing = self._step, self._sharing[kind]
+        works = [work for work in (Work("fwd", layer), Work("bwd", layer)) if work in step.tasks]
+        shared = {work.kind: self._shared(work, kind) for work in works}
+        forward, backward = shared.get("fwd", Shared()), shared.get("bwd", Shared())
+        weights = step.weights(layer)
+        kept = [step.flat.value(var) for var in step.residuals(layer)]
+        kept += [step.flat.value(var) for var, _ in step.received(layer)]
+        operations = sum(self._operations[work] for work in works)
+        division = Division(
+            largest=math.gcd(*self._sizes(works, weights, sharing)),
+            operations=(forward.operations + backward.operations) / max(1, operations),
+            weights=self._share(weights, sharing),
+            activations=self._share(kept, sharing),
+            reduced_forward=forward.reduced,
+            reduced_backward=backward.reduced,
+            reduced_per_step=sum(self._nbytes_per_step(work, shared[work.kind]) for work in works),
+        )
+        return division if division.largest > 1 else None
+
+    def _shared(self, work: Work, kind: Kind) -> Shared:
+        """Accumulators hold parts of sums over devices that divide the batch, and no others."""
+        accumulated = self._accumulated[work] if kind != "model" else frozenset[Value]()
+        return self._sharing[kind].task(self._step.tasks[work], accumulated)
+
+    def _nbytes_per_step(self, work: Work, shared: Shared) -> float:
+        """The bytes of the accumulators that hold parts of sums."""
+        return sum(map(self._step.nbytes, self._accumulated[work].updated_by(shared.partial)))
+
+    def _sizes(self, works: Iterable[Work], weights: Iterable[Value], sharing: Sharing) -> set[int]:
+        """How many elements the dimensions have that are divided."""
+        values = set(weights)
+        for work in works:
+            for member in self._step.tasks[work]:
+                values |= member.operation.values
+        return {size for value in values if (size := sharing.size(value)) is not None}
+
+    def _share(self, values: Collection[Value], sharing: Sharing) -> float:
+        """The share of the bytes of values that is divided."""
+        nbytes = {value: self._step.nbytes(value) for value in values}
+        divided = sum(nbytes[value] for value in nbytes if sharing.dim(value) is not None)
+        return divided / max(1.0, sum(nbytes.values()))
+
+    def specs(self) -> dict[Kind, dict[int, int]]:
+        """For each kind, which dimension of leaves of the arguments is divided, by the leaf's position."""
+        found: dict[Kind, dict[int, int]] = {kind: {} for kind in self.classes}
+        step = self._step
+        leaf_of = step.leaf_of_argument()
+        for kind, sharing in self._sharing.items():
+            like = {**{var: var for var in step.belongings.weights}, **step.belongings.like}
+            for var, weight in like.items():
+                dim = sharing.dim(step.flat.value(weight))
+                if var in leaf_of and dim is not None:
+                    found[kind][leaf_of[var]] = dim
+            for taken in step.microbatch:
+                if step.classes.of(taken.value, taken.dim) in self.classes[kind]:
+                    origin = origin_of(taken.batch, taken.batch_dim, step.graph.traced.outside[0])
+                    if origin is not None and origin[0] in leaf_of:
+                        found[kind].setdefault(leaf_of[origin[0]], origin[1])
+        return found

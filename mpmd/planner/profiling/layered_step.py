@@ -1,0 +1,122 @@
+"""A step of which each stage is a layer, and what follows from its equations."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from jax.extend.core import Var
+
+from mpmd.compiler.graph import Loop, StageWork, TaskGraph, Work
+from mpmd.compiler.jaxprs.flat import FlatEquations, Value
+from mpmd.planner.profiling.belongings import Belongings, belongings
+from mpmd.planner.profiling.classes import ClassedOperation, DimensionClasses, classed
+from mpmd.planner.profiling.microbatch import MicrobatchDim, microbatch_dims
+from mpmd.stack import per_part
+
+
+@dataclasses.dataclass(frozen=True)
+class LayeredStep:
+    """A step cut into layers.
+
+    Attributes:
+      graph: its tasks; each stage is a layer.
+      belongings: which arguments are whose weights.
+      flat, classes: the values of its tasks, and of what is computed before the loop.
+      tasks: the operations of each task.
+      microbatch: the dimensions of a microbatch.
+    """
+
+    graph: TaskGraph
+    belongings: Belongings
+    flat: FlatEquations
+    classes: DimensionClasses
+    tasks: Mapping[Work, Sequence[ClassedOperation]]
+    microbatch: Sequence[MicrobatchDim]
+
+    @property
+    def loop(self) -> Loop:
+        """The one loop that a step with a plan has."""
+        (loop,) = self.graph.traced.loops
+        return loop
+
+    @property
+    def num_layers(self) -> int:
+        return self.loop.schedule.num_stages
+
+    def reads(self, work: Work) -> tuple[Var, ...]:
+        """The variables that a task reads; none of a task that is not there."""
+        return self._members[work].reads if work in self._members else ()
+
+    def makes(self, work: Work) -> tuple[Var, ...]:
+        """The variables that a task makes for others."""
+        return self._members[work].makes if work in self._members else ()
+
+    @functools.cached_property
+    def _members(self) -> dict[Work, StageWork]:
+        return {member.work: member for member in self.graph.stage_work}
+
+    @functools.cached_property
+    def _made_by(self) -> dict[Var, Work]:
+        return {var: member.work for member in self.graph.stage_work for var in member.makes}
+
+    def residuals(self, layer: int) -> Iterator[Var]:
+        """What forwards make for the layer's backward."""
+        for var in self.reads(Work("bwd", layer)):
+            maker = self._made_by.get(var)
+            if maker is not None and maker.kind == "fwd":
+                yield var
+
+    def received(self, layer: int) -> Iterator[tuple[Var, int]]:
+        """What the layer's forward gets from other layers, with these."""
+        for var in self.reads(Work("fwd", layer)):
+            maker = self._made_by.get(var)
+            if maker is not None and maker.stage != layer:
+                yield var, maker.stage
+
+    def weights(self, layer: int) -> list[Value]:
+        """The values of the weights that a layer reads."""
+        return [self.flat.value(var) for var in self.belongings.weights_of(layer)]
+
+    def leaf_of_argument(self) -> dict[Var, int]:
+        """The position of the leaf that each argument is, or is a part of."""
+        traced = self.graph.traced
+        positions = per_part(traced.argument_leaves, range(len(traced.argument_leaves)))
+        return {argument.var: i for argument, i in zip(traced.arguments, positions, strict=True)}
+
+    def nbytes(self, value: Value) -> float:
+        """The bytes of a value."""
+        aval = self.flat.avals[value]
+        return float(math.prod(aval.shape) * aval.dtype.itemsize)
+
+
+def layered(graph: TaskGraph) -> LayeredStep:
+    """What follows from the equations of a graph whose stages are layers."""
+    belong = belongings(graph)
+    flat = FlatEquations()
+    before = flat.add(graph.traced.outside[0])
+    tasks = {member.work: flat.add(member.eqns) for member in graph.stage_work}
+    for var in belong.weights:
+        flat.value(var)  # classes are of the values that are numbered by now
+    parts = _parts(graph, flat, belong)
+    classes, with_classes = classed(flat, tasks, before, parts)
+    members = itertools.chain.from_iterable(tasks.values())
+    return LayeredStep(
+        graph, belong, flat, classes, with_classes, microbatch_dims(flat, members, belong.sliced)
+    )
+
+
+def _parts(graph: TaskGraph, flat: FlatEquations, belong: Belongings) -> list[list[tuple[Value, int]]]:
+    """The dimensions that are one, because they are of parts of one argument: it has one spec."""
+    found = []
+    arguments = iter(graph.traced.arguments)
+    for leaf in graph.traced.argument_leaves:
+        parts = [argument.var for argument in itertools.islice(arguments, len(leaf.names))]
+        read = [flat.value(var) for var in parts if var in belong.weights]
+        if leaf.stack is not None and len(read) > 1:
+            dims = (dim for dim in range(len(leaf.shape)) if dim != leaf.stack.axis)
+            found += [[(value, dim) for value in read] for dim in dims]
+    return found

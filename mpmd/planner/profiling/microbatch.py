@@ -1,0 +1,96 @@
+"""Finds the dimensions of a microbatch: its rows, and what else values between layers may be divided by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.jaxprs.axis import shape_of
+from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
+from mpmd.compiler.jaxprs.uses import uses_of
+
+
+class MicrobatchDim(NamedTuple):
+    """A dimension of the part of a batch that a microbatch is.
+
+    Attributes:
+      batch, batch_dim: the value outside of the loop, and its dimension.
+      value, dim: the part of it, and its dimension.
+      size: of the part.
+    """
+
+    batch: Var
+    batch_dim: int
+    value: Value
+    dim: int
+    size: int
+
+
+def microbatch_dims(
+    flat: FlatEquations, operations: Iterable[Operation], batch: Collection[Var]
+) -> list[MicrobatchDim]:
+    """The dimensions of microbatches that have several elements, by the operations that take them.
+
+    Args:
+      batch: the values outside of the loop of which a microbatch is a part.
+    """
+    outside = {flat.value(var): var for var in batch}
+    found: dict[tuple[Var, int], MicrobatchDim] = {}
+    for operation in operations:
+        value = operation.reads[0] if operation.reads else None
+        if value in outside:
+            for batch_dim, dim in _taken(operation):
+                taken = MicrobatchDim(
+                    outside[value],
+                    batch_dim,
+                    operation.makes[0],
+                    dim,
+                    shape_of(operation.eqn.outvars[0])[dim],
+                )
+                found.setdefault((taken.batch, batch_dim), taken)
+    return [taken for taken in found.values() if taken.size > 1]
+
+
+def _taken(operation: Operation) -> Iterator[tuple[int, int]]:
+    """For dimensions of the part that an operation takes, which of the whole they are."""
+    if operation.eqn.primitive.name == "dynamic_slice":
+        yield from ((dim, dim) for dim in range(len(shape_of(operation.eqn.outvars[0]))))
+    elif operation.eqn.primitive.name == "gather":
+        yield from ((use.ins[0], use.outs[0]) for use in uses_of(operation.eqn) if 0 in use.ins and use.outs)
+
+
+def origin_of(var: Var, dim: int, eqns: Sequence[JaxprEqn]) -> tuple[Var, int] | None:
+    """The dimension of an argument that a dimension of a value made of it is, or is a part of.
+
+    Rows that are cut into microbatches, ``(n * rows, ...)`` to ``(n, rows, ...)``, are of the first
+    dimension.
+
+    Args:
+      eqns: those that make the value, or none of them if it is an argument.
+
+    Returns: ``None`` if it is no dimension of an argument.
+    """
+    makers = {made: eqn for eqn in eqns for made in eqn.outvars}
+    while (eqn := makers.get(var)) is not None:
+        uses = (use for use in uses_of(eqn) if use.outs.get(eqn.outvars.index(var)) == dim)
+        ins = next((use.ins for use in uses), {})
+        if not ins and eqn.primitive.name == "reshape":
+            ins = _merged(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), dim)
+        sources = ((atom, ins[i]) for i, atom in enumerate(eqn.invars) if i in ins and isinstance(atom, Var))
+        source = next(sources, None)
+        if source is None:
+            return None
+        var, dim = source
+    return var, dim
+
+
+def _merged(shape: Sequence[int], target: Sequence[int], dim: int) -> dict[int, int]:
+    """The dimension of a reshaped array that one of the result is an inner part of, if there is one."""
+    before, upto = math.prod(target[:dim]), math.prod(target[: dim + 1])
+    for d in range(len(shape)):
+        if math.prod(shape[:d]) <= before and upto <= math.prod(shape[: d + 1]) and shape[d] > 1:
+            return {0: d}
+    return {}

@@ -1,0 +1,121 @@
+"""What it costs that devices share a task by dividing some classes of dimensions.
+
+Devices along an axis divide, of each value, the first dimension whose class is divided; a value without one
+is on every device. An operation is then shared along one of the dimensions that it is computed by. Operands
+that are divided otherwise are gathered, and a dimension that it sums over leaves each device with a part of
+the sum.
+
+Source of the rules: Xu et al., "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021,
+arXiv:2105.04663, section 4. A partitioner chooses by rules and not by costs where several would do; here,
+what moves the fewest bytes is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Container, Iterable, Set
+
+from mpmd.compiler.jaxprs.flat import FlatEquations, Value
+from mpmd.compiler.jaxprs.uses import Use
+from mpmd.planner.profiling.classes import Class, ClassedOperation, DimensionClasses
+
+_HELD_IN_PARTS = frozenset({"dot_general", "reduce_sum", "scatter-add"})
+"""The sums of which the compiler can keep the parts (``compiler/shard/sums.py``)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """A task that devices share.
+
+    Attributes:
+      operations: those of it that are divided.
+      reduced: bytes of values that are summed over the devices in each microbatch. What is gathered, or
+        summed and scattered, counts half: it takes half of the time.
+      partial: values of which each device has a part of the sum, and which only add to accumulators. These
+        can hold parts until the end of the step.
+    """
+
+    operations: float = 0.0
+    reduced: float = 0.0
+    partial: frozenset[Value] = frozenset()
+
+    def __add__(self, other: Shared) -> Shared:
+        return Shared(
+            self.operations + other.operations,
+            self.reduced + other.reduced,
+            self.partial | other.partial,
+        )
+
+
+class Sharing:
+    """Values and operations of a step under a choice of classes that are divided."""
+
+    def __init__(self, flat: FlatEquations, classes: DimensionClasses, divided: Set[Class]):
+        self._flat = flat
+        self._classes = classes
+        self._divided = divided
+        self._dims: dict[Value, int | None] = {}
+
+    def dim(self, value: Value) -> int | None:
+        """The dimension of a value that is divided."""
+        if value not in self._dims:
+            shape = self._flat.avals[value].shape
+            classes = self._classes.of_value(value)
+            found = (d for d, one in enumerate(classes) if one in self._divided and shape[d] > 1)
+            self._dims[value] = next(found, None)
+        return self._dims[value]
+
+    def size(self, value: Value) -> int | None:
+        """How many elements the dimension of a value has that is divided."""
+        dim = self.dim(value)
+        return None if dim is None else self._flat.avals[value].shape[dim]
+
+    def task(self, members: Iterable[ClassedOperation], accumulated: Container[Value]) -> Shared:
+        """What is shared of a task.
+
+        Args:
+          accumulated: values that only add to accumulators.
+        """
+        total = Shared()
+        for member in members:
+            if any(self.dim(value) is not None for value in member.operation.values):
+                total += self._operation(member, accumulated)
+        return total
+
+    def _operation(self, member: ClassedOperation, accumulated: Container[Value]) -> Shared:
+        operation = member.operation
+        uses = [use for of_class, use in member.uses if of_class in self._divided]
+        whole = sum(self._moved(value) for value in operation.reads if value is not None)
+        ways = [self._way(member, use, accumulated) for use in uses] or [Shared(reduced=whole)]
+        best = min(ways, key=lambda way: (way.reduced, len(way.partial)))
+        times = operation.times
+        return Shared(times * best.operations, times * best.reduced, best.partial)
+
+    def _way(self, member: ClassedOperation, use: Use, accumulated: Container[Value]) -> Shared:
+        """An operation, shared along one dimension."""
+        operation = member.operation
+        moved = sum(
+            self._moved(value)
+            for i, value in enumerate(operation.reads)
+            if value is not None and self.dim(value) not in (None, use.ins.get(i))
+        )
+        partial: set[Value] = set()
+        for i, value in enumerate(operation.makes):
+            if use.is_summed and self.dim(value) is not None:
+                moved += self._moved(value)  # summed and scattered
+            elif use.is_summed and value in accumulated and operation.eqn.primitive.name in _HELD_IN_PARTS:
+                partial.add(value)
+            elif use.is_summed:
+                moved += self._nbytes(value)
+            elif self.dim(value) not in (None, use.outs.get(i)):
+                moved += self._moved(value)
+        return Shared(member.work, moved, frozenset(partial))
+
+    def _moved(self, value: Value) -> float:
+        """What a gathered or scattered value counts."""
+        return 0.0 if self.dim(value) is None else self._nbytes(value) / 2
+
+    def _nbytes(self, value: Value) -> float:
+        aval = self._flat.avals[value]
+        return float(math.prod(aval.shape) * aval.dtype.itemsize)

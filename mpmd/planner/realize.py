@@ -1,0 +1,148 @@
+"""Makes the actual plan of a candidate, and predicts from it what the candidate costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from mpmd.abstract_mesh import AbstractMpmdMesh
+from mpmd.decisions import Decisions, decided
+from mpmd.ir import Plan
+from mpmd.lowered_step import LoweredStep
+from mpmd.planner.candidate import Candidate, Prediction
+from mpmd.planner.collectives import Place, places_of
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.measure import costs_of, measure_tasks
+from mpmd.planner.planned_costs import edge_links, longest_summing, task_seconds
+from mpmd.planner.predict import predict
+from mpmd.planner.predicted_plan import predicted_plan
+from mpmd.planner.shardings import AXES
+from mpmd.planner.shared_cores import of_busy_devices, of_lone_devices
+from mpmd.simulate import Costs, Simulation, simulate
+from mpmd.step import jit
+
+
+@dataclasses.dataclass(frozen=True)
+class Realized:
+    """A candidate's plan, with what the groups' compilers add or would add, and its costs in seconds."""
+
+    step: LoweredStep
+    plan: Plan
+    costs: Costs
+    prediction: Prediction
+
+    def simulation(self) -> Simulation:
+        """When each group does what."""
+        return simulate(self.plan, self.costs, topology=self.step.topology)
+
+
+def decisions_of(candidate: Candidate, are_stages: bool) -> Decisions:
+    """What a step is traced under.
+
+    Args:
+      are_stages: whether the step itself says where its stages end.
+    """
+    return Decisions(
+        schedule=candidate.schedule,
+        num_microbatches=candidate.num_microbatches,
+        layers_per_stage=None if are_stages else candidate.layers_per_stage,
+        remat=candidate.remat,
+    )
+
+
+def options_of(candidate: Candidate) -> dict[str, Any]:
+    """Keywords of ``mpmd.jit`` that say what is gathered and summed once per step."""
+    return {"gather": "step", "partial_sums": "all"} if candidate.gather_once else {}
+
+
+def submeshes_of(candidate: Candidate) -> list[dict[str, int]]:
+    """The shape of each group's submesh, with all axes."""
+    return [{axis: submesh.get(axis, 1) for axis in AXES} for submesh in candidate.submeshes]
+
+
+def lower(
+    step: Callable,
+    candidate: Candidate,
+    decisions: Decisions,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    in_shardings: Any,
+    donate_argnums: Sequence[int],
+) -> LoweredStep:
+    """The plan of a candidate, for groups that are not there."""
+    mesh = AbstractMpmdMesh(submeshes_of(candidate))
+    planned = jit(
+        decided(step, decisions),
+        mesh,
+        in_shardings=in_shardings,
+        donate_argnums=tuple(donate_argnums),
+        **options_of(candidate),
+    )
+    return planned.lower(*args, **kwargs)
+
+
+def simulated(step: LoweredStep, candidate: Candidate, cluster: Cluster) -> Realized:
+    """What a candidate costs by its plan, as far as the work of its equations tells."""
+    places = places_of(candidate.submeshes)
+    predicted = predicted_plan(step.compiled.program)
+    seconds = task_seconds(predicted.plan, predicted.work, cluster, places)
+    costs = of_busy_devices(costs_of(predicted.plan, seconds), cluster, _mean_devices(places))
+    costs = dataclasses.replace(costs, links=edge_links(cluster, places))
+    realized = _realized(step, predicted.plan, costs, cluster, "simulation")
+    summing = longest_summing(predicted.plan, predicted.work, cluster, places)
+    return _communicating(realized, summing / realized.prediction.seconds)
+
+
+def measured(
+    before: Realized, candidate: Candidate, cluster: Cluster, devices: Sequence[jax.Device] | None
+) -> Realized:
+    """The same with tasks that were run, each by itself, on this process's devices."""
+    places = places_of(candidate.submeshes)
+    tasks = measure_tasks(before.step, devices)
+    costs = _with_overhead(tasks.costs, cluster.task_overhead)
+    costs = of_lone_devices(costs, cluster, _mean_devices(places))
+    costs = dataclasses.replace(costs, links=edge_links(cluster, places))
+    realized = _realized(before.step, tasks.plan, costs, cluster, "measurement")
+    return _communicating(realized, before.prediction.communication)
+
+
+def _mean_devices(places: Sequence[Place]) -> float:
+    return sum(place.num_devices for place in places) / len(places)
+
+
+def _with_overhead(costs: Costs, seconds: float) -> Costs:
+    """Costs of tasks with what each takes beside its executable."""
+
+    def longer(times: Mapping) -> dict:
+        return {key: time + seconds for key, time in times.items()}
+
+    return dataclasses.replace(
+        costs,
+        kinds=longer(costs.kinds),
+        tasks=longer(costs.tasks),
+        fused=longer(costs.fused),
+        outside=longer(costs.outside),
+    )
+
+
+def _realized(step: LoweredStep, plan: Plan, costs: Costs, cluster: Cluster, source: str) -> Realized:
+    compiled = step.compiled
+    updated = {argument for argument, _ in compiled.traced.carried_state}
+    prediction = predict(
+        plan,
+        step.topology,
+        compiled.verified.arrivals,
+        updated,
+        costs,
+        source,
+        holding=cluster.holding,
+    )
+    return Realized(step, plan, costs, prediction)
+
+
+def _communicating(realized: Realized, share: float) -> Realized:
+    prediction = dataclasses.replace(realized.prediction, communication=share)
+    return dataclasses.replace(realized, prediction=prediction)

@@ -1,0 +1,135 @@
+"""Finds what a sequence repeats: the blocks of a model, as runs of equal parts one behind the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+_MOST = 0.9
+"""Periods count as alternatives whose repetitions have this share of the work of the one that has most."""
+
+_LEAST = 0.1
+"""A repetition with a smaller share of the work of what is looked at is none of layers."""
+
+_LEAST_OF_ALL = 0.02
+"""What has a smaller share of all work is not looked at."""
+
+_MUCH = 0.25
+"""What has this share of the work of the element with most is as good a beginning of a part."""
+
+_LESS = 0.99
+"""A longer period has to hand over less than this share of what a shorter one does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """``count`` equal parts of ``period`` elements each, from ``start`` on."""
+
+    start: int
+    period: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.period * self.count
+
+    @property
+    def ends(self) -> range:
+        """The positions between parts, and those before the first and behind the last one."""
+        return range(self.start, self.stop + 1, self.period)
+
+
+def find_runs(tokens: Sequence[int], work: Sequence[float], crossing: Sequence[int | None]) -> list[Run]:
+    """The repetitions in a sequence that have most of its work, in order; they do not overlap.
+
+    Parts begin where least is handed from one to the next. So a block of a residual network begins behind an
+    addition, and two equal halves of a block that hand over more than whole blocks do are no parts.
+
+    Args:
+      tokens: equal numbers for what is equal.
+      work: of each element.
+      crossing: what is handed over at a position; ``None`` where no part can end.
+    """
+    ids = np.asarray(tokens)
+    before = np.concatenate([[0.0], np.cumsum(work)])
+    found: list[Run] = []
+    pending = [(0, len(ids))]
+    while pending:
+        start, stop = pending.pop()
+        if before[stop] - before[start] < _LEAST_OF_ALL * before[-1]:
+            continue
+        chosen = _best(ids[start:stop], before[start : stop + 1], crossing[start : stop + 1])
+        if chosen:
+            runs = [dataclasses.replace(run, start=start + run.start) for run in chosen]
+            found += runs
+            edges = [start, *(edge for run in runs for edge in (run.start, run.stop)), stop]
+            pending += zip(edges[::2], edges[1::2], strict=True)
+    return sorted(found, key=lambda run: run.start)
+
+
+def _best(ids: np.ndarray, before: np.ndarray, crossing: Sequence[int | None]) -> list[Run]:
+    """The runs of the period that hands over least, of those that have most of the work."""
+    matches = {period: list(_matches(ids, period)) for period in range(1, len(ids) // 2 + 1)}
+    share = {
+        period: sum(_work_of(before, start, period, length) for start, length in found)
+        for period, found in matches.items()
+        if found
+    }
+    largest = max(share.values(), default=0.0)
+    if largest < _LEAST * (before[-1] - before[0]):
+        return []
+    best: tuple[float, list[Run]] | None = None
+    work = np.diff(before)
+    for period in sorted(period for period, covered in share.items() if covered >= _MOST * largest):
+        rotated = [_rotated(start, period, length, work, crossing) for start, length in matches[period]]
+        runs = [(cost, run) for cost, run in filter(None, rotated) if run.count > 1]
+        covered = [_work_of(before, run.start, period, run.count * period) for _, run in runs]
+        lost = sum(part / run.count for part, (_, run) in zip(covered, runs, strict=True))
+        if not runs or sum(covered) + lost < _MOST * largest:
+            continue
+        cost = sum(cost * part for (cost, _), part in zip(runs, covered, strict=True)) / sum(covered)
+        if best is None or cost < _LESS * best[0]:
+            best = cost, [run for _, run in runs]
+    return best[1] if best else []
+
+
+def _matches(ids: np.ndarray, period: int) -> Iterator[tuple[int, int]]:
+    """Where at least two parts of a period follow one another: the first element, and their number."""
+    equal = ids[:-period] == ids[period:]
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], equal, [False]]).astype(np.int8)))
+    for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        if stop - start >= period:
+            yield start, stop - start + period
+
+
+def _work_of(before: np.ndarray, start: int, period: int, length: int) -> float:
+    """The work of the whole parts of a repetition."""
+    return float(before[start + length // period * period] - before[start])
+
+
+def _rotated(
+    start: int, period: int, length: int, work: np.ndarray, crossing: Sequence[int | None]
+) -> tuple[float, Run] | None:
+    """The run within a repetition that hands over least, on average; ``None`` if no part can end anywhere.
+
+    Where that is so for several, parts begin with much work, as a dense layer does with its product.
+    """
+    costs: dict[int, float] = {}
+    for first in range(start, start + min(period, length - period + 1)):
+        known = [crossing[end] for end in _run(first, start, period, length).ends[1:-1]]
+        if known and None not in known:
+            costs[first] = statistics.fmean(cost for cost in known if cost is not None)
+    if not costs:
+        return None
+    least = min(costs.values())
+    best = [first for first, cost in costs.items() if cost == least]
+    most = max(work[first] for first in best)
+    chosen = next(first for first in best if work[first] >= _MUCH * most)
+    return least, _run(chosen, start, period, length)
+
+
+def _run(first: int, start: int, period: int, length: int) -> Run:
+    return Run(first, period, (start + length - first) // period)

@@ -1,0 +1,192 @@
+"""Searches for the best way to run a step on a cluster.
+
+Of a small problem every candidate is looked at (``exhaustive.py``). Of others ``sweep.py`` estimates all
+shapes; the most promising ones are cut into stages (``candidates.py``) and simulated (``formula.py``), groups
+of different sizes are tried for them (``uneven.py``), and the best are improved (``improve.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from mpmd.planner.alternatives import alternatives
+from mpmd.planner.candidate import Row
+from mpmd.planner.candidates import best_of_shape
+from mpmd.planner.columns import Way
+from mpmd.planner.contradictions import combined, contradictions
+from mpmd.planner.exhaustive import best_of_all, is_small
+from mpmd.planner.fixed import Fixed
+from mpmd.planner.formula import Evaluation
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.improve import improved, rank
+from mpmd.planner.nothing_fits import nothing_fits
+from mpmd.planner.profile import Profile
+from mpmd.planner.reasons import shortage, slower_because
+from mpmd.planner.stages import CostModel
+from mpmd.planner.sweep import Shape, Space, smallest, sweep
+from mpmd.planner.uneven import uneven_submeshes
+from mpmd.schedules import Schedule
+
+OPEN = Fixed()
+
+NUM_ROWS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How much is searched, so that the time depends on the problem and not on the machine.
+
+    Attributes:
+      shapes, tasks: how many shapes of the sweep are simulated, until so many tasks are.
+      ways: for how many combinations of microbatches, rematerialisation and FSDP, the best ones, groups of
+        different sizes are tried.
+      improved, tasks_each: how many candidates are improved, each until so many tasks are simulated.
+      exhaustive: whether all candidates of a small problem are looked at.
+    """
+
+    shapes: int = 150
+    tasks: int = 200_000
+    ways: int = 4
+    improved: int = 6
+    tasks_each: int = 20_000
+    exhaustive: bool = True
+
+
+USUAL = Effort()
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search finds.
+
+    Attributes:
+      rows: the best first; what does not fit last.
+      exact: whether no candidate is better by the formulas. Otherwise there may be a better one.
+      num_simulated: how many candidates were simulated.
+    """
+
+    rows: tuple[Row, ...]
+    exact: bool
+    num_simulated: int
+
+
+def search(profile: Profile, cluster: Cluster, fixed: Fixed = OPEN) -> tuple[Row, ...]:
+    """The rows of ``find``."""
+    return find(profile, cluster, fixed).rows
+
+
+def find(profile: Profile, cluster: Cluster, fixed: Fixed = OPEN, effort: Effort = USUAL) -> Found:
+    """The best candidates, the shortest step first, and what they are compared with.
+
+    Candidates that do not fit come last. The alternatives to a pipeline are among the rows, with labels:
+    ``one device``, ``data parallel``, ``FSDP`` and ``tensor parallel``; other rows have none.
+
+    Raises: ``ValueError`` for fixes that contradict one another, the step or the cluster, with all
+      contradictions; and when nothing fits, with what is missing and the nearest that would fit.
+    """
+    fixed = combined(fixed, profile)
+    if faults := [*contradictions(fixed, profile, cluster)]:
+        raise ValueError("\n".join(faults))
+    space = Space(CostModel(profile, cluster), fixed)
+    exact = effort.exhaustive and is_small(space)
+    found = [*_swept(space, effort)]
+    found += best_of_all(space) if exact else [*_refined(space, found, effort)]
+    alone = alternatives(space)
+    known = {repr(evaluation.candidate) for _, evaluation in alone}
+    others = {repr(evaluation.candidate): ("", evaluation) for evaluation in found}
+    labelled = [pair for text, pair in others.items() if text not in known] + alone
+    if all(shortage(evaluation.prediction, cluster) for _, evaluation in labelled):
+        raise ValueError(nothing_fits(space))
+    return Found(_rows(labelled, cluster), exact, len(found) + len(alone))
+
+
+def as_written(profile: Profile, cluster: Cluster, schedule: Schedule, fixed: Fixed = OPEN) -> Row | None:
+    """The best candidate with the schedule that the step has itself, whether it fits in memory or not.
+
+    ``None`` where the schedule is not one for the step, what is fixed, or the number of devices.
+    """
+    fixed = combined(dataclasses.replace(fixed, schedule=schedule), profile)
+    if any(contradictions(fixed, profile, cluster)):
+        return None
+    space = Space(CostModel(profile, cluster), fixed)
+    found = _best_first(space, [*_swept(space, USUAL)])
+    return Row(found[0].candidate, found[0].prediction, "as written") if found else None
+
+
+def _swept(space: Space, effort: Effort) -> Iterator[Evaluation]:
+    """The best of the most promising shapes."""
+    return _simulated(space, sweep(space)[: effort.shapes], effort.tasks)
+
+
+def _simulated(space: Space, shapes: Iterable[Shape], most_tasks: int) -> Iterator[Evaluation]:
+    num_tasks = 0
+    for shape in shapes:
+        if num_tasks < most_tasks and (evaluation := best_of_shape(space, shape)):
+            num_tasks += evaluation.num_tasks
+            yield evaluation
+
+
+def _refined(space: Space, swept: list[Evaluation], effort: Effort) -> Iterator[Evaluation]:
+    """Groups of different sizes, and improvements of the best of all."""
+    uneven = [*_simulated(space, _uneven_shapes(space, _best_first(space, swept), effort), effort.tasks)]
+    yield from uneven
+    starts = _unlike(_best_first(space, swept + uneven))
+    if not starts or rank(space, starts[0])[0]:
+        least = [*_simulated(space, smallest(space)[: 2 * effort.improved], effort.tasks)]
+        starts = _best_first(space, least + starts)
+    for evaluation in starts[: effort.improved]:
+        yield improved(space, evaluation, effort.tasks_each)
+
+
+def _best_first(space: Space, found: list[Evaluation]) -> list[Evaluation]:
+    return sorted(found, key=lambda evaluation: rank(space, evaluation))
+
+
+def _unlike(ordered: list[Evaluation]) -> list[Evaluation]:
+    """The best for each number of groups, then the others."""
+    firsts = {id(e) for e in {len(e.places): e for e in reversed(ordered)}.values()}
+    return sorted(ordered, key=lambda evaluation: id(evaluation) not in firsts)
+
+
+def _uneven_shapes(space: Space, ordered: list[Evaluation], effort: Effort) -> Iterator[Shape]:
+    """The ways of the best candidates, with groups of different sizes and each way's schedules."""
+    if space.fixed.submesh is not None:
+        return
+    families: dict[Way, list[Evaluation]] = {}
+    for evaluation in ordered:
+        families.setdefault(Way.of(evaluation.candidate), []).append(evaluation)
+    for way in [*families][: effort.ways]:
+        schedules = {(e.candidate.schedule.name, *_stages_per_group(e)): None for e in families[way]}
+        for submeshes in uneven_submeshes(space, way):
+            for family, stages_per_group in [*schedules][:3]:
+                num_stages = len(submeshes) * stages_per_group
+                schedule = space.schedule(family, num_stages, len(submeshes))
+                if schedule is not None and num_stages <= len(space.profile.layers):
+                    yield Shape(schedule, submeshes, way)
+
+
+def _stages_per_group(evaluation: Evaluation) -> tuple[int]:
+    schedule = evaluation.candidate.schedule
+    return (max(1, schedule.num_stages // schedule.mpmd_dim),)
+
+
+def _rows(labelled: list[tuple[str, Evaluation]], cluster: Cluster) -> tuple[Row, ...]:
+    """The best first; what does not fit last."""
+
+    def key(pair: tuple[str, Evaluation]) -> tuple[bool, float]:
+        return bool(shortage(pair[1].prediction, cluster)), pair[1].seconds
+
+    ordered = sorted(labelled, key=key)
+    best = ordered[0][1]
+    rows: list[Row] = []
+    for label, evaluation in ordered:
+        prediction = evaluation.prediction
+        if label or sum(not row.label for row in rows) < NUM_ROWS:
+            reason = shortage(prediction, cluster) or (
+                slower_because(evaluation.candidate, prediction, best.candidate, best.prediction)
+                if rows
+                else ""
+            )
+            rows.append(Row(evaluation.candidate, prediction, label, reason))
+    return tuple(rows)

@@ -1,0 +1,83 @@
+"""The shardings of a step's arguments that a candidate means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mpmd.ir import Spec
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.collectives import INNERMOST_FIRST
+from mpmd.planner.profile import Kind
+from mpmd.planner.step_arguments import StepArguments
+
+AXES: tuple[Kind, ...] = tuple(reversed(INNERMOST_FIRST))
+"""The axes of every group's submesh, the outermost first."""
+
+
+def argument_specs(
+    arguments: StepArguments,
+    divided: Mapping[Kind, Mapping[int, int]],
+    candidate: Candidate,
+    given: Sequence[Spec | None],
+) -> list[Spec]:
+    """For each leaf of the arguments how the devices of a group share it.
+
+    Args:
+      divided: for each kind, the dimension of a leaf that is divided, by the leaf's position.
+      given: what the user has decided for each leaf; ``None`` for what is open. What the optimizer keeps for
+        a weight is sharded like the weight.
+    """
+    sizes = {axis: math.lcm(*(submesh.get(axis, 1) for submesh in candidate.submeshes)) for axis in AXES}
+    specs: dict[int, Spec] = {i: spec for i, spec in enumerate(given) if spec is not None}
+    for leaf, shape in enumerate(arguments.shapes):
+        if leaf in specs:
+            continue
+        like = [other for other in sorted(arguments.linked[leaf]) if arguments.shapes[other] == shape]
+        decided = [given[other] for other in like if given[other] is not None]
+        if decided:
+            specs[leaf] = decided[0] or ()
+            continue
+        entries: list[list[str]] = [[] for _ in shape]
+        for axis in AXES:
+            found = [divided[axis][other] for other in (leaf, *like) if other in divided.get(axis, {})]
+            if found and sizes[axis] > 1:
+                _divide(entries, shape, found[0], axis, sizes)
+        is_weight = not arguments.weights.isdisjoint(like) and leaf in arguments.updated
+        if candidate.fsdp and is_weight and sizes["data"] > 1 and not any("data" in e for e in entries):
+            _divide_some(entries, shape, arguments.stacked.get(leaf), sizes)
+        specs[leaf] = _as_spec(entries)
+    return [specs[leaf] for leaf in range(len(arguments.shapes))]
+
+
+def _divide(
+    entries: list[list[str]], shape: Sequence[int], dimension: int, axis: str, sizes: Mapping[str, int]
+) -> bool:
+    """Shards a dimension along an axis, if it divides on all groups; returns whether it does."""
+    parts = math.prod(sizes[other] for other in (*entries[dimension], axis))
+    if shape[dimension] % parts:
+        return False
+    entries[dimension].append(axis)
+    return True
+
+
+def _divide_some(
+    entries: list[list[str]], shape: Sequence[int], stacked: int | None, sizes: Mapping[str, int]
+) -> None:
+    """Shards the largest dimension that divides along ``data``, rather one that nothing shards yet.
+
+    Vectors stay whole: to gather one takes the latency of a matrix, and they hardly take memory.
+    """
+    free = [d for d in range(len(shape)) if d != stacked]
+    if len(free) < 2:
+        return
+    for dimension in sorted(free, key=lambda d: (bool(entries[d]), -shape[d])):
+        if _divide(entries, shape, dimension, "data", sizes):
+            return
+
+
+def _as_spec(entries: list[list[str]]) -> Spec:
+    spec = [(tuple(entry) if len(entry) > 1 else entry[0]) if entry else None for entry in entries]
+    while spec and spec[-1] is None:
+        spec.pop()
+    return tuple(spec)

@@ -1,0 +1,144 @@
+"""The costs of a candidate's stages, added up of those of their layers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from itertools import accumulate
+
+import numpy as np
+
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.collectives import Place, axis_links, message_link, places_of
+from mpmd.planner.columns import Array, Columns, Setting, Way, between_layers, setting_of
+from mpmd.planner.costs import LayerSeconds, layer_seconds
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.memory import LayerBytes, layer_bytes
+from mpmd.planner.profile import Profile
+from mpmd.simulate import Link
+from mpmd.tasks import TaskType
+
+SECONDS = tuple(field.name for field in dataclasses.fields(LayerSeconds))
+BYTES = tuple(field.name for field in dataclasses.fields(LayerBytes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """What layers cost in a setting, a row for each name.
+
+    Attributes:
+      layers: the numbers.
+      until: the sums of the layers before each layer, and of all.
+    """
+
+    layers: Mapping[str, Array]
+    until: Mapping[str, Array]
+
+
+class CostModel:
+    """What a step's layers cost on a cluster; each setting is computed once."""
+
+    def __init__(self, profile: Profile, cluster: Cluster):
+        self.profile, self.cluster, self.columns = profile, cluster, Columns(profile)
+        self._tables: dict[Setting, Table] = {}
+
+    def table(self, setting: Setting) -> Table:
+        """The costs of all layers in a setting."""
+        if setting not in self._tables:
+            seconds = layer_seconds(self.columns, setting, self.cluster)
+            layers = vars(seconds) | vars(layer_bytes(self.columns, setting))
+            until = {name: np.concatenate([[0.0], np.cumsum(values)]) for name, values in layers.items()}
+            self._tables[setting] = Table(layers, until)
+        return self._tables[setting]
+
+    def setting(self, place: Place, way: Way) -> Setting:
+        """How a group at a place runs its layers."""
+        links = axis_links(self.cluster, place)
+        return setting_of(place.submesh, links, way)
+
+
+class Stages:
+    """The stages of a candidate.
+
+    Attributes:
+      homes: the group of each stage.
+      places, tables: of each group.
+      firsts, stops: the first layer of each stage, and the first of the next.
+    """
+
+    def __init__(self, model: CostModel, candidate: Candidate, homes: tuple[int, ...]):
+        self.model, self.candidate, self.homes = model, candidate, homes
+        self.places = places_of(candidate.submeshes)
+        self.settings = [model.setting(place, Way.of(candidate)) for place in self.places]
+        self.tables = [model.table(setting) for setting in self.settings]
+        self.stops = list(accumulate(candidate.layers_per_stage))
+        self.firsts = [0, *self.stops[:-1]]
+
+    def sums(self, name: str) -> list[float]:
+        """For each stage, the sum over its layers."""
+        return [
+            float(self.tables[home].until[name][stop] - self.tables[home].until[name][first])
+            for home, first, stop in zip(self.homes, self.firsts, self.stops, strict=True)
+        ]
+
+    def largest(self, name: str) -> list[float]:
+        """For each stage, the most of its layers."""
+        return [
+            float(self.tables[home].layers[name][first:stop].max())
+            for home, first, stop in zip(self.homes, self.firsts, self.stops, strict=True)
+        ]
+
+    def of_groups(self, numbers: list[float]) -> list[float]:
+        """For each group, the sum over its stages."""
+        sums = [0.0] * len(self.places)
+        for home, number in zip(self.homes, numbers, strict=True):
+            sums[home] += number
+        return sums
+
+    def message_bytes(self, stage: int, group: int) -> float:
+        """What passes between a stage and the one before, of a microbatch, on each device of a group."""
+        first = self.firsts[stage]
+        skips = [skip for skip in self._skips if skip[:2] == (stage - 1, stage)]
+        past = sum(nbytes * self._share(group, layer) for _, _, layer, nbytes in skips)
+        return float(self.tables[group].layers["entering"][first]) + past
+
+    def messages(self) -> tuple[dict[TaskType, float], dict[tuple[int, int], Link]]:
+        """By sending task, how long its messages keep a link busy; and links of a byte a second."""
+        seconds: dict[TaskType, float] = {}
+        links: dict[tuple[int, int], Link] = {}
+        for stage in range(1, len(self.homes)):
+            before, after = self.homes[stage - 1], self.homes[stage]
+            for sender, reader, task in ((before, after, stage - 1), (after, before, stage)):
+                link = message_link(self.model.cluster, self.places[sender], self.places[reader])
+                time = self.message_bytes(stage, reader) / link.bandwidth
+                kinds = ("fwd",) if task < stage else ("bwd", "bwdA")
+                seconds |= {(kind, task): time for kind in kinds}  # type: ignore[misc]
+                links[sender, reader] = Link(link.latency, bandwidth=1.0)
+        return seconds, links
+
+    def skipped_bytes(self) -> list[float]:
+        """For each group, what waits there of values that go past layers, on each device."""
+        waiting = [0.0] * len(self.places)
+        for source, target, layer, nbytes in self._skips:
+            group = self.homes[target]
+            waiting[group] += (target - source + 1) * nbytes * self._share(group, layer)
+        return waiting
+
+    @functools.cached_property
+    def stage_of(self) -> list[int]:
+        """The stage of each layer."""
+        return [stage for stage, size in enumerate(self.candidate.layers_per_stage) for _ in range(size)]
+
+    @functools.cached_property
+    def _skips(self) -> list[tuple[int, int, int, int]]:
+        """From which stage to which, for which layer, how many bytes of the profile's microbatch."""
+        skips = self.model.profile.skips
+        stages = [(self.stage_of[a], self.stage_of[b], b, nbytes) for a, b, nbytes in skips]
+        return [skip for skip in stages if skip[0] != skip[1]]
+
+    def _share(self, group: int, layer: int) -> float:
+        """What a device of a group gets of a value between layers, over its bytes in the profile."""
+        columns, setting = self.model.columns, self.settings[group]
+        share = between_layers(columns.shares("activations", setting.sizes))
+        return float(share[layer]) * columns.rows(setting)

@@ -1,0 +1,69 @@
+"""What the shardings and the donation of a step's arguments depend on: which of them belong together."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+from jax.extend.core import Var
+
+from mpmd.compiler.graph import TracedStep
+from mpmd.compiler.jaxprs.elementwise import elementwise_classes
+from mpmd.compiler.jaxprs.equations import free_variables
+
+
+@dataclasses.dataclass(frozen=True)
+class StepArguments:
+    """The leaves of a step's arguments, by their positions.
+
+    Attributes:
+      shapes: of each leaf.
+      updated: those that the step returns updated.
+      weights: those of them that the loop reads.
+      linked: for each leaf those that it is combined with element by element, itself among them: a weight
+        and what the optimizer keeps for it.
+      stacked: the dimension of a leaf that counts layers and is cut between stages.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    updated: frozenset[int]
+    weights: frozenset[int]
+    linked: tuple[frozenset[int], ...]
+    stacked: Mapping[int, int]
+
+
+def step_arguments(traced: TracedStep) -> StepArguments:
+    """What a traced step says of its arguments."""
+    leaves = traced.argument_leaves
+    leaf_of = [position for position, leaf in enumerate(leaves) for _ in leaf.names]
+    variables = [argument.var for argument in traced.arguments]
+    outside = tuple(itertools.chain(*traced.outside))
+    classes = elementwise_classes(outside)
+    members: dict[Var, set[int]] = collections.defaultdict(set)
+    for position, var in zip(leaf_of, variables, strict=True):
+        members[classes.get(var, var)].add(position)
+    linked: list[set[int]] = [{position} for position in range(len(leaves))]
+    for together in members.values():
+        for position in together:
+            linked[position] |= together
+    updated = frozenset(argument for argument, _ in traced.carried_leaves)
+    read = _read_by_loop(traced)
+    weights = {leaf_of[i] for i, var in enumerate(variables) if var in read} & updated
+    return StepArguments(
+        shapes=tuple(leaf.shape for leaf in leaves),
+        updated=updated,
+        weights=frozenset(weights),
+        linked=tuple(map(frozenset, linked)),
+        stacked={i: leaf.stack.axis for i, leaf in enumerate(leaves) if leaf.stack is not None},
+    )
+
+
+def _read_by_loop(traced: TracedStep) -> set[Var]:
+    """What loops read, and what that is computed of before them."""
+    read: set[Var] = {var for loop in traced.loops for var in free_variables(loop.eqns)}
+    for eqn in reversed(tuple(itertools.chain(*traced.outside[:-1]))):
+        if not read.isdisjoint(eqn.outvars):
+            read.update(free_variables([eqn]))
+    return read

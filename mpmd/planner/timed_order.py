@@ -1,0 +1,83 @@
+"""A schedule's lists, prepared once, so that they are quickly run with other times of tasks and messages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from mpmd.ir import Edge
+from mpmd.schedules import TaskLists
+from mpmd.simulate import Costs, Link
+from mpmd.simulate.schedule import schedule_workload
+from mpmd.simulate.workload import Workload, run
+from mpmd.tasks import Task, TaskType
+
+
+class TimedOrder:
+    """The lists of a schedule. Fused cells are atomic, as the executables of a plan are."""
+
+    def __init__(self, tasks: TaskLists, homes: tuple[int, ...]):
+        self._workload = schedule_workload(tasks, Costs(atomic=True))
+        cells = [cell.tasks for row in tasks for cell in row]
+        kinds = {(task.kind, task.stage) for members in cells for task in members}
+        self._numbers = {task_type: number for number, task_type in enumerate(sorted(kinds))}
+        self._members, self._first_members = self._numbered(cells)
+        self._values, self._first_values = self._numbered(_carried(self._workload, cells, homes))
+
+    def _numbered(self, parts: list[tuple[Task, ...]]) -> tuple[np.ndarray, np.ndarray]:
+        """The types of all tasks of the parts, and where each part begins."""
+        numbers = [self._numbers[task.kind, task.stage] for part in parts for task in part]
+        begins = np.cumsum([0, *(len(part) for part in parts)])[:-1]
+        return np.array(numbers, dtype=int), begins
+
+    def ends(
+        self,
+        times: Mapping[TaskType, float],
+        messages: Mapping[TaskType, float],
+        links: Mapping[Edge, Link],
+    ) -> list[float]:
+        """When each group ends the loop.
+
+        Args:
+          times: of each type of task.
+          messages: by the type of task that sends, the bytes of what it sends.
+          links: of the edges.
+        """
+        return run(self._with(times, messages, links), steps=1)[0].ends
+
+    def _with(self, times, messages, links) -> Workload:
+        sizes = np.array([messages.get(task_type, 0.0) for task_type in self._numbers])
+        durations = np.array([times[task_type] for task_type in self._numbers])
+        table = self._workload.messages
+        return dataclasses.replace(
+            self._workload,
+            costs=Costs(links=links),
+            durations=np.add.reduceat(durations[self._members], self._first_members).tolist(),
+            messages=dataclasses.replace(
+                table,
+                nbytes=np.add.reduceat(sizes[self._values], self._first_values).tolist()
+                if table.readers
+                else [],
+            ),
+        )
+
+
+def _carried(
+    workload: Workload, cells: list[tuple[Task, ...]], homes: tuple[int, ...]
+) -> list[tuple[Task, ...]]:
+    """The tasks whose values each message has: those that the next task of a microbatch needs there."""
+    carried = []
+    for message, sender in enumerate(workload.messages.senders):
+        _, receiver = workload.edge(message)
+        values = [task for task in cells[sender] if _reader(task, homes) == receiver]
+        assert values, f"message {message} of {cells[sender]} to group {receiver} has no value"
+        carried.append(tuple(values))
+    return carried
+
+
+def _reader(task: Task, homes: tuple[int, ...]) -> int | None:
+    """The group of the stage that goes on with what a task makes."""
+    stage = {"fwd": task.stage + 1, "bwd": task.stage - 1, "bwdA": task.stage - 1, "bwdW": -1}[task.kind]
+    return homes[stage] if 0 <= stage < len(homes) else None

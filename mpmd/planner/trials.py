@@ -1,0 +1,131 @@
+"""Makes plans of a step for candidates: with their shardings, donations and decisions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from mpmd.arguments.call import Call
+from mpmd.arguments.keywords import names, positions
+from mpmd.arguments.signature import CallSignature
+from mpmd.arguments.specs import input_specs
+from mpmd.ir import Spec
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.profile import Profile
+from mpmd.planner.profiling import profile_step
+from mpmd.planner.realize import Realized, decisions_of, lower, simulated
+from mpmd.planner.shardings import AXES, argument_specs
+from mpmd.planner.step_arguments import step_arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """The step that is planned, with the arguments of one call.
+
+    Attributes:
+      step: as the user wrote it.
+      call: its arguments, without values.
+      static: the keywords of ``mpmd.jit`` that say which arguments are static.
+      given_specs: how the user wants leaves to be sharded; ``None`` for those that are open.
+      given_donations: the arguments that may be taken over; ``None`` leaves it open.
+    """
+
+    step: Callable
+    call: Call
+    static: Mapping[str, Any]
+    given_specs: tuple[Spec | None, ...]
+    given_donations: tuple[int, ...] | None
+
+    @classmethod
+    def of(
+        cls,
+        step: Callable,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        in_shardings: Any,
+        static_argnums: Any,
+        static_argnames: Any,
+        donate_argnums: Any,
+    ) -> Subject:
+        """Raises as the call of ``mpmd.jit(step, ...)``."""
+        donated = None if donate_argnums is None else positions(donate_argnums)
+        static = {"static_argnums": positions(static_argnums), "static_argnames": names(static_argnames)}
+        signature = CallSignature.of(step, *static.values(), donated or ())
+        call = signature.bind(args, dict(kwargs))
+        specs: list[Spec | None] = [None] * len(call.avals)
+        if in_shardings is not None:
+            specs = input_specs(in_shardings, call, AXES, None)
+        return cls(step, call.described_by(call.avals), static, tuple(specs), donated)
+
+    @functools.cached_property
+    def function(self) -> Callable:
+        """The step, of the arguments that are not static."""
+        return self.call.function(self.step)
+
+    @property
+    def arguments(self) -> tuple[tuple, dict[str, Any]]:
+        """The arguments that are not static, by position and by name."""
+        return jax.tree.unflatten(self.call.treedef, self.call.avals)
+
+    @property
+    def traced_positions(self) -> tuple[int, ...]:
+        """The positions, as the user counts them, of the arguments that are not static."""
+        static = dict(self.call.static_args)
+        return tuple(i for i in range(self.call.num_args) if i not in static)
+
+
+class Trials:
+    """What candidates mean for a step on a cluster, by the step's own plans."""
+
+    def __init__(self, subject: Subject, cluster: Cluster):
+        self._subject, self._cluster = subject, cluster
+        profiled = profile_step(subject.function, *subject.arguments)
+        self.profile: Profile = profiled.profile
+        self.written_schedule = profiled.written.schedule
+        self._arguments = step_arguments(profiled.graph.traced)
+
+    @functools.cached_property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The arguments whose leaves the step returns updated, as the user counts them."""
+        if self._subject.given_donations is not None:
+            return self._subject.given_donations
+        args, _ = self._subject.arguments
+        donated, first = [], 0
+        for position, argument in zip(self._subject.traced_positions, args, strict=True):
+            leaves = range(first, first := first + len(jax.tree.leaves(argument)))
+            if leaves and self._arguments.updated.issuperset(leaves):
+                donated.append(position)
+        return tuple(donated)
+
+    def in_shardings(self, candidate: Candidate) -> Any:
+        """The specs of the positional arguments; ``None`` where every group is one device."""
+        if all(size == 1 for submesh in candidate.submeshes for size in submesh.values()):
+            return None
+        subject = self._subject
+        specs = argument_specs(self._arguments, self.profile.specs, candidate, subject.given_specs)
+        args, _ = jax.tree.unflatten(subject.call.treedef, [PartitionSpec(*spec) for spec in specs])
+        return args
+
+    def realize(self, candidate: Candidate) -> Realized:
+        """The candidate's plan and costs. Raises ``CompileError`` as ``mpmd.jit``."""
+        subject = self._subject
+        args, kwargs = subject.arguments
+        donated = [
+            i for i, position in enumerate(subject.traced_positions) if position in self.donate_argnums
+        ]
+        lowered = lower(
+            subject.function,
+            candidate,
+            decisions_of(candidate, self.profile.are_stages),
+            args,
+            kwargs,
+            self.in_shardings(candidate),
+            donated,
+        )
+        return simulated(lowered, candidate, self._cluster)

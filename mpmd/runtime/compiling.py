@@ -1,0 +1,62 @@
+"""Compiles an executable for a submesh of this process; says what XLA chose and what it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import jax
+
+from mpmd.executable_memory import ExecutableMemory
+from mpmd.ir import Executable, Spec
+from mpmd.program import Function, arguments, jitted
+from mpmd.sharding import spec_of, to_sharding
+
+Compiling = Callable[[], AbstractContextManager]
+"""Makes a context in which XLA compiles."""
+
+
+def compile_executable(
+    executable: Executable, function: Function, submesh: jax.sharding.Mesh, compiling: Compiling = nullcontext
+) -> jax.stages.Compiled:
+    """The executable's function, compiled for a submesh, with its shardings and donations."""
+    lowered = jitted(function, executable, submesh).lower(*arguments(executable))
+    with compiling():
+        return lowered.compile()
+
+
+def compile_with_open_specs(
+    executable: Executable, function: Function, submesh: jax.sharding.Mesh, compiling: Compiling = nullcontext
+) -> tuple[jax.stages.Compiled, tuple[Spec, ...]]:
+    """The same for an executable whose output specs may be open, with those specs as XLA chose them."""
+    assert None not in executable.in_specs, f"{executable.name} has open inputs"
+    compiled = compile_executable(executable, function, submesh, compiling)
+    chosen = tuple(
+        spec_of(sharding, submesh, len(aval.shape)) if spec is None else spec
+        for spec, sharding, aval in zip(
+            executable.out_specs, compiled.output_shardings, executable.outputs, strict=True
+        )
+    )
+    if not all(
+        sharding.is_equivalent_to(to_sharding(spec, submesh), len(aval.shape))
+        for spec, sharding, aval in zip(chosen, compiled.output_shardings, executable.outputs, strict=True)
+    ):
+        # No spec says what the compiler chose.
+        closed = dataclasses.replace(executable, out_specs=chosen)
+        compiled = compile_executable(closed, function, submesh, compiling)
+    return compiled, chosen
+
+
+def memory_of(compiled: jax.stages.Compiled) -> ExecutableMemory | None:
+    """What XLA needs to run an executable; ``None`` from backends that do not say."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return None
+    return ExecutableMemory(
+        inputs=analysis.argument_size_in_bytes,
+        outputs=analysis.output_size_in_bytes,
+        aliased=analysis.alias_size_in_bytes,
+        temporaries=analysis.temp_size_in_bytes,
+        code=analysis.generated_code_size_in_bytes,
+    )

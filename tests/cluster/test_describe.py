@@ -1,0 +1,58 @@
+"""Which nodes and devices of a Ray cluster a plan is for."""
+
+import importlib
+
+import pytest
+
+from cluster.describe import _find, _holding
+from mpmd.memory import Holding
+
+GIB = 2**30
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """Has the cluster consist of nodes with these resources."""
+
+    def have(*resources):
+        module = importlib.import_module("cluster.describe")  # as an attribute that name is the function
+        monkeypatch.setattr(module, "live_nodes", lambda: [{"Resources": of_node} for of_node in resources])
+
+    return have
+
+
+def test_a_device_of_a_cpu_node_is_a_cpu_with_its_share(nodes):
+    nodes({"CPU": 4.0, "memory": 8.0 * GIB}, {"CPU": 4.0, "memory": 6.0 * GIB})
+    found = _find("cpu", None, {})
+    assert (found.nodes, found.devices_per_node, found.cpus, found.memory) == (2, 4, 1.0, 1.5 * GIB)
+    found = _find("cpu", None, {"nodes": 1, "devices_per_node": 8})
+    assert (found.nodes, found.devices_per_node, found.cpus, found.memory) == (1, 8, 0.5, GIB)
+    assert _find("cpu", 2.0, {}).devices_per_node == 2
+
+
+def test_nodes_without_gpus_are_left_out(nodes):
+    nodes({"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 4.0})
+    found = _find("cuda", None, {})
+    assert (found.nodes, found.devices_per_node) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("platform", "given", "says"),
+    [
+        ("cuda", {}, "say which devices_per_node"),
+        ("cuda", {"devices_per_node": 8}, "no node has 8 devices of 'cuda'"),
+        ("cuda", {"devices_per_node": 2, "nodes": 3}, "3 nodes are asked for, and 2 have"),
+        ("tpu", {}, "no node has any devices of 'tpu'"),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_said_with_what_it_has(nodes, platform, given, says):
+    nodes({"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0, "GPU": 4.0})
+    with pytest.raises(ValueError, match=says) as error:
+        _find(platform, None, given)
+    assert "4 CPU, 2 GPU" in str(error.value)
+
+
+def test_messages_wait_where_the_transport_of_the_platform_has_them():
+    assert _holding("cpu", 1) is Holding.SLOTS
+    assert _holding("cpu", 2) is Holding.KEPT
+    assert _holding("cuda", 1) is Holding.ELSEWHERE

@@ -1,0 +1,57 @@
+"""Rates and links of the devices of a mesh."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.events import Event
+from mpmd.ir import Task
+from mpmd.planner import calibrate
+from mpmd.simulate import Link
+
+
+def small(monkeypatch):
+    """What is measured takes little time, and tells little."""
+    for name, value in {
+        "TASK_SECONDS": 0.0,
+        "ARRAY_BYTES": 2**12,
+        "MESSAGE_BYTES": 2**12,
+        "STEPS": 2,
+    }.items():
+        monkeypatch.setattr(calibrate, name, value)
+    monkeypatch.setattr(calibrate, "SMALLEST_WIDTH", 16)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_all_is_measured_that_such_a_mesh_has(monkeypatch, groups):
+    small(monkeypatch)
+    devices = [jax.sharding.Mesh(np.array([device]), ("device",)) for device in jax.devices()[:groups]]
+    with mpmd.MpmdMesh(devices) as mesh:
+        nodes = [0, 0, 1, 1][:groups]
+        found = calibrate.calibrate(mesh, nodes)
+    assert min(found.flops, found.memory_bandwidth, found.task_overhead) > 0
+    assert found.alone >= 1
+    assert (found.device_link is None) == (groups == 1)
+    assert (found.node_link is None) == (groups < 4)
+    assert set(found.known()) == {name for name, value in vars(found).items() if value is not None}
+
+
+def test_a_hop_is_half_of_what_is_not_computing():
+    # The second group's clock is 100 s ahead. A message takes 2 s, and the second group copies for 1 s.
+    events = [
+        Event(0, Task("fwd", 0, 0), 0.0, 5.0),
+        Event(1, Task("fwd", 1, 0), 107.0, 113.0),
+        Event(1, Task("bwd", 1, 0), 113.0, 117.0),
+        Event(0, Task("bwd", 0, 0), 19.0, 23.0),
+    ]
+    assert calibrate._hops_of(events, 2) == [2.0 + 1.0]
+
+
+def test_a_link_is_what_small_and_large_messages_take():
+    size = calibrate.MESSAGE_BYTES
+    assert calibrate._link(0.5, 2.5) == Link(0.5, size / 2)
+    assert calibrate._link(-0.1, 2.0) == Link(0.0, size / 2)
+    assert calibrate._link(0.5, 0.25) == Link(0.5, math.inf)

@@ -1,0 +1,201 @@
+"""``mpmd.plan``: what it chooses computes what plain JAX computes, and says what it costs."""
+
+import dataclasses
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.train_state import TrainState
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.parity import assert_close
+from tests.support.planned_steps import (
+    CLUSTER,
+    arguments,
+    batch,
+    marked_step,
+    open_scanned_step,
+    open_step,
+)
+
+
+def check_computes_the_same(step, args, **fixes):
+    """Chooses, runs two steps, and compares them with plain JAX; returns the choice."""
+    choice = mpmd.plan(step, *args, cluster=CLUSTER, simulate=2, **fixes)
+    plain, rest = jax.jit(step), args[-2:]
+    first = plain(*args)
+    second = plain(*first[:-1], *rest)
+    with choice.mesh() as mesh:
+        planned = choice.jit(mesh)
+        found = planned(*args)
+        assert_close(found[-1], first[-1])
+        assert_close(planned(*found[:-1], *rest), second)
+    return choice
+
+
+def check_text_page_and_data(choice):
+    text = str(choice)
+    assert "chosen: " in text and "one device" in text and "why not" in text
+    data = json.loads(choice.to_json())
+    assert data["rows"][0]["candidate"]["groups"] == len(choice.candidate.submeshes)
+    assert data["cluster"]["devices_per_node"] == 8 and len(data["rows"]) == len(choice.rows)
+    page = choice.to_html()
+    assert page.startswith("<!doctype html>") and page.count("<tr") == len(choice.rows) + 1
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_marked_stages_on_fewer_groups(groups):
+    choice = check_computes_the_same(marked_step, arguments(marked_step, cut=True), groups=groups)
+    assert len(choice.candidate.submeshes) == groups
+    assert choice.candidate.layers_per_stage == (1, 1, 1, 1) and choice.candidate.num_microbatches == 4
+
+
+def test_what_is_fixed_stays():
+    fixes = {"remat": True, "fsdp": True, "num_microbatches": 4}
+    choice = check_computes_the_same(
+        open_step, arguments(open_step), groups=2, submesh={"data": 2, "model": 2}, **fixes
+    )
+    for name, value in fixes.items():
+        assert {getattr(row.candidate, name) for row in choice.rows} == {value}
+    assert choice.launch == {"groups": [{"data": 2, "sequence": 1, "model": 2}] * 2}
+
+
+def test_scanned_layers():
+    choice = check_computes_the_same(open_scanned_step, arguments(open_scanned_step), groups=2)
+    assert choice.candidate.schedule.mpmd_dim == 2
+
+
+def test_everything_open():
+    choice = check_computes_the_same(open_step, arguments(open_step))
+    assert sum(choice.candidate.layers_per_stage) >= 4 and choice.examples == 16
+    simulated = [row for row in choice.rows if row.prediction.source == "simulation"]
+    assert choice.best is simulated[0] and not choice.best.reason
+    assert [row.prediction.seconds for row in simulated] == sorted(r.prediction.seconds for r in simulated)
+    assert all(row.reason for row in choice.rows[1:])
+    check_text_page_and_data(choice)
+
+
+class Model(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(4):
+            x = nn.relu(nn.Dense(16)(x))
+        return x
+
+
+def test_a_flax_train_state():
+    model = Model()
+    x, y = batch()
+    state = TrainState.create(
+        apply_fn=model.apply, params=model.init(jax.random.key(0), x), tx=optax.adam(1e-3)
+    )
+
+    def step(state, x, y):
+        def loss_of(params, x, y):
+            return jnp.mean((state.apply_fn(params, x) - y) ** 2)
+
+        loss, grads = mpmd.value_and_grad(loss_of)(state.params, x, y)
+        return state.apply_gradients(grads=grads), loss
+
+    choice = check_computes_the_same(step, (state, x, y), groups=4)
+    assert choice.donate_argnums == (0,)
+
+
+def test_specs_that_the_user_gives_stay():
+    args = arguments(open_step)
+    choice = mpmd.plan(
+        open_step,
+        *args,
+        cluster=CLUSTER,
+        in_shardings=([{"up": P("data"), "bias": None, "down": None}] * 4, None, P("data"), P("data")),
+        groups=1,
+        submesh={"data": 8},
+        fsdp=False,
+        simulate=1,
+    )
+    params, state, x, _ = choice.in_shardings
+    assert params[0]["up"] == P("data") and params[0]["down"] == P() and x == P("data")
+    assert state[0].mu[0]["up"] == P("data"), "what the optimizer keeps is sharded like the weight"
+
+
+def test_what_is_measured_comes_first():
+    args = arguments(open_step)
+    choice = mpmd.plan(open_step, *args, cluster=CLUSTER, groups=2, simulate=2, measure=1)
+    assert [row.prediction.source for row in choice.rows[:2]] == ["measurement", "simulation"]
+    assert choice.best.prediction.seconds > 0 and choice.simulation.makespan > 0
+
+
+def test_static_arguments_and_arguments_by_name():
+    def step(params, state, kind, x, *, y):
+        assert kind == "mean"
+        return open_step(params, state, x, y)
+
+    params, state, x, y = arguments(open_step)
+    choice = mpmd.plan(
+        step,
+        params,
+        state,
+        "mean",
+        x,
+        kwargs={"y": y},
+        cluster=CLUSTER,
+        static_argnums=2,
+        groups=2,
+        simulate=1,
+    )
+    assert choice.donate_argnums == (0, 1)
+    expected = jax.jit(step, static_argnums=2)(params, state, "mean", x, y=y)
+    with choice.mesh() as mesh:
+        assert_close(choice.jit(mesh)(params, state, "mean", x, y=y), expected)
+
+
+def test_a_mesh_of_other_groups():
+    choice = mpmd.plan(open_step, *arguments(open_step), cluster=CLUSTER, groups=2, simulate=1)
+    with pytest.raises(ValueError, match="the choice is for groups of the shapes"):
+        choice.jit(mpmd.AbstractMpmdMesh({"stage": 3}, "stage"))
+    with pytest.raises(ValueError, match="and there are 1: plan for a cluster that has as many"):
+        choice.mesh(jax.devices()[:1])
+
+
+def test_groups_of_several_nodes_have_several_processes():
+    cluster = dataclasses.replace(CLUSTER, nodes=2, devices_per_node=2)
+    choice = mpmd.plan(
+        open_step, *arguments(open_step), cluster=cluster, groups=1, submesh={"data": 4}, simulate=1
+    )
+    assert choice.launch["processes_per_group"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("error", "given", "message"),
+    [
+        (TypeError, {"cluster": 8}, "cluster must be an mpmd.Cluster"),
+        (ValueError, {"groups": 0, "remat": 1}, "groups must be a whole number.*\nremat must be True"),
+        (ValueError, {"schedule": "Best"}, "schedule must be a schedule.*Std1F1B"),
+        (ValueError, {"submesh": {"expert": 2}}, "along the axes data, model, sequence"),
+        (ValueError, {"layers_per_stage": (0, 4)}, "layers_per_stage must have"),
+        (ValueError, {"measure": 3, "simulate": 2}, "measure=3 candidates cannot be measured"),
+        (ValueError, {"groups": 9}, "the cluster has 8"),
+        (ValueError, {"layers_per_stage": (9, 9)}, "layers"),
+        (ValueError, {"num_microbatches": 3}, "16 rows"),
+        (ValueError, {"cluster": dataclasses.replace(CLUSTER, memory=1e3)}, "does not fit"),
+        (ValueError, {"in_shardings": P("expert")}, "expert"),
+    ],
+)
+def test_bad_input(error, given, message):
+    with pytest.raises(error, match=f"(?s){message}"):
+        mpmd.plan(open_step, *arguments(open_step), **{"cluster": CLUSTER, "simulate": 1, **given})
+
+
+def test_steps_that_are_none():
+    args = arguments(open_step)
+    with pytest.raises(TypeError, match="takes a train step, a function"):
+        mpmd.plan(3, *args, cluster=CLUSTER)
+    with pytest.raises(TypeError, match=r"not what mpmd\.jit has made of it"):
+        mpmd.plan(mpmd.jit(open_step, mpmd.AbstractMpmdMesh([{}])), *args, cluster=CLUSTER)
+    with pytest.raises(ValueError, match="one treduce; found none"):
+        mpmd.plan(lambda x: x + 1, np.ones(3), cluster=CLUSTER)

@@ -1,0 +1,201 @@
+"""The parts of the formulas: links, sums over devices, memory, closed forms, and prolonged steps."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from mpmd.planner import orders
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.closed_forms import CLOSED_FORMS
+from mpmd.planner.collectives import Place, all_gather, all_reduce, axis_links, message_link
+from mpmd.planner.columns import Way
+from mpmd.planner.formula import evaluate
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.orders import order_of
+from mpmd.planner.partition import Stretches, cuts
+from mpmd.planner.profile import Division, Layer, TaskWork
+from mpmd.planner.stages import CostModel
+from mpmd.schedules import FAMILIES, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble, ZeroBubbleV
+from mpmd.simulate import Costs, Link, simulate
+from tests.support.profiles import layer, profile
+
+TWO_NODES = Cluster(2, 4, 1e9, 1e12, 1e12, Link(1e-6, 100e9), Link(1e-5, 10e9))
+FAST = Cluster(1, 8, 1e12, 1e12, 1e15, Link(0, math.inf), Link(0, math.inf))
+
+
+def test_axes_within_a_node_have_its_links():
+    assert axis_links(TWO_NODES, Place(4, {"model": 2, "data": 2})) == (Link(1e-6, 100e9),) * 3
+
+
+def test_rings_between_nodes_share_their_link():
+    model, _, data = axis_links(TWO_NODES, Place(0, {"model": 4, "data": 2}))
+    assert (model, data) == (Link(1e-6, 100e9), Link(1e-5, 2.5e9))
+
+
+def test_a_group_across_the_border_of_nodes_has_the_slow_link():
+    assert axis_links(TWO_NODES, Place(2, {"model": 4}))[0] == Link(1e-5, 10e9)
+
+
+def test_sums_over_devices_take_the_time_of_a_ring():
+    nbytes = np.array([1e9, 0.0])
+    link = Link(1e-6, 100e9)
+    assert all_gather(4, nbytes, link) == pytest.approx([0.75e9 / 100e9 + 3e-6, 0])
+    assert all_reduce(4, nbytes, link) == pytest.approx([1.5e9 / 100e9 + 6e-6, 0])
+
+
+def test_messages_between_nodes_share_the_link_by_distinct_parts():
+    assert message_link(TWO_NODES, Place(0, {"data": 2}), Place(2, {"data": 2})) == TWO_NODES.device_link
+    assert message_link(TWO_NODES, Place(0, {"data": 4}), Place(4, {"data": 4})) == Link(1e-5, 2.5e9)
+    assert message_link(TWO_NODES, Place(0, {"model": 4}), Place(4, {"model": 4})) == Link(1e-5, 10e9)
+
+
+def evaluated(parts, schedule, number, cluster=FAST, rows=None, submesh=None, **flags):
+    size = len(parts) // schedule.num_stages
+    flags = {"remat": False, "fsdp": False} | flags
+    submeshes = (submesh or {},) * schedule.mpmd_dim
+    candidate = Candidate((size,) * schedule.num_stages, submeshes, schedule, number, **flags)
+    return evaluate(CostModel(profile(tuple(parts), rows or number), cluster), candidate)
+
+
+@pytest.mark.parametrize(
+    "schedule", [GPipe(4), Std1F1B(4), Interleaved1F1B(8, 4), ZeroBubble(4), ZeroBubbleV(8, 4)]
+)
+def test_the_step_is_that_of_the_simulation(schedule):
+    """With a third of forward and backward in the forward, as the simulator has it by default."""
+    parts = [layer("", 1e12) for _ in range(schedule.num_stages)]
+    found = evaluated(parts, schedule, 8)
+    assert found.seconds == pytest.approx(simulate(schedule.tasks(8), Costs(atomic=True)).makespan)
+    assert found.prediction.bubble == pytest.approx(simulate(schedule.tasks(8), Costs(atomic=True)).bubble)
+
+
+def test_messages_take_time_that_depends_on_the_stage():
+    link = Link(0.5, 1e9)
+    cluster = Cluster(1, 2, 1e12, 1e12, 1e15, link, link)
+    parts = [layer("", 1e12), layer("", 1e12, entering=10**9)]
+    assert evaluated(parts, Std1F1B(2), 1, cluster).seconds == pytest.approx(3 + 3 + 2 * 1.5)
+
+
+def test_memory_has_the_residuals_of_the_microbatches_in_flight():
+    parts = [layer("", 1e12, weights=10, residuals=1000) for _ in range(4)]
+    memory = evaluated(parts, Std1F1B(4), 8).prediction.memory
+    assert (memory.group, memory.residuals) == (0, 4000)
+    assert (memory.weights, memory.gradients, memory.state) == (10, 10, 20)
+    assert evaluated(parts, GPipe(4), 8).prediction.memory.residuals == 8000
+
+
+def test_rematerialisation_keeps_what_enters_and_computes_again():
+    parts = [layer("", 1e12, entering=100, residuals=1000) for _ in range(2)]
+    plain, again = (evaluated(parts, GPipe(2), 4, remat=remat) for remat in (False, True))
+    assert again.prediction.memory.residuals == 400
+    assert again.prediction.memory.temporaries == plain.prediction.memory.temporaries + 1000
+    assert again.seconds == pytest.approx(plain.seconds * 4 / 3)
+
+
+def test_weights_that_are_divided_over_data_are_gathered():
+    cluster = Cluster(1, 4, 1e12, 1e12, 1e15, Link(0, 1e9), Link(0, 1e9))
+    parts = [layer("", 4e12, weights=4 * 10**9)]
+    plain, divided = (
+        evaluated(parts, Std1F1B(1), 2, cluster, rows=8, submesh={"data": 4}, fsdp=fsdp)
+        for fsdp in (False, True)
+    )
+    # 8 rows of 12 s on 4 devices, and one sum of gradients, or two gathers and a scatter of each microbatch.
+    assert plain.seconds - divided.seconds == pytest.approx(6 - 2 * 9, rel=1e-3)
+    assert divided.prediction.memory.weights == plain.prediction.memory.weights / 4
+
+
+def test_weights_that_are_gathered_once_take_memory():
+    cluster = Cluster(1, 4, 1e12, 1e12, 1e15, Link(0, 1e9), Link(0, 1e9))
+    parts = [layer("", 4e12, weights=4 * 10**9)]
+    plain, once = (
+        evaluated(parts, Std1F1B(1), 2, cluster, rows=8, submesh={"data": 4}, fsdp=fsdp, gather_once=fsdp)
+        for fsdp in (False, True)
+    )
+    # A gather and a scatter take as long as a sum.
+    assert plain.seconds == pytest.approx(once.seconds, rel=1e-3)
+    memory, of_plain = once.prediction.memory, plain.prediction.memory
+    assert (memory.weights, memory.gradients) == (1.25 * of_plain.weights, of_plain.gradients)
+    assert memory.state == of_plain.state / 4
+
+
+def test_shares_of_several_axes_multiply():
+    divisions = {
+        "data": Division(8, 1.0, 0.0, 1.0),
+        "model": Division(8, 0.5, 1.0, 0.5, reduced_forward=4e9),
+    }
+    work = TaskWork(8e12, 0.0)
+    part = Layer("", work, TaskWork(0.0, 0.0), 0, 0, 0, 800, 0, divisions)
+    cluster = Cluster(1, 8, 1e12, 1e12, 1e15, Link(0, 1e9), Link(0, 1e9))
+    found = evaluated([part], Std1F1B(1), 1, cluster, rows=1, submesh={"data": 2, "model": 4})
+    # Half of the operations is divided by 4; the values that are summed are divided over data.
+    assert found.seconds == pytest.approx(8 * (0.5 + 0.5 / 4) / 2 + 2 * 3 / 4 * 2)
+    assert found.prediction.memory.residuals == 800 * (0.5 + 0.5 / 4) / 2
+
+
+def test_tied_weights_are_held_once_in_a_group():
+    parts = [layer("", 1e12, weights=100) for _ in range(2)]
+    candidate = Candidate((2,), ({},), Std1F1B(1), 1, False, False)
+    made = profile(tuple(parts), 1, tied=(((0, 1), 100),))
+    assert evaluate(CostModel(made, FAST), candidate).prediction.memory.weights == 100
+
+
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+@pytest.mark.parametrize("number", [2, 4, 7, 12])
+def test_closed_forms_are_those_of_the_lists(name, number):
+    groups = 4
+    schedule = FAMILIES[name].build(groups)
+    stages = schedule.num_stages // groups
+    form, order = CLOSED_FORMS[name], order_of(schedule, number)
+    args = (np.array([groups]), np.array([stages]), np.array([number]))
+    makespan = simulate(order.tasks, Costs(atomic=True)).makespan
+    unit = 3 if name != "ForwardOnly" else 1
+    # DualPipeV's fused cells are atomic here, while its formula counts their members one by one.
+    assert (number + form.fill(*args)[0]) * unit * stages == pytest.approx(makespan, rel=0.06)
+    if name != "ForwardOnly":
+        most = [max(map(sum, vectors)) / stages for vectors in order.in_flight]
+        assert form.in_flight(*args)[0] == pytest.approx(max(most), abs=0.5)
+        assert form.in_flight(*args)[0] - form.spread(*args)[0] == pytest.approx(min(most), abs=1.0)
+
+
+@pytest.mark.parametrize("name", [name for name in CLOSED_FORMS if name != "ForwardOnly"])
+def test_long_steps_are_prolonged(name, monkeypatch):
+    schedule = FAMILIES[name].build(4)
+    parts = [layer("", 1e12 * (1 + stage % 3 / 4), residuals=1000) for stage in range(schedule.num_stages)]
+    whole = evaluated(parts, schedule, 50)
+    monkeypatch.setattr(orders, "MOST_TASKS", 0)
+    prolonged = evaluated(parts, schedule, 50)
+    assert prolonged.num_tasks < whole.num_tasks
+    assert prolonged.seconds == pytest.approx(whole.seconds, rel=0.03)
+    assert prolonged.prediction.memory.residuals == pytest.approx(whole.prediction.memory.residuals, rel=0.2)
+
+
+def test_a_cut_is_the_shortest_of_all():
+    """By the bound of 1F1B, for layers of different lengths."""
+    seconds, number = [5.0, 1.0, 1.0, 4.0, 2.0, 2.0], 4
+    made = profile(tuple(layer("", 1e12 * time / 3) for time in seconds), number)
+    model = CostModel(made, FAST)
+    table = model.table(model.setting(Place(0, {}), Way(number, False, False)))
+    stretches = Stretches.of(table, 0.0, np.zeros(7))
+
+    def bound(cut):
+        stops = [*itertools.accumulate(cut)]
+        value = 0.0
+        for first, stop in reversed([*zip([0, *stops], stops, strict=False)]):
+            time = sum(seconds[first:stop])
+            value = max(number * time, time + value)
+        return value
+
+    every = [
+        tuple(b - a for a, b in itertools.pairwise((0, *inner, 6)))
+        for inner in itertools.combinations(range(1, 6), 2)
+    ]
+    found = [*cuts([stretches] * 3, [1, 1, 1], number, math.inf)]
+    assert min(map(bound, found)) == pytest.approx(min(map(bound, every)))
+    assert (
+        min(
+            max(sum(seconds[a : a + n]) for a, n in zip([0, *itertools.accumulate(c)], c, strict=False))
+            for c in found
+        )
+        == 6
+    )

@@ -1,0 +1,83 @@
+"""Clusters: given, read, and measured in this process."""
+
+import importlib.metadata
+import tomllib
+from pathlib import Path
+
+import jax
+import pytest
+
+import mpmd
+from mpmd.memory import Holding
+from mpmd.planner.hardware import Cluster, completed
+from mpmd.simulate import Link
+
+GIVEN = {
+    "nodes": 2,
+    "devices_per_node": 4,
+    "memory": 8e9,
+    "flops": 1e12,
+    "memory_bandwidth": 1e11,
+    "device_link": Link(1e-6, 1e10),
+    "node_link": Link(1e-5, 1e9),
+}
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(ValueError) as error:
+        Cluster(**{**GIVEN, "nodes": 0, "memory": -1.0, "flops": 0.0, "alone": 0.5})
+    assert [line.split()[0] for line in str(error.value).splitlines()[1:]] == [
+        "nodes",
+        "memory",
+        "flops",
+        "alone",
+    ]
+
+
+def test_a_file_may_say_where_messages_are():
+    assert Cluster(**GIVEN, holding="slots").holding is Holding.SLOTS
+    with pytest.raises(ValueError, match="holding is one of receiver, "):
+        Cluster(**GIVEN, holding="somewhere")
+
+
+def test_what_is_given_is_taken_and_not_measured():
+    cluster = completed({"nodes": 3, "devices_per_node": 4, "memory": 1.0}, GIVEN, None)
+    assert cluster == Cluster(**GIVEN)
+    measured = {name: value for name, value in GIVEN.items() if name not in ("flops", "nodes")}
+    cluster = completed(
+        {"nodes": 2}, {**measured, "flops": 5.0}, lambda: {"flops": 7.0, "task_overhead": 1e-3}
+    )
+    assert (cluster.flops, cluster.task_overhead) == (5.0, 1e-3)
+
+
+def test_what_nobody_knows_is_named():
+    with pytest.raises(ValueError, match=r"flops, node_link: give them, .* measure=True"):
+        completed(
+            {}, {name: value for name, value in GIVEN.items() if name not in ("flops", "node_link")}, None
+        )
+    with pytest.raises(ValueError, match="no speed; it has nodes, "):
+        completed({}, {**GIVEN, "speed": 1}, None)
+
+
+def test_links_that_no_message_takes_need_no_number():
+    given = {name: value for name, value in GIVEN.items() if not name.endswith("link")}
+    assert completed({}, {**given, "nodes": 1, "devices_per_node": 1}, None).device_link == Link()
+
+
+def test_the_devices_of_this_process_are_one_node():
+    given = {name: GIVEN[name] for name in ("flops", "memory_bandwidth", "device_link")}
+    cluster = mpmd.Cluster.of_this_process(jax.devices()[:4], **given)
+    assert (cluster.nodes, cluster.devices_per_node) == (1, 4)
+    assert cluster.memory > 2**20
+    with pytest.raises(ValueError, match="these are none"):
+        mpmd.Cluster.of_this_process([], **given)
+
+
+def test_ray_clusters_are_described_by_an_entry_point(monkeypatch):
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    (value,) = pyproject["project"]["entry-points"]["mpmd.clusters"].values()
+    point = importlib.metadata.EntryPoint("ray", value, "mpmd.clusters")
+    assert callable(point.load())
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group, name: [])
+    with pytest.raises(RuntimeError, match=r"no installed package .* pip install"):
+        mpmd.Cluster.from_ray()

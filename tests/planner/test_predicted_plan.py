@@ -1,0 +1,91 @@
+"""What is predicted of a plan's shardings and work, against what XLA makes of it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from mpmd.compiler.jaxprs.dimensions import dimensions_of
+from mpmd.decisions import Decisions, decided
+from mpmd.planner.device_work import device_work
+from mpmd.planner.predicted_plan import predicted_plan
+from tests.support.parity import mesh_of
+from tests.support.planned_steps import arguments, marked_step
+
+SPECS = {
+    "batch": [{"up": P(), "bias": P(), "down": P()}] * 4,
+    "Megatron": [{"up": P(None, "model"), "bias": P("model"), "down": P("model")}] * 4,
+}
+
+
+@pytest.mark.parametrize("weights", SPECS.values(), ids=SPECS)
+def test_values_take_as_many_bytes_as_xla_has_for_them(weights):
+    args = arguments(marked_step, cut=True)
+    state = (args[1][0]._replace(count=P(), mu=weights, nu=weights), args[1][1])
+    in_shardings = (weights, state, P(None, "data"), P(None, "data"))
+    with mesh_of(2, data=2, model=2) as mesh:
+        step = mpmd.jit(
+            decided(marked_step, Decisions(mpmd.Interleaved1F1B(4, 2))),
+            mesh,
+            in_shardings=in_shardings,
+        )
+        predicted = predicted_plan(step.lower(*args).compiled.program).plan
+        loaded = step.compile(*args).plan
+    needed = {executable.name: executable.memory for executable in loaded.executables}
+    assert needed.keys() == {executable.name for executable in predicted.executables}
+    for executable in predicted.executables:
+        memory = needed[executable.name]
+        assert executable.memory.inputs == memory.inputs, executable.name
+        # XLA's outputs also have a table of pointers.
+        assert memory.outputs - 1024 <= executable.memory.outputs <= memory.outputs, executable.name
+        assert executable.memory.aliased <= memory.aliased, executable.name
+
+
+def megatron(x, up, down):
+    return jnp.tanh(x @ up) @ down
+
+
+def work_of(fun, specs, mesh, shapes=((8, 16), (16, 64), (64, 16))):
+    avals = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    inputs = [dimensions_of(spec, len(shape)) for spec, shape in zip(specs, shapes, strict=True)]
+    return device_work(jax.make_jaxpr(fun)(*avals).jaxpr, inputs, mesh)
+
+
+def test_columns_and_rows_of_weights_are_summed_once():
+    whole = work_of(megatron, ((), (), ()), {})
+    assert whole.operations == 2 * (2 * 8 * 16 * 64) + 8 * 64 and not whole.summed
+    divided = work_of(megatron, ((), (None, "model"), ("model",)), {"model": 4})
+    assert divided.operations == whole.operations / 4
+    assert divided.summed == {"model": 8 * 16 * 4} and divided.sums == {"model": 1}
+
+
+def test_a_weight_that_is_divided_like_the_batch_is_gathered():
+    work = work_of(megatron, (("data",), ("data",), ()), {"data": 2})
+    assert work.summed == {"data": 16 * 64 * 4 / 2} and work.sums == {"data": 1}
+
+
+def test_a_chain_of_elementwise_equations_is_one_pass():
+    def chain(x, y, z):
+        return jnp.tanh(x * 2 + y) * z
+
+    shapes = ((32, 32),) * 3
+    work = work_of(chain, ((),) * 3, {}, shapes)
+    assert work.nbytes == 4 * 32 * 32 * 4 and work.temporaries == 0
+
+
+def test_scans_repeat_their_bodies():
+    def repeated(x, ws, y):
+        return jax.lax.scan(lambda x, w: (x @ w, None), x, ws)[0] + y
+
+    work = work_of(repeated, ((), (), ()), {}, ((8, 16), (5, 16, 16), (8, 16)))
+    assert work.operations == 5 * 2 * 8 * 16 * 16 + 8 * 16
+
+
+def test_what_is_needed_again_is_in_memory_until_then():
+    def keeps(x, up, down):
+        hidden = x @ up
+        return (hidden @ down) @ up + hidden
+
+    work = work_of(keeps, ((), (), ()), {})
+    assert work.temporaries == (2 * 8 * 64 + 8 * 16) * 4

@@ -1,0 +1,127 @@
+"""What a search finds for models of known shape, and what it says of fixes and of what does not fit."""
+
+import dataclasses
+
+import pytest
+
+from mpmd.planner.fixed import Fixed
+from mpmd.planner.search import find, search
+from mpmd.schedules import Std1F1B, ZeroBubble
+from tests.support.profiles import a100s, gpt, layer, profile, u_net
+
+SMALL = gpt(num_layers=6, width=1024, heads=16, vocabulary=32768, rows=64)
+
+
+def test_96_layers_on_512_devices_take_little_work():
+    result = find(gpt(), a100s(nodes=64))
+    best = result.rows[0]
+    assert result.num_simulated < 200
+    assert not best.reason
+    # 3.4e24 operations of the products, on 512 devices of 187 TFLOP/s, without recomputation.
+    assert 35 < best.prediction.seconds < 55
+    assert best.prediction.memory.total <= 80e9
+    assert len(best.candidate.submeshes) > 1
+    assert best.candidate.submeshes[0]["model"] > 1
+
+
+def test_rows_are_in_order_and_have_the_alternatives():
+    rows = search(SMALL, a100s(nodes=1))
+    fitting = [row for row in rows if "does not fit" not in row.reason]
+    assert [*rows[: len(fitting)]] == fitting
+    seconds = [row.prediction.seconds for row in fitting]
+    assert seconds == sorted(seconds)
+    assert {row.label for row in rows} >= {"one device", "data parallel", "FSDP", "tensor parallel"}
+    assert [row.reason == "" for row in rows] == [True] + [False] * (len(rows) - 1)
+
+
+def test_a_model_that_is_small_needs_no_pipeline():
+    assert len(search(SMALL, a100s(nodes=1))[0].candidate.submeshes) == 1
+
+
+def test_stages_with_heavy_layers_have_fewer():
+    parts = [layer(str(index), 1e12, entering=1000) for index in range(7)]
+    made = profile((*parts, layer("head", 4e12, entering=1000)), rows=32)
+    best = search(made, a100s(nodes=1), Fixed(groups=4, submesh={}, schedule="Std1F1B"))[0]
+    assert best.candidate.layers_per_stage[-1] == 1
+    assert max(best.candidate.layers_per_stage) == 3
+
+
+def test_values_that_skip_layers_are_counted():
+    without = dataclasses.replace(u_net(), skips=())
+    fixed = Fixed(groups=2, layers_per_stage=(4, 4), schedule="Std1F1B", num_microbatches=8, submesh={})
+    one, other = (search(made, a100s(1), fixed)[0].prediction for made in (u_net(), without))
+    assert one.memory.messages > other.memory.messages
+    assert one.seconds > other.seconds
+
+
+def test_what_is_fixed_is_in_every_row():
+    fixed = Fixed(groups=2, schedule="ZeroBubble", num_microbatches=16, remat=True, fsdp=False)
+    for row in search(SMALL, a100s(nodes=1), fixed):
+        candidate = row.candidate
+        assert isinstance(candidate.schedule, ZeroBubble)
+        assert len(candidate.submeshes) == 2
+        assert (candidate.num_microbatches, candidate.remat, candidate.fsdp) == (16, True, False)
+
+
+def test_a_schedule_of_a_size_fixes_stages_and_groups():
+    for row in search(SMALL, a100s(nodes=1), Fixed(schedule=Std1F1B(4), submesh={"data": 2})):
+        assert row.candidate.schedule == Std1F1B(4)
+        assert [submesh["data"] for submesh in row.candidate.submeshes] == [2] * 4
+
+
+def test_marked_stages_stay():
+    made = dataclasses.replace(SMALL, are_stages=True, num_microbatches=8)
+    for row in search(made, a100s(nodes=1)):
+        assert row.candidate.layers_per_stage == (1,) * 8
+        assert row.candidate.num_microbatches == 8
+
+
+def test_without_backwards_there_are_forwards_alone():
+    made = dataclasses.replace(SMALL, has_backward=False)
+    best = search(made, a100s(nodes=1), Fixed(groups=2))[0]
+    assert best.candidate.schedule.name == "ForwardOnly"
+    assert best.prediction.memory.residuals == best.prediction.memory.gradients == 0
+
+
+@pytest.mark.parametrize(
+    ("fixed", "texts"),
+    [
+        (Fixed(groups=9), ["groups=9 need a device each; the cluster has 8", "the step has 8 layers"]),
+        (Fixed(layers_per_stage=(3, 3)), ["layers_per_stage=(3, 3) has 6 layers; the step has 8"]),
+        (Fixed(num_stages=9), ["num_stages=9 needs as many layers; the step has 8"]),
+        (Fixed(num_microbatches=3), ["num_microbatches=3 does not divide the 64 rows of the batch"]),
+        (Fixed(schedule=Std1F1B(4), groups=2), ["has 4 groups, and groups were fixed to 2"]),
+        (Fixed(schedule="Interleaved1F1B", groups=2, num_stages=3), ["mpmd_dim=2 takes num_stages=2, 4, 6"]),
+        (Fixed(schedule="ForwardOnly"), ["the step has backwards"]),
+        (Fixed(submesh={"data": 4}, groups=4), ["would have 16 devices; the cluster has 8"]),
+        (Fixed(submesh={"model": 3}), ["model=3 does not divide 16"]),
+        (Fixed(submesh={"sequence": 2}), ["the step has nothing to divide along sequence"]),
+        (Fixed(submesh={"model": 2}, fsdp=True), ["along which submesh={'model': 2} has one device"]),
+    ],
+)
+def test_contradictions_are_said_with_numbers(fixed, texts):
+    with pytest.raises(ValueError) as raised:
+        search(SMALL, a100s(nodes=1), fixed)
+    for text in texts:
+        assert text in str(raised.value)
+
+
+def test_all_contradictions_are_said_at_once():
+    with pytest.raises(ValueError) as raised:
+        search(SMALL, a100s(nodes=1), Fixed(groups=9, num_microbatches=3, submesh={"model": 3}))
+    assert len(str(raised.value).splitlines()) >= 4
+
+
+def test_what_fits_nowhere_is_told_what_would_fit():
+    cluster = dataclasses.replace(a100s(nodes=1), memory=3e8)
+    with pytest.raises(
+        ValueError, match=r"a device needs at least .* and has 286.1 MiB; .* nodes of 8 devices"
+    ):
+        search(SMALL, cluster)
+
+
+def test_a_fix_that_keeps_a_step_from_fitting_is_named():
+    cluster = dataclasses.replace(a100s(nodes=1), memory=3e9)
+    assert search(SMALL, cluster)
+    with pytest.raises(ValueError, match="another groups than 1"):
+        search(SMALL, cluster, Fixed(groups=1, submesh={}))

@@ -1,0 +1,101 @@
+"""The search against simulating every candidate, for random layers on small clusters."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpmd.planner.fixed import Fixed
+from mpmd.planner.hardware import Cluster
+from mpmd.planner.profile import Division
+from mpmd.planner.search import Effort, find
+from mpmd.planner.stages import CostModel
+from mpmd.simulate import Link
+from tests.support.brute_force import brute_force
+from tests.support.profiles import layer, profile
+
+HEURISTIC = Effort(exhaustive=False)
+
+
+def random_problem(seed, most_layers, most_devices):
+    """Layers and a cluster, with memory that is sometimes scarce and links that are sometimes slow."""
+    draw = random.Random(seed)
+    parts = []
+    for _ in range(draw.randint(2, most_layers)):
+        weights, summed = 10**6 * draw.randint(0, 100), 1e6 * draw.randint(0, 5)
+        divisions = {
+            "data": Division(1, 1.0, 0.0, 1.0, reduced_per_step=float(weights)),
+            "model": Division(2, 1.0, 1.0, 0.5, summed, summed),
+        }
+        operations, entering = 1e9 * draw.randint(1, 50), 10**6 * draw.randint(0, 4)
+        residuals = 10**6 * draw.randint(0, 20)
+        parts.append(layer("", operations, None, weights, entering, residuals, divisions))
+    needed = 4 * sum(part.weights for part in parts) + 100e6
+    cluster = Cluster(
+        nodes=1,
+        devices_per_node=draw.randint(1, most_devices),
+        memory=draw.choice([0.2, 0.3, 0.6, 1.0, 10.0]) * needed,
+        flops=1e12,
+        memory_bandwidth=1e12,
+        device_link=Link(draw.choice([1e-6, 1e-3]), draw.choice([1e9, 1e11])),
+        node_link=Link(1e-3, 1e9),
+        task_overhead=draw.choice([0.0, 1e-3]),
+    )
+    return profile(tuple(parts), rows=draw.choice([2, 4])), cluster, draw.random() < 0.5
+
+
+def found(made, cluster, fixed, effort=None):
+    """``None`` where nothing fits."""
+    try:
+        return find(made, cluster, fixed, *([effort] if effort else []))
+    except ValueError as error:
+        assert "does not fit" in str(error)
+        return None
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 10_000))
+def test_what_is_exact_is_the_best_of_all(seed):
+    made, cluster, remat = random_problem(seed, most_layers=4, most_devices=3)
+    fsdp = (False, True) if cluster.devices_per_node > 1 else (False,)
+    best = brute_force(CostModel(made, cluster), (remat,), fsdp)
+    result = found(made, cluster, Fixed(remat=remat))
+    assert (result is None) == (best is None)
+    if result is not None:
+        assert result.exact
+        assert result.rows[0].prediction.seconds == pytest.approx(best.seconds, rel=1e-9)
+
+
+def worst_ratio(seeds, **sizes):
+    """Of the search without looking at all candidates, over the best of all."""
+    ratios = []
+    for seed in seeds:
+        made, cluster, remat = random_problem(seed, **sizes)
+        exact = found(made, cluster, Fixed(remat=remat))
+        approximate = found(made, cluster, Fixed(remat=remat), HEURISTIC)
+        assert (exact is None) == (approximate is None), f"seed {seed}"
+        if exact is not None and exact.exact:
+            assert not approximate.exact
+            ratios.append(approximate.rows[0].prediction.seconds / exact.rows[0].prediction.seconds)
+    return max(ratios), len(ratios)
+
+
+def test_what_is_approximate_is_within_two_percent():
+    worst, number = worst_ratio(range(40), most_layers=6, most_devices=4)
+    assert number > 25
+    assert worst <= 1.02
+
+
+@pytest.mark.slow
+def test_what_is_approximate_is_within_two_percent_on_eight_devices():
+    worst, number = worst_ratio(range(100, 300), most_layers=6, most_devices=8)
+    assert number > 100
+    assert worst <= 1.05
+
+
+def test_looking_at_all_candidates_stops_at_the_bound():
+    made, cluster, _ = random_problem(8, most_layers=6, most_devices=4)
+    result = find(made, cluster)
+    assert result.exact
+    assert result.num_simulated < 500

@@ -1,0 +1,98 @@
+"""Train steps to choose for, which say more or less themselves, and a cluster like this process's devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import mpmd
+from mpmd.simulate import Link
+
+WIDTH, ROWS, LAYERS = 16, 16, 4
+ADAM = optax.adam(1e-2)
+
+CLUSTER = mpmd.Cluster(
+    nodes=1,
+    devices_per_node=8,
+    memory=1e9,
+    flops=1e9,
+    memory_bandwidth=1e9,
+    device_link=Link(1e-7, 1e10),
+    node_link=Link(1e-6, 1e9),
+)
+"""Slow devices with fast links: to divide the work pays."""
+
+
+def params_of(num_layers=LAYERS):
+    """Layers of a matrix up and a matrix down, with biases."""
+    numbers = np.random.default_rng(0)
+    return [
+        {
+            "up": jnp.asarray(numbers.normal(size=(WIDTH, 2 * WIDTH)) / 4, jnp.float32),
+            "bias": jnp.zeros(2 * WIDTH),
+            "down": jnp.asarray(numbers.normal(size=(2 * WIDTH, WIDTH)) / 6, jnp.float32),
+        }
+        for _ in range(num_layers)
+    ]
+
+
+def batch(rows=ROWS):
+    numbers = np.random.default_rng(1)
+    return [numbers.normal(size=(rows, WIDTH)).astype(np.float32) for _ in range(2)]
+
+
+def layer_of(layer, x):
+    return x + jnp.tanh(x @ layer["up"] + layer["bias"]) @ layer["down"]
+
+
+def loss_of(params, x, y):
+    for layer in params:
+        x = layer_of(layer, x)
+    return jnp.mean((x - y) ** 2)
+
+
+def scanned_loss_of(params, x, y):
+    x, _ = jax.lax.scan(lambda x, layer: (layer_of(layer, x), None), x, params)
+    return jnp.mean((x - y) ** 2)
+
+
+def updated(params, state, grads):
+    updates, state = ADAM.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def open_step(params, state, x, y):
+    """Leaves everything open."""
+    loss, grads = mpmd.value_and_grad(loss_of)(params, x, y)
+    return *updated(params, state, grads), loss
+
+
+def open_scanned_step(params, state, x, y):
+    loss, grads = mpmd.value_and_grad(scanned_loss_of)(params, x, y)
+    return *updated(params, state, grads), loss
+
+
+def marked_step(params, state, x, y):
+    """Says its stages and its schedule, and takes a batch that is cut into microbatches."""
+
+    def marked_loss(params, x, y):
+        for i, layer in enumerate(params):
+            x = layer_of(layer, x)
+            if i < len(params) - 1:
+                x = mpmd.mark_stage_end(x)
+        return jnp.mean((x - y) ** 2)
+
+    def of_microbatch(microbatch):
+        return jax.value_and_grad(marked_loss)(params, *microbatch)
+
+    loss, grads = mpmd.treduce(of_microbatch, (x, y), mpmd.Std1F1B(LAYERS), operation=mpmd.Mean)
+    return *updated(params, state, grads), loss
+
+
+def arguments(step, cut=False):
+    """The arguments of one of these steps; ``cut``: with a batch of four microbatches."""
+    params = params_of()
+    if step is open_scanned_step:
+        params = jax.tree.map(lambda *layers: jnp.stack(layers), *params)
+    x, y = mpmd.microbatches(batch(), 4) if cut else batch()
+    return params, ADAM.init(params), x, y
