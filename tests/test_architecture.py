@@ -207,8 +207,8 @@ MAY_IMPORT = {
     "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect "
     "cluster.connection cluster.driver cluster.elastic_runtime cluster.endpoint cluster.environment "
     "cluster.fleet cluster.mesh cluster.metrics cluster.places cluster.process_info cluster.ray_connection "
-    "cluster.recovery cluster.resources cluster.shapes cluster.sharing cluster.transports cluster.versions cluster.watchdog "
-    "mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.recovery cluster.resources cluster.shapes cluster.sharing cluster.transports cluster.versions "
+    "cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
     "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",

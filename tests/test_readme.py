@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from tests.support.models import batch, mse, weights
 from tests.support.parity import assert_close, assert_parity, mesh_of
+from tests.support.planned_steps import CLUSTER
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +27,7 @@ def test_a_job_installs_what_the_project_needs():
 
 
 def test_the_train_step_computes_what_plain_jax_computes():
-    step, in_process, on_ray, use = re.findall(
+    step, in_process, on_ray, use, chosen = re.findall(
         r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
     )
     assert "cluster.launch" in on_ray
@@ -38,6 +39,14 @@ def test_the_train_step_computes_what_plain_jax_computes():
         assert_close((namespace["params"], namespace["loss"]), expected)
     finally:
         namespace["mesh"].close()
+    definition, _, rest = chosen.partition("choice = ")
+    assert "choice.launch" in rest
+    exec(step + definition, namespace)
+    arguments = [namespace[name] for name in ("params", "x", "y")]
+    choice = mpmd.plan(namespace["open_step"], *arguments, cluster=CLUSTER, simulate=1)
+    expected = jax.jit(namespace["open_step"])(*arguments)
+    with choice.mesh() as mesh:
+        assert_close(choice.jit(mesh)(*arguments), expected)
 
 
 def defined_in(section):

@@ -20,6 +20,9 @@ class Candidate:
       num_microbatches: of a step.
       remat: whether each layer is computed again in the backward, from what enters it.
       fsdp: whether weights and what the optimizer keeps for them are divided over ``data``, too.
+      gather_once: whether these are gathered once per step, and gradients summed once, instead of in every
+        task: ``mpmd.jit(..., gather="step", partial_sums="all")``. It takes memory for whole weights and
+        gradients.
     """
 
     layers_per_stage: tuple[int, ...]
@@ -28,6 +31,7 @@ class Candidate:
     num_microbatches: int
     remat: bool
     fsdp: bool
+    gather_once: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

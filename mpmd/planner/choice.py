@@ -17,7 +17,7 @@ from mpmd.mesh import GroupMesh, MpmdMesh
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.choice_table import candidate_text, html_page, row_data, seconds_text, text_table
 from mpmd.planner.hardware import Cluster
-from mpmd.planner.realize import Realized, submeshes_of
+from mpmd.planner.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
 from mpmd.step import MpmdFunction, jit
 from mpmd.tables import human_bytes
@@ -71,7 +71,7 @@ class Choice:
 
     @property
     def launch(self) -> dict[str, Any]:
-        """Arguments of ``cluster.launch``: the shape of each group, and its processes if it has several nodes."""
+        """Arguments of ``cluster.launch``: the groups, and the processes of those that span nodes."""
         groups = submeshes_of(self.candidate)
         per_node = self.cluster.devices_per_node
         processes = [-(-int(np.prod([*group.values()])) // per_node) for group in groups]
@@ -123,13 +123,14 @@ class Choice:
         chosen = {
             "in_shardings": self.in_shardings,
             "donate_argnums": self.donate_argnums,
+            **options_of(self.candidate),
             **self._static,
         }
         return jit(decided(self._step, self.decisions), mesh, **{**chosen, **options})
 
     @functools.cached_property
     def simulation(self) -> Simulation:
-        """When each group does what; ``mpmd.render.draw_timeline(simulation, path, of_plan=True)`` draws it."""
+        """When each group does what; ``mpmd.render.draw_timeline(..., of_plan=True)`` draws it."""
         return self._realized.simulation()
 
     def to_json(self) -> str:

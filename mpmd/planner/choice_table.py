@@ -11,7 +11,7 @@ from typing import Any
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.collectives import INNERMOST_FIRST
 from mpmd.planner.profile import Kind
-from mpmd.tables import aligned, human_bytes, ranges
+from mpmd.tables import aligned, first_few, human_bytes, ranges
 
 _PARTS = ("weights", "gradients", "state", "residuals", "messages", "temporaries")
 _HEADER = (
@@ -44,7 +44,8 @@ def candidate_text(candidate: Candidate) -> str:
     parts.append(f"{number} microbatch{'es' if number > 1 else ''}")
     if len(set(candidate.layers_per_stage)) > 1:
         parts.append(f"layers {_lengths_text(candidate.layers_per_stage)}")
-    parts += ["remat"] * candidate.remat + ["FSDP"] * candidate.fsdp
+    parts += ["remat"] * candidate.remat
+    parts += ["FSDP gathered once" if candidate.gather_once else "FSDP"] * candidate.fsdp
     return ", ".join(parts)
 
 
@@ -84,14 +85,49 @@ def text_table(rows: Sequence[Row], examples: int, shown: int) -> str:
       shown: how many of the best; the rest is counted.
     """
     picked = _picked(rows, shown)
-    lines = aligned([_HEADER, *(_cells(number, row, examples) for number, row in picked)], left=_LEFT)
-    if left_out := len(rows) - len(picked):
+    cells = [
+        [*_cells(number, row, examples)[:-1], _reason_text(row, others)] for number, row, others in picked
+    ]
+    lines = aligned([_HEADER, *cells], left=_LEFT)
+    if left_out := len(rows) - sum(1 + len(others) for _, _, others in picked):
         lines.append(f"and {left_out} more candidates")
     return "\n".join(lines)
 
 
-def _picked(rows: Sequence[Row], shown: int) -> list[tuple[int, Row]]:
-    return [(number, row) for number, row in enumerate(rows, 1) if number <= shown or row.label]
+def _picked(rows: Sequence[Row], shown: int) -> list[tuple[int, Row, list[Row]]]:
+    """The best, and those with a label, each with its number and the rows with other schedules."""
+    alike: dict[Any, list[tuple[int, Row]]] = {}
+    for number, row in enumerate(rows, 1):
+        alike.setdefault(_but_for_schedule(row), []).append((number, row))
+    return [
+        (number, row, [other for _, other in others])
+        for place, ((number, row), *others) in enumerate(alike.values())
+        if place < shown or row.label
+    ]
+
+
+def _but_for_schedule(row: Row) -> Any:
+    candidate = row.candidate
+    return (
+        row.label,
+        tuple(tuple(sorted(submesh.items())) for submesh in candidate.submeshes),
+        candidate.layers_per_stage,
+        candidate.num_microbatches,
+        (candidate.remat, candidate.fsdp, candidate.gather_once),
+        row.prediction.source == "formula",
+    )
+
+
+def _reason_text(row: Row, others: Sequence[Row]) -> str:
+    """Why a row has not won, and the schedules that do worse in its place."""
+    reason = textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …")
+    if not others:
+        return reason
+    names = (
+        f"{other.candidate.schedule.name} {other.prediction.seconds / row.prediction.seconds:.2f}"
+        for other in others
+    )
+    return "; ".join(filter(None, [reason, f"with {first_few(names)} times"]))
 
 
 def _cells(number: int, row: Row, examples: int) -> list[str]:
@@ -133,6 +169,7 @@ def row_data(row: Row, examples: int) -> dict[str, Any]:
             "num_microbatches": candidate.num_microbatches,
             "remat": candidate.remat,
             "fsdp": candidate.fsdp,
+            "gather_once": candidate.gather_once,
         },
         "label": row.label,
         "seconds": prediction.seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ def plan(
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] | None = None,
     simulate: int = 32,
-    seconds: float = 60.0,
+    seconds: float = 10.0,
     measure: int = 0,
 ) -> Choice:
     """Chooses how a cluster runs a train step, and says what that costs.
@@ -92,7 +93,7 @@ def plan(
         step, args, kwargs or {}, in_shardings, static_argnums, static_argnames, donate_argnums
     )
     trials = Trials(subject, cluster)
-    rows = search(trials.profile, cluster, fixed)
+    rows = [*_with_gathering(search(trials.profile, cluster, fixed))]
     measuring = functools.partial(measured, cluster=cluster, devices=None)
     result = compete(rows, trials.realize, measuring, cluster, limits)
     best: Row = result.rows[0]
@@ -108,6 +109,15 @@ def plan(
         _static=subject.static,
         _realized=result.winner,
     )
+
+
+def _with_gathering(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows, and after each with weights over ``data`` that which gathers them once per step."""
+    for row in rows:
+        yield row
+        if row.candidate.fsdp:
+            candidate = dataclasses.replace(row.candidate, gather_once=True)
+            yield dataclasses.replace(row, candidate=candidate)
 
 
 def _check_types(step: Any, cluster: Any, kwargs: Any) -> None:

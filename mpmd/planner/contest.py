@@ -13,6 +13,9 @@ from mpmd.planner.hardware import Cluster
 from mpmd.planner.realize import Realized
 from mpmd.planner.reasons import shortage, slower_because
 
+HOPELESS = 1.5
+"""Candidates that take that many times the best one's time by the formulas are not planned."""
+
 Realize = Callable[[Candidate], Realized]
 """Makes the plan of a candidate and predicts from it. Raises ``CompileError``."""
 
@@ -78,8 +81,16 @@ class _Contest:
             is_over = number >= limits.simulate or time.monotonic() - start > limits.seconds
             if (is_over and self._fitting) or shortage(row.prediction, self._cluster):
                 return in_order[number:]
+            if self._is_hopeless(row):
+                return in_order[number:]
             self._simulate(row, realize)
         return []
+
+    def _is_hopeless(self, row: Row) -> bool:
+        """Whether the formulas say that a candidate is much slower than the best one is by its plan."""
+        if row.label or not self._fitting:
+            return False
+        return row.prediction.seconds > HOPELESS * self._fitting[0][0].prediction.seconds
 
     def _in_order(self, rows: Sequence[Row], count: int) -> list[Row]:
         """The first row, the alternatives to a pipeline, the other rows; then those that do not fit."""
@@ -136,7 +147,10 @@ class _Contest:
         ranked = (
             best,
             *(
-                dataclasses.replace(row, reason=slower_because(row.prediction, best.prediction))
+                dataclasses.replace(
+                    row,
+                    reason=slower_because(row.candidate, row.prediction, best.candidate, best.prediction),
+                )
                 for row, _ in losers
             ),
             *(row for row in waiting if not shortage(row.prediction, self._cluster)),
@@ -147,10 +161,13 @@ class _Contest:
 
     def _notes(self, waiting: Sequence[Row], limits: Limits) -> list[str]:
         done = len(self._fitting) + len(self._refused)
-        left = sum(not shortage(row.prediction, self._cluster) for row in waiting)
-        if not left:
+        fitting = [row for row in waiting if not shortage(row.prediction, self._cluster)]
+        if not fitting:
             return []
-        text = f"{done} candidates were planned and simulated; of {left} others formulas say what they cost"
-        if done < limits.simulate:
+        text = (
+            f"{done} candidates were planned and simulated; of {len(fitting)} others formulas say what they "
+        )
+        text += "cost"
+        if done < limits.simulate and not self._is_hopeless(fitting[0]):
             text += f" (the {limits.seconds:g} seconds for it were over)"
         return [text]

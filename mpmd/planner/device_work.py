@@ -93,7 +93,19 @@ def device_work(
     for atom, wanted in zip(jaxpr.outvars, outputs or (), strict=False):
         if isinstance(atom, Var) and wanted is not None and not any(sharded(atom, known)):
             known[atom] = wanted
-    return _Fusions(jaxpr, eqns, known, mesh).work()
+    work = _Fusions(jaxpr, eqns, known, mesh).work()
+    for atom, wanted in zip(jaxpr.outvars, outputs or (), strict=False):
+        if isinstance(atom, Var) and wanted is not None:
+            work += _gathering(atom, sharded(atom, known), wanted, mesh)
+    return work
+
+
+def _gathering(atom: Var, found: Dimensions, wanted: Dimensions, mesh: Mapping[str, int]) -> DeviceWork:
+    """What it takes that a result is gathered along the axes by which it is not to be sharded."""
+    axes = {axis for axis in axes_in(found) - axes_in(wanted) if mesh[axis] > 1}
+    left = math.prod(mesh[axis] for axis in axes_in(found) - axes)
+    nbytes = size(atom) * getattr(aval_of(atom).dtype, "itemsize", 4) / left
+    return DeviceWork(summed=dict.fromkeys(axes, nbytes / 2), sums=dict.fromkeys(axes, 1))
 
 
 def _body(eqn: JaxprEqn) -> Jaxpr | None:

@@ -60,7 +60,8 @@ def _faults(given: Mapping[str, Any]) -> Iterator[str]:
     layers = given.get("layers_per_stage")
     if layers is not None and not _are_counts(layers):
         yield (
-            f"layers_per_stage must have the number of layers of each stage, such as (3, 4, 4), got {layers!r}"
+            "layers_per_stage must have the number of layers of each stage, such as (3, 4, 4), got "
+            f"{layers!r}"
         )
     yield from _schedule_faults(given.get("schedule"))
     submesh, kinds = given.get("submesh"), get_args(Kind)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 Kind = Literal["data", "model", "sequence"]
-"""The ways to divide the work of a layer over devices: by the rows of the batch; by dimensions of its weights,
-as Megatron does; by another dimension of values between layers."""
+"""The ways to divide the work of a layer over devices: by the rows of the batch; by dimensions of its
+weights, as Megatron does; by another dimension of values between layers."""
 
 
 @dataclasses.dataclass(frozen=True)

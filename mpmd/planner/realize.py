@@ -53,6 +53,11 @@ def decisions_of(candidate: Candidate, are_stages: bool) -> Decisions:
     )
 
 
+def options_of(candidate: Candidate) -> dict[str, Any]:
+    """Keywords of ``mpmd.jit`` that say what is gathered and summed once per step."""
+    return {"gather": "step", "partial_sums": "all"} if candidate.gather_once else {}
+
+
 def submeshes_of(candidate: Candidate) -> list[dict[str, int]]:
     """The shape of each group's submesh, with all axes."""
     return [{axis: submesh.get(axis, 1) for axis in AXES} for submesh in candidate.submeshes]
@@ -70,7 +75,11 @@ def lower(
     """The plan of a candidate, for groups that are not there."""
     mesh = AbstractMpmdMesh(submeshes_of(candidate))
     planned = jit(
-        decided(step, decisions), mesh, in_shardings=in_shardings, donate_argnums=tuple(donate_argnums)
+        decided(step, decisions),
+        mesh,
+        in_shardings=in_shardings,
+        donate_argnums=tuple(donate_argnums),
+        **options_of(candidate),
     )
     return planned.lower(*args, **kwargs)
 

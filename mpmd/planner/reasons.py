@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
-from mpmd.planner.candidate import Prediction
+from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.planner.hardware import Cluster
 from mpmd.tables import human_bytes
 
@@ -25,25 +26,45 @@ def shortage(prediction: Prediction, cluster: Cluster) -> str:
     )
 
 
-def slower_because(prediction: Prediction, best: Prediction) -> str:
-    """What makes a candidate slower than the best: where it loses the largest share of its time."""
-    ratio = prediction.seconds / best.seconds if best.seconds else 1.0
+def slower_because(candidate: Candidate, prediction: Prediction, best: Candidate, of_best: Prediction) -> str:
+    """What makes a candidate slower than the best: the largest of the factors of the ratio of their times.
+
+    ``seconds = work / devices / share``, where the work is the seconds that devices compute, and the share
+    that of the time in which they do. What is left of it is waiting, and sums over devices.
+    """
+    ratio = prediction.seconds / of_best.seconds if of_best.seconds else 1.0
     if ratio < 1.005:
         return "as fast"
-    lost = {
-        f"sums over devices take {prediction.communication:.0%}": prediction.communication
-        - best.communication,
-        _bubble_text(prediction): prediction.bubble - best.bubble,
+    devices, devices_of_best = _num_devices(candidate), _num_devices(best)
+    share, share_of_best = _computing(prediction), _computing(of_best)
+    factors = {
+        f"only {devices} of {devices_of_best} devices compute": devices_of_best / devices,
+        _lost_text(prediction, of_best): share_of_best / share,
     }
-    cause = max(lost, key=lambda text: lost[text])
-    slower = f"{ratio:.2f} times the best"
-    if lost[cause] > 0.01:
-        return f"{slower}: {cause}"
-    return f"{slower}: it computes more, or less at once"
+    work = ratio * (devices / devices_of_best) * (share / share_of_best)
+    factors[_work_text(work, candidate, best)] = work
+    return f"{ratio:.2f} times the best: {max(factors, key=lambda text: factors[text])}"
 
 
-def _bubble_text(prediction: Prediction) -> str:
-    """The share of waiting, with the stage that causes it if stages differ."""
+def _num_devices(candidate: Candidate) -> int:
+    return sum(math.prod(submesh.values()) for submesh in candidate.submeshes)
+
+
+def _computing(prediction: Prediction) -> float:
+    return max(1 - prediction.bubble - prediction.communication, 0.01)
+
+
+def _work_text(work: float, candidate: Candidate, best: Candidate) -> str:
+    text = f"devices compute {work:.2f} times as much"
+    if candidate.remat and not best.remat:
+        return f"{text}, layers again in the backward"
+    return f"{text}, each what is not divided"
+
+
+def _lost_text(prediction: Prediction, best: Prediction) -> str:
+    """What devices do beside computing: the part that the best has less of."""
+    if prediction.communication - best.communication > prediction.bubble - best.bubble:
+        return f"sums over devices take {prediction.communication:.0%}"
     text = f"bubble {prediction.bubble:.0%}"
     times = prediction.stage_seconds
     mean = statistics.fmean(times) if times else 0.0

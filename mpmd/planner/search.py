@@ -73,11 +73,15 @@ def _rows(labelled: list[tuple[str, Evaluation]], cluster: Cluster) -> tuple[Row
         return bool(shortage(pair[1].prediction, cluster)), pair[1].seconds
 
     ordered = sorted(labelled, key=key)
-    best = ordered[0][1].prediction
+    best = ordered[0][1]
     rows: list[Row] = []
     for label, evaluation in ordered:
         prediction = evaluation.prediction
         if label or sum(not row.label for row in rows) < NUM_ROWS:
-            reason = shortage(prediction, cluster) or (slower_because(prediction, best) if rows else "")
+            reason = shortage(prediction, cluster) or (
+                slower_because(evaluation.candidate, prediction, best.candidate, best.prediction)
+                if rows
+                else ""
+            )
             rows.append(Row(evaluation.candidate, prediction, label, reason))
     return tuple(rows)
