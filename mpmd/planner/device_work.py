@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p, remat_p, scan_p
@@ -76,7 +77,7 @@ class DeviceWork:
         )
 
 
-def _added(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+def _added(some: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     return {axis: some.get(axis, 0) + others.get(axis, 0) for axis in sorted({*some, *others})}
 
 
