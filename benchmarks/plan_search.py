@@ -9,7 +9,7 @@ import resource
 import time
 
 from benchmarks.measure import Table
-from mpmd.planner.search import find
+from mpmd.planner.search.search import find
 from tests.support.profiles import a100s, gpt
 
 

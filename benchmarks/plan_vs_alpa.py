@@ -17,15 +17,15 @@ import numpy as np
 from benchmarks.measure import Table
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
-from mpmd.planner.columns import Way
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.formula import Evaluation, evaluate
 from mpmd.planner.hardware import Cluster
-from mpmd.planner.partition import Stretches
 from mpmd.planner.profile import Profile
-from mpmd.planner.search import search
-from mpmd.planner.stages import CostModel
-from mpmd.planner.sweep import Space
+from mpmd.planner.search.columns import Way
+from mpmd.planner.search.formula import Evaluation, evaluate
+from mpmd.planner.search.partition import Stretches
+from mpmd.planner.search.search import search
+from mpmd.planner.search.stages import CostModel
+from mpmd.planner.search.sweep import Space
 from mpmd.schedules import Std1F1B
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 

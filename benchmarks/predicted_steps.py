@@ -27,8 +27,8 @@ from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.hardware import completed
-from mpmd.planner.predict import memories_of
-from mpmd.planner.realize import Realized, lower, measured, simulated
+from mpmd.planner.trials.predict import memories_of
+from mpmd.planner.trials.realize import Realized, lower, measured, simulated
 from mpmd.routes import Topology
 from mpmd.schedules import Schedule
 from mpmd.simulate import Costs, simulate

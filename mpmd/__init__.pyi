@@ -19,10 +19,10 @@ from .mesh import MpmdMesh
 from .per_group import per_group
 from .pieces import microbatches, stage_ends
 from .planned_step import explain
-from .planner.auto_marks import auto_marks
 from .planner.choice import Choice
 from .planner.choose import plan
 from .planner.hardware import Cluster
+from .planner.layers.auto_marks import auto_marks
 from .reduce import Add, Concat, Max, Mean, Op, treduce, treduce_i
 from .schedules import (
     CustomSchedule,

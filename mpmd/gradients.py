@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.pieces import cut_rows, number_of_microbatches
-from mpmd.planner.auto_marks import auto_marks
+from mpmd.planner.layers.auto_marks import auto_marks
 from mpmd.reduce import Add, Concat, Mean, Op, treduce
 from mpmd.schedules import Schedule
 from mpmd.sharding import explicit_sharding

@@ -40,94 +40,39 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
     "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
-    "mpmd.planner.choice": "mpmd.decisions mpmd.mesh mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.hardware mpmd.planner.realize mpmd.simulate mpmd.step mpmd.tables",
-    "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
-    "mpmd.planner.profile mpmd.tables",
-    "mpmd.planner.choose": "mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
-    "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.realize "
-    "mpmd.planner.reasons mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step",
-    "mpmd.planner.contest": "mpmd.errors mpmd.planner.candidate mpmd.planner.hardware mpmd.planner.realize "
-    "mpmd.planner.reasons",
-    "mpmd.planner.device_work": "mpmd.compiler.jaxprs",
-    "mpmd.planner.measure": "mpmd.executable_memory mpmd.ir mpmd.planned_step mpmd.program mpmd.runtime "
-    "mpmd.sharding mpmd.simulate",
-    "mpmd.planner.planned_costs": "mpmd.ir mpmd.planner.collectives mpmd.planner.device_work "
-    "mpmd.planner.hardware mpmd.simulate",
-    "mpmd.planner.predict": "mpmd.ir mpmd.memory mpmd.planner.candidate mpmd.routes mpmd.simulate",
-    "mpmd.planner.predicted_plan": "mpmd.compiler.jaxprs mpmd.executable_memory mpmd.ir "
-    "mpmd.planner.device_work mpmd.program mpmd.specs",
-    "mpmd.planner.realize": "mpmd.abstract_mesh mpmd.decisions mpmd.ir mpmd.lowered_step "
-    "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware mpmd.planner.measure "
-    "mpmd.planner.planned_costs mpmd.planner.predict mpmd.planner.predicted_plan mpmd.planner.shardings "
-    "mpmd.planner.shared_cores mpmd.simulate mpmd.step",
-    "mpmd.planner.shardings": "mpmd.ir mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.profile "
-    "mpmd.planner.step_arguments",
-    "mpmd.planner.shared_cores": "mpmd.planner.hardware mpmd.simulate",
-    "mpmd.planner.step_arguments": "mpmd.compiler.graph mpmd.compiler.jaxprs",
-    "mpmd.planner.trials": "mpmd.arguments mpmd.ir mpmd.planner.candidate mpmd.planner.hardware "
-    "mpmd.planner.profile mpmd.planner.profiling mpmd.planner.realize mpmd.planner.shardings "
-    "mpmd.planner.step_arguments",
+    # Chooses how to run a step.
     "mpmd.planner": "",
     "mpmd.planner.profile": "",
     "mpmd.planner.calibrate": "mpmd mpmd.events mpmd.ir mpmd.simulate",
     "mpmd.planner.here": "mpmd mpmd.planner.calibrate",
     "mpmd.planner.hardware": "mpmd.memory mpmd.planner.here mpmd.simulate",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
-    "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
-    "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.keys mpmd.planner.profile "
-    "mpmd.planner.stages_of mpmd.schedules mpmd.stack",
-    "mpmd.planner.even_stages": "",
-    "mpmd.planner.pieces": "",
-    "mpmd.planner.repeats": "",
-    "mpmd.planner.crossing": "mpmd.compiler.jaxprs",
-    "mpmd.planner.layer_scans": "mpmd.compiler.jaxprs",
-    "mpmd.planner.open_function": "mpmd.compiler.jaxprs",
-    "mpmd.planner.layers": "mpmd.compiler.jaxprs mpmd.planner.crossing mpmd.planner.layer_scans "
-    "mpmd.planner.open_function mpmd.planner.pieces mpmd.planner.repeats",
-    "mpmd.planner.run_marked": "mpmd.annotate mpmd.compiler.jaxprs mpmd.planner.crossing mpmd.planner.layers "
-    "mpmd.planner.open_function",
-    "mpmd.planner.auto_marks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.decisions mpmd.planner.crossing "
-    "mpmd.planner.even_stages mpmd.planner.layers mpmd.planner.run_marked mpmd.tables",
-    "mpmd.planner.stages_of": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.decisions "
-    "mpmd.compiler.trace mpmd.errors mpmd.reduce mpmd.schedules",
-    "mpmd.planner.alternatives": "mpmd.planner.candidates mpmd.planner.collectives mpmd.planner.formula "
-    "mpmd.planner.profile mpmd.planner.sweep mpmd.schedules",
-    "mpmd.planner.candidates": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.columns "
-    "mpmd.planner.formula mpmd.planner.orders mpmd.planner.partition mpmd.planner.sweep",
-    "mpmd.planner.closed_forms": "mpmd.schedules",
-    "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
-    "mpmd.planner.columns": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.profile "
-    "mpmd.simulate",
-    "mpmd.planner.contradictions": "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile "
-    "mpmd.schedules",
-    "mpmd.planner.costs": "mpmd.planner.collectives mpmd.planner.columns mpmd.planner.hardware",
-    "mpmd.planner.exhaustive": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.formula "
-    "mpmd.planner.orders mpmd.planner.stages mpmd.planner.sweep mpmd.schedules",
-    "mpmd.planner.improve": "mpmd.planner.candidate mpmd.planner.candidates mpmd.planner.columns "
-    "mpmd.planner.formula mpmd.planner.sweep",
-    "mpmd.planner.timed_order": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.tasks",
-    "mpmd.planner.uneven": "mpmd.planner.collectives mpmd.planner.columns mpmd.planner.partition "
-    "mpmd.planner.sweep",
     "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules",
-    "mpmd.planner.formula": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.orders "
-    "mpmd.planner.stages mpmd.tasks",
-    "mpmd.planner.memory": "mpmd.planner.columns mpmd.planner.costs",
-    "mpmd.planner.nothing_fits": "mpmd.planner.candidates mpmd.planner.fixed mpmd.planner.formula "
-    "mpmd.planner.stages mpmd.planner.sweep mpmd.tables",
-    "mpmd.planner.orders": "mpmd.planner.timed_order mpmd.schedules mpmd.tasks",
-    "mpmd.planner.partition": "mpmd.planner.columns mpmd.planner.stages",
+    "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
-    "mpmd.planner.search": "mpmd.planner.alternatives mpmd.planner.candidate mpmd.planner.candidates "
-    "mpmd.planner.columns mpmd.planner.contradictions mpmd.planner.exhaustive mpmd.planner.fixed "
-    "mpmd.planner.formula mpmd.planner.hardware mpmd.planner.improve mpmd.planner.nothing_fits "
-    "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.stages mpmd.planner.sweep mpmd.planner.uneven "
-    "mpmd.schedules",
-    "mpmd.planner.stages": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.columns "
-    "mpmd.planner.costs mpmd.planner.hardware mpmd.planner.memory mpmd.planner.profile mpmd.simulate "
-    "mpmd.tasks",
-    "mpmd.planner.sweep": "mpmd.planner.closed_forms mpmd.planner.collectives mpmd.planner.columns "
-    "mpmd.planner.fixed mpmd.planner.partition mpmd.planner.profile mpmd.planner.stages mpmd.schedules",
+    "mpmd.planner.layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.compiler.trace "
+    "mpmd.decisions mpmd.errors mpmd.reduce mpmd.schedules mpmd.tables",
+    "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
+    "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.keys mpmd.planner.layers "
+    "mpmd.planner.profile mpmd.schedules mpmd.stack",
+    "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
+    "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.schedules mpmd.simulate "
+    "mpmd.tables mpmd.tasks",
+    "mpmd.planner.trials": "mpmd.abstract_mesh mpmd.arguments mpmd.compiler.graph mpmd.compiler.jaxprs "
+    "mpmd.decisions mpmd.executable_memory mpmd.ir mpmd.lowered_step mpmd.memory mpmd.planned_step "
+    "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware mpmd.planner.profile "
+    "mpmd.planner.profiling mpmd.program mpmd.routes mpmd.runtime mpmd.sharding mpmd.simulate mpmd.specs "
+    "mpmd.step",
+    "mpmd.planner.contest": "mpmd.errors mpmd.planner.candidate mpmd.planner.hardware "
+    "mpmd.planner.reasons mpmd.planner.trials",
+    "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
+    "mpmd.planner.profile mpmd.tables",
+    "mpmd.planner.choice": "mpmd.decisions mpmd.mesh mpmd.planner.candidate mpmd.planner.choice_table "
+    "mpmd.planner.hardware mpmd.planner.trials mpmd.simulate mpmd.step mpmd.tables",
+    "mpmd.planner.choose": "mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
+    "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons "
+    "mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step",
+    # Chooses how to run a step.
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
@@ -139,8 +84,8 @@ MAY_IMPORT = {
     "mpmd.carry": "mpmd.sharding",
     "mpmd.pieces": "mpmd.decisions mpmd.sharding mpmd.tables",
     "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.decisions mpmd.schedules mpmd.sharding mpmd.tables mpmd.tree",
-    "mpmd.gradients": "mpmd.pieces mpmd.planner.auto_marks mpmd.reduce mpmd.schedules mpmd.sharding "
-    "mpmd.tables mpmd.tree",
+    "mpmd.gradients": "mpmd.pieces mpmd.planner.layers mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tables "
+    "mpmd.tree",
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules mpmd.stack",
     "mpmd.compiler.stacks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.errors mpmd.reduce mpmd.stack",

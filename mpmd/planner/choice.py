@@ -24,7 +24,7 @@ from mpmd.planner.choice_table import (
     text_table,
 )
 from mpmd.planner.hardware import Cluster
-from mpmd.planner.realize import Realized, options_of, submeshes_of
+from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
 from mpmd.step import MpmdFunction, jit
 from mpmd.tables import human_bytes

@@ -13,10 +13,10 @@ from mpmd.planner.contest import Limits, compete
 from mpmd.planner.fixed import Fixed
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Kind
-from mpmd.planner.realize import decisions_of, measured
 from mpmd.planner.reasons import shortage, slower_because
-from mpmd.planner.search import as_written, search
-from mpmd.planner.trials import Subject, Trials
+from mpmd.planner.search.search import as_written, search
+from mpmd.planner.trials.realize import decisions_of, measured
+from mpmd.planner.trials.trials import Subject, Trials
 from mpmd.schedules import Schedule
 from mpmd.step import MpmdFunction
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from mpmd.errors import CompileError, PerformanceWarning
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.hardware import Cluster
-from mpmd.planner.realize import Realized
 from mpmd.planner.reasons import shortage, slower_because
+from mpmd.planner.trials.realize import Realized
 
 HOPELESS = 1.5
 """Candidates that take that many times the best one's time by the formulas are not planned."""

@@ -15,8 +15,8 @@ from mpmd.compiler.jaxprs.equations import is_remat, subjaxprs
 from mpmd.compiler.stacks import marks_in
 from mpmd.decisions import Decisions, decided
 from mpmd.errors import CompileError
-from mpmd.planner.layers import find_layers, opened_for_layers
-from mpmd.planner.stages_of import EACH_LAYER, stages_of
+from mpmd.planner.layers.find_layers import find_layers, opened_for_layers
+from mpmd.planner.layers.stages_of import EACH_LAYER, stages_of
 from tests.support.models import batch, init, layer, make_step, weights
 from tests.support.parity import assert_close
 from tests.support.programs.found_layers import language_model, scanned_words, words

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jax import lax
 
 from mpmd.compiler.jaxprs.equations import is_remat
-from mpmd.planner.even_stages import even_stages
-from mpmd.planner.layers import find_layers, opened_for_layers
-from mpmd.planner.pieces import best_pieces
-from mpmd.planner.repeats import Run, find_runs
+from mpmd.planner.layers.even_stages import even_stages
+from mpmd.planner.layers.find_layers import find_layers, opened_for_layers
+from mpmd.planner.layers.pieces import best_pieces
+from mpmd.planner.layers.repeats import Run, find_runs
 
 WIDTH = 32
 

@@ -4,7 +4,7 @@ import pytest
 
 import mpmd
 from mpmd.memory import Holding, group_memories
-from mpmd.planner.predict import memories_of, predict
+from mpmd.planner.trials.predict import memories_of, predict
 from mpmd.simulate import Costs, Link
 from tests.support.small_plans import lowered
 

@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.compiler.jaxprs.dimensions import dimensions_of
 from mpmd.decisions import Decisions, decided
-from mpmd.planner.device_work import device_work
-from mpmd.planner.predicted_plan import predicted_plan
+from mpmd.planner.trials.device_work import device_work
+from mpmd.planner.trials.predicted_plan import predicted_plan
 from tests.support.parity import mesh_of
 from tests.support.planned_steps import arguments, marked_step
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.search import find, search
+from mpmd.planner.search.search import find, search
 from mpmd.schedules import Std1F1B, ZeroBubble
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mpmd.planner.fixed import Fixed
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Division
-from mpmd.planner.search import Effort, find
-from mpmd.planner.stages import CostModel
+from mpmd.planner.search.search import Effort, find
+from mpmd.planner.search.stages import CostModel
 from mpmd.simulate import Link
 from tests.support.brute_force import brute_force
 from tests.support.profiles import layer, profile

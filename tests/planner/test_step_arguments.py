@@ -5,8 +5,8 @@ import pytest
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.profiling import profile_step
-from mpmd.planner.shardings import argument_specs
-from mpmd.planner.step_arguments import StepArguments, step_arguments
+from mpmd.planner.trials.shardings import argument_specs
+from mpmd.planner.trials.step_arguments import StepArguments, step_arguments
 from mpmd.schedules import Std1F1B
 from tests.support.planned_steps import arguments, open_scanned_step
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator
 
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.formula import Evaluation, evaluate
 from mpmd.planner.profile import Kind, Profile
-from mpmd.planner.stages import CostModel
+from mpmd.planner.search.formula import Evaluation, evaluate
+from mpmd.planner.search.stages import CostModel
 from mpmd.schedules import FAMILIES, Schedule
 
 KINDS: tuple[Kind, ...] = ("model", "sequence", "data")

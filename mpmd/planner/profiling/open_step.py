@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from mpmd.compiler.graph import TaskGraph
 from mpmd.decisions import Decisions
 from mpmd.garbage import without_garbage_collection
+from mpmd.planner.layers.stages_of import Stages, stages_of
 from mpmd.planner.profile import Profile
 from mpmd.planner.profiling.profile_step import profile_of_graph
 from mpmd.planner.profiling.tracing import traced_layers
-from mpmd.planner.stages_of import Stages, stages_of
 
 
 class ProfiledStep(NamedTuple):

@@ -10,7 +10,7 @@ from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.decisions import Decisions, decided
-from mpmd.planner.stages_of import ONE_DEVICE, Stages
+from mpmd.planner.layers.stages_of import ONE_DEVICE, Stages
 from mpmd.schedules import ForwardOnly, GPipe
 
 

@@ -16,10 +16,10 @@ from mpmd.annotate import mark_p
 from mpmd.compiler.jaxprs.equations import contains
 from mpmd.compiler.jaxprs.source import where
 from mpmd.decisions import current_decisions
-from mpmd.planner.crossing import Crossing
-from mpmd.planner.even_stages import even_stages
-from mpmd.planner.layers import Layer, find_layers, opened_for_layers
-from mpmd.planner.run_marked import run_marked
+from mpmd.planner.layers.crossing import Crossing
+from mpmd.planner.layers.even_stages import even_stages
+from mpmd.planner.layers.find_layers import Layer, find_layers, opened_for_layers
+from mpmd.planner.layers.run_marked import run_marked
 from mpmd.tables import first_few
 
 Function = TypeVar("Function", bound=Callable)

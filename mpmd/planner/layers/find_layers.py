@@ -17,11 +17,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from mpmd.compiler.jaxprs.equations import aval_of, is_remat, subjaxprs
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.work import WorkOf, has_product, nbytes
-from mpmd.planner.crossing import Crossing
-from mpmd.planner.layer_scans import is_layer_scan
-from mpmd.planner.open_function import OpenFunction, open_function
-from mpmd.planner.pieces import best_pieces
-from mpmd.planner.repeats import Run, find_runs
+from mpmd.planner.layers.crossing import Crossing
+from mpmd.planner.layers.layer_scans import is_layer_scan
+from mpmd.planner.layers.open_function import OpenFunction, open_function
+from mpmd.planner.layers.pieces import best_pieces
+from mpmd.planner.layers.repeats import Run, find_runs
 
 OPERATIONS_PER_BYTE = 10.0
 """What reading or writing a byte of memory counts for, beside operations, in how much work a layer is.

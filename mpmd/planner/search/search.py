@@ -10,22 +10,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from mpmd.planner.alternatives import alternatives
 from mpmd.planner.candidate import Row
-from mpmd.planner.candidates import best_of_shape
-from mpmd.planner.columns import Way
-from mpmd.planner.contradictions import combined, contradictions
-from mpmd.planner.exhaustive import best_of_all, is_small
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.formula import Evaluation
 from mpmd.planner.hardware import Cluster
-from mpmd.planner.improve import improved, rank
-from mpmd.planner.nothing_fits import nothing_fits
 from mpmd.planner.profile import Profile
 from mpmd.planner.reasons import shortage, slower_because
-from mpmd.planner.stages import CostModel
-from mpmd.planner.sweep import Shape, Space, smallest, sweep
-from mpmd.planner.uneven import uneven_submeshes
+from mpmd.planner.search.alternatives import alternatives
+from mpmd.planner.search.candidates import best_of_shape
+from mpmd.planner.search.columns import Way
+from mpmd.planner.search.contradictions import combined, contradictions
+from mpmd.planner.search.exhaustive import best_of_all, is_small
+from mpmd.planner.search.formula import Evaluation
+from mpmd.planner.search.improve import improved, rank
+from mpmd.planner.search.nothing_fits import nothing_fits
+from mpmd.planner.search.stages import CostModel
+from mpmd.planner.search.sweep import Shape, Space, smallest, sweep
+from mpmd.planner.search.uneven import uneven_submeshes
 from mpmd.schedules import Schedule
 
 OPEN = Fixed()

@@ -24,9 +24,9 @@ from mpmd.compiler.jaxprs.equations import (
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.work import WorkOf
-from mpmd.planner.crossing import Crossing
-from mpmd.planner.layers import OPERATIONS_PER_BYTE, Place
-from mpmd.planner.open_function import OpenFunction, Rematerialised
+from mpmd.planner.layers.crossing import Crossing
+from mpmd.planner.layers.find_layers import OPERATIONS_PER_BYTE, Place
+from mpmd.planner.layers.open_function import OpenFunction, Rematerialised
 
 
 def run_marked(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mpmd.planner.candidates import best_of, best_of_shape
 from mpmd.planner.collectives import INNERMOST_FIRST
-from mpmd.planner.formula import Evaluation
 from mpmd.planner.profile import Kind
-from mpmd.planner.sweep import Shape, Space, divisors
+from mpmd.planner.search.candidates import best_of, best_of_shape
+from mpmd.planner.search.formula import Evaluation
+from mpmd.planner.search.sweep import Shape, Space, divisors
 from mpmd.schedules import ForwardOnly, Interleaved1F1B, Schedule, Std1F1B
 
 ALTERNATIVES: dict[str, tuple[Kind | None, bool]] = {

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from mpmd.planner.candidate import Candidate, Memory, Prediction
 from mpmd.planner.collectives import Place, message_link
-from mpmd.planner.orders import Order, order_of, prolong, simulated_numbers
-from mpmd.planner.stages import CostModel, Stages
+from mpmd.planner.search.orders import Order, order_of, prolong, simulated_numbers
+from mpmd.planner.search.stages import CostModel, Stages
 from mpmd.tasks import TaskType
 
 

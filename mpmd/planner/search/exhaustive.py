@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import Submesh
-from mpmd.planner.formula import Evaluation, evaluate
-from mpmd.planner.orders import order_of
-from mpmd.planner.stages import Stages
-from mpmd.planner.sweep import Space
+from mpmd.planner.search.formula import Evaluation, evaluate
+from mpmd.planner.search.orders import order_of
+from mpmd.planner.search.stages import Stages
+from mpmd.planner.search.sweep import Space
 from mpmd.schedules import Schedule
 
 MOST_CANDIDATES = 8_000

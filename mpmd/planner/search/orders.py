@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from mpmd.planner.timed_order import TimedOrder
+from mpmd.planner.search.timed_order import TimedOrder
 from mpmd.schedules import Schedule, TaskLists
 from mpmd.tasks import Cell, TaskKind
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from mpmd.planner.candidates import best_of_shape
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.formula import Evaluation
-from mpmd.planner.stages import CostModel
-from mpmd.planner.sweep import Shape, Space, smallest, sweep
+from mpmd.planner.search.candidates import best_of_shape
+from mpmd.planner.search.formula import Evaluation
+from mpmd.planner.search.stages import CostModel
+from mpmd.planner.search.sweep import Shape, Space, smallest, sweep
 from mpmd.tables import human_bytes
 
 MOST_SHAPES = 8

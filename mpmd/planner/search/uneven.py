@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpmd.planner.collectives import Place, Submesh, message_link
-from mpmd.planner.columns import Array, Way
-from mpmd.planner.partition import Stretches
-from mpmd.planner.sweep import Space
+from mpmd.planner.search.columns import Array, Way
+from mpmd.planner.search.partition import Stretches
+from mpmd.planner.search.sweep import Space
 
 MOST_LAYERS = 40
 """More layers than these are put together for this, but for those at either end."""

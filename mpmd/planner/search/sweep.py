@@ -14,13 +14,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpmd.planner.closed_forms import CLOSED_FORMS, takes
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh, message_link
-from mpmd.planner.columns import Way
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.partition import unevenness
 from mpmd.planner.profile import Kind, Profile
-from mpmd.planner.stages import CostModel
+from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
+from mpmd.planner.search.columns import Way
+from mpmd.planner.search.partition import unevenness
+from mpmd.planner.search.stages import CostModel
 from mpmd.schedules import FAMILIES, Schedule
 
 Array = np.ndarray

@@ -11,11 +11,11 @@ import numpy as np
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import Place, axis_links, message_link, places_of
-from mpmd.planner.columns import Array, Columns, Setting, Way, between_layers, setting_of
-from mpmd.planner.costs import LayerSeconds, layer_seconds
 from mpmd.planner.hardware import Cluster
-from mpmd.planner.memory import LayerBytes, layer_bytes
 from mpmd.planner.profile import Profile
+from mpmd.planner.search.columns import Array, Columns, Setting, Way, between_layers, setting_of
+from mpmd.planner.search.costs import LayerSeconds, layer_seconds
+from mpmd.planner.search.memory import LayerBytes, layer_bytes
 from mpmd.simulate import Link
 from mpmd.tasks import TaskType
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from mpmd.planner.columns import Array, Columns, Setting, between_layers, product
-from mpmd.planner.costs import DATA
+from mpmd.planner.search.columns import Array, Columns, Setting, between_layers, product
+from mpmd.planner.search.costs import DATA
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from mpmd.ir import Spec
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import INNERMOST_FIRST
 from mpmd.planner.profile import Kind
-from mpmd.planner.step_arguments import StepArguments
+from mpmd.planner.trials.step_arguments import StepArguments
 
 AXES: tuple[Kind, ...] = tuple(reversed(INNERMOST_FIRST))
 """The axes of every group's submesh, the outermost first."""
@@ -28,7 +28,9 @@ def argument_specs(
       given: what the user has decided for each leaf; ``None`` for what is open. What the optimizer keeps for
         a weight is sharded like the weight.
     """
-    sizes: dict[str, int] = {axis: math.lcm(*(submesh.get(axis, 1) for submesh in candidate.submeshes)) for axis in AXES}
+    sizes: dict[str, int] = {
+        axis: math.lcm(*(submesh.get(axis, 1) for submesh in candidate.submeshes)) for axis in AXES
+    }
     specs: dict[int, Spec] = {i: spec for i, spec in enumerate(given) if spec is not None}
     for leaf, shape in enumerate(arguments.shapes):
         if leaf in specs:

@@ -15,7 +15,7 @@ from jax.extend.core import Jaxpr
 from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, dimensions_of, follow, sharded
 from mpmd.executable_memory import ExecutableMemory
 from mpmd.ir import Aval, Executable, Name, Plan, Recv, Run, Spec
-from mpmd.planner.device_work import DeviceWork, device_work
+from mpmd.planner.trials.device_work import DeviceWork, device_work
 from mpmd.program import Program
 from mpmd.specs import fitting, num_parts
 

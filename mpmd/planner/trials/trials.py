@@ -19,9 +19,9 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Profile
 from mpmd.planner.profiling import profile_step
-from mpmd.planner.realize import Realized, decisions_of, lower, simulated
-from mpmd.planner.shardings import AXES, argument_specs
-from mpmd.planner.step_arguments import step_arguments
+from mpmd.planner.trials.realize import Realized, decisions_of, lower, simulated
+from mpmd.planner.trials.shardings import AXES, argument_specs
+from mpmd.planner.trials.step_arguments import step_arguments
 
 
 @dataclasses.dataclass(frozen=True)

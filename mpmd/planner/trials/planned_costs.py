@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from mpmd.ir import Plan
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, axis_links, message_link
-from mpmd.planner.device_work import DeviceWork
 from mpmd.planner.hardware import Cluster
+from mpmd.planner.trials.device_work import DeviceWork
 from mpmd.simulate import Link
 
 

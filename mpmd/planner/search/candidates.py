@@ -10,11 +10,11 @@ import numpy as np
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import message_link, places_of
-from mpmd.planner.columns import Array
-from mpmd.planner.formula import Evaluation, evaluate
-from mpmd.planner.orders import stages_in_flight
-from mpmd.planner.partition import Stretches, cuts
-from mpmd.planner.sweep import Shape, Space
+from mpmd.planner.search.columns import Array
+from mpmd.planner.search.formula import Evaluation, evaluate
+from mpmd.planner.search.orders import stages_in_flight
+from mpmd.planner.search.partition import Stretches, cuts
+from mpmd.planner.search.sweep import Shape, Space
 
 
 def best_of_shape(space: Space, shape: Shape) -> Evaluation | None:

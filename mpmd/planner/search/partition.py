@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mpmd.planner.columns import Array
-from mpmd.planner.stages import Table
+from mpmd.planner.search.columns import Array
+from mpmd.planner.search.stages import Table
 
 SLACKS = (1.0, 1.1, math.inf)
 """The slowest stage of a cut, over that of the most balanced one."""

@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable, Iterator
 
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.candidates import best_of_shape
-from mpmd.planner.columns import Way
-from mpmd.planner.formula import Evaluation, evaluate
-from mpmd.planner.sweep import Shape, Space
+from mpmd.planner.search.candidates import best_of_shape
+from mpmd.planner.search.columns import Way
+from mpmd.planner.search.formula import Evaluation, evaluate
+from mpmd.planner.search.sweep import Shape, Space
 
 MOST_MOVES = 40
 """How many boundaries between stages are tried in a round: those between the most unequal stages."""

@@ -12,8 +12,8 @@ import dataclasses
 import numpy as np
 
 from mpmd.planner.collectives import INNERMOST_FIRST, all_gather, all_reduce
-from mpmd.planner.columns import Array, Columns, Setting, product
 from mpmd.planner.hardware import Cluster
+from mpmd.planner.search.columns import Array, Columns, Setting, product
 
 DATA = INNERMOST_FIRST.index("data")
 
