@@ -9,7 +9,15 @@ from hypothesis import HealthCheck, given, seed, settings
 import mpmd
 from mpmd.ir import Free, Recv, Run, Send, Tell
 from tests.support.parity import assert_stays, raw, uneven_mesh_of
-from tests.support.random_programs import arguments_of, axes_of, options_of, programs, step_of, submeshes_of
+from tests.support.random_programs import (
+    arguments_of,
+    axes_of,
+    options_of,
+    programs,
+    programs_of_two_loops,
+    step_of,
+    submeshes_of,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -136,9 +144,16 @@ def test_random_programs(start):
     run()
 
 
+@seed(0)
+@settings(max_examples=5, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(programs_of_two_loops().filter(lambda program: not axes_of(program)))
+def test_random_programs_of_two_loops(program):
+    check(program)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
-@given(programs())
+@given(programs() | programs_of_two_loops())
 def test_many_random_programs(program):
     check(program)

@@ -158,7 +158,8 @@ class _Builder:
         for summand in summands:
             by_stage.setdefault((self.work(summand) or latest).stage, []).append(summand)
         if len(by_stage) == 1:
-            self._add_part(latest, [value], self._initial(initial), result)
+            # A sum with what depends on a weight alone may be on the weight's stage, behind its summands.
+            self._add_part(self.work(value) or latest, [value], self._initial(initial), result)
             return
         self._split_sums.update(inner_sums)
         parts: list[Var] = []

@@ -340,3 +340,15 @@ def a_shared_table_that_is_only_looked_up():
         return jnp.mean((h - params["table"][tokens_of(y)]) ** 2)
 
     return train(loss, tied())
+
+
+@program()
+def a_weight_with_a_penalty_whose_gradient_comes_from_a_later_stage():
+    """The penalty's gradient is where the weight is, in the first stage; the other summand is made later."""
+
+    def loss(params, x, y):
+        scaled = x * params["scale"]
+        h = mpmd.mark_stage_end(jax.lax.stop_gradient(jnp.tanh(scaled)))
+        return jnp.mean((h + scaled - y) ** 2) + 0.01 * jnp.sum(params["scale"] ** 2)
+
+    return train(loss, {"scale": jnp.linspace(0.5, 1.5, WIDTH)}, stages=2)

@@ -90,9 +90,7 @@ def programs(draw):
     loop_over_index = draw(rarely)
     keys_in_batch = draw(st.booleans()) and any(side.kind in KEYS for side in sides)
     microbatches = draw(st.integers(1, 6))
-    possible = placements(len(chain), microbatches, trains)
-    schedule, groups = draw(st.sampled_from(possible))
-    second = [(name, size) for name, size in possible if size <= groups]
+    schedule, groups = draw(st.sampled_from(placements(len(chain), microbatches, trains)))
     program = Program(
         stages=tuple(without_dangling_skips(chain)),
         groups=groups,
@@ -132,9 +130,17 @@ def programs(draw):
         submesh=draw(st.sampled_from([""] * 32 + list(SUBMESHES))),
         spare_groups=draw(mostly(0, 0, 0, 1)),
         donate=draw(mostly("", "", "state", "all")),
-        again=draw(st.sampled_from([None] * 3 * len(second) + second)),
     )
     return fitting(in_order(differentiable(program)))
+
+
+@st.composite
+def programs_of_two_loops(draw):
+    """Programs whose second loop takes what the first one has updated, on as many groups or fewer."""
+    program = draw(programs())
+    possible = placements(len(program.stages), program.microbatches, program.mode == "grad")
+    second = draw(st.sampled_from([(name, size) for name, size in possible if size <= program.groups]))
+    return in_order(dataclasses.replace(program, again=second))
 
 
 def without_dangling_skips(chain):
