@@ -121,8 +121,10 @@ def train_step(state: dict, tokens: jax.Array, targets: jax.Array, config: gpt.G
 def choose(strategy: Strategy, config: gpt.GPTConfig, state, batch, args: argparse.Namespace) -> mpmd.Choice:
     """Plans the step with what the strategy fixes."""
     step = functools.partial(train_step, config=config, checkpoint=strategy.checkpoint)
-    fixed = {"simulate": args.simulate, **strategy.fixed}
-    return mpmd.plan(step, state, *batch, cluster=CLUSTER, **fixed)
+    cluster = dataclasses.replace(CLUSTER, memory=args.memory)
+    return mpmd.plan(
+        step, state, *batch, cluster=cluster, simulate=args.simulate, seconds=300, **strategy.fixed
+    )
 
 
 def print_strategies(choices: Mapping[str, mpmd.Choice]) -> None:
@@ -203,6 +205,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--seq-len", type=int, default=64)
     add("--batch-size", type=int, default=16)
     add("--simulate", type=int, default=12, help="candidates of which the plans are simulated (default: 12)")
+    add("--memory", type=float, default=CLUSTER.memory, help="bytes of a device (default: %(default)g)")
     add("--troubleshoot", choices=STRATEGIES, default="pipeline, 1F1B", help="the strategy to look into")
     add("--output", type=pathlib.Path, help="a directory for the profile of its step")
     return parser.parse_args(argv)
