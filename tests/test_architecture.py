@@ -40,12 +40,35 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
     "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
     "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
-    "mpmd.planner": "mpmd.abstract_mesh mpmd.arguments mpmd.compiler.graph mpmd.compiler.jaxprs "
-    "mpmd.decisions mpmd.errors mpmd.executable_memory mpmd.ir mpmd.lowered_step mpmd.memory mpmd.mesh "
-    "mpmd.planned_step mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
-    "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.profiling mpmd.planner.reasons "
-    "mpmd.planner.search mpmd.program mpmd.routes mpmd.runtime mpmd.schedules mpmd.sharding mpmd.simulate "
-    "mpmd.specs mpmd.step mpmd.tables",
+    "mpmd.planner.choice": "mpmd.decisions mpmd.mesh mpmd.planner.candidate mpmd.planner.choice_table "
+    "mpmd.planner.hardware mpmd.planner.realize mpmd.simulate mpmd.step mpmd.tables",
+    "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
+    "mpmd.planner.profile mpmd.tables",
+    "mpmd.planner.choose": "mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
+    "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.realize "
+    "mpmd.planner.reasons mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step",
+    "mpmd.planner.contest": "mpmd.errors mpmd.planner.candidate mpmd.planner.hardware mpmd.planner.realize "
+    "mpmd.planner.reasons",
+    "mpmd.planner.device_work": "mpmd.compiler.jaxprs",
+    "mpmd.planner.measure": "mpmd.executable_memory mpmd.ir mpmd.planned_step mpmd.program mpmd.runtime "
+    "mpmd.sharding mpmd.simulate",
+    "mpmd.planner.planned_costs": "mpmd.ir mpmd.planner.collectives mpmd.planner.device_work "
+    "mpmd.planner.hardware mpmd.simulate",
+    "mpmd.planner.predict": "mpmd.ir mpmd.memory mpmd.planner.candidate mpmd.routes mpmd.simulate",
+    "mpmd.planner.predicted_plan": "mpmd.compiler.jaxprs mpmd.executable_memory mpmd.ir "
+    "mpmd.planner.device_work mpmd.program mpmd.specs",
+    "mpmd.planner.realize": "mpmd.abstract_mesh mpmd.decisions mpmd.ir mpmd.lowered_step "
+    "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware mpmd.planner.measure "
+    "mpmd.planner.planned_costs mpmd.planner.predict mpmd.planner.predicted_plan mpmd.planner.shardings "
+    "mpmd.planner.shared_cores mpmd.simulate mpmd.step",
+    "mpmd.planner.shardings": "mpmd.ir mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.profile "
+    "mpmd.planner.step_arguments",
+    "mpmd.planner.shared_cores": "mpmd.planner.hardware mpmd.simulate",
+    "mpmd.planner.step_arguments": "mpmd.compiler.graph mpmd.compiler.jaxprs",
+    "mpmd.planner.trials": "mpmd.arguments mpmd.ir mpmd.planner.candidate mpmd.planner.hardware "
+    "mpmd.planner.profile mpmd.planner.profiling mpmd.planner.realize mpmd.planner.shardings "
+    "mpmd.planner.step_arguments",
+    "mpmd.planner": "",
     "mpmd.planner.profile": "",
     "mpmd.planner.calibrate": "mpmd mpmd.events mpmd.ir mpmd.simulate",
     "mpmd.planner.here": "mpmd mpmd.planner.calibrate",
@@ -107,7 +130,7 @@ MAY_IMPORT = {
     "mpmd.planner.fixed mpmd.planner.partition mpmd.planner.profile mpmd.planner.stages mpmd.schedules",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
-    "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner "
+    "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
     "mpmd.planner.hardware mpmd.render mpmd.schedules mpmd.simulate mpmd.step mpmd.tables mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.decisions": "mpmd.schedules",

@@ -10,9 +10,10 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-from jax.extend.core.primitives import remat_p, scan_p
+from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p, remat_p, scan_p
 
 from mpmd.compiler.jaxprs.cost import has_reduction, is_fused, is_window
 from mpmd.compiler.jaxprs.dimensions import Dimensions, axes_in, follow, follow_into_scan, sharded
@@ -29,6 +30,8 @@ from mpmd.compiler.jaxprs.equations import (
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.work import operations
 
+_PRODUCTS = frozenset({dot_general_p, conv_general_dilated_p})
+
 
 @dataclasses.dataclass(frozen=True)
 class DeviceWork:
@@ -37,6 +40,7 @@ class DeviceWork:
     Attributes:
       operations: multiplications and additions of products, and one for each element of other results.
       nbytes: read from its memory and written to it.
+      nbytes_beside: those of them that are read and written by other than products, while none computes.
       summed: for each axis of the mesh, the bytes on the device of values that are summed over the devices
         along it. What is gathered instead counts half of its whole size, as it takes half of the time.
       sums: for each axis, how many values these are.
@@ -45,6 +49,7 @@ class DeviceWork:
 
     operations: float = 0.0
     nbytes: float = 0.0
+    nbytes_beside: float = 0.0
     summed: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sums: Mapping[str, int] = dataclasses.field(default_factory=dict)
     temporaries: float = 0.0
@@ -54,6 +59,7 @@ class DeviceWork:
         return DeviceWork(
             self.operations + other.operations,
             self.nbytes + other.nbytes,
+            self.nbytes_beside + other.nbytes_beside,
             _added(self.summed, other.summed),
             _added(self.sums, other.sums),
             max(self.temporaries, other.temporaries),
@@ -65,12 +71,13 @@ class DeviceWork:
             self,
             operations=count * self.operations,
             nbytes=count * self.nbytes,
+            nbytes_beside=count * self.nbytes_beside,
             summed={axis: count * nbytes for axis, nbytes in self.summed.items()},
             sums={axis: count * number for axis, number in self.sums.items()},
         )
 
 
-def _added(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+def _added(some: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     return {axis: some.get(axis, 0) + others.get(axis, 0) for axis in sorted({*some, *others})}
 
 
@@ -185,9 +192,11 @@ class _Fusions:
             atom = eqn.invars[position]
             crossing[axis] = crossing.get(axis, 0) + self._bytes(atom) * self._mesh[axis] / 2
         crossing = {axis: nbytes for axis, nbytes in crossing.items() if self._mesh[axis] > 1}
+        nbytes = made + sum(map(self._bytes, read))
         return DeviceWork(
             operations=operations(eqn) / math.prod(self._mesh[axis] for axis in axes | summed),
-            nbytes=made + sum(map(self._bytes, read)),
+            nbytes=nbytes,
+            nbytes_beside=0.0 if eqn.primitive in _PRODUCTS else nbytes,
             summed=crossing,
             sums=dict.fromkeys(crossing, 1),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -38,8 +38,19 @@ def even_stages(work: Sequence[float], leaving: Sequence[int], num_stages: int) 
     return tuple(np.diff([0, *ends]).tolist())
 
 
-def _dynamic_programme(before, num_stages, cost, combine) -> tuple[float, list[int]]:
-    """The least combined cost of stages, and where they end."""
+def _dynamic_programme(
+    before: np.ndarray,
+    num_stages: int,
+    cost: Callable[[np.ndarray, int], np.ndarray],
+    combine: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> tuple[float, list[int]]:
+    """The least combined cost of stages, and where they end.
+
+    Args:
+      before: the work before each layer, and of all.
+      cost: of stages with some work each, that end at the same layer.
+      combine: the cost of stages, from that of all but the last one and that of the last one.
+    """
     count = len(before) - 1
     best = np.full(count + 1, np.inf)
     best[0] = 0.0

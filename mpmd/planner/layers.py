@@ -37,6 +37,9 @@ _SMALL = 0.2
 """A part with less than this share of a typical layer's work is in one with its neighbour; and one without a
 product, such as a loss, unless it has as much work as a typical layer."""
 
+_BLOCKS = 0.7
+"""A function with this share of its work in blocks that repeat, or in scans over layers, consists of them."""
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Place:
@@ -97,7 +100,7 @@ def _consists_of_blocks(jaxpr: Jaxpr) -> bool:
     finder = _Finder(opened, Crossing(opened))
     blocks = (*finder.scan_ranges, *finder.run_ranges)
     covered = sum(finder.work_between(start, stop) for start, stop in blocks)
-    return covered > 0.7 * finder.work_between(0, len(opened.eqns))
+    return covered > _BLOCKS * finder.work_between(0, len(opened.eqns))
 
 
 class _Finder:

@@ -55,12 +55,13 @@ class Subject:
     ) -> Subject:
         """Raises as the call of ``mpmd.jit(step, ...)``."""
         donated = None if donate_argnums is None else positions(donate_argnums)
-        static = {"static_argnums": positions(static_argnums), "static_argnames": names(static_argnames)}
-        signature = CallSignature.of(step, *static.values(), donated or ())
+        static_positions, static_names = positions(static_argnums), names(static_argnames)
+        signature = CallSignature.of(step, static_positions, static_names, donated or ())
         call = signature.bind(args, dict(kwargs))
         specs: list[Spec | None] = [None] * len(call.avals)
         if in_shardings is not None:
             specs = input_specs(in_shardings, call, AXES, None)
+        static = {"static_argnums": static_positions, "static_argnames": static_names}
         return cls(step, call.described_by(call.avals), static, tuple(specs), donated)
 
     @functools.cached_property

@@ -39,7 +39,7 @@ def forwards(count):
     return holds
 
 
-@program([2, 3], on_ray={"3"})
+@program([2, 3])
 def dense_layers(stages):
     def loss(params, x, y):
         for p in params:
