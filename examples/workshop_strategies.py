@@ -3,12 +3,15 @@
     python examples/workshop_strategies.py              in one process, on eight fake devices
     python examples/workshop_strategies.py --ray        on Ray actors
 
+    python examples/workshop_strategies.py --strategies selected --memory 1.8e6    devices with less memory
+
 A strategy is what ``mpmd.plan`` is told to keep to: the number of groups, the devices of a group along each
 axis, or checkpointing; nothing, in the end, and then it selects one itself. The model does not know which.
 Each step is compared with plain ``jax.jit`` on one device, and a table compares what is predicted of them.
 
 The predictions are for two nodes of four devices as fast as ``CLUSTER`` says, where the sizes of ``--help``
-take milliseconds. What runs are the same groups, on the devices that are here.
+take milliseconds. What runs are the same groups, on the devices that are here. A device has far more memory
+than these sizes need; where it has less, another strategy is selected.
 """
 
 import argparse
