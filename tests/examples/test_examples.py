@@ -140,7 +140,7 @@ ALPAS_PARTS = ("manual stages with devices for each", "automatic layers and stag
 
 
 def test_workshop_strategies(tmp_path):
-    sizes = "--layers 3 --d-model 16 --seq-len 16 --heads 2 --simulate 4".split()
+    sizes = "--layers 3 --d-model 16 --seq-len 16 --heads 2 --simulate 2".split()
     strategies = ["pipeline, 1F1B", "selected"]
     printed = run_example("workshop_strategies", *sizes, "--strategies", *strategies, "--output", tmp_path)
     for strategy in strategies:
