@@ -152,8 +152,7 @@ def describe(args: argparse.Namespace) -> mpmd.Cluster:
 
 def choose(args: argparse.Namespace, cluster: mpmd.Cluster, **fixed) -> mpmd.Choice:
     state, batch = make_state(args.dim), make_batch(args)
-    options = {"num_microbatches": NUM_MICROBATCHES, "simulate": args.simulate, **fixed}
-    return mpmd.plan(train_step, state, batch, cluster=cluster, **options)
+    return mpmd.plan(train_step, state, batch, cluster=cluster, simulate=args.simulate, seconds=300, **fixed)
 
 
 def run_choice(choice: mpmd.Choice, args: argparse.Namespace) -> None:
@@ -169,7 +168,9 @@ def tutorial_cluster(args: argparse.Namespace) -> None:
     state = jax.eval_shape(lambda: make_state(TUTORIAL_DIM))
     rows = jax.ShapeDtypeStruct((TUTORIAL_BATCH_SIZE, TUTORIAL_DIM), jnp.float32)
     batch = {"x": rows, "y": rows}
-    print_choice(mpmd.plan(train_step, state, batch, cluster=TUTORIAL_CLUSTER, simulate=args.simulate))
+    print_choice(
+        mpmd.plan(train_step, state, batch, cluster=TUTORIAL_CLUSTER, simulate=args.simulate, seconds=300)
+    )
 
 
 def print_choice(choice: mpmd.Choice) -> None:

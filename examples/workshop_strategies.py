@@ -3,12 +3,15 @@
     python examples/workshop_strategies.py              in one process, on eight fake devices
     python examples/workshop_strategies.py --ray        on Ray actors
 
+    python examples/workshop_strategies.py --strategies selected --memory 1.8e6    devices with less memory
+
 A strategy is what ``mpmd.plan`` is told to keep to: the number of groups, the devices of a group along each
 axis, or checkpointing; nothing, in the end, and then it selects one itself. The model does not know which.
 Each step is compared with plain ``jax.jit`` on one device, and a table compares what is predicted of them.
 
 The predictions are for two nodes of four devices as fast as ``CLUSTER`` says, where the sizes of ``--help``
-take milliseconds. What runs are the same groups, on the devices that are here.
+take milliseconds. What runs are the same groups, on the devices that are here. A device has far more memory
+than these sizes need; where it has less, another strategy is selected.
 """
 
 import argparse
@@ -121,8 +124,10 @@ def train_step(state: dict, tokens: jax.Array, targets: jax.Array, config: gpt.G
 def choose(strategy: Strategy, config: gpt.GPTConfig, state, batch, args: argparse.Namespace) -> mpmd.Choice:
     """Plans the step with what the strategy fixes."""
     step = functools.partial(train_step, config=config, checkpoint=strategy.checkpoint)
-    fixed = {"simulate": args.simulate, **strategy.fixed}
-    return mpmd.plan(step, state, *batch, cluster=CLUSTER, **fixed)
+    cluster = dataclasses.replace(CLUSTER, memory=args.memory)
+    return mpmd.plan(
+        step, state, *batch, cluster=cluster, simulate=args.simulate, seconds=300, **strategy.fixed
+    )
 
 
 def print_strategies(choices: Mapping[str, mpmd.Choice]) -> None:
@@ -203,6 +208,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--seq-len", type=int, default=64)
     add("--batch-size", type=int, default=16)
     add("--simulate", type=int, default=12, help="candidates of which the plans are simulated (default: 12)")
+    add("--memory", type=float, default=CLUSTER.memory, help="bytes of a device (default: %(default)g)")
     add("--troubleshoot", choices=STRATEGIES, default="pipeline, 1F1B", help="the strategy to look into")
     add("--output", type=pathlib.Path, help="a directory for the profile of its step")
     return parser.parse_args(argv)
