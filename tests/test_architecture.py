@@ -74,6 +74,7 @@ MAY_IMPORT = {
     "mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step",
     # Chooses how to run a step.
     # Chooses how to run a step.
+    # Chooses how to run a step.
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
