@@ -89,8 +89,7 @@ def _candidates(space: Space) -> Iterator[Candidate]:
 def _schedules(space: Space, groups: int) -> Iterator[Schedule]:
     for family, stages_per_group in space.families:
         num_stages = round(stages_per_group * groups)
-        enough = num_stages <= len(space.profile.layers) and space.fixed.num_stages in (None, num_stages)
-        if enough and (groups > 1 or space.stands_alone(family, stages_per_group)):
+        if groups > 1 or space.stands_alone(family, stages_per_group):
             schedule = space.schedule(family, num_stages, groups)
             if schedule is not None:
                 yield schedule

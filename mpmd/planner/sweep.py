@@ -158,9 +158,13 @@ class Space:
         return stages_per_group >= least and (self.fixed.num_stages is not None or stages_per_group == 1)
 
     def schedule(self, family: str, num_stages: int, groups: int) -> Schedule | None:
-        """The schedule of a family and size, if there is one."""
-        if isinstance(self.fixed.schedule, Schedule):
-            return self.fixed.schedule
+        """The schedule of a family and size, if there is one for the layers and what is fixed."""
+        fixed = self.fixed
+        allowed = fixed.num_stages in (None, num_stages) and fixed.groups in (None, groups)
+        if not allowed or num_stages > len(self.profile.layers):
+            return None
+        if isinstance(fixed.schedule, Schedule):
+            return fixed.schedule
         try:
             return FAMILIES[family].build(groups, num_stages)
         except ValueError:
