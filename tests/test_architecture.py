@@ -103,7 +103,7 @@ MAY_IMPORT = {
     "mpmd.schedules",
     "mpmd.planner.costs": "mpmd.planner.collectives mpmd.planner.columns mpmd.planner.hardware",
     "mpmd.planner.exhaustive": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.formula "
-    "mpmd.planner.orders mpmd.planner.stages mpmd.planner.sweep mpmd.schedules",
+    "mpmd.planner.orders mpmd.planner.shared_cores mpmd.planner.stages mpmd.planner.sweep mpmd.schedules",
     "mpmd.planner.improve": "mpmd.planner.candidate mpmd.planner.candidates mpmd.planner.columns "
     "mpmd.planner.formula mpmd.planner.sweep",
     "mpmd.planner.timed_order": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.tasks",
@@ -111,7 +111,7 @@ MAY_IMPORT = {
     "mpmd.planner.sweep",
     "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules",
     "mpmd.planner.formula": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.orders "
-    "mpmd.planner.stages mpmd.tasks",
+    "mpmd.planner.shared_cores mpmd.planner.stages mpmd.tasks",
     "mpmd.planner.memory": "mpmd.planner.columns mpmd.planner.costs",
     "mpmd.planner.nothing_fits": "mpmd.planner.candidates mpmd.planner.fixed mpmd.planner.formula "
     "mpmd.planner.stages mpmd.planner.sweep mpmd.tables",
@@ -127,7 +127,8 @@ MAY_IMPORT = {
     "mpmd.planner.costs mpmd.planner.hardware mpmd.planner.memory mpmd.planner.profile mpmd.simulate "
     "mpmd.tasks",
     "mpmd.planner.sweep": "mpmd.planner.closed_forms mpmd.planner.collectives mpmd.planner.columns "
-    "mpmd.planner.fixed mpmd.planner.partition mpmd.planner.profile mpmd.planner.stages mpmd.schedules",
+    "mpmd.planner.fixed mpmd.planner.partition mpmd.planner.profile mpmd.planner.shared_cores "
+    "mpmd.planner.stages mpmd.schedules",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "

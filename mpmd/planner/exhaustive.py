@@ -16,6 +16,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import Submesh
 from mpmd.planner.formula import Evaluation, evaluate
 from mpmd.planner.orders import order_of
+from mpmd.planner.shared_cores import time_together
 from mpmd.planner.stages import Stages
 from mpmd.planner.sweep import Space
 from mpmd.schedules import Schedule
@@ -63,14 +64,18 @@ def lower_bound(space: Space, candidate: Candidate) -> float:
     ]
     work, steps = stages.of_groups(per_stage), stages.of_groups(stages.sums("step"))
     delayed = stages.of_groups(later)
-    bound = 0.0
+    devices = sum(place.num_devices for place in stages.places) / len(work)
+    one, all_of_them = (
+        float(time_together(space.model.cluster, groups, devices)) for groups in (1.0, float(len(work)))
+    )
+    bound = all_of_them * number * sum(work) / len(work)
     for group, own in enumerate(order.stages):
         before = range(own[0])
         fill = sum(forwards[stage] for stage in before)
         drain = sum(backwards[stage] - later[stage] for stage in before)
         # The last tasks of a group may be gradients of weights, for which no other group waits.
         spans = (number * work[group], number * (work[group] - delayed[group]) + drain)
-        bound = max(bound, fill + max(spans) + steps[group])
+        bound = max(bound, one * (fill + max(spans) + steps[group]))
     return bound
 
 

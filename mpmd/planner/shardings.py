@@ -28,7 +28,9 @@ def argument_specs(
       given: what the user has decided for each leaf; ``None`` for what is open. What the optimizer keeps for
         a weight is sharded like the weight.
     """
-    sizes: dict[str, int] = {axis: math.lcm(*(submesh.get(axis, 1) for submesh in candidate.submeshes)) for axis in AXES}
+    sizes: dict[str, int] = {
+        axis: math.lcm(*(submesh.get(axis, 1) for submesh in candidate.submeshes)) for axis in AXES
+    }
     specs: dict[int, Spec] = {i: spec for i, spec in enumerate(given) if spec is not None}
     for leaf, shape in enumerate(arguments.shapes):
         if leaf in specs:

@@ -1,11 +1,18 @@
-"""Costs on devices that share the cores of their node, as CPU devices may."""
+"""Costs on devices that share the cores of their node, as CPU devices may.
+
+The rates of a cluster are those while all devices of a node compute; a device is ``Cluster.alone`` times
+faster while the others do not.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
-from mpmd.planner.hardware import Cluster
+import numpy as np
+
+from mpmd.planner.hardware import Amount, Cluster
 from mpmd.simulate import Costs
 
 
@@ -14,11 +21,10 @@ def of_busy_devices(costs: Costs, cluster: Cluster, devices_per_group: float) ->
 
     On one node whose devices share cores, each task is faster while others do not compute.
     """
-    if not _shares(cluster):
-        return costs
+    share = time_alone(cluster)
 
     def shorter(times: Mapping) -> dict:
-        return {key: time / cluster.alone for key, time in times.items()}
+        return {key: time * share for key, time in times.items()}
 
     alone = dataclasses.replace(
         costs,
@@ -32,10 +38,24 @@ def of_busy_devices(costs: Costs, cluster: Cluster, devices_per_group: float) ->
 
 def of_lone_devices(costs: Costs, cluster: Cluster, devices_per_group: float) -> Costs:
     """The same for tasks whose times are those while no other device computes."""
+    return dataclasses.replace(costs, at_once=groups_at_once(cluster, devices_per_group))
+
+
+def time_alone(cluster: Cluster) -> float:
+    """The time of a task while no other device computes, over that while all do."""
+    return 1 / cluster.alone if _shares(cluster) else 1.0
+
+
+def groups_at_once(cluster: Cluster, devices_per_group: float) -> float:
+    """How many groups can be at work at once, each as fast as alone; infinite if they share nothing."""
     if not _shares(cluster):
-        return costs
-    at_once = cluster.devices_per_node / cluster.alone / devices_per_group
-    return dataclasses.replace(costs, at_once=at_once)
+        return math.inf
+    return cluster.devices_per_node / cluster.alone / devices_per_group
+
+
+def time_together(cluster: Cluster, groups: Amount, devices_per_group: float) -> Amount:
+    """The time of tasks while so many groups are at work, over that while all devices are."""
+    return time_alone(cluster) * np.maximum(1.0, groups / groups_at_once(cluster, devices_per_group))
 
 
 def _shares(cluster: Cluster) -> bool:

@@ -20,6 +20,7 @@ from mpmd.planner.columns import Way
 from mpmd.planner.fixed import Fixed
 from mpmd.planner.partition import unevenness
 from mpmd.planner.profile import Kind, Profile
+from mpmd.planner.shared_cores import time_together
 from mpmd.planner.stages import CostModel
 from mpmd.schedules import FAMILIES, Schedule
 
@@ -265,11 +266,17 @@ def _shapes(space: Space, forms: _Forms, submesh: Submesh, way: Way, least: bool
     total = {name: float(until[-1]) for name, until in table.until.items()}
     link = message_link(model.cluster, place, Place(size, submesh))
     hop = link.latency + float(table.layers["entering"].mean()) / link.bandwidth
+    overhead = way.num_microbatches * forms.tasks * model.cluster.task_overhead
+    layers = total["forward"] + total["backward"]
+    one = time_together(model.cluster, 1.0, size)
+    together = time_together(model.cluster, forms.groups, size)
     seconds = (
-        (total["forward"] + total["backward"]) * forms.work * forms.seconds
-        + way.num_microbatches * forms.tasks * model.cluster.task_overhead
+        np.maximum(
+            one * (layers * forms.work * forms.seconds + overhead),
+            together * (layers * np.minimum(forms.work, way.num_microbatches / forms.groups) + overhead),
+        )
         + forms.hops * hop
-        + total["step"] / forms.groups
+        + together * total["step"] / forms.groups
     )
     held = (total["weights"] + total["gradients"] + total["state"]) / forms.groups
     # Where groups hold different numbers of residuals, layers move to those with room.
