@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from mpmd.compiler.jaxprs.cost import has_reduction, is_fused, is_window
+from mpmd.compiler.jaxprs.cost import has_reduction, is_fused, is_renamed, is_window
 from mpmd.compiler.jaxprs.flat import Operation, Value
 from mpmd.compiler.jaxprs.work import has_product
 
@@ -41,6 +41,11 @@ def traffic(
             written.update(operation.makes)
         elif has_reduction(eqn):
             written.update(operation.makes)
+    in_memory = set(written)
+    for operation in operations:
+        if is_renamed(operation.eqn) and not in_memory.isdisjoint(operation.reads):
+            written -= {*operation.makes} - {*kept}
+            in_memory.update(operation.makes)
     sources: dict[Value, frozenset[Value]] = {}
     total = beside = 0.0
     for operation in operations:
