@@ -50,19 +50,20 @@ MAY_IMPORT = {
     "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules",
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
+    "mpmd.planner.shared_cores": "mpmd.planner.hardware mpmd.simulate",
     "mpmd.planner.layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.compiler.trace "
     "mpmd.decisions mpmd.errors mpmd.reduce mpmd.schedules mpmd.tables",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
     "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.keys mpmd.planner.layers "
     "mpmd.planner.profile mpmd.schedules mpmd.stack",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
-    "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.schedules mpmd.simulate "
-    "mpmd.tables mpmd.tasks",
+    "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores "
+    "mpmd.schedules mpmd.simulate mpmd.tables mpmd.tasks",
     "mpmd.planner.trials": "mpmd.abstract_mesh mpmd.arguments mpmd.compiler.graph mpmd.compiler.jaxprs "
     "mpmd.decisions mpmd.executable_memory mpmd.ir mpmd.lowered_step mpmd.memory mpmd.planned_step "
     "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware mpmd.planner.profile "
-    "mpmd.planner.profiling mpmd.program mpmd.routes mpmd.runtime mpmd.sharding mpmd.simulate mpmd.specs "
-    "mpmd.step",
+    "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.program mpmd.routes mpmd.runtime mpmd.sharding "
+    "mpmd.simulate mpmd.specs mpmd.step",
     "mpmd.planner.contest": "mpmd.errors mpmd.planner.candidate mpmd.planner.hardware "
     "mpmd.planner.reasons mpmd.planner.trials",
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
@@ -72,6 +73,7 @@ MAY_IMPORT = {
     "mpmd.planner.choose": "mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
     "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons "
     "mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step",
+    # Chooses how to run a step.
     # Chooses how to run a step.
     # Chooses how to run a step.
     # Chooses how to run a step.

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from mpmd.memory import Holding
 from mpmd.simulate import Link
 
 ENTRY_POINT_GROUP = "mpmd.clusters"
 """Packages say in their installation, under the name of a kind of cluster, what describes one."""
+
+Amount = TypeVar("Amount", float, np.ndarray)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,16 @@ class Cluster:
             faults.append(f"holding is one of {', '.join(places)}, not {self.holding!r}")
         if faults:
             raise ValueError("no cluster is like this:\n  " + "\n  ".join(faults))
+
+    def seconds(self, operations: Amount, nbytes_of_products: Amount, nbytes_beside: Amount) -> Amount:
+        """What a device takes for a task, without what it exchanges.
+
+        For products the longer of computing and of reading and writing memory (the roofline of Williams et
+        al., "Roofline: An Insightful Visual Performance Model", 2009), then what else reads and writes
+        memory, as to add gradients to accumulators.
+        """
+        of_products = np.maximum(operations / self.flops, nbytes_of_products / self.memory_bandwidth)
+        return of_products + nbytes_beside / self.memory_bandwidth
 
     @staticmethod
     def from_ray(

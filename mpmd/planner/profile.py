@@ -23,10 +23,12 @@ class TaskWork:
       operations: multiplications and additions.
       nbytes: what it reads and writes of memory, of values that depend on the rows, if each fusion of XLA
         reads its operands once and writes its results once.
+      nbytes_beside: those of them that are read and written by other than products, while none computes.
     """
 
     operations: float
     nbytes: float
+    nbytes_beside: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The parts of the formulas: links, sums over devices, memory, closed forms, and prolonged steps."""
 
+import dataclasses
 import itertools
 import math
 
@@ -68,6 +69,18 @@ def test_the_step_is_that_of_the_simulation(schedule):
     found = evaluated(parts, schedule, 8)
     assert found.seconds == pytest.approx(simulate(schedule.tasks(8), Costs(atomic=True)).makespan)
     assert found.prediction.bubble == pytest.approx(simulate(schedule.tasks(8), Costs(atomic=True)).bubble)
+
+
+@pytest.mark.parametrize(("alone", "seconds"), [(1, 15), (2, 7.5), (4, 3.75), (8, 3)])
+def test_groups_that_share_cores(alone, seconds):
+    """A step of two groups, four microbatches and 3 s for a stage, on eight devices that share cores.
+
+    With the work of two devices at once or more, a group is as fast as alone; with that of one, both
+    together take as long as one after the other: 2 x 4 x 3 s at eight times the speed.
+    """
+    cluster = dataclasses.replace(FAST, alone=float(alone))
+    found = evaluated([layer("", 1e12), layer("", 1e12)], Std1F1B(2), 4, cluster)
+    assert found.seconds == pytest.approx(seconds)
 
 
 def test_messages_take_time_that_depends_on_the_stage():

@@ -74,6 +74,14 @@ def test_a_chain_of_elementwise_equations_is_one_pass():
     assert work.nbytes == 4 * 32 * 32 * 4 and work.temporaries == 0
 
 
+def test_to_reshape_what_is_in_memory_takes_no_time():
+    def reshaped(x, w):
+        return jnp.einsum("abc,cd->abd", x.reshape(4, 8, 16), w)
+
+    work = work_of(reshaped, ((), ()), {}, ((32, 16), (16, 8)))
+    assert work.nbytes == 4 * (32 * 16 + 16 * 8 + 32 * 8) and work.nbytes_beside == 0
+
+
 def test_scans_repeat_their_bodies():
     def repeated(x, ws, y):
         return jax.lax.scan(lambda x, w: (x @ w, None), x, ws)[0] + y

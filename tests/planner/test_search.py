@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.search.search import find, search
+from mpmd.planner.search.search import Effort, find, search
 from mpmd.schedules import Std1F1B, ZeroBubble
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 
@@ -74,6 +74,16 @@ def test_marked_stages_stay():
     for row in search(made, a100s(nodes=1)):
         assert row.candidate.layers_per_stage == (1,) * 8
         assert row.candidate.num_microbatches == 8
+
+
+def test_marked_stages_stay_where_groups_of_different_sizes_are_tried():
+    """Stages of unequal work, of which groups of different sizes would take fewer."""
+    parts = tuple(layer("", 1e12 * work, weights=10**6) for work in (1, 1, 5, 1))
+    made = profile(parts, 16, are_stages=True)
+    found = find(made, a100s(nodes=1), effort=Effort(exhaustive=False))
+    assert all(row.candidate.schedule.num_stages == 4 for row in found.rows)
+    assert len({len(row.candidate.submeshes) for row in found.rows}) > 1
+    assert any(len({*map(str, row.candidate.submeshes)}) > 1 for row in found.rows), "none differ in size"
 
 
 def test_without_backwards_there_are_forwards_alone():

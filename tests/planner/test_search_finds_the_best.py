@@ -19,7 +19,10 @@ HEURISTIC = Effort(exhaustive=False)
 
 
 def random_problem(seed, most_layers, most_devices):
-    """Layers and a cluster, with memory that is sometimes scarce and links that are sometimes slow."""
+    """Layers and a cluster, with memory that is sometimes scarce and links that are sometimes slow.
+
+    The devices of every fourth cluster share cores.
+    """
     draw = random.Random(seed)
     parts = []
     for _ in range(draw.randint(2, most_layers)):
@@ -32,15 +35,17 @@ def random_problem(seed, most_layers, most_devices):
         residuals = 10**6 * draw.randint(0, 20)
         parts.append(layer("", operations, None, weights, entering, residuals, divisions))
     needed = 4 * sum(part.weights for part in parts) + 100e6
+    devices = draw.randint(1, most_devices)
     cluster = Cluster(
         nodes=1,
-        devices_per_node=draw.randint(1, most_devices),
+        devices_per_node=devices,
         memory=draw.choice([0.2, 0.3, 0.6, 1.0, 10.0]) * needed,
         flops=1e12,
         memory_bandwidth=1e12,
         device_link=Link(draw.choice([1e-6, 1e-3]), draw.choice([1e9, 1e11])),
         node_link=Link(1e-3, 1e9),
         task_overhead=draw.choice([0.0, 1e-3]),
+        alone=1.0 if seed % 4 else devices / min(devices, 2),
     )
     return profile(tuple(parts), rows=draw.choice([2, 4])), cluster, draw.random() < 0.5
 

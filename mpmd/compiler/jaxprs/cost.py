@@ -53,6 +53,8 @@ _VIEW = frozenset(
     """.split()
 )
 
+_RENAMED = frozenset("expand_dims reshape sharding_constraint squeeze".split())
+
 _WINDOW = frozenset("dynamic_slice gather slice split".split())
 
 _FUSED = (
@@ -98,6 +100,11 @@ def _is_rounded(atom: Atom) -> bool:
 def is_fused(eqn: JaxprEqn) -> bool:
     """Whether XLA computes the result where it is read, if that is fused, too, and writes it nowhere."""
     return eqn.primitive.name in _FUSED
+
+
+def is_renamed(eqn: JaxprEqn) -> bool:
+    """Whether the result of an equation is its operand's memory, in the same order."""
+    return eqn.primitive.name in _RENAMED
 
 
 def is_window(eqn: JaxprEqn) -> bool:

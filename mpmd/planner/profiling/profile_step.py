@@ -80,10 +80,8 @@ class _Profiler:
         members = step.tasks.get(work, ())
         flat = [one.operation for one in members]
         kept = {step.flat.value(var) for var in (*step.reads(work), *step.makes(work))}
-        return TaskWork(
-            operations=float(sum(one.operation.times * one.work for one in members)),
-            nbytes=traffic(flat, kept, self._nbytes_of_rows),
-        )
+        operations = float(sum(one.operation.times * one.work for one in members))
+        return TaskWork(operations, *traffic(flat, kept, self._nbytes_of_rows))
 
     def _nbytes_of_rows(self, value: Value) -> float:
         """The bytes of a value that depends on the rows; of any value, if there are none."""
@@ -91,7 +89,10 @@ class _Profiler:
         return self._step.nbytes(value) if depends else 0.0
 
     def _outside(self) -> TaskWork:
-        """The work outside of the loop, with each value that enters or leaves it once in memory."""
+        """The work outside of the loop, with each value that enters or leaves it once in memory.
+
+        Optimizers are elementwise but for few, so that no product hides what they read and write.
+        """
         graph = self._step.graph
         entering = {argument.var for argument in graph.traced.arguments}
         entering |= {accumulator.result for accumulator in graph.accumulators}
@@ -99,4 +100,5 @@ class _Profiler:
         made = {var for eqn in graph.outer for var in eqn.outvars}
         made &= {result.var for result in graph.traced.results}
         operations = sum(one.times * total_operations([one.eqn]) for one in FlatEquations().add(graph.outer))
-        return TaskWork(float(operations), float(sum(map(nbytes, read | made))))
+        moved = float(sum(map(nbytes, read | made)))
+        return TaskWork(float(operations), moved, moved)

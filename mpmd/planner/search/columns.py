@@ -62,13 +62,13 @@ class Columns:
     profile: Profile
 
     @functools.cached_property
-    def forward(self) -> tuple[Array, Array]:
-        """Operations and bytes."""
+    def forward(self) -> tuple[Array, ...]:
+        """Operations, bytes, and those of them beside products."""
         return self._work("forward")
 
     @functools.cached_property
-    def backward(self) -> tuple[Array, Array]:
-        """Operations and bytes."""
+    def backward(self) -> tuple[Array, ...]:
+        """Operations, bytes, and those of them beside products."""
         return self._work("backward")
 
     def of(self, field: str) -> Array:
@@ -109,9 +109,9 @@ class Columns:
         layers: tuple[Layer, ...] = self.profile.layers
         return [layer.divisions.get(INNERMOST_FIRST[axis], _UNDIVIDED) for layer in layers]
 
-    def _work(self, field: str) -> tuple[Array, Array]:
-        works = [getattr(layer, field) for layer in self.profile.layers]
-        return _array(work.operations for work in works), _array(work.nbytes for work in works)
+    def _work(self, field: str) -> tuple[Array, ...]:
+        works = [dataclasses.astuple(getattr(layer, field)) for layer in self.profile.layers]
+        return tuple(_array(numbers) for numbers in zip(*works, strict=True))
 
 
 def product(shares: Iterable[Array]) -> Array:

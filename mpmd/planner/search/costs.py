@@ -1,8 +1,7 @@
 """The seconds that the tasks of each layer take on a submesh.
 
-The time of a task is the longer one of computing and of reading and writing memory (the roofline of Williams
-et al., "Roofline: An Insightful Visual Performance Model", 2009), plus the sums over devices and what gathers
-weights, which nothing hides.
+The time of a task is that of ``Cluster.seconds``, plus the sums over devices and what gathers weights, which
+nothing hides. A backward also adds its gradients to accumulators: it reads both, and writes the accumulators.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ class LayerSeconds:
     Attributes:
       forward, backward: of one microbatch; the backward with what rematerialisation computes again.
       backward_weights: the part of the backward that nothing but gradients of weights needs: half of its
-        products, since a product of a forward has two in the backward, of the same size.
+        products, since a product of a forward has two in the backward, of the same size, and the additions
+        to accumulators.
       sums: the part of forward and backward that goes into sums over devices and gathered weights.
       step: of a step, outside the loop: sums of gradients, and the optimizer.
       step_sums: the part of ``step`` that goes into sums.
@@ -43,8 +43,10 @@ def layer_seconds(columns: Columns, setting: Setting, cluster: Cluster) -> Layer
     """The seconds of all layers on devices that run them as a setting says."""
     held = product(columns.shares("weights", setting.sizes))
     weights, gradients = columns.of("weights") * held, columns.of("gradients") * held
-    forward = _task_seconds(columns, columns.forward, setting, cluster, weights)
-    backward = _task_seconds(columns, columns.backward, setting, cluster, weights + 2 * gradients)
+    forward = sum(_task_seconds(columns, columns.forward, setting, cluster, weights))
+    products, beside = _task_seconds(columns, columns.backward, setting, cluster, weights + gradients)
+    divided = setting.sizes[DATA] if setting.way.fsdp and not setting.way.gather_once else 1
+    adding = 3 * gradients / divided / cluster.memory_bandwidth
     sums_forward = _sums_of_task(columns, setting, "reduced_forward")
     sums_backward = _sums_of_task(columns, setting, "reduced_backward")
     again = forward + sums_forward if setting.way.remat else np.zeros_like(forward)
@@ -57,13 +59,13 @@ def layer_seconds(columns: Columns, setting: Setting, cluster: Cluster) -> Layer
         gather = all_gather(setting.sizes[DATA], weights, setting.links[DATA])
         scatter = all_gather(setting.sizes[DATA], gradients, setting.links[DATA])
     if not columns.profile.has_backward:
-        backward = sums_backward = again = scatter = np.zeros_like(forward)
+        products = beside = adding = sums_backward = again = scatter = np.zeros_like(forward)
     gathers = gather + gather if columns.profile.has_backward else gather
     recomputed_sums = sums_forward if setting.way.remat and columns.profile.has_backward else 0 * forward
     return LayerSeconds(
         forward=forward + sums_forward + gather,
-        backward=backward + sums_backward + again + (gathers - gather) + scatter,
-        backward_weights=backward / 2 + scatter,
+        backward=products + beside + adding + sums_backward + again + (gathers - gather) + scatter,
+        backward_weights=products / 2 + adding + scatter,
         sums=sums_forward + sums_backward + recomputed_sums + gathers + scatter,
         step=step_sums + _optimizer_seconds(columns, setting, cluster, weights),
         step_sums=step_sums,
@@ -71,14 +73,18 @@ def layer_seconds(columns: Columns, setting: Setting, cluster: Cluster) -> Layer
 
 
 def _task_seconds(
-    columns: Columns, work: tuple[Array, Array], setting: Setting, cluster: Cluster, weights: Array
-) -> Array:
-    """Without sums. ``weights`` are the bytes that do not depend on the rows, on each device."""
-    operations, nbytes = work
+    columns: Columns, work: tuple[Array, ...], setting: Setting, cluster: Cluster, weights: Array
+) -> tuple[Array, Array]:
+    """Those of products, and those of all else, without sums.
+
+    ``weights`` are the bytes of products that do not depend on the rows, on each device.
+    """
+    operations, nbytes, beside = work
     rows = columns.rows(setting)
+    share = rows * product(columns.shares("activations", setting.sizes))
     operations = operations * rows * product(columns.shares("operations", setting.sizes))
-    nbytes = nbytes * rows * product(columns.shares("activations", setting.sizes))
-    return np.maximum(operations / cluster.flops, (nbytes + weights) / cluster.memory_bandwidth)
+    products = cluster.seconds(operations, (nbytes - beside) * share + weights, np.zeros_like(weights))
+    return products, cluster.seconds(np.zeros_like(weights), np.zeros_like(weights), beside * share)
 
 
 def _sums_of_task(columns: Columns, setting: Setting, field: str) -> Array:
@@ -108,6 +114,7 @@ def _sums(
 def _optimizer_seconds(columns: Columns, setting: Setting, cluster: Cluster, weights: Array) -> Array:
     """The part of the work outside the loop that goes with a device's weights."""
     outside, whole = columns.profile.outside, columns.of("weights").sum()
-    seconds = max(outside.operations / cluster.flops, outside.nbytes / cluster.memory_bandwidth)
+    of_products = outside.nbytes - outside.nbytes_beside
+    seconds = cluster.seconds(outside.operations, of_products, outside.nbytes_beside)
     divided = setting.sizes[DATA] if setting.way.fsdp else 1
     return seconds * weights / divided / whole if whole else np.zeros_like(weights)

@@ -18,6 +18,7 @@ from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.stages import Stages
 from mpmd.planner.search.sweep import Space
+from mpmd.planner.shared_cores import time_together
 from mpmd.schedules import Schedule
 
 MOST_CANDIDATES = 8_000
@@ -63,14 +64,18 @@ def lower_bound(space: Space, candidate: Candidate) -> float:
     ]
     work, steps = stages.of_groups(per_stage), stages.of_groups(stages.sums("step"))
     delayed = stages.of_groups(later)
-    bound = 0.0
+    devices = sum(place.num_devices for place in stages.places) / len(work)
+    one, all_of_them = (
+        float(time_together(space.model.cluster, groups, devices)) for groups in (1.0, float(len(work)))
+    )
+    bound = all_of_them * number * sum(work) / len(work)
     for group, own in enumerate(order.stages):
         before = range(own[0])
         fill = sum(forwards[stage] for stage in before)
         drain = sum(backwards[stage] - later[stage] for stage in before)
         # The last tasks of a group may be gradients of weights, for which no other group waits.
         spans = (number * work[group], number * (work[group] - delayed[group]) + drain)
-        bound = max(bound, fill + max(spans) + steps[group])
+        bound = max(bound, one * (fill + max(spans) + steps[group]))
     return bound
 
 
@@ -89,8 +94,7 @@ def _candidates(space: Space) -> Iterator[Candidate]:
 def _schedules(space: Space, groups: int) -> Iterator[Schedule]:
     for family, stages_per_group in space.families:
         num_stages = round(stages_per_group * groups)
-        enough = num_stages <= len(space.profile.layers) and space.fixed.num_stages in (None, num_stages)
-        if enough and (groups > 1 or space.stands_alone(family, stages_per_group)):
+        if groups > 1 or space.stands_alone(family, stages_per_group):
             schedule = space.schedule(family, num_stages, groups)
             if schedule is not None:
                 yield schedule

@@ -9,6 +9,7 @@ from mpmd.planner.candidate import Candidate, Memory, Prediction
 from mpmd.planner.collectives import Place, message_link
 from mpmd.planner.search.orders import Order, order_of, prolong, simulated_numbers
 from mpmd.planner.search.stages import CostModel, Stages
+from mpmd.planner.shared_cores import groups_at_once, time_alone, time_together
 from mpmd.tasks import TaskType
 
 
@@ -48,22 +49,32 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
     simulated = simulated_numbers(schedule, num_microbatches)
     orders = [order_of(schedule, number) for number in simulated]
     stages = Stages(model, candidate, orders[-1].homes)
-    times = _task_times(stages)
+    cluster, groups = model.cluster, schedule.mpmd_dim
+    devices = sum(place.num_devices for place in stages.places) / groups
+    alone, at_once = time_alone(cluster), groups_at_once(cluster, devices)
+    times = {task_type: alone * time for task_type, time in _task_times(stages).items()}
     messages = stages.messages()
-    steps = _step_seconds(stages)
+    together = float(time_together(cluster, float(groups), devices))
+    steps = [together * step for step in _step_seconds(stages)]
     work = [sum(times[kind, stage] for kind in orders[-1].kinds) for stage in range(schedule.num_stages)]
     works = stages.of_groups(work)
-    simulated_ends = [order.timed.ends(times, *messages) for order in orders]
-    ends = prolong(simulated_ends, simulated, num_microbatches, least=max(works))
+    loops = [order.timed.run(times, *messages, at_once) for order in orders]
+    least = max(*works, sum(works) / at_once)
+    ends = prolong([loop.ends for loop in loops], simulated, num_microbatches, least)
+    busy = prolong([loop.busy for loop in loops], simulated, num_microbatches)
     seconds = max(end + step for end, step in zip(ends, steps, strict=True))
     memories = [_memory_parts(stages, order) for order in orders]
     memory = [
         Memory(group, *prolong([parts[group] for parts in memories], simulated, num_microbatches))
         for group in range(schedule.mpmd_dim)
     ]
-    busy = [num_microbatches * time for time in works]
-    sums = [num_microbatches * time for time in stages.of_groups(stages.sums("sums"))]
-    sums = [a + b for a, b in zip(sums, stages.of_groups(stages.sums("step_sums")), strict=True)]
+    summing = zip(
+        stages.of_groups(stages.sums("sums")), stages.of_groups(stages.sums("step_sums")), strict=True
+    )
+    sums = [
+        alone * of_loop * time / work + together * of_step if work else 0.0
+        for (of_loop, of_step), time, work in zip(summing, busy, works, strict=True)
+    ]
     longest = max(range(len(busy)), key=lambda group: busy[group] + steps[group])
     longest_work = busy[longest] + steps[longest]
     prediction = Prediction(
@@ -72,7 +83,7 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
         communication=sums[longest] / seconds if seconds else 0.0,
         memory=max(memory, key=lambda parts: parts.total),
         stage_seconds=tuple(
-            forward + backward
+            alone * (forward + backward)
             for forward, backward in zip(stages.sums("forward"), stages.sums("backward"), strict=True)
         ),
         source="formula",

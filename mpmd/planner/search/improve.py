@@ -62,8 +62,7 @@ def _schedules(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
     groups = best.candidate.schedule.mpmd_dim
     for family, stages_per_group in space.families:
         num_stages = round(groups * stages_per_group)
-        fits = stages_per_group <= MOST_STAGES_PER_GROUP and num_stages <= len(space.profile.layers)
-        if groups > 1 and fits and space.fixed.num_stages in (None, num_stages):
+        if groups > 1 and stages_per_group <= MOST_STAGES_PER_GROUP:
             schedule = space.schedule(family, num_stages, groups)
             if schedule is not None and schedule != best.candidate.schedule:
                 yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), schedule=schedule))

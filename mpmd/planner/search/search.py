@@ -162,8 +162,7 @@ def _uneven_shapes(space: Space, ordered: list[Evaluation], effort: Effort) -> I
             for family, stages_per_group in [*schedules][:3]:
                 num_stages = len(submeshes) * stages_per_group
                 schedule = space.schedule(family, num_stages, len(submeshes))
-                fits = space.fixed.num_stages in (None, num_stages)
-                if schedule is not None and fits and num_stages <= len(space.profile.layers):
+                if schedule is not None:
                     yield Shape(schedule, submeshes, way)
 
 

@@ -68,6 +68,8 @@ class Stages:
     """
 
     def __init__(self, model: CostModel, candidate: Candidate, homes: tuple[int, ...]):
+        sizes = candidate.layers_per_stage
+        assert len(sizes) == len(homes), f"{sizes} are layers of {len(sizes)} stages, not of {len(homes)}"
         self.model, self.candidate, self.homes = model, candidate, homes
         self.places = places_of(candidate.submeshes)
         self.settings = [model.setting(place, Way.of(candidate)) for place in self.places]

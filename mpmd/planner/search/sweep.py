@@ -21,6 +21,7 @@ from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
 from mpmd.planner.search.columns import Way
 from mpmd.planner.search.partition import unevenness
 from mpmd.planner.search.stages import CostModel
+from mpmd.planner.shared_cores import time_together
 from mpmd.schedules import FAMILIES, Schedule
 
 Array = np.ndarray
@@ -158,9 +159,13 @@ class Space:
         return stages_per_group >= least and (self.fixed.num_stages is not None or stages_per_group == 1)
 
     def schedule(self, family: str, num_stages: int, groups: int) -> Schedule | None:
-        """The schedule of a family and size, if there is one."""
-        if isinstance(self.fixed.schedule, Schedule):
-            return self.fixed.schedule
+        """The schedule of a family and size, if there is one for the layers and what is fixed."""
+        fixed = self.fixed
+        allowed = fixed.num_stages in (None, num_stages) and fixed.groups in (None, groups)
+        if not allowed or num_stages > len(self.profile.layers):
+            return None
+        if isinstance(fixed.schedule, Schedule):
+            return fixed.schedule
         try:
             return FAMILIES[family].build(groups, num_stages)
         except ValueError:
@@ -261,11 +266,17 @@ def _shapes(space: Space, forms: _Forms, submesh: Submesh, way: Way, least: bool
     total = {name: float(until[-1]) for name, until in table.until.items()}
     link = message_link(model.cluster, place, Place(size, submesh))
     hop = link.latency + float(table.layers["entering"].mean()) / link.bandwidth
+    overhead = way.num_microbatches * forms.tasks * model.cluster.task_overhead
+    layers = total["forward"] + total["backward"]
+    one = time_together(model.cluster, 1.0, size)
+    together = time_together(model.cluster, forms.groups, size)
     seconds = (
-        (total["forward"] + total["backward"]) * forms.work * forms.seconds
-        + way.num_microbatches * forms.tasks * model.cluster.task_overhead
+        np.maximum(
+            one * (layers * forms.work * forms.seconds + overhead),
+            together * (layers * np.minimum(forms.work, way.num_microbatches / forms.groups) + overhead),
+        )
         + forms.hops * hop
-        + total["step"] / forms.groups
+        + together * total["step"] / forms.groups
     )
     held = (total["weights"] + total["gradients"] + total["state"]) / forms.groups
     # Where groups hold different numbers of residuals, layers move to those with room.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,8 +13,17 @@ from mpmd.ir import Edge
 from mpmd.schedules import TaskLists
 from mpmd.simulate import Costs, Link
 from mpmd.simulate.schedule import schedule_workload
+from mpmd.simulate.sharing import run_sharing
 from mpmd.simulate.workload import Workload, run
 from mpmd.tasks import Task, TaskType
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """When each group ends a loop, and how long it is at work; in seconds."""
+
+    ends: list[float]
+    busy: list[float]
 
 
 class TimedOrder:
@@ -32,28 +43,35 @@ class TimedOrder:
         begins = np.cumsum([0, *(len(part) for part in parts)])[:-1]
         return np.array(numbers, dtype=int), begins
 
-    def ends(
+    def run(
         self,
         times: Mapping[TaskType, float],
         messages: Mapping[TaskType, float],
         links: Mapping[Edge, Link],
-    ) -> list[float]:
-        """When each group ends the loop.
+        at_once: float = math.inf,
+    ) -> Loop:
+        """The loop with these costs.
 
         Args:
           times: of each type of task.
           messages: by the type of task that sends, the bytes of what it sends.
           links: of the edges.
+          at_once: how many groups can be at work at once, as ``Costs`` has it.
         """
-        return run(self._with(times, messages, links), steps=1)[0].ends
+        costs = Costs(links=links, at_once=at_once)
+        runs = run if math.isinf(at_once) else run_sharing
+        workload = self._with(times, messages, costs)
+        [step] = runs(workload, steps=1)
+        busy = [sum(step.durations[start:stop]) for start, stop in itertools.pairwise(workload.bounds)]
+        return Loop(step.ends, busy)
 
-    def _with(self, times, messages, links) -> Workload:
+    def _with(self, times, messages, costs: Costs) -> Workload:
         sizes = np.array([messages.get(task_type, 0.0) for task_type in self._numbers])
         durations = np.array([times[task_type] for task_type in self._numbers])
         table = self._workload.messages
         return dataclasses.replace(
             self._workload,
-            costs=Costs(links=links),
+            costs=costs,
             durations=np.add.reduceat(durations[self._members], self._first_members).tolist(),
             messages=dataclasses.replace(
                 table,

@@ -15,7 +15,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p, remat_p, scan_p
 
-from mpmd.compiler.jaxprs.cost import has_reduction, is_fused, is_window
+from mpmd.compiler.jaxprs.cost import has_reduction, is_fused, is_renamed, is_window
 from mpmd.compiler.jaxprs.dimensions import Dimensions, axes_in, follow, follow_into_scan, sharded
 from mpmd.compiler.jaxprs.equations import (
     Atom,
@@ -145,6 +145,11 @@ class _Fusions:
                 self._written.update(operands(eqn), eqn.outvars)
             elif has_reduction(eqn):
                 self._written.update(eqn.outvars)
+        in_memory = set(self._written)
+        for eqn in eqns:
+            if is_renamed(eqn) and not in_memory.isdisjoint(operands(eqn)):
+                self._written.difference_update({*eqn.outvars} - self._kept)
+                in_memory.update(eqn.outvars)
         self._sources: dict[Var, frozenset[Var]] = {}
         self._last: dict[Var, int] = {}
         for position, eqn in enumerate(eqns):

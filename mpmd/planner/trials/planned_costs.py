@@ -17,9 +17,8 @@ def task_seconds(
 ) -> dict[tuple[int, str], float]:
     """The seconds of each executable on each group that runs it.
 
-    For products the longer of computing and of reading and writing memory (the roofline of Williams et al.,
-    2009), then what else reads and writes memory, as to add gradients to accumulators; then the sums over
-    devices, which nothing hides, and the overhead of a task.
+    It computes as ``Cluster.seconds`` says; then come the sums over devices, which nothing hides, and the
+    overhead of a task.
     """
     return {
         (place_idx, executable.name): _computing(work[executable.name], cluster)
@@ -31,8 +30,8 @@ def task_seconds(
 
 
 def _computing(work: DeviceWork, cluster: Cluster) -> float:
-    of_products = (work.nbytes - work.nbytes_beside) / cluster.memory_bandwidth
-    return max(work.operations / cluster.flops, of_products) + work.nbytes_beside / cluster.memory_bandwidth
+    of_products = work.nbytes - work.nbytes_beside
+    return float(cluster.seconds(work.operations, of_products, work.nbytes_beside))
 
 
 def summing_seconds(work: DeviceWork, cluster: Cluster, place: Place) -> float:

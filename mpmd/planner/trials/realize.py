@@ -15,12 +15,12 @@ from mpmd.lowered_step import LoweredStep
 from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.planner.collectives import Place, places_of
 from mpmd.planner.hardware import Cluster
+from mpmd.planner.shared_cores import of_busy_devices, of_lone_devices
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_summing, task_seconds
 from mpmd.planner.trials.predict import predict
 from mpmd.planner.trials.predicted_plan import predicted_plan
 from mpmd.planner.trials.shardings import AXES
-from mpmd.planner.trials.shared_cores import of_busy_devices, of_lone_devices
 from mpmd.simulate import Costs, Simulation, simulate
 from mpmd.step import jit
 
