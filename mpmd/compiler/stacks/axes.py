@@ -200,6 +200,7 @@ _RULES: dict[str, Callable[[JaxprEqn], Iterable[Axis]]] = {
     "sort": _along("dimension"),
     "concatenate": _along("dimension"),
     "split": _along("axis"),
+    "top_k": _along("axis"),
     "broadcast_in_dim": _broadcast,
     "dot_general": _dot_general,
     "dynamic_slice": _window,

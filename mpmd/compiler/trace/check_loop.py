@@ -38,9 +38,7 @@ def check_loop(jaxpr: Jaxpr) -> None:
     loops = [eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p]
     for eqn in jaxpr.eqns:
         if eqn.primitive is mark_p and loops:
-            faults.append(
-                f"mark_stage_end at {where(eqn)} is outside of any treduce; {_WHERE_STAGES_ARE}"
-            )
+            faults.append(f"mark_stage_end at {where(eqn)} is outside of any treduce; {_WHERE_STAGES_ARE}")
         elif eqn.primitive is not treduce_p:
             if any_inside(eqn, treduce_p):
                 faults.append(
@@ -67,7 +65,7 @@ def _mark_outside(eqn: JaxprEqn) -> str:
             "function that treduce applies to each microbatch"
         )
     return (
-        f"mark_stage_end at {_mark_inside(eqn)}, inside {eqn.primitive} at {where(eqn)}, is outside of any "
+        f"mark_stage_end at {mark_inside(eqn)}, inside {eqn.primitive} at {where(eqn)}, is outside of any "
         f"treduce; {_WHERE_STAGES_ARE}"
     )
 
@@ -89,22 +87,23 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
         elif eqn.primitive.name != "scan" or is_in_scope(eqn, SCOPE):
             name = "treduce" if is_in_scope(eqn, SCOPE) else eqn.primitive.name
             described = _WHERE_A_MARK_CANNOT_BE.get(name, f"{name}; put the mark outside it")
-            yield f"mark_stage_end at {_mark_inside(eqn)} is inside {described}"
+            yield f"mark_stage_end at {mark_inside(eqn)} is inside {described}"
         elif scan is None:
             yield from _misplaced_marks(eqn.params["jaxpr"].jaxpr, eqn)
         else:
             yield (
-                f"mark_stage_end at {_mark_inside(eqn)} is inside a scan within a scan: put it in the body "
+                f"mark_stage_end at {mark_inside(eqn)} is inside a scan within a scan: put it in the body "
                 "of the outer one, behind the inner one, or write the outer one as a Python loop, if it "
                 "calls a network of several stages again and again"
             )
 
 
-def _mark_inside(eqn: JaxprEqn) -> str:
+def mark_inside(eqn: JaxprEqn) -> str:
+    """Where the first of the marks inside an equation is, of which there is one."""
     for inner in subjaxprs(eqn):
         for candidate in inner.eqns:
             if candidate.primitive is mark_p:
                 return where(candidate)
             if any_inside(candidate, mark_p):
-                return _mark_inside(candidate)
+                return mark_inside(candidate)
     raise AssertionError(f"{eqn.primitive} has no mark inside")
