@@ -75,6 +75,8 @@ class StackedMpmdArray(MpmdArray):
             part.copy_to_host_async()
 
     def raw_value(self) -> np.ndarray:
+        if self.is_deleted():
+            raise RuntimeError(f"{self!r} was donated to a step or deleted")
         self.copy_to_host_async()
         return self.stack.join([part.raw_value() for part in self.parts])
 

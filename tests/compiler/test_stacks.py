@@ -60,7 +60,16 @@ KEPT = {
     "product with a matrix": lambda x: jnp.einsum("lij,jk->lik", x, jnp.ones((3, 5))),
     "product with a matrix before": lambda x: jnp.einsum("ki,lij->lkj", jnp.ones((5, 4)), x),
     "norm of each layer": lambda x: x / jnp.sqrt(1 + jnp.sum(x**2, (1, 2), keepdims=True)),
-    "cumulative": lambda x: (jnp.cumsum(x, 1), jnp.sort(x, -1), x[:, ::-1]),
+    "cumulative": lambda x: (jnp.cumsum(x, 1), jnp.sort(x, -1), x[:, ::-1], lax.top_k(x, 2)),
+    "linear algebra for each layer": lambda x: jax.vmap(
+        lambda row: (
+            jnp.linalg.svd(row, full_matrices=False)[1],
+            jnp.linalg.eigh(row @ row.T)[0],
+            jnp.linalg.qr(row)[1],
+            lax.linalg.triangular_solve(jnp.linalg.cholesky(row @ row.T + jnp.eye(4)), row, left_side=True),
+            lax.linalg.lu(row)[0],
+        )
+    )(x / 4),
     "pad elsewhere": lambda x: jnp.pad(x, ((0, 0), (1, 2), (0, 0))),
     "slice elsewhere": lambda x: (x[:, 1:3], x[:, 2], lax.dynamic_slice_in_dim(x, 1, 2, 1)),
     "update elsewhere": lambda x: lax.dynamic_update_slice_in_dim(x, x[:, :2], 1, 1),
@@ -197,6 +206,23 @@ def test_slices_of_one_dimension_cut_it_where_they_end():
     assert dimensions.stack(whole) == Stack(0, (2, 2, 5))
     assert dimensions.stack(first) == Stack(0, (2, 2))
     assert dimensions.stack(second) is None
+
+
+def test_a_whole_waits_for_the_parts_that_others_cut():
+    """New weights of frozen layers and of trained ones, of which another slice alone says the cuts."""
+    dimensions = Dimensions()
+    old, new, kept, also_kept, trained = (
+        (jax.extend.core.Var(jax.core.ShapedArray((n,), jnp.float32)), 0) for n in (6, 6, 4, 4, 2)
+    )
+    dimensions.add_part(new, kept, 0)
+    dimensions.add_part(new, trained, 4)
+    dimensions.add_part(old, kept, 0)
+    dimensions.add_part(old, also_kept, 0)
+    dimensions.add_part(old, trained, 4)
+    dimensions.cut(also_kept, 4, [2])
+    dimensions.cut(trained, 2, [])
+    dimensions.spread()
+    assert dimensions.stack(old[0]) == dimensions.stack(new[0]) == Stack(0, (2, 2, 2))
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,22 @@ def loop_in_a_loop_beside_another(state, xs, ys):
     return loop_in_a_loop(state, xs, ys)
 
 
+def gradient_of_a_loop_in_a_loop(state, xs, ys):
+    def loss(params, x, y):
+        return train(params, x[None], y[None], scan_of(2))[1]
+
+    return train(state, xs, ys, loss)
+
+
+def evaluated_beside_the_loop(state, xs, ys):
+    state, value = train(state, xs, ys)
+    return state, (value, scan_of(2)(state, xs[0], ys[0]))
+
+
+def network_called_again_and_again(params, x, y):
+    return jnp.mean(jax.lax.fori_loop(0, 2, lambda i, h: h + scan_of(2)(params, h, y), x))
+
+
 def a_loop_whose_result_is_not_used(state, xs, ys):
     train(state, xs, ys)
     return state, xs.sum()
@@ -273,6 +289,21 @@ REFUSED = {
     "loop in scan": (loop_in_scan, [HERE, "the treduce at .* is inside scan; call it directly in the step"]),
     "loop in cond": (loop_in_cond, [HERE, "the treduce at .* is inside cond; call it directly in the step"]),
     "loop in a loop": (loop_in_a_loop, ["a treduce within a treduce; only the outer loop can be pipelined"]),
+    "gradient of a loop in a loop": (
+        gradient_of_a_loop_in_a_loop,
+        [HERE, "a treduce within a treduce; only the outer loop can be pipelined"],
+    ),
+    "a scan with marks outside of the loop": (
+        evaluated_beside_the_loop,
+        [
+            rf"mark_stage_end at \S*{HERE} .*, inside scan at \S*{HERE} .*, is outside of any treduce",
+            r"in a treduce of its own, with mpmd\.ForwardOnly",
+        ],
+    ),
+    "network called again and again": (
+        of_loss(network_called_again_and_again),
+        [HERE, "inside a scan within a scan: .* write the outer one as a Python loop"],
+    ),
     "gradient of a loop": (gradient_of_a_loop, ["treduce", "inside the function"]),
     "vmap of a loop": (vmap_of_a_loop, ["treduce", "vmap"]),
     "loops of unlike meshes": (

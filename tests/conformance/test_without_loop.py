@@ -235,10 +235,19 @@ def test_marks_are_the_identity_and_a_warning_says_that_there_are_no_stages(mesh
         result = call(held["params"], tokens()[0][0])
     with jax.default_matmul_precision("highest"):
         assert_close(result, jax.jit(logits)(mpmd.to_host(held["params"]), tokens()[0][0]))
-    inside = mpmd.jit(
-        lambda x: jax.lax.scan(lambda c, _: (mpmd.mark_stage_end(c + 1), None), x, length=2)[0], mesh
-    )
-    assert float(inside(1.0)) == 3
+
+
+def test_a_warning_says_that_marks_in_a_scan_end_no_stages(mesh):
+    def scan(x):
+        return jax.lax.scan(lambda c, _: (mpmd.mark_stage_end(c + 1), jnp.ones(2)), x, length=2)
+
+    with pytest.warns(
+        mpmd.PerformanceWarning,
+        match=r"mark_stage_end at \S*test_without_loop.py:\d+ .* outside of any treduce",
+    ):
+        assert float(mpmd.jit(lambda x: scan(x)[0], mesh)(1.0)) == 3
+    makes_weights_alone = mpmd.jit(lambda x: scan(x)[1], mesh)
+    assert makes_weights_alone(1.0).shape == (2, 2)
 
 
 def test_arrays_of_another_mesh_are_refused(mesh, held):

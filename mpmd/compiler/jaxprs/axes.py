@@ -83,6 +83,13 @@ def _leading(eqn: JaxprEqn) -> Iterator[Axis]:
             yield Axis({0: d}, {0: d})
 
 
+def _of_matrices(eqn: JaxprEqn) -> Iterator[Axis]:
+    """The dimensions before those of the matrices that linear algebra takes."""
+    matrices = min(len(shape_of(atom)) for atom in eqn.invars)
+    for d in range(matrices - 2):
+        yield Axis(dict.fromkeys(range(len(eqn.invars)), d), dict.fromkeys(range(len(eqn.outvars)), d))
+
+
 def _reduction(combine: Callable[[Any, Any], Any] | None) -> Callable[[JaxprEqn], Iterator[Axis]]:
     def rule(eqn: JaxprEqn) -> Iterator[Axis]:
         kept = 0
@@ -182,6 +189,7 @@ _RULES: dict[str, Callable[[JaxprEqn], Iterable[Axis]]] = {
     **dict.fromkeys("random_wrap random_unwrap random_bits random_split".split(), _leading),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _along("axis")),
     **dict.fromkeys("argmax argmin".split(), _reduction(None)),
+    **dict.fromkeys("cholesky eigh lu qr svd triangular_solve".split(), _of_matrices),
     "reduce_sum": _reduction(lax.add),
     "reduce_max": _reduction(lax.max),
     "reduce_min": _reduction(lax.min),
@@ -192,6 +200,7 @@ _RULES: dict[str, Callable[[JaxprEqn], Iterable[Axis]]] = {
     "sort": _along("dimension"),
     "concatenate": _along("dimension"),
     "split": _along("axis"),
+    "top_k": _along("axis"),
     "broadcast_in_dim": _broadcast,
     "dot_general": _dot_general,
     "dynamic_slice": _window,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -64,22 +64,38 @@ class Dimensions:
         self._cuts.setdefault(node, set()).update(_inner(Fraction(i, size) for i in at))
 
     def spread(self) -> None:
-        """Cuts what follows from what is cut. What is cut already stays as it is."""
+        """Cuts what follows from what is cut. What is cut already stays as it is.
+
+        So parts of what is cut are cut first, then what such parts make up altogether, and last what has
+        other parts, too, of which nothing may be known yet.
+        """
         cuts: dict[Node, set[Fraction]] = collections.defaultdict(set)
         for node, found in self._cuts.items():
             cuts[self._find(node)] |= found
-        while True:
-            new: dict[Node, set[Fraction]] = collections.defaultdict(set)
-            for whole, part, start, size in self._parts:
-                above, below = self._find(whole), self._find(part)
-                if below in cuts and above not in cuts:
-                    new[above] |= _inner([start, start + size, *(start + cut * size for cut in cuts[below])])
-                if above in cuts and below not in cuts:
-                    new[below] |= _inner((cut - start) / size for cut in cuts[above])
-            if not new:
-                break
+        while new := self._below(cuts) or self._above(cuts):
             cuts |= new
         self._cuts = dict(cuts)
+
+    def _below(self, cuts: Mapping[Node, set[Fraction]]) -> dict[Node, set[Fraction]]:
+        """The cuts of parts of what is cut."""
+        new: dict[Node, set[Fraction]] = collections.defaultdict(set)
+        for whole, part, start, size in self._parts:
+            above, below = self._find(whole), self._find(part)
+            if above in cuts and below not in cuts:
+                new[below] |= _inner((cut - start) / size for cut in cuts[above])
+        return new
+
+    def _above(self, cuts: Mapping[Node, set[Fraction]]) -> dict[Node, set[Fraction]]:
+        """The cuts of what has parts that are cut; if some are made up of these, of them alone."""
+        new: dict[Node, set[Fraction]] = collections.defaultdict(set)
+        spans: dict[Node, set[tuple[Fraction, Fraction]]] = collections.defaultdict(set)
+        for whole, part, start, size in self._parts:
+            above, below = self._find(whole), self._find(part)
+            if below in cuts and above not in cuts:
+                new[above] |= _inner([start, start + size, *(start + cut * size for cut in cuts[below])])
+                spans[above].add((start, start + size))
+        complete = {node: found for node, found in new.items() if _is_covered(spans[node])}
+        return complete or new
 
     def sizes(self, node: Node, size: int) -> tuple[int, ...] | None:
         """The sizes of the parts of a dimension of some size; ``None`` if it is in one part."""
@@ -105,6 +121,16 @@ class Dimensions:
             parent[node] = parent[parent[node]]
             node = parent[node]
         return node
+
+
+def _is_covered(spans: Iterable[tuple[Fraction, Fraction]]) -> bool:
+    """Whether parts leave nothing of a dimension."""
+    reached = Fraction(0)
+    for start, stop in sorted(spans):
+        if start > reached:
+            return False
+        reached = max(reached, stop)
+    return reached == 1
 
 
 def _inner(cuts: Iterable[Fraction]) -> set[Fraction]:

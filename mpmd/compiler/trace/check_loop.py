@@ -18,6 +18,11 @@ _WHERE_A_MARK_CANNOT_BE = {
     "treduce": "a treduce within a treduce; only the outer loop can be pipelined",
 }
 
+_WHERE_STAGES_ARE = (
+    "only the function that treduce applies to each microbatch has stages: leave out the mark, or compute "
+    "this in a treduce of its own, with mpmd.ForwardOnly if it has no gradient"
+)
+
 
 def check_loop(jaxpr: Jaxpr) -> None:
     """Checks that the loops of a step can be pipelined, and that marks are only where a stage can end.
@@ -33,17 +38,14 @@ def check_loop(jaxpr: Jaxpr) -> None:
     loops = [eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p]
     for eqn in jaxpr.eqns:
         if eqn.primitive is mark_p and loops:
-            faults.append(
-                f"mark_stage_end at {where(eqn)} is outside of any treduce; "
-                "only the function that treduce applies to each microbatch has stages"
-            )
+            faults.append(f"mark_stage_end at {where(eqn)} is outside of any treduce; {_WHERE_STAGES_ARE}")
         elif eqn.primitive is not treduce_p:
             if any_inside(eqn, treduce_p):
                 faults.append(
                     f"the treduce at {where(eqn)} is inside {eqn.primitive}; "
                     "call it directly in the step, or in functions under jax.jit"
                 )
-            if any_inside(eqn, mark_p) and (loops or is_in_scope(eqn, SCOPE)):
+            elif any_inside(eqn, mark_p) and (loops or is_in_scope(eqn, SCOPE)):
                 faults.append(_mark_outside(eqn))
     for loop in loops:
         if loop.params["schedule"] is None:
@@ -62,7 +64,10 @@ def _mark_outside(eqn: JaxprEqn) -> str:
             f"the treduce at {where(eqn)} is differentiated or batched: call jax.grad or jax.vmap inside the "
             "function that treduce applies to each microbatch"
         )
-    return f"mark_stage_end inside {eqn.primitive} at {where(eqn)}, outside of any treduce"
+    return (
+        f"mark_stage_end at {mark_inside(eqn)}, inside {eqn.primitive} at {where(eqn)}, is outside of any "
+        f"treduce; {_WHERE_STAGES_ARE}"
+    )
 
 
 def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
@@ -79,25 +84,26 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
         if called(eqn) is not None or is_remat(eqn):
             for inner in subjaxprs(eqn):
                 yield from _misplaced_marks(inner, scan)
-        elif eqn.primitive.name != "scan":
-            described = _WHERE_A_MARK_CANNOT_BE.get(
-                eqn.primitive.name, f"{eqn.primitive}; put the mark outside it"
-            )
-            yield f"mark_stage_end at {_mark_inside(eqn)} is inside {described}"
+        elif eqn.primitive.name != "scan" or is_in_scope(eqn, SCOPE):
+            name = "treduce" if is_in_scope(eqn, SCOPE) else eqn.primitive.name
+            described = _WHERE_A_MARK_CANNOT_BE.get(name, f"{name}; put the mark outside it")
+            yield f"mark_stage_end at {mark_inside(eqn)} is inside {described}"
         elif scan is None:
             yield from _misplaced_marks(eqn.params["jaxpr"].jaxpr, eqn)
         else:
             yield (
-                f"mark_stage_end at {_mark_inside(eqn)} is inside a scan within a scan: put it in the body "
-                "of the outer one, behind the inner one"
+                f"mark_stage_end at {mark_inside(eqn)} is inside a scan within a scan: put it in the body "
+                "of the outer one, behind the inner one, or write the outer one as a Python loop, if it "
+                "calls a network of several stages again and again"
             )
 
 
-def _mark_inside(eqn: JaxprEqn) -> str:
+def mark_inside(eqn: JaxprEqn) -> str:
+    """Where the first of the marks inside an equation is, of which there is one."""
     for inner in subjaxprs(eqn):
         for candidate in inner.eqns:
             if candidate.primitive is mark_p:
                 return where(candidate)
             if any_inside(candidate, mark_p):
-                return _mark_inside(candidate)
+                return mark_inside(candidate)
     raise AssertionError(f"{eqn.primitive} has no mark inside")

@@ -6,9 +6,11 @@ import warnings
 
 from jax.extend.core import Jaxpr
 
-from mpmd.annotate import mark_of
+from mpmd.annotate import mark_of, mark_p
+from mpmd.compiler.jaxprs.equations import any_inside
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.stacks import without_marks
+from mpmd.compiler.trace.check_loop import mark_inside
 from mpmd.compiler.trace.dead_code import live_eqns
 from mpmd.errors import PerformanceWarning
 
@@ -19,10 +21,12 @@ def ignore_marks(jaxpr: Jaxpr) -> Jaxpr:
     Warns: ``PerformanceWarning`` when a result depends on one. The marks of a model that is called to find
       the shapes of its weights are dead code.
     """
-    marked = next(filter(mark_of, live_eqns(jaxpr.eqns, jaxpr.outvars)), None)
+    live = live_eqns(jaxpr.eqns, jaxpr.outvars)
+    marks = (where(e) if mark_of(e) else mark_inside(e) for e in live if mark_of(e) or any_inside(e, mark_p))
+    marked = next(marks, None)
     if marked is not None:
         warnings.warn(
-            f"mark_stage_end at {where(marked)} is outside of any treduce, so no stage ends there: the "
+            f"mark_stage_end at {marked} is outside of any treduce, so no stage ends there: the "
             "function runs where its arguments are, and is no pipeline. Wrap the loop over microbatches in "
             "mpmd.treduce",
             PerformanceWarning,

@@ -297,6 +297,25 @@ def a_frozen_stack():
 
 
 @program()
+def only_the_last_layers_are_trained():
+    """The new stack is put together of layers as they were and of trained ones, and keeps its parts."""
+
+    def joined(first, last):
+        return jax.tree.map(lambda *both: jnp.concatenate(both), first, last)
+
+    def step(layers, xs, ys):
+        frozen, trained = jax.tree.map(lambda a: a[:4], layers), jax.tree.map(lambda a: a[4:], layers)
+
+        def loss(trained, x, y):
+            return model()({"layers": joined(frozen, trained)}, x, y)
+
+        value, grads = loop(lambda x, y: jax.value_and_grad(loss)(trained, x, y), (xs, ys))
+        return joined(jax.tree.map(lambda a: a[:4], layers), descend(trained, grads)), value
+
+    return Case(step, stacked()["layers"], batch(), holds=in_parts("args[0]['w'][", "args[0]['b']["))
+
+
+@program()
 def skips_over_a_scan():
     """A part of the layers' inputs goes past the scan, and each layer reads the microbatch."""
 
