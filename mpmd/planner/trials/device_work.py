@@ -156,8 +156,8 @@ class _Fusions:
             read = self._read(operands(eqn))
             self._last |= dict.fromkeys(read, position)
             for var in eqn.outvars:
-                in_memory = var in self._written or var in self._windows
-                self._sources[var] = frozenset({var}) if in_memory else read
+                is_read_there = var in self._written or var in self._windows
+                self._sources[var] = frozenset({var}) if is_read_there else read
 
     def _read(self, variables: Iterable[Var]) -> frozenset[Var]:
         """The values in memory that variables are computed of."""
