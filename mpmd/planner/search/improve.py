@@ -1,8 +1,8 @@
 """Improves a candidate step by step: what is like it is simulated, and the best of that is taken.
 
-What is like a candidate: the same groups with another schedule; another number of microbatches;
-rematerialisation or FSDP the other way; a layer in the neighbouring stage; another submesh for a group, or
-for two of them. Where the stages are no longer the same, layers are cut anew.
+What is like a candidate: the same groups, in either order, with another schedule; another number of
+microbatches; rematerialisation or FSDP the other way; a layer in the neighbouring stage; another submesh for
+a group, or for two of them. Where the stages are no longer the same, layers are cut anew.
 """
 
 from __future__ import annotations
@@ -59,13 +59,19 @@ def _shape(candidate: Candidate) -> Shape:
 
 
 def _schedules(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
-    groups = best.candidate.schedule.mpmd_dim
+    own = _shape(best.candidate)
+    groups = len(own.submeshes)
     for family, stages_per_group in space.families:
-        num_stages = round(groups * stages_per_group)
-        if groups > 1 and stages_per_group <= MOST_STAGES_PER_GROUP:
-            schedule = space.schedule(family, num_stages, groups)
-            if schedule is not None and schedule != best.candidate.schedule:
-                yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), schedule=schedule))
+        if groups == 1 or stages_per_group > MOST_STAGES_PER_GROUP:
+            continue
+        schedule = space.schedule(family, round(groups * stages_per_group), groups)
+        if schedule is None:
+            continue
+        # Which end of the pipeline is to have the larger groups depends on the schedule.
+        orders = [own.submeshes, own.submeshes[::-1]]
+        for submeshes in orders[: 1 if orders[0] == orders[1] else 2]:
+            if (schedule, submeshes) != (own.schedule, own.submeshes):
+                yield best_of_shape(space, dataclasses.replace(own, schedule=schedule, submeshes=submeshes))
 
 
 def _microbatches(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:

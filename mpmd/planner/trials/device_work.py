@@ -145,11 +145,11 @@ class _Fusions:
                 self._written.update(operands(eqn), eqn.outvars)
             elif has_reduction(eqn):
                 self._written.update(eqn.outvars)
-        in_memory = set(self._written)
+        there = set(self._written)
         for eqn in eqns:
-            if is_renamed(eqn) and not in_memory.isdisjoint(operands(eqn)):
+            if is_renamed(eqn) and not there.isdisjoint(operands(eqn)):
                 self._written.difference_update({*eqn.outvars} - self._kept)
-                in_memory.update(eqn.outvars)
+                there.update(eqn.outvars)
         self._sources: dict[Var, frozenset[Var]] = {}
         self._last: dict[Var, int] = {}
         for position, eqn in enumerate(eqns):
