@@ -54,7 +54,13 @@ UNEVEN = ["--layers", 5, "--stages", 4, "--groups", 2, "--schedule", "Interleave
 FOUR_DEVICES = ["--stages", 2, "--data", 2, "--model", 2, "--batch-size", 16]
 
 
-@pytest.mark.parametrize("arguments", [FOUR_DEVICES, UNEVEN], ids=["Std1F1B", "Interleaved1F1B"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(FOUR_DEVICES, id="Std1F1B"),
+        pytest.param(UNEVEN, id="Interleaved1F1B", marks=pytest.mark.slow),
+    ],
+)
 def test_train_gpt(arguments, tmp_path):
     printed = run_example("train_gpt", *SMALL_GPT, *arguments, "--output", tmp_path)
 
@@ -165,8 +171,11 @@ def test_workshop_strategies(tmp_path):
         pytest.param(
             "workshop_strategies --strategies 3D --layers 2 --d-model 16 --seq-len 8", marks=pytest.mark.slow
         ),
-        "workshop_transformer --strategies gathered --layers 2 --hidden 8 --heads 2 --seq-len 4 "
-        "--batch-size 2 --microbatches 2 --data 1 --steps 1",
+        pytest.param(
+            "workshop_transformer --strategies gathered --layers 2 --hidden 8 --heads 2 --seq-len 4 "
+            "--batch-size 2 --microbatches 2 --data 1 --steps 1",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("nabla_2d --processes 2", marks=pytest.mark.slow),
     ],
 )

@@ -16,7 +16,7 @@ from mpmd.planner.search.columns import Way
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.partition import Stretches, cuts
-from mpmd.planner.search.search import orders
+from mpmd.planner.search import orders
 from mpmd.planner.search.stages import CostModel
 from mpmd.schedules import FAMILIES, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble, ZeroBubbleV
 from mpmd.simulate import Costs, Link, simulate

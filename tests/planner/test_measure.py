@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.ir import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
 from mpmd.planner.trials.measure import costs_of, measure_tasks, time_call
-from mpmd.planner.trials.trials import measure
+from mpmd.planner.trials import measure
 from tests.support.small_plans import lowered
 
 
