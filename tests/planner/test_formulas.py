@@ -11,12 +11,12 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import Place, all_gather, all_reduce, axis_links, message_link
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Division, Layer, TaskWork
+from mpmd.planner.search import orders
 from mpmd.planner.search.closed_forms import CLOSED_FORMS
 from mpmd.planner.search.columns import Way
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.partition import Stretches, cuts
-from mpmd.planner.search import orders
 from mpmd.planner.search.stages import CostModel
 from mpmd.schedules import FAMILIES, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble, ZeroBubbleV
 from mpmd.simulate import Costs, Link, simulate

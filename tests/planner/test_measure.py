@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.ir import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
-from mpmd.planner.trials.measure import costs_of, measure_tasks, time_call
 from mpmd.planner.trials import measure
+from mpmd.planner.trials.measure import costs_of, measure_tasks, time_call
 from tests.support.small_plans import lowered
 
 
