@@ -91,7 +91,9 @@ def test_forward_only_evaluates_and_refuses_gradients():
         expected = jax.jit(evaluate)(weights(3), xs, ys)
         np.testing.assert_allclose(np.asarray(compiled(weights(3), xs, ys)), expected, rtol=1e-6)
         training = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.ForwardOnly(3, 3)), mpmd_mesh=mesh)
-        with pytest.raises(mpmd.CompileError, match="runs forwards only, but the loop at .* takes gradients"):
+        with pytest.raises(
+            mpmd.CompileError, match=r"runs forwards only, but the loop at .* takes gradients"
+        ):
             training(init(weights(3)), xs, ys)
 
 
