@@ -1,5 +1,6 @@
 """Every failure names its group, and ends all waiting for it."""
 
+import contextlib
 import gc
 import itertools
 import os
@@ -120,11 +121,13 @@ def test_a_process_that_compiles_for_too_long_ends_its_group(local_ray):
     """Nobody knows whether it would ever end, and no step is under way whose time could be limited."""
 
     def compile_forever(actor):
-        def compiled(executable, function, watch):
-            with actor._activity.during(Loading(f"compiling {executable.name}")):
+        @contextlib.contextmanager
+        def compiling():
+            with actor._activity.during(Loading("compiling")):
                 time.sleep(1000)
+                yield
 
-        actor._worker._compiled = compiled
+        actor._worker._compiling = lambda executable, watch: compiling
 
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, load_timeout=2) as mesh:
         ray.get(mesh.runtime.actors[1].__ray_call__.remote(compile_forever), timeout=SECONDS)
