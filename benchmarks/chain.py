@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +15,29 @@ OPTIMIZER = optax.adamw(1e-3)
 
 
 def train_step(num_stages: int, layers: int = 1) -> Callable:
-    """A step with Std1F1B and AdamW.
+    """A step with Std1F1B and ``OPTIMIZER``, with so many layers in each stage; see ``scheduled_step``."""
+    return scheduled_step([layers] * num_stages, mpmd.Std1F1B(num_stages), OPTIMIZER)
+
+
+def scheduled_step(
+    layers: Sequence[int], schedule: mpmd.Schedule, optimizer: optax.GradientTransformation
+) -> Callable:
+    """A step on a chain.
 
     Args:
-      layers: so many in each stage.
+      layers: of each stage.
 
-    Returns: a function of the state, a list of weights ``(width, width)`` and the state of ``OPTIMIZER``, and
-      of ``xs`` and ``ys``, each ``(microbatches, rows, width)``. It returns the next state and the loss.
+    Returns: a function of the state, a list of weights ``(width, width)`` and the state of ``optimizer``, and
+      of ``xs`` and ``ys``, each ``(microbatches, rows, width)``, or with one column, which then stands for
+      all. It returns the next state and the loss.
     """
+    ends = {*itertools.accumulate(layers[:-1])}
 
     def loss_of(weights, x, y):
+        x = jnp.broadcast_to(x, (len(x), len(weights[0])))
         for i, weight in enumerate(weights):
             x = jnp.tanh(x @ weight)
-            if (i + 1) % layers == 0 and i < len(weights) - 1:
+            if i + 1 in ends:
                 x = mpmd.mark_stage_end(x)
         return ((x - y) ** 2).mean()
 
@@ -35,10 +46,10 @@ def train_step(num_stages: int, layers: int = 1) -> Callable:
         loss, gradients = mpmd.treduce(
             lambda batch: jax.value_and_grad(loss_of)(weights, *batch),
             (xs, ys),
-            schedule=mpmd.Std1F1B(num_stages),
+            schedule=schedule,
             operation=mpmd.Add,
         )
-        updates, optimizer_state = OPTIMIZER.update(gradients, optimizer_state, weights)
+        updates, optimizer_state = optimizer.update(gradients, optimizer_state, weights)
         return (optax.apply_updates(weights, updates), optimizer_state), loss
 
     return step

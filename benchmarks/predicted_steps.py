@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import ray
 
 import cluster
 import mpmd
+from benchmarks.chain import scheduled_step
 from benchmarks.peers.ours import START_SECONDS
 from benchmarks.sleeping import sleep_in_tasks
 from mpmd.decisions import Decisions
@@ -99,28 +99,7 @@ class Peak:
 
 def step_of(case: Case) -> Callable:
     """The train step, of its state and of two batches, each ``(microbatches, rows each, 1)``."""
-    ends = {sum(case.layers[: i + 1]) for i in range(len(case.layers) - 1)}
-
-    def loss_of(weights, x, y):
-        x = jnp.broadcast_to(x, (len(x), case.width))
-        for i, weight in enumerate(weights):
-            x = jnp.tanh(x @ weight)
-            if i + 1 in ends:
-                x = mpmd.mark_stage_end(x)
-        return ((x - y) ** 2).mean()
-
-    def step(state, xs, ys):
-        weights, optimizer_state = state
-        loss, gradients = mpmd.treduce(
-            lambda batch: jax.value_and_grad(loss_of)(weights, *batch),
-            (xs, ys),
-            schedule=case.schedule,
-            operation=mpmd.Add,
-        )
-        updates, optimizer_state = OPTIMIZER.update(gradients, optimizer_state, weights)
-        return (optax.apply_updates(weights, updates), optimizer_state), loss
-
-    return step
+    return scheduled_step(case.layers, case.schedule, OPTIMIZER)
 
 
 def init(case: Case) -> Any:
