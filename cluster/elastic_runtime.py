@@ -70,7 +70,7 @@ class ElasticRuntime(RecoveringRuntime):
     def resize(self, num_places: int, timeout: float) -> None:
         """Has so many groups, the first ones, have a place of their own. The others share with them.
 
-        Blocks until they have moved.
+        Blocks until they have moved, and what they have left is given back.
         Raises: ``TypeError``, ``ValueError``, and ``RuntimeError`` when there is no room within ``timeout``
           seconds; groups then move as soon as there is.
         """
@@ -85,7 +85,7 @@ class ElasticRuntime(RecoveringRuntime):
         with self._changed:
             places.num_own = num_places
             self._wake.set()
-            self._changed.wait_for(lambda: self._error is not None or not self._late, timeout)
+            self._changed.wait_for(lambda: self._error is not None or self._is_settled, timeout)
             if self._error is not None:
                 raise copy_of(self._error)
             if late := self._late:
@@ -95,6 +95,11 @@ class ElasticRuntime(RecoveringRuntime):
                     f"resize({num_places}): {names} did not move within {timeout:g} s{why}. "
                     "A group moves by itself as soon as there is a place for it"
                 )
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether every group is where it is to be, and no move is under way, which gives places back at its end."""
+        return not self._late and not self._is_paused
 
     @property
     def _late(self) -> list[int]:
