@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -46,9 +46,6 @@ from mpmd.runtime.requests import (
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
-
-CONCURRENCY_GROUPS = {"control": 2, "watch": 1, "storage": 1}
-"""The threads beside the one for calls in order: for calls that must not wait for those, or never end."""
 
 
 class Location(NamedTuple):
@@ -121,6 +118,9 @@ class GroupActor:
       member: which process of which group it is.
       compilation_cache: a directory of this node for what XLA has compiled, or ``None``.
     """
+
+    CONCURRENCY_GROUPS: ClassVar[Mapping[str, int]] = {"control": 2, "watch": 1, "storage": 1}
+    """The threads beside the one for calls in order: for calls that must not wait for those, or never end."""
 
     def __init__(self, member: Member, compilation_cache: str | None):
         self._member = member

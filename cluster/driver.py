@@ -21,6 +21,7 @@ import ray
 from cluster.actor import Shipment
 from cluster.actor_calls import ActorCalls
 from cluster.arguments import HostArguments
+from cluster.endpoint import Endpoint
 from cluster.joined import failed, joined
 from cluster.packing import PackedValue, join
 from cluster.status import Status
@@ -52,11 +53,12 @@ class LoadRequests:
 class RayRuntime(RuntimeBase):
     """Implements ``mpmd.runtime.protocol.Runtime`` with an actor for each process of a group.
 
-    A step is one request to each process, whatever the program. ``close`` ends the actors; so does dropping
-    the last reference to the runtime, and the exit of the interpreter.
+    A step is one request to each process, whatever the program. Nothing can be asked before ``attach``.
+    ``close`` ends the actors; so does dropping the last reference to the runtime, and the exit of the
+    interpreter.
 
     Args:
-      calls: makes calls on the running actors.
+      processes: which process of which group each actor is.
       submeshes: the shape of each group's submesh.
       topology: the processes of the groups.
       platform: the groups' devices, as ``jax.export`` names them.
@@ -66,7 +68,7 @@ class RayRuntime(RuntimeBase):
 
     def __init__(
         self,
-        calls: ActorCalls,
+        processes: Sequence[Endpoint],
         submeshes: Sequence[jax.sharding.AbstractMesh],
         topology: Topology,
         platform: str,
@@ -76,7 +78,7 @@ class RayRuntime(RuntimeBase):
         super().__init__(len(submeshes), max_in_flight)
         self._calling = threading.Lock()  # so that all processes of a group get its calls in the same order
         self._numbers = collections.defaultdict(list)  # of each group's processes
-        for process in calls.processes:
+        for process in processes:
             self._numbers[process.mpmd_idx].append(process.number)
         self.processes_per_group = tuple(len(self._numbers[i]) for i in range(len(submeshes)))
         self._submeshes = tuple(submeshes)
@@ -84,10 +86,9 @@ class RayRuntime(RuntimeBase):
         self._arguments: dict[int, HostArguments] = {}  # by program
         self._platform = platform
         self._holdings = dict(holdings)
-        self.attach(calls)
 
     def attach(self, calls: ActorCalls) -> None:
-        """From now on, makes calls on these actors; those of before were detached."""
+        """From now on, makes calls on these actors, one for each process; those of before were detached."""
         self._calls = calls
         self._finalizer = weakref.finalize(self, calls.close_soon)
         self._finalizer.atexit = False  # at exit, the groups close themselves

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,22 +10,25 @@ from typing import Any
 
 from jax.sharding import AxisType
 
-from cluster.actor import Member
+from cluster.actor import GroupActor, Member
 from cluster.actor_calls import ActorCalls
-from cluster.actors import ActorStarter, Needs, Replacements
+from cluster.actors import ActorStarter, Needs
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
 from cluster.connection import Connection
 from cluster.driver import RayRuntime
-from cluster.elastic_runtime import ElasticRuntime
 from cluster.endpoint import Endpoint, endpoints
-from cluster.environment import actor_environment
-from cluster.fleet import Fleet
+from cluster.environment import SHAREABLE_PLATFORMS, actor_environment
 from cluster.mesh import ClusterMesh, abstract_submesh
-from cluster.metrics import RecoveryMetrics
-from cluster.places import Places
 from cluster.process_info import Placement
 from cluster.ray_connection import connect_to_ray, default_platform
-from cluster.recovery import Recovery, RecoveryReport, check_recovery
+from cluster.recovery.actor import RecoverableActor
+from cluster.recovery.fleet import Fleet
+from cluster.recovery.metrics import RecoveryMetrics
+from cluster.recovery.places import Places
+from cluster.recovery.policy import Recovery, check_recovery
+from cluster.recovery.replacements import Replacements
+from cluster.recovery.report import RecoveryReport
+from cluster.recovery.runtime import RecoveringRuntime
 from cluster.resources import (
     fitting_cpus,
     live_nodes,
@@ -36,7 +38,6 @@ from cluster.resources import (
     threads_per_process,
 )
 from cluster.shapes import GPU_PLATFORMS, Request, axis_types_of, check, shapes_of, submeshes_of
-from cluster.sharing import SHAREABLE_PLATFORMS
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
 from cluster.versions import versions_here
 from cluster.watchdog import Limits, check_limits
@@ -173,7 +174,7 @@ def launch(
         cache = None if compilation_cache is None else os.fspath(compilation_cache)
         members = [Member(process.mpmd_idx, process.rank, shapes) for process in processes]
         with watch("actors"):
-            starter = ActorStarter(members, needs, cache, recovery is not None)
+            starter = ActorStarter(members, needs, cache, RecoverableActor if recovery else GroupActor)
             actors = [starter.start(number, own[number]) for number in range(len(members))]
             replacements = None
             if recovery is not None:
@@ -194,20 +195,19 @@ def launch(
             if transport != OBJECT_STORE:
                 connections = connect_driver(starting, infos, encryption, undo)
         placement = Placement(tuple(infos), transports)
-        runtime_of = functools.partial(
-            RayRuntime,
-            submeshes=[abstract_submesh(axes) for axes in submeshes],
-            topology=topology,
-            platform=platform,
-            holdings=holdings(transports, infos, platform),
-            max_in_flight=max_in_flight,
+        ray_runtime = RayRuntime(
+            processes,
+            [abstract_submesh(axes) for axes in submeshes],
+            topology,
+            platform,
+            holdings(transports, infos, platform),
+            max_in_flight,
         )
         recoveries: list[RecoveryReport] = []
-        runtime: RayRuntime | ElasticRuntime
+        runtime: RayRuntime | RecoveringRuntime = ray_runtime
         if recovery is None or replacements is None:
-            groups_of_bundles = {place.placement_group for place in own}
-            calls = ActorCalls(actors, processes, groups_of_bundles, connections, infos, limits)
-            runtime = runtime_of(calls)
+            placement_groups = {place.placement_group for place in own}
+            ray_runtime.attach(ActorCalls(actors, processes, placement_groups, connections, infos, limits))
         else:
             metrics = RecoveryMetrics()
 
@@ -215,20 +215,10 @@ def launch(
                 recoveries.append(report)
                 metrics.add(report)
 
-            fleet = Fleet(
-                replacements,
-                actors,
-                processes,
-                placement,
-                transport,
-                encryption,
-                topology.gathering,
-                timeout,
-                limits,
-            )
-            runtime = ElasticRuntime(
-                fleet, connections, limits, runtime_of, recovery, on_recovery, max_in_flight
-            )
+            gathering = topology.gathering
+            fleet = Fleet(replacements, actors, placement, transport, encryption, gathering, timeout, limits)
+            runtime = RecoveringRuntime(ray_runtime, fleet, recovery, on_recovery, max_in_flight)
+            runtime.attach(connections)
         undo.pop_all()
     for text in dict.fromkeys(text for info in infos for text in info.warnings):
         warnings.warn(text, stacklevel=2)

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import cluster
 import mpmd
-from cluster.fleet import Fleet
 from cluster.recovery import Recovery
+from cluster.recovery.fleet import Fleet
 from mpmd.errors import RecoveryError, StateLostError
 from tests.ray.hand_written_programs import ProgramDriver, compute_forever, relay_program
 from tests.support import stacked_state
