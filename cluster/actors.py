@@ -10,7 +10,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from cluster.actor import GroupActor, Member
+from cluster.actor import GroupActor
+from cluster.endpoint import Member
 from cluster.environment import visible_devices
 from cluster.resources import OwnPlace, Place
 

@@ -11,11 +11,10 @@ import ray
 from ray.actor import ActorHandle
 
 from cluster import sockets
-from cluster.actor import Location, Member
 from cluster.connection import Connection
 from cluster.credentials import make_credentials
-from cluster.endpoint import Endpoint
-from cluster.process_info import ProcessInfo
+from cluster.endpoint import Endpoint, Member
+from cluster.process_info import Location, ProcessInfo
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY
 from cluster.versions import Versions, check_versions
 from mpmd.ir import Edge

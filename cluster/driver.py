@@ -18,16 +18,16 @@ import jax
 import numpy as np
 import ray
 
-from cluster.actor import Shipment
 from cluster.actor_calls import ActorCalls
 from cluster.arguments import HostArguments
 from cluster.endpoint import Endpoint
 from cluster.joined import failed, joined
 from cluster.packing import PackedValue, join
+from cluster.shipment import Exports, Shipment
 from cluster.status import Status
 from mpmd.ir import Edge, Executable, Spec
 from mpmd.memory import Holding
-from mpmd.program import Function, Program, check_exportable, export_function
+from mpmd.program import Function, Program, check_exportable
 from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -117,7 +117,7 @@ class RayRuntime(RuntimeBase):
         check_exportable(program)
         number = next(self._programs)
         watch = Stopwatch()
-        exports = _Exports(self._submeshes, self._platform, watch)
+        exports = Exports(self._submeshes, self._platform, watch)
         requested = collections.defaultdict(list)
 
         def compile(mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:
@@ -234,34 +234,6 @@ class RayRuntime(RuntimeBase):
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again."""
         self._calls.close()
-
-
-class _Exports:
-    """Exports each function once for each list of input specs and each shape of a submesh."""
-
-    def __init__(self, submeshes: Sequence[jax.sharding.AbstractMesh], platform: str, watch: Stopwatch):
-        self._submeshes = submeshes
-        self._platform = platform
-        self._watch = watch
-        self._done: dict[tuple, bytes] = {}
-
-    def of(self, mpmd_idx: int, executable: Executable, function: Function) -> bytes:
-        """An executable's function for a group; groups of equal submeshes share it."""
-        submesh = self._submeshes[mpmd_idx]
-        key = (id(function), executable.inputs, executable.in_specs, submesh)
-        if key not in self._done:
-            with self._watch("export"):
-                self._done[key] = export_function(function, executable, submesh, self._platform)
-        return self._done[key]
-
-    def of_plan(self, program: Program) -> dict[str, bytes]:
-        """The function of each executable that the groups have not compiled yet."""
-        runs_on = {run.executable: group.mpmd_idx for group in program.plan.programs for run in group.runs}
-        return {
-            name: self.of(mpmd_idx, program.plan.executable(name), program.functions[name])
-            for name, mpmd_idx in runs_on.items()
-            if name not in program.compiled
-        }
 
 
 def _first(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:

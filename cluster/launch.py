@@ -10,13 +10,13 @@ from typing import Any
 
 from jax.sharding import AxisType
 
-from cluster.actor import GroupActor, Member
+from cluster.actor import GroupActor
 from cluster.actor_calls import ActorCalls
 from cluster.actors import ActorStarter, Needs
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
 from cluster.connection import Connection
 from cluster.driver import RayRuntime
-from cluster.endpoint import Endpoint, endpoints
+from cluster.endpoint import Endpoint, Member, endpoints
 from cluster.environment import SHAREABLE_PLATFORMS, actor_environment
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.process_info import Placement

@@ -110,9 +110,9 @@ MAY_IMPORT = {
     "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "
     "mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
-    "cluster.endpoint": "",
+    "cluster.endpoint": "mpmd.reshard",
     "cluster.environment": "",
-    "cluster.process_info": "",
+    "cluster.process_info": "cluster.versions",
     "cluster.notices": "",
     "cluster.packing": "",
     "cluster.resources": "",
@@ -130,28 +130,32 @@ MAY_IMPORT = {
     "cluster.frames cluster.packing cluster.process_info cluster.sockets mpmd.errors mpmd.ir mpmd.memory "
     "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "cluster.devices": "mpmd.reshard",
-    "cluster.actor": "cluster.agreement cluster.credentials cluster.devices cluster.endpoint cluster.packing "
-    "cluster.process_info cluster.rpc cluster.sockets cluster.transports cluster.versions cluster.world "
-    "mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.actors": "cluster.actor cluster.environment cluster.resources",
+    "cluster.actor": "cluster.agreement cluster.credentials cluster.devices cluster.endpoint "
+    "cluster.packing cluster.process_info cluster.rpc cluster.shipment cluster.sockets cluster.transports "
+    "cluster.versions cluster.world mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.actors": "cluster.actor cluster.endpoint cluster.environment cluster.resources",
     "cluster.post_mortem": "cluster.process_info",
     "cluster.status": "cluster.process_info mpmd.errors mpmd.tables",
     "cluster.watchdog": "cluster.endpoint mpmd.errors mpmd.runtime",
     "cluster.health": "cluster.endpoint mpmd.errors",
+    "cluster.monitor": "cluster.endpoint cluster.health cluster.pending_calls cluster.watchdog "
+    "mpmd.errors mpmd.runtime",
+    "cluster.shipment": "mpmd.ir mpmd.program mpmd.stopwatch",
     "cluster.pending_calls": "cluster.endpoint mpmd.errors",
     "cluster.ray_errors": "cluster.endpoint mpmd.errors",
     "cluster.ray_session": "",
-    "cluster.actor_calls": "cluster.connection cluster.endpoint cluster.frames cluster.health "
-    "cluster.pending_calls cluster.post_mortem cluster.process_info cluster.ray_errors cluster.ray_session "
-    "cluster.rpc cluster.status cluster.transports cluster.watchdog cluster.world mpmd.errors mpmd.runtime",
+    "cluster.actor_calls": "cluster.connection cluster.endpoint cluster.frames cluster.monitor "
+    "cluster.pending_calls cluster.post_mortem cluster.process_info cluster.ray_errors "
+    "cluster.ray_session cluster.rpc cluster.status cluster.transports cluster.watchdog cluster.world "
+    "mpmd.errors mpmd.runtime",
     "cluster.joined": "mpmd.errors",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.driver": "cluster.actor cluster.actor_calls cluster.arguments cluster.endpoint "
-    "cluster.joined cluster.packing cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes "
+    "cluster.driver": "cluster.actor_calls cluster.arguments cluster.endpoint cluster.joined "
+    "cluster.packing cluster.shipment cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes "
     "mpmd.runtime mpmd.stopwatch",
     "cluster.shapes": "mpmd.reshard",
-    "cluster.connect": "cluster.actor cluster.connection cluster.credentials cluster.endpoint "
-    "cluster.process_info cluster.sockets cluster.transports cluster.versions mpmd.ir",
+    "cluster.connect": "cluster.connection cluster.credentials cluster.endpoint cluster.process_info "
+    "cluster.sockets cluster.transports cluster.versions mpmd.ir",
     "cluster.recovery": "cluster.actor cluster.actor_calls cluster.actors cluster.agreement "
     "cluster.connect cluster.connection cluster.driver cluster.endpoint cluster.health cluster.joined "
     "cluster.pending_calls cluster.process_info cluster.ray_session cluster.resources cluster.status "

@@ -13,8 +13,9 @@ from typing import ClassVar, NamedTuple
 import jax
 import ray
 
-from cluster.actor import GroupActor, Member
+from cluster.actor import GroupActor
 from cluster.agreement import Agreement
+from cluster.endpoint import Member
 from cluster.process_info import ProcessInfo
 from cluster.recovery.store import Chunk, SnapshotStore, restore
 from mpmd.runtime.requests import Released

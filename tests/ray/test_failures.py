@@ -141,7 +141,7 @@ def test_a_program_that_does_not_compile_names_the_group(two_groups):
     program = relay_program(add_one)
     with pytest.raises(mpmd.errors.TaskError, match="loading the program failed on group 0") as caught:
         broken = {"work": b"not an export", "next": b"neither"}
-        shipment = cluster.actor.Shipment(program.plan, broken, {}, {})
+        shipment = cluster.shipment.Shipment(program.plan, broken, {}, {})
         two_groups.runtime._calls.call_ray(0, "ship", 99, shipment).result(SECONDS)
         two_groups.runtime._calls.call(0, "load", 99).result(SECONDS)
     assert caught.value.mpmd_idx == 0
