@@ -15,15 +15,16 @@ import jax
 import numpy as np
 import ray
 
-from cluster import sockets, world
+from cluster import world
 from cluster.agreement import Agreement
-from cluster.credentials import Credentials
 from cluster.devices import keep_compiled, submesh_of
 from cluster.endpoint import Member
 from cluster.packing import PackedArray, PackedValue, pack, unpack
 from cluster.process_info import Location, ProcessInfo
-from cluster.rpc import Server
 from cluster.shipment import Shipment, exported_function
+from cluster.tcp import sockets
+from cluster.tcp.credentials import Credentials
+from cluster.tcp.rpc import Server
 from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport

@@ -18,10 +18,10 @@ import jax
 import numpy as np
 import ray
 
-from cluster.actor_calls import ActorCalls
 from cluster.arguments import HostArguments
+from cluster.calls.actor_calls import ActorCalls
+from cluster.calls.joined import failed, joined
 from cluster.endpoint import Endpoint
-from cluster.joined import failed, joined
 from cluster.packing import PackedValue, join
 from cluster.shipment import Exports, Shipment
 from cluster.status import Status

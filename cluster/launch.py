@@ -11,10 +11,10 @@ from typing import Any
 from jax.sharding import AxisType
 
 from cluster.actor import GroupActor
-from cluster.actor_calls import ActorCalls
 from cluster.actors import ActorStarter, Needs
+from cluster.calls.actor_calls import ActorCalls
+from cluster.calls.watchdog import Limits, check_limits
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
-from cluster.connection import Connection
 from cluster.driver import RayRuntime
 from cluster.endpoint import Endpoint, Member, endpoints
 from cluster.environment import SHAREABLE_PLATFORMS, actor_environment
@@ -38,9 +38,9 @@ from cluster.resources import (
     threads_per_process,
 )
 from cluster.shapes import GPU_PLATFORMS, Request, axis_types_of, check, shapes_of, submeshes_of
+from cluster.tcp.connection import Connection
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
 from cluster.versions import versions_here
-from cluster.watchdog import Limits, check_limits
 from mpmd.reshard import GroupShape
 from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, check_max_in_flight

@@ -116,58 +116,38 @@ MAY_IMPORT = {
     "cluster.notices": "",
     "cluster.packing": "",
     "cluster.resources": "",
-    "cluster.connection": "",
-    "cluster.credentials": "cluster.connection",
-    "cluster.greeting": "cluster.credentials",
-    "cluster.sockets": "cluster.connection cluster.credentials cluster.greeting",
-    "cluster.frames": "cluster.connection",
+    "cluster.tcp": "",
     "cluster.versions": "",
-    "cluster.rpc": "cluster.credentials cluster.frames cluster.sockets",
     "cluster.world": "mpmd.compat",
-    "cluster.agreement": "cluster.credentials cluster.frames cluster.sockets cluster.world mpmd.errors "
-    "mpmd.runtime",
-    "cluster.transports": "cluster.agreement cluster.connection cluster.credentials cluster.endpoint "
-    "cluster.frames cluster.packing cluster.process_info cluster.sockets mpmd.errors mpmd.ir mpmd.memory "
-    "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
+    "cluster.agreement": "cluster.tcp cluster.world mpmd.errors mpmd.runtime",
+    "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
+    "cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "cluster.devices": "mpmd.reshard",
-    "cluster.actor": "cluster.agreement cluster.credentials cluster.devices cluster.endpoint "
-    "cluster.packing cluster.process_info cluster.rpc cluster.shipment cluster.sockets cluster.transports "
-    "cluster.versions cluster.world mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
+    "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
+    "mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.actors": "cluster.actor cluster.endpoint cluster.environment cluster.resources",
-    "cluster.post_mortem": "cluster.process_info",
+    "cluster.calls": "cluster.endpoint cluster.process_info cluster.ray_session cluster.status "
+    "cluster.tcp cluster.transports cluster.world mpmd.errors mpmd.runtime",
     "cluster.status": "cluster.process_info mpmd.errors mpmd.tables",
-    "cluster.watchdog": "cluster.endpoint mpmd.errors mpmd.runtime",
-    "cluster.health": "cluster.endpoint mpmd.errors",
-    "cluster.monitor": "cluster.endpoint cluster.health cluster.pending_calls cluster.watchdog "
-    "mpmd.errors mpmd.runtime",
     "cluster.shipment": "mpmd.ir mpmd.program mpmd.stopwatch",
-    "cluster.pending_calls": "cluster.endpoint mpmd.errors",
-    "cluster.ray_errors": "cluster.endpoint mpmd.errors",
     "cluster.ray_session": "",
-    "cluster.actor_calls": "cluster.connection cluster.endpoint cluster.frames cluster.monitor "
-    "cluster.pending_calls cluster.post_mortem cluster.process_info cluster.ray_errors "
-    "cluster.ray_session cluster.rpc cluster.status cluster.transports cluster.watchdog cluster.world "
-    "mpmd.errors mpmd.runtime",
-    "cluster.joined": "mpmd.errors",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.driver": "cluster.actor_calls cluster.arguments cluster.endpoint cluster.joined "
-    "cluster.packing cluster.shipment cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes "
-    "mpmd.runtime mpmd.stopwatch",
+    "cluster.driver": "cluster.arguments cluster.calls cluster.endpoint cluster.packing cluster.shipment "
+    "cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.shapes": "mpmd.reshard",
-    "cluster.connect": "cluster.connection cluster.credentials cluster.endpoint cluster.process_info "
-    "cluster.sockets cluster.transports cluster.versions mpmd.ir",
-    "cluster.recovery": "cluster.actor cluster.actor_calls cluster.actors cluster.agreement "
-    "cluster.connect cluster.connection cluster.driver cluster.endpoint cluster.health cluster.joined "
-    "cluster.pending_calls cluster.process_info cluster.ray_session cluster.resources cluster.status "
-    "cluster.transports cluster.versions cluster.watchdog mpmd.errors mpmd.ir mpmd.program mpmd.reshard "
-    "mpmd.runtime mpmd.sharding mpmd.stopwatch",
+    "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
+    "cluster.versions mpmd.ir",
+    "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
+    "cluster.driver cluster.endpoint cluster.process_info cluster.ray_session cluster.resources "
+    "cluster.status cluster.tcp cluster.transports cluster.versions mpmd.errors mpmd.ir mpmd.program "
+    "mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch",
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovery cluster.status mpmd.routes",
     "cluster.ray_connection": "cluster.notices cluster.resources",
-    "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect "
-    "cluster.connection cluster.driver cluster.endpoint cluster.environment cluster.mesh "
-    "cluster.process_info cluster.ray_connection cluster.recovery cluster.resources cluster.shapes "
-    "cluster.transports cluster.versions cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime "
-    "mpmd.stopwatch",
+    "cluster.launch": "cluster.actor cluster.actors cluster.calls cluster.connect cluster.driver "
+    "cluster.endpoint cluster.environment cluster.mesh cluster.process_info cluster.ray_connection "
+    "cluster.recovery cluster.resources cluster.shapes cluster.tcp cluster.transports cluster.versions "
+    "mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
     "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import ray
 from ray.actor import ActorHandle
 
-from cluster.actor_calls import ActorCalls
+from cluster.calls.actor_calls import ActorCalls
+from cluster.calls.watchdog import Limits
 from cluster.connect import StartingActors, connect_driver, connect_groups, open_groups
-from cluster.connection import Connection
 from cluster.driver import LoadRequests
 from cluster.process_info import Placement, ProcessInfo
 from cluster.ray_session import RaySession
@@ -24,9 +24,9 @@ from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
 from cluster.recovery.places import NodeGoneError, NoPlaceError
 from cluster.recovery.replacements import Replacements
 from cluster.recovery.waits import Calls, Pings, ProcessLostError, SupersededError, Waits
+from cluster.tcp.connection import Connection
 from cluster.transports.choice import OBJECT_STORE, choose
 from cluster.versions import versions_here
-from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.ir import Edge
 from mpmd.stopwatch import Stopwatch

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Iterator
 
-from cluster.pending_calls import copy_of
+from cluster.calls.pending_calls import copy_of
 from cluster.ray_session import RaySession
 from cluster.recovery.departures import Departures
 from cluster.recovery.fleet import Fleet

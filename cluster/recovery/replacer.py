@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 
-from cluster.connection import Connection
 from cluster.recovery.fleet import Replacement
 from cluster.recovery.logged import LoggedCopy, LoggedSnapshot, LoggedStep
 from cluster.recovery.policy import FailureCounter, Recovery
@@ -21,6 +20,7 @@ from cluster.recovery.requests import FROM_DISK, Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
 from cluster.recovery.waits import SupersededError
+from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.stopwatch import Stopwatch
 

@@ -15,10 +15,9 @@ import jax
 import numpy as np
 from ray.actor import ActorHandle
 
-from cluster.connection import Connection
+from cluster.calls.joined import failed
+from cluster.calls.pending_calls import copy_of
 from cluster.driver import RayRuntime
-from cluster.joined import failed
-from cluster.pending_calls import copy_of
 from cluster.recovery.fleet import Fleet
 from cluster.recovery.mover import Mover
 from cluster.recovery.policy import Recovery
@@ -28,6 +27,7 @@ from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
 from cluster.status import Status, while_recovering
+from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError
 from mpmd.program import Program
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT

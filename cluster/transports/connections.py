@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from cluster import sockets
-from cluster.connection import Connection
-from cluster.credentials import Credentials
+from cluster.tcp import sockets
+from cluster.tcp.connection import Connection
+from cluster.tcp.credentials import Credentials
 
 _CONNECT_SECONDS = 60
 

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster.calls.watchdog import Limits
 from cluster.endpoint import endpoints
 from cluster.process_info import Placement, ProcessInfo
 from cluster.recovery.fleet import CopiesLostError, Fleet
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.places import NodeGoneError, NoPlaceError
 from cluster.recovery.waits import ProcessLostError
-from cluster.watchdog import Limits
 from mpmd.errors import RecoveryError
 from mpmd.stopwatch import Stopwatch
 

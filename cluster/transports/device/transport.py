@@ -10,9 +10,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from cluster import sockets
-from cluster.credentials import Credentials
 from cluster.packing import pack
+from cluster.tcp import sockets
+from cluster.tcp.credentials import Credentials
 from cluster.transports.connections import connect_peers
 from cluster.transports.device.peer import OfferedArray, OfferMessage, PacketMessage, Peer, offered_sharding
 from cluster.transports.inbox import Inbox

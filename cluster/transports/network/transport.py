@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cluster import sockets
-from cluster.credentials import Credentials
+from cluster.tcp import sockets
+from cluster.tcp.credentials import Credentials
 from cluster.transports.connections import connect_peers
 from cluster.transports.inbox import Inbox
 from cluster.transports.network.peer import Peer

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
+from cluster.calls.health import GroupHealth
+from cluster.calls.pending_calls import PendingCalls
+from cluster.calls.watchdog import Limits, Watchdog
 from cluster.endpoint import Endpoint
-from cluster.health import GroupHealth
-from cluster.pending_calls import PendingCalls
-from cluster.watchdog import Limits, Watchdog
 from mpmd.errors import GroupDiedError, StepTimeoutError
 from mpmd.runtime.activity import Doing
 

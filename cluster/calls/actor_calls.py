@@ -22,19 +22,19 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 
-from cluster.connection import Connection
+from cluster.calls.monitor import Monitor
+from cluster.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
+from cluster.calls.post_mortem import obituary, place_of
+from cluster.calls.ray_errors import translate
+from cluster.calls.watchdog import Limits
 from cluster.endpoint import Endpoint
-from cluster.frames import Frame, FrameConnection, encode
-from cluster.monitor import Monitor
-from cluster.pending_calls import AbortRequest, PendingCall, PendingCalls
-from cluster.post_mortem import obituary, place_of
 from cluster.process_info import ProcessInfo
-from cluster.ray_errors import translate
 from cluster.ray_session import RaySession
-from cluster.rpc import Client
 from cluster.status import ProcessStatus, Status
+from cluster.tcp.connection import Connection
+from cluster.tcp.frames import Frame, FrameConnection, encode
+from cluster.tcp.rpc import Client
 from cluster.transports.inbox import PeerLostError
-from cluster.watchdog import Limits
 from cluster.world import WorldLostError
 from mpmd.errors import GroupDiedError, StepAborted
 from mpmd.runtime.activity import Doing
