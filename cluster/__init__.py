@@ -6,7 +6,7 @@
 programs and step requests enter at ``driver.RayRuntime``; replies and values leave there as futures.
 
 To read in order: ``launch`` (reserves resources, starts the actors and connects them), ``driver`` (what a
-mesh does for a step), ``calls`` (calls on the actors, and what follows from failures), ``actor`` (a process of
+mesh does for a step), ``calls`` (on the actors, and what follows from failures), ``actor`` (a process of
 a group), ``transports`` (messages between groups), ``tcp`` (connections). With ``launch(recovery=...)`` there
 is also ``recovery`` (replaces groups that have died, and moves groups).
 """
