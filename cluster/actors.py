@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -13,15 +12,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from cluster.actor import GroupActor
 from cluster.endpoint import Member
 from cluster.environment import visible_devices
+from cluster.needs import Needs
 from cluster.resources import OwnPlace, Place
-
-
-@dataclasses.dataclass(frozen=True)
-class Needs:
-    """What a process needs wherever it runs: resources, by Ray's names, and its environment."""
-
-    resources: Mapping[str, float]
-    runtime_env: Mapping[str, Any]
 
 
 class ActorStarter:

@@ -126,7 +126,8 @@ MAY_IMPORT = {
     "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
     "mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.actors": "cluster.actor cluster.endpoint cluster.environment cluster.resources",
+    "cluster.needs": "cluster.endpoint cluster.environment cluster.resources cluster.shapes mpmd.reshard",
+    "cluster.actors": "cluster.actor cluster.endpoint cluster.environment cluster.needs cluster.resources",
     "cluster.calls": "cluster.endpoint cluster.process_info cluster.ray_session cluster.status "
     "cluster.tcp cluster.transports cluster.world mpmd.errors mpmd.runtime",
     "cluster.status": "cluster.process_info mpmd.errors mpmd.tables",
@@ -145,9 +146,9 @@ MAY_IMPORT = {
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovery cluster.status mpmd.routes",
     "cluster.ray_connection": "cluster.notices cluster.resources",
     "cluster.launch": "cluster.actor cluster.actors cluster.calls cluster.connect cluster.driver "
-    "cluster.endpoint cluster.environment cluster.mesh cluster.process_info cluster.ray_connection "
-    "cluster.recovery cluster.resources cluster.shapes cluster.tcp cluster.transports cluster.versions "
-    "mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.endpoint cluster.environment cluster.mesh cluster.needs cluster.process_info "
+    "cluster.ray_connection cluster.recovery cluster.resources cluster.shapes cluster.tcp "
+    "cluster.transports cluster.versions mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
     "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
