@@ -32,7 +32,7 @@ import numpy as np
 import ray
 
 import cluster
-import cluster.health
+import cluster.calls.health
 import mpmd
 from benchmarks.chain import OPTIMIZER, train_step
 
@@ -65,8 +65,8 @@ def main() -> None:
         "--spares", type=int, default=0, help="processes that wait to take a dead one's place"
     )
     args = parser.parse_args()
-    cluster.health.PING_SECONDS = 1.0
-    cluster.health.UNRESPONSIVE_SECONDS = STOPPED_SECONDS
+    cluster.calls.health.PING_SECONDS = 1.0
+    cluster.calls.health.UNRESPONSIVE_SECONDS = STOPPED_SECONDS
     ray.init(address="local", num_cpus=GROUPS + args.spares, include_dashboard=False, log_to_driver=False)
     recovery = cluster.Recovery(every=EVERY, max_failures=10 * args.kills, spares=args.spares)
     with (

@@ -27,8 +27,8 @@ import ray
 
 from benchmarks.measure import Conditions, Result, Table, Target, Times, interleaved, ratio
 from benchmarks.peers import cpu_environment
-from cluster.credentials import Credentials, make_credentials
 from cluster.endpoint import endpoints
+from cluster.tcp.credentials import Credentials, make_credentials
 from cluster.transports.choice import NAMES, NETWORK, SHARED_MEMORY
 from cluster.transports.router import Router
 from mpmd.runtime.transport import MessageId

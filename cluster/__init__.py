@@ -6,11 +6,9 @@
 programs and step requests enter at ``driver.RayRuntime``; replies and values leave there as futures.
 
 To read in order: ``launch`` (reserves resources, starts the actors and connects them), ``driver`` (what a
-mesh does for a step), ``actor_calls`` (calls on the actors, and what follows from failures), ``actor`` (a
-process of a group), ``transports`` (messages between groups). With ``launch(recovery=...)`` there are also
-``recovering_runtime`` (asks again what was asked), ``elastic_runtime`` (moves groups), ``fleet`` (replaces
-processes), ``places`` (where they go), ``recovery`` (the policy) and ``recoverable_actor`` (copies of
-values).
+mesh does for a step), ``calls`` (on the actors, and what follows from failures), ``actor`` (a process of
+a group), ``transports`` (messages between groups), ``tcp`` (connections). With ``launch(recovery=...)`` there
+is also ``recovery`` (replaces groups that have died, and moves groups).
 """
 
 from cluster.describe import describe

@@ -8,29 +8,29 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 import ray
-from jax import export
 
-from cluster import sockets, world
+from cluster import world
 from cluster.agreement import Agreement
-from cluster.credentials import Credentials
 from cluster.devices import keep_compiled, submesh_of
-from cluster.endpoint import Endpoint
+from cluster.endpoint import Member
 from cluster.packing import PackedArray, PackedValue, pack, unpack
-from cluster.process_info import ProcessInfo
-from cluster.rpc import Server
+from cluster.process_info import Location, ProcessInfo
+from cluster.shipment import Shipment, exported_function
+from cluster.tcp import sockets
+from cluster.tcp.credentials import Credentials
+from cluster.tcp.rpc import Server
 from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport
-from cluster.versions import Versions, versions_here
+from cluster.versions import versions_here
 from mpmd.errors import StepAborted, TaskError
-from mpmd.ir import Edge, Executable, Name, Plan, Spec
-from mpmd.program import Variant
+from mpmd.ir import Edge, Executable, Plan, Spec
 from mpmd.reshard import GroupShape, box_of
 from mpmd.routes import Routes, Topology
 from mpmd.runtime.activity import Activity, Doing, Loading
@@ -47,69 +47,12 @@ from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 
-CONCURRENCY_GROUPS = {"control": 2, "watch": 1, "storage": 1}
-"""The threads beside the one for calls in order: for calls that must not wait for those, or never end."""
-
-
-class Location(NamedTuple):
-    """Where a process runs, and with what.
-
-    Attributes:
-      node: the address of its node.
-      node_id: Ray's identifier of the node.
-      port: a free port there for its group to meet; ``None`` where another process has one.
-      versions: of what the process computes with.
-    """
-
-    node: str
-    node_id: str
-    port: int | None
-    versions: Versions
-
 
 class Addresses(NamedTuple):
     """Where a process can be reached: by each transport, and by the other processes of its group."""
 
     transports: Mapping[str, Any]
     agreement: sockets.Address | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Shipment:
-    """A program as it travels to the actors: the resolved plan, and the functions as exported bytes.
-
-    ``compiled`` are the executables that the actors have compiled already, and whose functions do not travel.
-    """
-
-    plan: Plan
-    exported: Mapping[str, bytes]
-    constants: Mapping[Name, np.ndarray]
-    compiled: Mapping[str, Variant]
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """A process of a group.
-
-    Attributes:
-      mpmd_idx: the group.
-      rank: the process's number in it.
-      groups: the shape of every group.
-    """
-
-    mpmd_idx: int
-    rank: int
-    groups: tuple[GroupShape, ...]
-
-    @property
-    def shape(self) -> GroupShape:
-        """That of its group."""
-        return self.groups[self.mpmd_idx]
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """What the transports call it."""
-        return Endpoint(self.mpmd_idx, self.rank, tuple(group.num_processes for group in self.groups))
 
 
 class GroupActor:
@@ -121,6 +64,9 @@ class GroupActor:
       member: which process of which group it is.
       compilation_cache: a directory of this node for what XLA has compiled, or ``None``.
     """
+
+    CONCURRENCY_GROUPS: ClassVar[Mapping[str, int]] = {"control": 2, "watch": 1, "storage": 1}
+    """The threads beside the one for calls in order: for calls that must not wait for those, or never end."""
 
     def __init__(self, member: Member, compilation_cache: str | None):
         self._member = member
@@ -233,7 +179,7 @@ class GroupActor:
         needed = [name for name in names if name not in shipment.compiled]
         here = [leaf.name for leaf in shipment.plan.constants_of(self._mpmd_idx)]
         with self._naming_failures(), self._activity.during(Loading("loading the program")):
-            functions = {name: _function(name, shipment.exported[name]) for name in needed}
+            functions = {name: exported_function(name, shipment.exported[name]) for name in needed}
             self._router.trim()  # what is sent from now on may be of other sizes
             # The shipment is in Ray's memory, which device_put may alias: copy.
             constants = {name: np.array(shipment.constants[name]) for name in here}
@@ -247,7 +193,7 @@ class GroupActor:
         Raises ``TaskError`` as ``load`` does.
         """
         with self._naming_failures():
-            return self._worker.compile(number, executable, _function(executable.name, exported))
+            return self._worker.compile(number, executable, exported_function(executable.name, exported))
 
     @contextlib.contextmanager
     def _naming_failures(self) -> Iterator[None]:
@@ -388,13 +334,3 @@ def _log_file() -> str:
     except OSError:
         return ""
     return path if os.path.isfile(path) else ""
-
-
-def _function(name: str, exported: bytes) -> Callable[..., tuple[jax.Array, ...]]:
-    call = export.deserialize(bytearray(exported)).call
-
-    def function(*arguments: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(call(*arguments))
-
-    function.__name__ = name  # what profilers and compiler dumps show
-    return function

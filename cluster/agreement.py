@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
-from cluster import sockets
-from cluster.credentials import Credentials
-from cluster.frames import FrameConnection, encode
+from cluster.tcp import sockets
+from cluster.tcp.credentials import Credentials
+from cluster.tcp.frames import FrameConnection, encode
 from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
 from mpmd.runtime.activity import Activity

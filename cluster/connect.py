@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import ray
 from ray.actor import ActorHandle
 
-from cluster import sockets
-from cluster.actor import Location, Member
-from cluster.connection import Connection
-from cluster.credentials import make_credentials
-from cluster.endpoint import Endpoint
-from cluster.process_info import ProcessInfo
+from cluster.endpoint import Endpoint, Member
+from cluster.process_info import Location, ProcessInfo
+from cluster.tcp import sockets
+from cluster.tcp.connection import Connection
+from cluster.tcp.credentials import make_credentials
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY
 from cluster.versions import Versions, check_versions
 from mpmd.ir import Edge

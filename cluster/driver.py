@@ -18,15 +18,16 @@ import jax
 import numpy as np
 import ray
 
-from cluster.actor import Shipment
-from cluster.actor_calls import ActorCalls
 from cluster.arguments import HostArguments
-from cluster.joined import failed, joined
+from cluster.calls.actor_calls import ActorCalls
+from cluster.calls.joined import failed, joined
+from cluster.endpoint import Endpoint
 from cluster.packing import PackedValue, join
+from cluster.shipment import Exports, Shipment
 from cluster.status import Status
 from mpmd.ir import Edge, Executable, Spec
 from mpmd.memory import Holding
-from mpmd.program import Function, Program, check_exportable, export_function
+from mpmd.program import Function, Program, check_exportable
 from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -52,11 +53,12 @@ class LoadRequests:
 class RayRuntime(RuntimeBase):
     """Implements ``mpmd.runtime.protocol.Runtime`` with an actor for each process of a group.
 
-    A step is one request to each process, whatever the program. ``close`` ends the actors; so does dropping
-    the last reference to the runtime, and the exit of the interpreter.
+    A step is one request to each process, whatever the program. Nothing can be asked before ``attach``.
+    ``close`` ends the actors; so does dropping the last reference to the runtime, and the exit of the
+    interpreter.
 
     Args:
-      calls: makes calls on the running actors.
+      processes: which process of which group each actor is.
       submeshes: the shape of each group's submesh.
       topology: the processes of the groups.
       platform: the groups' devices, as ``jax.export`` names them.
@@ -66,7 +68,7 @@ class RayRuntime(RuntimeBase):
 
     def __init__(
         self,
-        calls: ActorCalls,
+        processes: Sequence[Endpoint],
         submeshes: Sequence[jax.sharding.AbstractMesh],
         topology: Topology,
         platform: str,
@@ -76,7 +78,7 @@ class RayRuntime(RuntimeBase):
         super().__init__(len(submeshes), max_in_flight)
         self._calling = threading.Lock()  # so that all processes of a group get its calls in the same order
         self._numbers = collections.defaultdict(list)  # of each group's processes
-        for process in calls.processes:
+        for process in processes:
             self._numbers[process.mpmd_idx].append(process.number)
         self.processes_per_group = tuple(len(self._numbers[i]) for i in range(len(submeshes)))
         self._submeshes = tuple(submeshes)
@@ -84,10 +86,9 @@ class RayRuntime(RuntimeBase):
         self._arguments: dict[int, HostArguments] = {}  # by program
         self._platform = platform
         self._holdings = dict(holdings)
-        self.attach(calls)
 
     def attach(self, calls: ActorCalls) -> None:
-        """From now on, makes calls on these actors; those of before were detached."""
+        """From now on, makes calls on these actors, one for each process; those of before were detached."""
         self._calls = calls
         self._finalizer = weakref.finalize(self, calls.close_soon)
         self._finalizer.atexit = False  # at exit, the groups close themselves
@@ -116,7 +117,7 @@ class RayRuntime(RuntimeBase):
         check_exportable(program)
         number = next(self._programs)
         watch = Stopwatch()
-        exports = _Exports(self._submeshes, self._platform, watch)
+        exports = Exports(self._submeshes, self._platform, watch)
         requested = collections.defaultdict(list)
 
         def compile(mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:
@@ -233,34 +234,6 @@ class RayRuntime(RuntimeBase):
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again."""
         self._calls.close()
-
-
-class _Exports:
-    """Exports each function once for each list of input specs and each shape of a submesh."""
-
-    def __init__(self, submeshes: Sequence[jax.sharding.AbstractMesh], platform: str, watch: Stopwatch):
-        self._submeshes = submeshes
-        self._platform = platform
-        self._watch = watch
-        self._done: dict[tuple, bytes] = {}
-
-    def of(self, mpmd_idx: int, executable: Executable, function: Function) -> bytes:
-        """An executable's function for a group; groups of equal submeshes share it."""
-        submesh = self._submeshes[mpmd_idx]
-        key = (id(function), executable.inputs, executable.in_specs, submesh)
-        if key not in self._done:
-            with self._watch("export"):
-                self._done[key] = export_function(function, executable, submesh, self._platform)
-        return self._done[key]
-
-    def of_plan(self, program: Program) -> dict[str, bytes]:
-        """The function of each executable that the groups have not compiled yet."""
-        runs_on = {run.executable: group.mpmd_idx for group in program.plan.programs for run in group.runs}
-        return {
-            name: self.of(mpmd_idx, program.plan.executable(name), program.functions[name])
-            for name, mpmd_idx in runs_on.items()
-            if name not in program.compiled
-        }
 
 
 def _first(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from mpmd.reshard import GroupShape
+
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
@@ -48,3 +50,28 @@ def endpoints(num_processes: Sequence[int]) -> tuple[Endpoint, ...]:
     """All processes, in the order of their numbers, of groups with so many each."""
     counts = tuple(num_processes)
     return tuple(Endpoint(i, rank, counts) for i, count in enumerate(counts) for rank in range(count))
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A process of a group.
+
+    Attributes:
+      mpmd_idx: the group.
+      rank: the process's number in it.
+      groups: the shape of every group.
+    """
+
+    mpmd_idx: int
+    rank: int
+    groups: tuple[GroupShape, ...]
+
+    @property
+    def shape(self) -> GroupShape:
+        """That of its group."""
+        return self.groups[self.mpmd_idx]
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What the transports call it."""
+        return Endpoint(self.mpmd_idx, self.rank, tuple(group.num_processes for group in self.groups))

@@ -14,6 +14,12 @@ COLLECTIVE_SECONDS = 60
 _CONCURRENCY = "--xla_cpu_enable_concurrency_optimized_scheduler"
 """By default XLA orders a program for many threads, and passes work to a pool even if it has one thread."""
 
+VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+"""The variable that names the devices of a process, for platforms on which Ray gives each its own."""
+
+SHAREABLE_PLATFORMS = ("cpu", *VISIBLE_DEVICES)
+"""The platforms on which several processes can use a device. A TPU belongs to one."""
+
 
 def actor_environment(
     given: Mapping[str, str],
@@ -44,3 +50,10 @@ def actor_environment(
             flags.append(f"{_COLLECTIVE_TIMEOUT}={COLLECTIVE_SECONDS}")
         environment["XLA_FLAGS"] = " ".join(flags)
     return environment
+
+
+def visible_devices(platform: str, accelerators: tuple[str, ...]) -> dict[str, str]:
+    """The environment variables with which a process uses the devices that Ray has given another one."""
+    if not accelerators or platform not in VISIBLE_DEVICES:
+        return {}
+    return {VISIBLE_DEVICES[platform]: ",".join(accelerators), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}

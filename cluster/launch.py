@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import AxisType
 
-from cluster.actor import Member
-from cluster.actor_calls import ActorCalls
-from cluster.actors import ActorStarter, Needs, Replacements
+from cluster.actor import GroupActor
+from cluster.actors import ActorStarter
+from cluster.calls.actor_calls import ActorCalls
+from cluster.calls.watchdog import Limits, check_limits
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
-from cluster.connection import Connection
 from cluster.driver import RayRuntime
-from cluster.elastic_runtime import ElasticRuntime
-from cluster.endpoint import Endpoint, endpoints
-from cluster.environment import actor_environment
-from cluster.fleet import Fleet
+from cluster.endpoint import Endpoint, Member, endpoints
+from cluster.environment import SHAREABLE_PLATFORMS
 from cluster.mesh import ClusterMesh, abstract_submesh
-from cluster.metrics import RecoveryMetrics
-from cluster.places import Places
+from cluster.needs import bundles_of, needs_of
 from cluster.process_info import Placement
 from cluster.ray_connection import connect_to_ray, default_platform
-from cluster.recovery import Recovery, RecoveryReport, check_recovery
+from cluster.recovery.actor import RecoverableActor
+from cluster.recovery.fleet import Fleet
+from cluster.recovery.metrics import RecoveryMetrics
+from cluster.recovery.places import Places
+from cluster.recovery.policy import Recovery, check_recovery
+from cluster.recovery.replacements import Replacements
+from cluster.recovery.report import RecoveryReport
+from cluster.recovery.runtime import RecoveringRuntime
 from cluster.resources import (
-    fitting_cpus,
     live_nodes,
     remove_all,
     reserve_places,
     reserve_separately,
-    threads_per_process,
 )
-from cluster.shapes import GPU_PLATFORMS, Request, axis_types_of, check, shapes_of, submeshes_of
-from cluster.sharing import SHAREABLE_PLATFORMS
+from cluster.shapes import Request, axis_types_of, check, shapes_of, submeshes_of
+from cluster.tcp.connection import Connection
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
 from cluster.versions import versions_here
-from cluster.watchdog import Limits, check_limits
-from mpmd.reshard import GroupShape
 from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, check_max_in_flight
 from mpmd.stopwatch import Stopwatch
@@ -153,31 +152,23 @@ def launch(
         platform = platform or default_platform()
         shapes = shapes_of(request, platform, [node["Resources"].get("GPU", 0) for node in live_nodes()])
         processes = endpoints([shape.num_processes for shape in shapes])
-        num_spares = recovery.spares if recovery else 0
-        bundles = _bundles(shapes, platform, cpus_per_group, gpus_per_group, num_spares)
-        counts = [shapes[process.mpmd_idx].num_processes for process in processes]
-        counts += [shapes[0].num_processes] * num_spares
-        reserve = reserve_separately if recovery else reserve_places
-        with watch("resources"):
-            own, nodes = reserve(bundles, _teams(processes, num_spares), timeout)
-        undo.callback(remove_all, {place.placement_group for place in own})
-        if cpus_per_group:
-            num_threads = [int(max(cpus_per_group / count, 1)) for count in counts]
-        else:
-            num_threads = threads_per_process(nodes)
-        given = _given_environment(runtime_env or {}, platform, recovery)
-        needs = [
-            Needs(bundles[i], _runtime_env(given, platform, shapes[process.mpmd_idx], num_threads[i]))
-            for i, process in enumerate(processes)
-        ]
-        cache = None if compilation_cache is None else os.fspath(compilation_cache)
         members = [Member(process.mpmd_idx, process.rank, shapes) for process in processes]
+        num_spares = recovery.spares if recovery else 0
+        bundles = bundles_of(request, platform, shapes, num_spares)
+        with watch("resources"):
+            reserve = reserve_separately if recovery else reserve_places
+            own, nodes = reserve(bundles, _teams(processes, num_spares), timeout)
+        placement_groups = {place.placement_group for place in own}
+        undo.callback(remove_all, placement_groups)
+        share_after = recovery.share_after if recovery and platform in SHAREABLE_PLATFORMS else None
+        shares = share_after is not None
+        needs = needs_of(members, bundles, nodes, request, platform, runtime_env or {}, shares)
+        cache = None if compilation_cache is None else os.fspath(compilation_cache)
+        starter = ActorStarter(members, needs, cache, RecoverableActor if recovery else GroupActor)
         with watch("actors"):
-            starter = ActorStarter(members, needs, cache, recovery is not None)
             actors = [starter.start(number, own[number]) for number in range(len(members))]
             replacements = None
             if recovery is not None:
-                share_after = recovery.share_after if platform in SHAREABLE_PLATFORMS else None
                 mpmd_idxs = [process.mpmd_idx for process in processes]
                 places = Places(own[: len(members)], bundles, mpmd_idxs, share_after, timeout)
                 replacements = Replacements(starter, places, own[len(members) :])
@@ -194,41 +185,19 @@ def launch(
             if transport != OBJECT_STORE:
                 connections = connect_driver(starting, infos, encryption, undo)
         placement = Placement(tuple(infos), transports)
-        runtime_of = functools.partial(
-            RayRuntime,
-            submeshes=[abstract_submesh(axes) for axes in submeshes],
-            topology=topology,
-            platform=platform,
-            holdings=holdings(transports, infos, platform),
-            max_in_flight=max_in_flight,
-        )
+        shapes_of_submeshes = [abstract_submesh(axes) for axes in submeshes]
+        held = holdings(transports, infos, platform)
+        groups_runtime = RayRuntime(processes, shapes_of_submeshes, topology, platform, held, max_in_flight)
         recoveries: list[RecoveryReport] = []
-        runtime: RayRuntime | ElasticRuntime
+        runtime: RayRuntime | RecoveringRuntime = groups_runtime
         if recovery is None or replacements is None:
-            groups_of_bundles = {place.placement_group for place in own}
-            calls = ActorCalls(actors, processes, groups_of_bundles, connections, infos, limits)
-            runtime = runtime_of(calls)
+            groups_runtime.attach(ActorCalls(actors, processes, placement_groups, connections, infos, limits))
         else:
-            metrics = RecoveryMetrics()
-
-            def on_recovery(report: RecoveryReport) -> None:
-                recoveries.append(report)
-                metrics.add(report)
-
-            fleet = Fleet(
-                replacements,
-                actors,
-                processes,
-                placement,
-                transport,
-                encryption,
-                topology.gathering,
-                timeout,
-                limits,
-            )
-            runtime = ElasticRuntime(
-                fleet, connections, limits, runtime_of, recovery, on_recovery, max_in_flight
-            )
+            gathering = topology.gathering
+            fleet = Fleet(replacements, actors, placement, transport, encryption, gathering, timeout, limits)
+            on_recovery = _noting(recoveries)
+            runtime = RecoveringRuntime(groups_runtime, fleet, recovery, on_recovery, max_in_flight)
+            runtime.attach(connections)
         undo.pop_all()
     for text in dict.fromkeys(text for info in infos for text in info.warnings):
         warnings.warn(text, stacklevel=2)
@@ -245,26 +214,15 @@ def launch(
     )
 
 
-def _bundles(
-    shapes: Sequence[GroupShape],
-    platform: str,
-    cpus_per_group: float | None,
-    gpus_per_group: float | None,
-    num_spares: int,
-) -> list[dict[str, float]]:
-    """The resources to reserve for each process, and then for each spare, by Ray's names."""
-    cpus_of_nodes = [node["Resources"].get("CPU", 0) for node in live_nodes()]
-    num_processes = sum(shape.num_processes for shape in shapes) + num_spares
-    fitting = fitting_cpus(cpus_of_nodes, num_processes)
-    bundles = []
-    for shape in shapes:
-        bundle = {"CPU": cpus_per_group / shape.num_processes if cpus_per_group else fitting}
-        if gpus_per_group:
-            bundle["GPU"] = gpus_per_group / shape.num_processes
-        elif gpus_per_group is None and platform in GPU_PLATFORMS:
-            bundle["GPU"] = shape.devices_per_process
-        bundles += [bundle] * shape.num_processes
-    return bundles + bundles[:1] * num_spares
+def _noting(recoveries: list[RecoveryReport]) -> Callable[[RecoveryReport], None]:
+    """Adds each report to the list, and to the metrics of the driver."""
+    metrics = RecoveryMetrics()
+
+    def on_recovery(report: RecoveryReport) -> None:
+        recoveries.append(report)
+        metrics.add(report)
+
+    return on_recovery
 
 
 def _teams(processes: Sequence[Endpoint], num_spares: int) -> list[list[int]]:
@@ -273,31 +231,3 @@ def _teams(processes: Sequence[Endpoint], num_spares: int) -> list[list[int]]:
     for number, process in enumerate(processes):
         groups.setdefault(process.mpmd_idx, []).append(number)
     return [*groups.values(), *([len(processes) + spare] for spare in range(num_spares))]
-
-
-def _given_environment(
-    runtime_env: Mapping[str, Any], platform: str, recovery: Recovery | None
-) -> Mapping[str, Any]:
-    """The user's environment. Where groups may share a device, none of them is to take all of its memory."""
-    if platform not in GPU_PLATFORMS or recovery is None or recovery.share_after is None:
-        return runtime_env
-    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **(runtime_env.get("env_vars") or {})}
-    return {**runtime_env, "env_vars": variables}
-
-
-def _runtime_env(
-    given: Mapping[str, Any], platform: str, shape: GroupShape, num_threads: int
-) -> dict[str, Any]:
-    variables = given.get("env_vars") or {}
-    xla_flags = os.environ.get("XLA_FLAGS", "")
-    return {
-        **given,
-        "env_vars": actor_environment(
-            given=variables,
-            xla_flags=xla_flags,
-            platform=platform,
-            num_devices=shape.devices_per_process,
-            num_threads=num_threads,
-            num_processes=shape.num_processes,
-        ),
-    }

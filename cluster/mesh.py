@@ -9,9 +9,9 @@ from types import MappingProxyType
 from jax.sharding import AbstractMesh, AxisType
 
 from cluster.driver import RayRuntime
-from cluster.elastic_runtime import ElasticRuntime
 from cluster.process_info import Placement, ProcessInfo
 from cluster.recovery import RecoveryReport
+from cluster.recovery.runtime import RecoveringRuntime
 from cluster.status import ProcessStatus, Status
 from mpmd.routes import Topology
 
@@ -42,7 +42,7 @@ class ClusterMesh:
         mpmd_axis_name: str | None,
         axis_types: Mapping[str, AxisType],
         platform: str,
-        runtime: RayRuntime | ElasticRuntime,
+        runtime: RayRuntime | RecoveringRuntime,
         placement: Placement,
         seconds: Mapping[str, float],
         recoveries: list[RecoveryReport],
@@ -52,7 +52,7 @@ class ClusterMesh:
         self.mpmd_axis_name = mpmd_axis_name
         self.axis_types = dict(axis_types)
         self.platform = platform
-        self._runtime: RayRuntime | ElasticRuntime | None = runtime
+        self._runtime: RayRuntime | RecoveringRuntime | None = runtime
         self._placement = placement
         self.seconds = dict(seconds)
         self._recoveries = recoveries
@@ -93,7 +93,7 @@ class ClusterMesh:
         return tuple(process for process in self.processes if process.rank == 0)
 
     @property
-    def runtime(self) -> RayRuntime | ElasticRuntime:
+    def runtime(self) -> RayRuntime | RecoveringRuntime:
         """The running groups. Raises ``RuntimeError`` after ``close``."""
         if self._runtime is None:
             raise RuntimeError("the cluster mesh is closed; launch another one")
@@ -124,7 +124,7 @@ class ClusterMesh:
           the mesh was launched without ``recovery``.
         """
         runtime = self.runtime
-        if not isinstance(runtime, ElasticRuntime):
+        if not isinstance(runtime, RecoveringRuntime):
             raise RuntimeError(
                 "resize moves groups as recovery does: launch the mesh with recovery=cluster.Recovery()"
             )

@@ -4,6 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
+
+from cluster.versions import Versions
+
+
+class Location(NamedTuple):
+    """Where a process runs, and with what.
+
+    Attributes:
+      node: the address of its node.
+      node_id: Ray's identifier of the node.
+      port: a free port there for its group to meet; ``None`` where another process has one.
+      versions: of what the process computes with.
+    """
+
+    node: str
+    node_id: str
+    port: int | None
+    versions: Versions
 
 
 @dataclasses.dataclass(frozen=True)

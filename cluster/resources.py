@@ -91,6 +91,17 @@ class OwnPlace(NamedTuple):
     bundle_index: int
 
 
+class SharedPlace(NamedTuple):
+    """The node and the devices of another process, ``host``; ``accelerators`` are Ray's names of them."""
+
+    node_id: str
+    host: int
+    accelerators: tuple[str, ...]
+
+
+Place = OwnPlace | SharedPlace
+
+
 def reserve_places(
     bundles: Sequence[Bundle], teams: Sequence[Sequence[int]], timeout: float
 ) -> tuple[list[OwnPlace], list[str]]:

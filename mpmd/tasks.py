@@ -15,17 +15,25 @@ Stages are numbered through all loops of a step: those of a second loop follow t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from typing import Literal
+from typing import Literal, NamedTuple
 
 TaskKind = Literal["fwd", "bwd", "bwdA", "bwdW"]
-
-TaskType = tuple[TaskKind, int]
-"""The kind and the stage of a task: what its tasks of all microbatches have in common."""
 
 _TASK = re.compile(r"(fwd|bwd|bwdA|bwdW)_(\d+)__(\d+)")
 _FUSED = re.compile(r"FusedTask\((.*)\)")
 _OUTSIDE = re.compile(r"(before|after|between_(\d+)_)_(\d+)")
+
+
+class TaskType(NamedTuple):
+    """What the tasks of a stage for all microbatches have in common; prints as ``fwd_2``."""
+
+    kind: TaskKind
+    stage: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}_{self.stage}"
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -38,6 +46,11 @@ class Task:
 
     def __str__(self) -> str:
         return f"{self.kind}_{self.stage}__{self.microbatch}"
+
+    @functools.cached_property
+    def type(self) -> TaskType:
+        """Its kind and its stage."""
+        return TaskType(self.kind, self.stage)
 
     @property
     def tasks(self) -> tuple[Task, ...]:

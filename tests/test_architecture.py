@@ -54,8 +54,8 @@ MAY_IMPORT = {
     "mpmd.planner.layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.compiler.trace "
     "mpmd.decisions mpmd.errors mpmd.reduce mpmd.schedules mpmd.tables",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
-    "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.keys mpmd.planner.layers "
-    "mpmd.planner.profile mpmd.schedules mpmd.stack",
+    "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.ir mpmd.keys "
+    "mpmd.planner.layers mpmd.planner.profile mpmd.schedules mpmd.stack",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
     "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores "
     "mpmd.schedules mpmd.simulate mpmd.tables mpmd.tasks",
@@ -73,10 +73,6 @@ MAY_IMPORT = {
     "mpmd.planner.choose": "mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
     "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons "
     "mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step",
-    # Chooses how to run a step.
-    # Chooses how to run a step.
-    # Chooses how to run a step.
-    # Chooses how to run a step.
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
@@ -114,82 +110,45 @@ MAY_IMPORT = {
     "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "
     "mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
-    "cluster.endpoint": "",
+    "cluster.endpoint": "mpmd.reshard",
     "cluster.environment": "",
-    "cluster.process_info": "",
+    "cluster.process_info": "cluster.versions",
     "cluster.notices": "",
     "cluster.packing": "",
     "cluster.resources": "",
-    "cluster.connection": "",
-    "cluster.credentials": "cluster.connection",
-    "cluster.greeting": "cluster.credentials",
-    "cluster.sockets": "cluster.connection cluster.credentials cluster.greeting",
-    "cluster.frames": "cluster.connection",
+    "cluster.tcp": "",
     "cluster.versions": "",
-    "cluster.rpc": "cluster.credentials cluster.frames cluster.sockets",
     "cluster.world": "mpmd.compat",
-    "cluster.agreement": "cluster.credentials cluster.frames cluster.sockets cluster.world mpmd.errors "
-    "mpmd.runtime",
-    "cluster.transports": "cluster.agreement cluster.connection cluster.credentials cluster.endpoint "
-    "cluster.frames cluster.packing cluster.process_info cluster.sockets mpmd.errors mpmd.ir mpmd.memory "
-    "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
+    "cluster.agreement": "cluster.tcp cluster.world mpmd.errors mpmd.runtime",
+    "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
+    "cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "cluster.devices": "mpmd.reshard",
-    "cluster.actor": "cluster.agreement cluster.credentials cluster.devices cluster.endpoint cluster.packing "
-    "cluster.process_info cluster.rpc cluster.sockets cluster.transports cluster.versions cluster.world "
-    "mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.snapshots": "mpmd.ir mpmd.reshard mpmd.runtime mpmd.sharding",
-    "cluster.recoverable_actor": "cluster.actor cluster.agreement cluster.process_info cluster.snapshots "
-    "mpmd.runtime",
-    "cluster.sharing": "cluster.process_info",
-    "cluster.places": "cluster.process_info cluster.ray_session cluster.recovery cluster.resources "
-    "cluster.sharing",
-    "cluster.actors": "cluster.actor cluster.places cluster.process_info cluster.ray_session "
-    "cluster.recoverable_actor cluster.resources cluster.sharing",
-    "cluster.recovery": "cluster.process_info mpmd.errors mpmd.runtime",
-    "cluster.post_mortem": "cluster.process_info",
+    "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
+    "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
+    "mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.needs": "cluster.endpoint cluster.environment cluster.resources cluster.shapes mpmd.reshard",
+    "cluster.actors": "cluster.actor cluster.endpoint cluster.environment cluster.needs cluster.resources",
+    "cluster.calls": "cluster.endpoint cluster.process_info cluster.ray_session cluster.status "
+    "cluster.tcp cluster.transports cluster.world mpmd.errors mpmd.runtime",
     "cluster.status": "cluster.process_info mpmd.errors mpmd.tables",
-    "cluster.watchdog": "cluster.endpoint mpmd.errors mpmd.runtime",
-    "cluster.health": "cluster.endpoint mpmd.errors",
-    "cluster.pending_calls": "cluster.endpoint mpmd.errors",
-    "cluster.ray_errors": "cluster.endpoint mpmd.errors",
+    "cluster.shipment": "mpmd.ir mpmd.program mpmd.stopwatch",
     "cluster.ray_session": "",
-    "cluster.actor_calls": "cluster.connection cluster.endpoint cluster.frames cluster.health "
-    "cluster.pending_calls cluster.post_mortem cluster.process_info cluster.ray_errors cluster.ray_session "
-    "cluster.rpc cluster.status cluster.transports cluster.watchdog cluster.world mpmd.errors mpmd.runtime",
-    "cluster.joined": "mpmd.errors",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.driver": "cluster.actor cluster.actor_calls cluster.arguments cluster.joined cluster.packing "
+    "cluster.driver": "cluster.arguments cluster.calls cluster.endpoint cluster.packing cluster.shipment "
     "cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.shapes": "mpmd.reshard",
-    "cluster.connect": "cluster.actor cluster.connection cluster.credentials cluster.endpoint "
-    "cluster.process_info cluster.sockets cluster.transports cluster.versions mpmd.ir",
-    "cluster.waits": "cluster.endpoint cluster.health cluster.watchdog",
-    "cluster.fleet": "cluster.actors cluster.connect cluster.connection cluster.driver cluster.endpoint "
-    "cluster.places cluster.process_info cluster.ray_session cluster.recovery cluster.transports "
-    "cluster.versions cluster.waits cluster.watchdog mpmd.errors mpmd.ir mpmd.runtime mpmd.stopwatch",
-    "cluster.journaled_runtime": "cluster.actor_calls cluster.connection cluster.driver cluster.fleet "
-    "cluster.joined cluster.pending_calls cluster.recovery cluster.status cluster.waits cluster.watchdog "
-    "mpmd.errors mpmd.program mpmd.runtime",
-    "cluster.storing_runtime": "cluster.actor_calls cluster.connection cluster.driver cluster.fleet "
-    "cluster.joined cluster.journaled_runtime cluster.pending_calls cluster.recovery cluster.watchdog "
-    "mpmd.errors mpmd.runtime",
-    "cluster.recovering_runtime": "cluster.actor_calls cluster.connection cluster.driver cluster.fleet "
-    "cluster.journaled_runtime cluster.recovery cluster.storing_runtime cluster.waits cluster.watchdog "
-    "mpmd.errors mpmd.runtime mpmd.stopwatch",
-    "cluster.metrics": "cluster.recovery",
-    "cluster.termination": "",
-    "cluster.mover": "cluster.fleet cluster.places cluster.termination",
-    "cluster.elastic_runtime": "cluster.actor_calls cluster.connection cluster.driver cluster.fleet "
-    "cluster.mover cluster.pending_calls cluster.ray_session cluster.recovering_runtime cluster.recovery "
-    "cluster.waits cluster.watchdog mpmd.errors mpmd.runtime mpmd.stopwatch",
-    "cluster.mesh": "cluster.driver cluster.elastic_runtime cluster.process_info cluster.recovery "
-    "cluster.status mpmd.routes",
+    "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
+    "cluster.versions mpmd.ir",
+    "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
+    "cluster.driver cluster.endpoint cluster.process_info cluster.ray_session cluster.resources "
+    "cluster.status cluster.tcp cluster.transports cluster.versions mpmd.errors mpmd.ir mpmd.program "
+    "mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch",
+    "cluster.mesh": "cluster.driver cluster.process_info cluster.recovery cluster.status mpmd.routes",
     "cluster.ray_connection": "cluster.notices cluster.resources",
-    "cluster.launch": "cluster.actor cluster.actor_calls cluster.actors cluster.connect "
-    "cluster.connection cluster.driver cluster.elastic_runtime cluster.endpoint cluster.environment "
-    "cluster.fleet cluster.mesh cluster.metrics cluster.places cluster.process_info cluster.ray_connection "
-    "cluster.recovery cluster.resources cluster.shapes cluster.sharing cluster.transports cluster.versions "
-    "cluster.watchdog mpmd.reshard mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.launch": "cluster.actor cluster.actors cluster.calls cluster.connect cluster.driver "
+    "cluster.endpoint cluster.environment cluster.mesh cluster.needs cluster.process_info "
+    "cluster.ray_connection cluster.recovery cluster.resources cluster.shapes cluster.tcp "
+    "cluster.transports cluster.versions mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
     "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",

@@ -1,15 +1,71 @@
-"""A TCP connection to each peer, in both directions, for transports that need one."""
+"""Transports with a TCP connection to each peer, in both directions."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Generic, Protocol, TypeVar
 
-from cluster import sockets
-from cluster.connection import Connection
-from cluster.credentials import Credentials
+from cluster.tcp import sockets
+from cluster.tcp.connection import Connection
+from cluster.tcp.credentials import Credentials
+from cluster.transports.inbox import Inbox
+from cluster.transports.peer_transport import PeerTransport
 
 _CONNECT_SECONDS = 60
+
+
+class ConnectedPeer(Protocol):
+    """What speaks with a peer over its connection."""
+
+    def start(self) -> None:
+        """Begins to read."""
+
+    def close(self) -> None:
+        """Ends the connection."""
+
+
+PeerT = TypeVar("PeerT", bound=ConnectedPeer)
+
+
+class ConnectedTransport(PeerTransport, Generic[PeerT]):
+    """A ``PeerTransport`` that has an object for each peer, by the number of its process.
+
+    Args:
+      inbox: where the messages that arrive go.
+      process: the number of this process.
+    """
+
+    def __init__(self, inbox: Inbox, process: int):
+        super().__init__(inbox)
+        self._process = process
+        self._listener: sockets.Listener | None = None
+        self._peers: dict[int, PeerT] = {}
+
+    def _listen_by_tcp(self, host: str, credentials: Credentials) -> sockets.Address:
+        self._credentials = credentials
+        self._listener = sockets.Listener(host)
+        return self._listener.address
+
+    def _connect_by_tcp(
+        self, addresses: Mapping[int, sockets.Address], peer_of: Callable[[int, Connection], PeerT]
+    ) -> None:
+        """Raises: ``ConnectionError`` when a peer cannot be reached."""
+        assert self._listener is not None, "connect comes after listen"
+        connections = connect_peers(self._listener, self._credentials, self._process, addresses)
+        self._peers = {peer: peer_of(peer, connection) for peer, connection in connections.items()}
+        for connected in self._peers.values():
+            connected.start()
+
+    def interrupt(self) -> None:
+        if self._listener is not None:
+            self._listener.interrupt()
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for peer in self._peers.values():
+            peer.close()
 
 
 def connect_peers(

@@ -12,8 +12,8 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from cluster.credentials import Credentials
 from cluster.packing import PackedArray, pack, unpack
+from cluster.tcp.credentials import Credentials
 from cluster.transports.inbox import Inbox
 from cluster.transports.peer_transport import PeerTransport
 from mpmd.runtime.transport import Array, MessageId

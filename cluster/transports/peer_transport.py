@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from cluster.credentials import Credentials
+from cluster.tcp.credentials import Credentials
 from cluster.transports.inbox import Inbox
 from mpmd.runtime.transport import Array, MessageId, Transport
 

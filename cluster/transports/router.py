@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from cluster.credentials import Credentials
 from cluster.endpoint import Endpoint
 from cluster.packing import PackedArray
+from cluster.tcp.credentials import Credentials
 from cluster.transports.choice import DEVICE, NETWORK, OBJECT_STORE, SHARED_MEMORY
 from cluster.transports.device.transport import DeviceTransport
 from cluster.transports.inbox import Inbox, PeerLostError

@@ -22,7 +22,7 @@ from jax.extend.core import JaxprEqn, Var
 from mpmd.annotate import mark_of
 from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.jaxprs.printing import Names, groups_text, indented, levels_text
-from mpmd.ir import Cell, Spec, TaskKind
+from mpmd.ir import Cell, Spec, TaskType
 from mpmd.schedules import Schedule
 from mpmd.stack import Leaf
 
@@ -203,30 +203,18 @@ class TracedStep:
         return lines
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Work:
-    """A kind of task of a stage, for any microbatch.
-
-    A stage's backward is either one ``bwd``, or a ``bwdA`` and a ``bwdW`` if the schedule has such tasks.
-    """
-
-    kind: TaskKind
-    stage: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}_{self.stage}"
-
-
 @dataclasses.dataclass(frozen=True)
 class StageWork:
-    """The equations of a ``Work``.
+    """The equations of a stage's tasks of one type, which are the same for all microbatches.
+
+    A stage's backward is either one ``bwd``, or a ``bwdA`` and a ``bwdW`` if the schedule has such tasks.
 
     Attributes:
       reads: variables of outer values, of the microbatch index, of accumulator states and of other work.
       makes: variables that other work reads.
     """
 
-    work: Work
+    work: TaskType
     eqns: tuple[JaxprEqn, ...]
     reads: tuple[Var, ...]
     makes: tuple[Var, ...]
@@ -243,7 +231,7 @@ class Accumulator:
       ordered, carried: those of the loop's result.
     """
 
-    work: Work
+    work: TaskType
     state: Var
     updated: Var
     initial: Var

@@ -50,7 +50,7 @@ def _accumulates(maker: AnyTask, reader: AnyTask, donated: bool) -> bool:
 
 def _types(task: AnyTask) -> set[TaskType]:
     assert not isinstance(task, OutsideTask)
-    return {(member.kind, member.stage) for member in task.tasks}
+    return {member.type for member in task.tasks}
 
 
 def sums_of(held: Mapping[Name, int], kinds: Mapping[Name, Kind]) -> dict[Kind, int]:

@@ -177,11 +177,12 @@ class Runtime(Protocol):
 class RuntimeBase(Runtime):
     """What runtimes have in common: they number values and programs, and remember which are released."""
 
+    last_checkpoint: str | None = None
+
     def __init__(self, num_groups: int, max_in_flight: int = MAX_IN_FLIGHT):
         self._process = os.getpid()
         self.callbacks = CallbackThread()
         self.in_flight = StepsInFlight(max_in_flight)
-        self.last_checkpoint = None
         self._handles = itertools.count()
         self._programs = itertools.count()
         self._released = ReleaseQueue(num_groups)

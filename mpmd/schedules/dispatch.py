@@ -72,7 +72,7 @@ class GroupState:
 
     def ready(self, kind: TaskKind) -> list[Task]:
         """The next tasks of a kind whose inputs are all there, by ascending stage."""
-        types: Iterable[TaskType] = ((kind, stage) for stage in self.stages)
+        types = [TaskType(kind, stage) for stage in self.stages]
         return [
             Task(*task_type, self.started[task_type])
             for task_type in types
@@ -81,15 +81,14 @@ class GroupState:
 
     def can_start(self, task: Task) -> bool:
         """Whether the task is the next of its type, and all its inputs are there."""
-        task_type = task.kind, task.stage
-        return self.started[task_type] == task.microbatch < self.arrived[task_type]
+        return self.started[task.type] == task.microbatch < self.arrived[task.type]
 
     def start(self, task: Task) -> None:
         """Starts a task that can start, and adds it to the list."""
         assert self.can_start(task), f"group {self.mpmd_idx} chose {task}, which cannot start"
         self.busy = True
         self.tasks.append(task)
-        self.started[task.kind, task.stage] += 1
+        self.started[task.type] += 1
         self.in_flight += task.kind == "fwd"
         if task.kind == "bwdW":
             self.weights.remove(task)
@@ -99,7 +98,7 @@ class GroupState:
         self.busy = False
         self.in_flight -= task.kind in ("bwd", "bwdW")
         if task.kind == "bwdA":
-            self.arrive(("bwdW", task.stage))
+            self.arrive(TaskType("bwdW", task.stage))
             self.weights.append(Task("bwdW", task.stage, task.microbatch))
 
     def arrive(self, task_type: TaskType) -> None:
@@ -134,7 +133,7 @@ def dispatch(
         for mpmd_idx in range(max(placement) + 1)
     ]
     for _ in range(num_microbatches):
-        groups[placement[0]].arrive(("fwd", 0))
+        groups[placement[0]].arrive(TaskType("fwd", 0))
     # Time, number in order of insertion, group, and the task that ends or the type of which inputs arrive.
     events: list[tuple[float, int, int, Task | TaskType]] = []
     order = itertools.count()
@@ -158,17 +157,17 @@ def dispatch(
                 continue
             groups[mpmd_idx].end(event)
             if task_type := _next_type(event, len(placement), backward):
-                hop = times.hop if placement[task_type[1]] != mpmd_idx else 0
-                heapq.heappush(events, (now + hop, next(order), placement[task_type[1]], task_type))
+                hop = times.hop if placement[task_type.stage] != mpmd_idx else 0
+                heapq.heappush(events, (now + hop, next(order), placement[task_type.stage], task_type))
 
 
 def _next_type(task: Task, num_stages: int, backward: TaskKind | None) -> TaskType | None:
     """The type of the task that continues with the microbatch of a task."""
     if task.kind == "fwd" and task.stage + 1 < num_stages:
-        return "fwd", task.stage + 1
+        return TaskType("fwd", task.stage + 1)
     if task.kind == "fwd":
-        return (backward, task.stage) if backward else None
-    return (task.kind, task.stage - 1) if task.kind != "bwdW" and task.stage > 0 else None
+        return TaskType(backward, task.stage) if backward else None
+    return TaskType(task.kind, task.stage - 1) if task.kind != "bwdW" and task.stage > 0 else None
 
 
 def in_order(lists: Iterable[Iterable[Task]], limit: float = math.inf, fill: bool = False) -> DispatchRule:

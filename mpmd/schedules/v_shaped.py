@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from mpmd.ir import Cell, Task, TaskType
+from mpmd.ir import Cell, Task, TaskKind
 from mpmd.schedules.base import VShaped, check_num_microbatches, v_shape
 from mpmd.schedules.dispatch import dispatch, in_order
 from mpmd.schedules.orders import alternate, tasks_of
@@ -122,7 +122,7 @@ def _repeated(
     orders = []
     for mpmd_idx, times in enumerate(starts):
         down, up = schedule.stages_of(mpmd_idx)
-        types: list[TaskType] = [("fwd", down), ("fwd", up), ("bwdA", up), ("bwdA", down)]
+        types: list[tuple[TaskKind, int]] = [("fwd", down), ("fwd", up), ("bwdA", up), ("bwdA", down)]
         timed = [
             (time + 6 * microbatch, Task(kind, stage, microbatch))
             for time, (kind, stage) in zip(times, types, strict=True)

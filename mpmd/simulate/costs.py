@@ -119,8 +119,8 @@ class Costs:
 
     def times(self, types: Iterable[TaskType]) -> dict[TaskType, float]:
         """The time of each type of task. Raises ``ValueError`` that names those without a time."""
-        known = {(kind, stage): self.tasks.get((kind, stage), self.kinds.get(kind)) for kind, stage in types}
-        unknown = sorted(f"{kind}_{stage}" for (kind, stage), time in known.items() if time is None)
+        known = {each: self.tasks.get(each, self.kinds.get(each.kind)) for each in types}
+        unknown = sorted(str(each) for each, time in known.items() if time is None)
         if unknown:
             where = "give it in Costs.kinds or Costs.tasks"
             raise ValueError(f"no time is known of {', '.join(unknown)}; {where}")
@@ -136,4 +136,4 @@ class Costs:
 
 def types_of(cell: Cell) -> tuple[TaskType, ...]:
     """The kinds and stages of a cell's tasks."""
-    return tuple((task.kind, task.stage) for task in cell.tasks)
+    return tuple(task.type for task in cell.tasks)

@@ -31,7 +31,7 @@ def schedule_workload(tasks: TaskLists, costs: Costs) -> Workload:
     members = [task for cell in cells for task in cell.tasks]
     operations = [operation for operation, cell in enumerate(cells) for _ in cell.tasks]
     types = _types(members, costs)
-    templates = [types[task.kind, task.stage] for task in members]
+    templates = [types[task.type] for task in members]
     durations, at_start = [0.0] * len(cells), [0.0] * len(cells)
     at_end: list[tuple[float, ...]] = [()] * len(cells)
     for operation, template, time in zip(operations, templates, _times(tasks, templates, costs), strict=True):
@@ -73,7 +73,7 @@ class _TaskTemplate:
 
 
 def _types(members: Sequence[Task], costs: Costs) -> dict[TaskType, _TaskTemplate]:
-    present = {(task.kind, task.stage) for task in members}
+    present = {task.type for task in members}
     times = costs.times(present)
     num_stages = 1 + max((task.stage for task in members), default=0)
     num_microbatches = 1 + max((task.microbatch for task in members), default=0)
@@ -85,11 +85,12 @@ def _types(members: Sequence[Task], costs: Costs) -> dict[TaskType, _TaskTemplat
         return (2 * stage + (what == "gradient")) * num_microbatches
 
     types = {}
-    for kind, stage in present:
+    for task_type in present:
+        kind, stage = task_type
         task = Task(kind, stage, 0)
         made = makes(task)
-        types[kind, stage] = _TaskTemplate(
-            duration=times[kind, stage],
+        types[task_type] = _TaskTemplate(
+            duration=times[task_type],
             makes=None if made is None else number(made),
             needs=tuple(map(number, needs(task, num_stages))),
             at_start=1.0 if kind == "fwd" and stage in with_backward else 0.0,

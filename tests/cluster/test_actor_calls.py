@@ -7,13 +7,13 @@ from unittest.mock import MagicMock
 import pytest
 import ray
 
-from cluster import actor_calls
-from cluster.actor_calls import ActorCalls
+from cluster.calls import actor_calls
+from cluster.calls.actor_calls import ActorCalls
+from cluster.calls.joined import failed
+from cluster.calls.watchdog import Limits
 from cluster.endpoint import endpoints
-from cluster.joined import failed
 from cluster.process_info import ProcessInfo
 from cluster.transports.inbox import PeerLostError
-from cluster.watchdog import Limits
 from mpmd.errors import GroupDiedError
 
 SOON = 20

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cluster.agreement import Agreement
-from cluster.credentials import make_credentials
+from cluster.tcp.credentials import make_credentials
 from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
 from mpmd.runtime.activity import Activity, Kind

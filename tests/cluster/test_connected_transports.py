@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from cluster.credentials import make_credentials
 from cluster.endpoint import endpoints
+from cluster.tcp.credentials import make_credentials
 from cluster.transports import inbox as inbox_module
 from cluster.transports.router import Router
 from mpmd.errors import StepAborted

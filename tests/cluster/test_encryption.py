@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from cluster import credentials as credentials_module
-from cluster import sockets
-from cluster.connection import Connection, EncryptedConnection
-from cluster.credentials import make_credentials
+from cluster.tcp import credentials as credentials_module
+from cluster.tcp import sockets
+from cluster.tcp.connection import Connection, EncryptedConnection
+from cluster.tcp.credentials import make_credentials
 
 SECONDS = 20
 CREDENTIALS = make_credentials(encryption=True)

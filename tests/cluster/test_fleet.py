@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster.calls.watchdog import Limits
 from cluster.endpoint import endpoints
-from cluster.fleet import CopiesLostError, Fleet
-from cluster.places import NodeGoneError, NoPlaceError
 from cluster.process_info import Placement, ProcessInfo
-from cluster.waits import ProcessLostError
-from cluster.watchdog import Limits
+from cluster.recovery.fleet import CopiesLostError, Fleet
+from cluster.recovery.journal import BEGINNING
+from cluster.recovery.places import NodeGoneError, NoPlaceError
+from cluster.recovery.waits import ProcessLostError
 from mpmd.errors import RecoveryError
-from mpmd.runtime.journal import BEGINNING
 from mpmd.stopwatch import Stopwatch
 
 
@@ -29,11 +29,10 @@ class Scripted(Fleet):
     def __init__(self, *faults):
         infos = tuple(ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(3))
         self.fake_places = Places()
-        starter = SimpleNamespace(members=())
+        starter = SimpleNamespace(members=[SimpleNamespace(endpoint=each) for each in endpoints([1, 1, 1])])
         super().__init__(
             SimpleNamespace(places=self.fake_places, starter=starter),
             [None] * 3,
-            endpoints([1, 1, 1]),
             Placement(infos, {}),
             "auto",
             None,

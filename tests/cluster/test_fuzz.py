@@ -12,11 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from cluster import sockets
 from cluster.agreement import Agreement
-from cluster.credentials import make_credentials
-from cluster.frames import FrameConnection, encode
-from cluster.rpc import Server
+from cluster.tcp import sockets
+from cluster.tcp.credentials import make_credentials
+from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.rpc import Server
 from cluster.transports.inbox import Inbox
 from cluster.transports.network.transport import NetworkTransport
 from mpmd.runtime.transport import MessageId
@@ -32,8 +32,8 @@ CREDENTIALS = make_credentials(encryption=True)
 
 ANSWERER = """
 import pickle, resource, sys
-from cluster.frames import FrameConnection, encode
-from cluster.sockets import Listener
+from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.sockets import Listener
 
 credentials = pickle.load(sys.stdin.buffer)
 with Listener("127.0.0.1") as listener:

@@ -8,10 +8,10 @@ import ray
 from jax.sharding import AxisType
 
 import cluster
-from cluster.actor import Location
 from cluster.connect import open_groups
 from cluster.endpoint import endpoints
 from cluster.mesh import abstract_submesh
+from cluster.process_info import Location
 from cluster.shapes import Request, axis_types_of, fewest_processes, shapes_of, submeshes_of
 from cluster.versions import Versions
 

@@ -4,8 +4,7 @@ import collections
 
 import pytest
 
-from cluster import metrics
-from cluster.recovery import RecoveryReport
+from cluster.recovery import RecoveryReport, metrics
 
 
 class Metric:

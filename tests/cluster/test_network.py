@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cluster import sockets
-from cluster.credentials import make_credentials
+from cluster.tcp import sockets
+from cluster.tcp.credentials import make_credentials
 from cluster.transports import connections
 from cluster.transports import inbox as inbox_module
 from cluster.transports.inbox import Inbox, PeerLostError

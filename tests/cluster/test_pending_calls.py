@@ -2,8 +2,8 @@
 
 import pytest
 
+from cluster.calls.pending_calls import AbortRequest, PendingCalls
 from cluster.endpoint import endpoints
-from cluster.pending_calls import AbortRequest, PendingCalls
 from mpmd.errors import GroupDiedError, StepAborted, TaskError
 
 GROUPS = endpoints([1, 1, 1])

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from cluster import places as places_module
-from cluster.places import NodeGoneError, NoPlaceError, Places, SharedPlace
 from cluster.process_info import ProcessInfo
-from cluster.recovery import DRAINED, GROWN, SHRUNK
-from cluster.resources import OwnPlace
+from cluster.recovery import places as places_module
+from cluster.recovery.places import NodeGoneError, NoPlaceError, Places
+from cluster.recovery.report import DRAINED, GROWN, SHRUNK
+from cluster.resources import OwnPlace, SharedPlace
 
 
 @dataclasses.dataclass(eq=False)

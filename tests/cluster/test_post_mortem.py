@@ -3,11 +3,11 @@
 import pytest
 from ray import exceptions
 
+from cluster.calls.health import UNRESPONSIVE_SECONDS, GroupHealth
+from cluster.calls.post_mortem import obituary
+from cluster.calls.ray_errors import translate
 from cluster.endpoint import endpoints
-from cluster.health import UNRESPONSIVE_SECONDS, GroupHealth
-from cluster.post_mortem import obituary
 from cluster.process_info import ProcessInfo
-from cluster.ray_errors import translate
 
 KILLED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: GroupActor\n\tpid: 12\n"

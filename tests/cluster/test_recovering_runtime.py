@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from cluster.recovery import Recovery
+from cluster.recovery.journal import BEGINNING
 from mpmd.errors import RecoveryError, StateLostError, StepTimeoutError, TaskError
 from mpmd.placement import Placement
 from mpmd.runtime.argument_cache import Piece
-from mpmd.runtime.journal import BEGINNING
 from mpmd.runtime.requests import StepReply, StepRequest
 from tests.support.pretended_groups import (
     SOON,
@@ -78,11 +78,11 @@ def test_after_so_many_failures_the_run_ends(failures):
     driven = runtime(Recovery(every=100, max_failures=2), failures)
     for mpmd_idx in (0, 1, 0):
         driven.step()
-        if driven._error is None:
+        if driven.error is None:
             driven.die(mpmd_idx)
     with pytest.raises(RecoveryError, match="the groups have failed 3 times, and max_failures is 2"):
         driven.step()[0].result(SOON)
-    assert str(driven._error).count("the last time because no room") == bool(failures)
+    assert str(driven.error).count("the last time because no room") == bool(failures)
 
 
 def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
@@ -103,7 +103,7 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
         assert "/checkpoints/300" in str(caught.value)
         assert caught.value.checkpoint == "/checkpoints/300"
     assert driven._fleet.restored == [BEGINNING]
-    old = driven._first_handle - 1
+    old = driven._requests._first_handle - 1
     requests = {i: StepRequest(0, 0, (old,), (driven.next_handle(),)) for i in range(2)}
     of_old_values = [
         driven.fetch(0, old),
@@ -174,8 +174,8 @@ def test_an_interrupt_while_copies_are_asked_for_leaves_no_snapshot_waiting(monk
     driven._fleet.may_copy.set()
     for _, _, _, copied in driven.attempts[0].made:
         copied.set_result(None)
-    with driven._changed:
-        assert driven._changed.wait_for(lambda: driven._journal.committed == 1, SOON)
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: driven.journal.committed == 1, SOON)
     driven.step()
     call, calls = driven.attempts[0].call, driven.attempts[0]
 
@@ -187,9 +187,9 @@ def test_an_interrupt_while_copies_are_asked_for_leaves_no_snapshot_waiting(monk
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(calls, "call", interrupted)
         driven.step()
-    assert driven._journal.snapshot is None
+    assert driven.journal.snapshot is None
     driven.step()
-    assert driven._journal.snapshot is not None  # another one
+    assert driven.journal.snapshot is not None  # another one
 
 
 def test_values_that_are_asked_for_while_groups_recover_are_answered_then():

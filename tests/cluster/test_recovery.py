@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 import cluster
-from cluster import recovery as recovery_module
 from cluster.process_info import ProcessInfo
-from cluster.recovery import Copy, CopyHolders, FailureCounter, Recovery, RecoveryReport, choose_keepers
-from mpmd.runtime.journal import Journal
+from cluster.recovery import policy
+from cluster.recovery.journal import Journal
+from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
+from cluster.recovery.policy import FailureCounter, Recovery
+from cluster.recovery.report import DRAINED, SHRUNK, RecoveryReport
 from mpmd.runtime.requests import StepReply, StepRequest
 
 
@@ -79,7 +81,7 @@ def test_a_snapshot_that_takes_long_makes_steps_wait():
 
 
 def test_large_batches_bring_snapshots_forward_and_make_steps_wait(monkeypatch):
-    monkeypatch.setattr(recovery_module, "_LOG_BYTES", 100)
+    monkeypatch.setattr(policy, "_LOG_BYTES", 100)
     journal, recovery = Journal(), Recovery(every=50)
     add_step(journal)
     commit(journal)
@@ -161,10 +163,10 @@ def test_a_report_reads_as_a_sentence():
 
 def test_a_report_says_who_shares_and_until_when():
     arguments = ((1,), "group 1 moves: its node is to end", None, 0, {"prepared": 1.0})
-    assert str(RecoveryReport(*arguments, kind=recovery_module.DRAINED, shares_with={1: 0})) == (
+    assert str(RecoveryReport(*arguments, kind=DRAINED, shares_with={1: 0})) == (
         "moved (drained) group 1 in 1.00 s (prepared 1.00; 0 steps run again): group 1 moves: its node is to "
         "end; group 1 shares the devices of group 0 until the cluster has room again"
     )
-    assert str(RecoveryReport(*arguments, kind=recovery_module.SHRUNK, shares_with={1: 0})).endswith(
+    assert str(RecoveryReport(*arguments, kind=SHRUNK, shares_with={1: 0})).endswith(
         "group 1 shares the devices of group 0 until mesh.resize asks for more places"
     )

@@ -2,12 +2,11 @@
 
 import pytest
 
-from cluster import actors
-from cluster.actors import Replacements
 from cluster.endpoint import endpoints
-from cluster.places import SharedPlace
 from cluster.process_info import ProcessInfo
-from cluster.resources import OwnPlace
+from cluster.recovery import replacements
+from cluster.recovery.replacements import Replacements
+from cluster.resources import OwnPlace, SharedPlace
 
 
 class Call:
@@ -105,8 +104,8 @@ class Places:
 
 @pytest.fixture
 def make(monkeypatch):
-    monkeypatch.setattr(actors, "ray", Ray)
-    monkeypatch.setattr(actors, "RaySession", lambda: Session([]))
+    monkeypatch.setattr(replacements, "ray", Ray)
+    monkeypatch.setattr(replacements, "RaySession", lambda: Session([]))
 
     def make(num_spares=0):
         spares = [OwnPlace(3 + i, 0) for i in range(num_spares)]

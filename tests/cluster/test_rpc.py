@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import ray
 
-from cluster import sockets
-from cluster.credentials import make_credentials
-from cluster.frames import FrameConnection, encode
 from cluster.packing import pack, unpack
-from cluster.rpc import Client, Server
+from cluster.tcp import sockets
+from cluster.tcp.credentials import make_credentials
+from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.rpc import Client, Server
 
 SECONDS = 20
 CREDENTIALS = make_credentials()
@@ -129,7 +129,7 @@ def test_arrays_of_any_layout_travel(driver, make):
 
 
 def test_buffers_larger_than_what_is_written_at_once_travel(driver, monkeypatch):
-    monkeypatch.setattr("cluster.connection._MAX_BYTES", 100_000)
+    monkeypatch.setattr("cluster.tcp.connection._MAX_BYTES", 100_000)
     array = np.arange(300_001)
     (back,) = driver.ask("echo", array)
     np.testing.assert_array_equal(back, array)

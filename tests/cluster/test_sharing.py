@@ -2,8 +2,9 @@
 
 import pytest
 
+from cluster.environment import visible_devices
 from cluster.process_info import ProcessInfo
-from cluster.sharing import choose_hosts, visible_devices
+from cluster.recovery.sharing import choose_hosts
 
 
 def hosts(*nodes, num_devices=1):

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cluster import sockets
-from cluster.credentials import make_credentials
+from cluster.tcp import sockets
+from cluster.tcp.credentials import make_credentials
 from cluster.transports.connections import connect_peers
 
 CREDENTIALS = make_credentials()

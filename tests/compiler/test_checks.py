@@ -8,11 +8,11 @@ import pytest
 import mpmd
 from mpmd.annotate import mark_p
 from mpmd.compiler.checks import check_placed_graph, check_sharded_graph, check_task_graph, check_traced_step
-from mpmd.compiler.graph import Work
 from mpmd.compiler.place import place
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
+from mpmd.ir import TaskType
 from tests.support.models import batch, init, make_step, mlp, weights
 from tests.support.parity import mesh_of
 
@@ -131,7 +131,7 @@ OF_TASK_GRAPHS = {
         g, stage_work=changed(g.stage_work, 0, reads=(*g.stage_work[0].reads, g.traced.arguments[-1].var))
     ),
     "updates an accumulator elsewhere": lambda g: replace(
-        g, accumulators=changed(g.accumulators, 0, work=Work("fwd", 0))
+        g, accumulators=changed(g.accumulators, 0, work=TaskType("fwd", 0))
     ),
     "starts two accumulators with one value": lambda g: replace(
         g, accumulators=changed(g.accumulators, 0, initial=g.accumulators[1].initial)

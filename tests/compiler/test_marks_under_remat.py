@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.equations import size
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
+from mpmd.ir import TaskType
 from tests.support.models import BATCH, SGD, WIDTH, batch, init, layer, make_step
 from tests.support.parity import mesh_of
 from tests.support.programs.scanned_layers import model, squares, stacked, two_products
@@ -34,7 +34,7 @@ def unrolled(params, x, y):
 def kept(graph, stage):
     """How many elements the backward of a stage reads of what forwards made."""
     made = {var for member in graph.stage_work if member.work.kind == "fwd" for var in member.makes}
-    (backward,) = (member for member in graph.stage_work if member.work == Work("bwd", stage))
+    (backward,) = (member for member in graph.stage_work if member.work == TaskType("bwd", stage))
     return sum(size(var) for var in backward.reads if var in made)
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import cluster
 import mpmd
-from cluster.sockets import UNREACHABLE_SECONDS
+from cluster.tcp.sockets import UNREACHABLE_SECONDS
 from tests.nodes.network import Network
 from tests.support.parity import assert_close
 

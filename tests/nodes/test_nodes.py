@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.sockets import UNREACHABLE_SECONDS
+from cluster.tcp.sockets import UNREACHABLE_SECONDS
 from tests.nodes import programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

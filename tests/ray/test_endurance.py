@@ -35,7 +35,7 @@ def test_steps_and_programs_leave_nothing_with_recovery(local_ray, steps, progra
 
         def measure():
             """Right after a snapshot, when the journal has nothing else."""
-            journal = mesh.runtime._journal
+            journal = mesh.runtime._requests.journal
             for _ in range(3):  # processes have two snapshots, of which neither is to have what was before
                 training.step()
                 deadline = time.monotonic() + SECONDS

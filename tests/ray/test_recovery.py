@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import cluster
 import mpmd
-from cluster.fleet import Fleet
 from cluster.recovery import Recovery
+from cluster.recovery.fleet import Fleet
 from mpmd.errors import RecoveryError, StateLostError
 from tests.ray.hand_written_programs import ProgramDriver, compute_forever, relay_program
 from tests.support import stacked_state
@@ -283,8 +283,8 @@ def test_a_process_that_is_told_to_end_is_replaced_before(local_ray):
 
 @pytest.mark.slow
 def test_a_group_that_hangs_is_replaced(recovering_mesh, monkeypatch):
-    monkeypatch.setattr(cluster.health, "PING_SECONDS", 1)
-    monkeypatch.setattr(cluster.health, "UNRESPONSIVE_SECONDS", 5)
+    monkeypatch.setattr(cluster.calls.health, "PING_SECONDS", 1)
+    monkeypatch.setattr(cluster.calls.health, "UNRESPONSIVE_SECONDS", 5)
     step = compiled(recovering_mesh)
     undisturbed = train(step)
     before = len(recovering_mesh.recoveries)

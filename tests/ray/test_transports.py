@@ -17,8 +17,8 @@ import ray
 
 import cluster
 import mpmd.errors
-from cluster.credentials import make_credentials
 from cluster.endpoint import endpoints
+from cluster.tcp.credentials import make_credentials
 from cluster.transports import inbox
 from cluster.transports.choice import NAMES
 from cluster.transports.router import Router

@@ -7,14 +7,13 @@ import numpy as np
 
 from cluster.driver import RayRuntime
 from cluster.endpoint import endpoints
-from cluster.fleet import CopiesLostError, Replacement
 from cluster.process_info import ProcessInfo
-from cluster.recovering_runtime import RecoveringRuntime
 from cluster.recovery import Recovery
-from cluster.watchdog import Limits
+from cluster.recovery.fleet import CopiesLostError, Replacement
+from cluster.recovery.journal import BEGINNING
+from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import GroupDiedError
 from mpmd.routes import Topology
-from mpmd.runtime.journal import BEGINNING
 from mpmd.runtime.requests import StepReply, StepRequest
 
 SOON = 20
@@ -84,6 +83,7 @@ class Fleet:
 
     def __init__(self, failures=()):
         self.processes = endpoints([1, 1])
+        self.attempts = []
         self.infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
         self.actors = ()
         self.replacements = self
@@ -93,6 +93,11 @@ class Fleet:
         self.restored = []
         self.may_copy, self.may_replace = threading.Event(), threading.Event()
         self.may_replace.set()
+
+    def calls(self, connections, on_death):
+        self.on_death = on_death
+        self.attempts.append(Calls(self.processes))
+        return self.attempts[-1]
 
     def replace_all(self, dead, loads, snapshot, watch, count_failure):
         assert self.may_replace.wait(SOON)
@@ -127,49 +132,50 @@ class Whole:
         return dict(request.host_arrays)
 
 
-def groups_of(calls):
-    groups = RayRuntime(calls, [None, None], Topology(()), "cpu", {})
-    groups._arguments[0] = Whole()
-    return groups
-
-
 class Driven(RecoveringRuntime):
-    """Has the calls of each attempt in ``attempts``."""
+    """Of two groups. ``attempts`` has the calls of each attempt."""
 
-    def _calls(self, connections):
-        self.attempts = [*getattr(self, "attempts", []), Calls(self._fleet.processes)]
-        return self.attempts[-1]
+    def __init__(self, fleet, recovery, on_recovery=lambda report: None, max_in_flight=16):
+        groups = RayRuntime(fleet.processes, [None, None], Topology(()), "cpu", {})
+        groups._arguments[0] = Whole()
+        super().__init__(groups, fleet, recovery, on_recovery, max_in_flight)
+        self._replacer.attach([])  # nobody looks after the groups
+        self.attempts = fleet.attempts
+        self.changed, self.journal = self._requests.changed, self._requests.journal
+
+    @property
+    def error(self):
+        """Why nothing works any more."""
+        return self._requests.error
 
     def step(self, host_arrays=None):
         return self.submit_step({i: StepRequest(0, 0, (), (), host_arrays or {}) for i in range(2)})
 
     def die(self, mpmd_idx):
         before = len(self.attempts)
-        self._note_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
-        with self._changed:
-            assert self._changed.wait_for(
-                lambda: len(self.attempts) > before or self._error is not None, SOON
-            )
+        self._fleet.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.attempts) > before or self.error is not None, SOON)
 
 
 def runtime(recovery=None, failures=(), max_in_flight=16):
     recovery = recovery or Recovery(every=100)
-    return Driven(Fleet(failures), [], Limits(), groups_of, recovery, lambda report: None, max_in_flight)
+    return Driven(Fleet(failures), recovery, max_in_flight=max_in_flight)
 
 
 def begin_recovery(driven, mpmd_idx):
     """A group dies, and is not replaced before ``end_recovery``."""
     driven._fleet.may_replace.clear()
-    driven._note_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
-    with driven._changed:
-        assert driven._changed.wait_for(lambda: driven.attempts[-1].detached is not None, SOON)
+    driven._fleet.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: driven.attempts[-1].detached is not None, SOON)
 
 
 def end_recovery(driven):
     count = len(driven.attempts)
     driven._fleet.may_replace.set()
-    with driven._changed:
-        assert driven._changed.wait_for(lambda: len(driven.attempts) > count, SOON)
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: len(driven.attempts) > count, SOON)
 
 
 def commit_snapshot(driven):
@@ -178,5 +184,5 @@ def commit_snapshot(driven):
     for _, method, _, future in driven.attempts[-1].made:
         if method == "snapshot":
             future.set_result(None)
-    with driven._changed:
-        assert driven._changed.wait_for(lambda: driven._journal.snapshot is None, SOON)
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: driven.journal.snapshot is None, SOON)

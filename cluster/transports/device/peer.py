@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cluster.connection import Connection
-from cluster.frames import FrameConnection, encode
 from cluster.packing import PackedArray, unpack
+from cluster.tcp.connection import Connection
+from cluster.tcp.frames import FrameConnection, encode
 from cluster.transports.inbox import Inbox
 from cluster.transports.window import SendWindow
 from mpmd.ir import Spec

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from cluster import sockets
-from cluster.credentials import Credentials
 from cluster.packing import pack
-from cluster.transports.connections import connect_peers
+from cluster.tcp import sockets
+from cluster.tcp.connection import Connection
+from cluster.tcp.credentials import Credentials
+from cluster.transports.connections import ConnectedTransport
 from cluster.transports.device.peer import OfferedArray, OfferMessage, PacketMessage, Peer, offered_sharding
 from cluster.transports.inbox import Inbox
-from cluster.transports.peer_transport import PeerTransport
 from mpmd.ir import Spec
 from mpmd.runtime.transport import Array, MessageId
 from mpmd.sharding import spec_of
@@ -35,7 +35,7 @@ class DeviceAddress(NamedTuple):
     connections: sockets.Address
 
 
-class DeviceTransport(PeerTransport):
+class DeviceTransport(ConnectedTransport[Peer]):
     """Exchanges messages with groups on any node.
 
     Args:
@@ -45,18 +45,14 @@ class DeviceTransport(PeerTransport):
     """
 
     def __init__(self, inbox: Inbox, process: int, submesh: jax.sharding.Mesh):
-        super().__init__(inbox)
-        self._process = process
+        super().__init__(inbox, process)
         self._submesh = submesh
         self._in_host_memory = submesh.devices.flat[0].platform == "cpu"
         self._numbers = itertools.count(secrets.randbits(62))
-        self._listener: sockets.Listener | None = None
-        self._peers: dict[int, Peer] = {}
 
     def listen(self, host: str, credentials: Credentials) -> DeviceAddress:
         from jax.experimental import transfer  # not at the top: on some systems JAX does not have it
 
-        self._credentials = credentials
         self._server = transfer.start_transfer_server(
             self._submesh.local_devices[0].client,
             f"{host}:0",
@@ -64,30 +60,21 @@ class DeviceTransport(PeerTransport):
             max_num_parallel_copies=_CHUNKS,
             transfer_size=_CHUNK_BYTES,
         )
-        self._listener = sockets.Listener(host)
-        return DeviceAddress(self._server.address(), self._listener.address)
+        return DeviceAddress(self._server.address(), self._listen_by_tcp(host, credentials))
 
     def connect(self, addresses: Mapping[int, DeviceAddress]) -> None:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
-        assert self._listener is not None, "connect comes after listen"
-        connections = connect_peers(
-            self._listener,
-            self._credentials,
-            self._process,
-            {peer: address.connections for peer, address in addresses.items()},
-        )
-        self._peers = {
-            peer: Peer(
+
+        def peer_of(peer: int, connection: Connection) -> Peer:
+            return Peer(
                 inbox=self._inbox,
                 submesh=self._submesh,
                 process=peer,
                 server=self._server.connect(addresses[peer].server),
                 connection=connection,
             )
-            for peer, connection in connections.items()
-        }
-        for peer in self._peers.values():
-            peer.start()
+
+        self._connect_by_tcp({peer: each.connections for peer, each in addresses.items()}, peer_of)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         peer = self._peers[message.dst]
@@ -112,13 +99,3 @@ class DeviceTransport(PeerTransport):
         if isinstance(array, np.ndarray) or isinstance(array.sharding, jax.sharding.SingleDeviceSharding):
             return None  # a part of a value, whose reader may have more devices
         return spec_of(array.sharding, self._submesh, array.ndim)
-
-    def interrupt(self) -> None:
-        if self._listener is not None:
-            self._listener.interrupt()
-
-    def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        for peer in self._peers.values():
-            peer.close()

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from cluster.connection import Connection
-from cluster.sockets import UNREACHABLE_SECONDS
+from cluster.tcp.connection import Connection
+from cluster.tcp.sockets import UNREACHABLE_SECONDS
 from cluster.transports.inbox import Inbox
 from cluster.transports.layouts import ArrayTypes, MessageLayout
 from cluster.transports.network.frames import (

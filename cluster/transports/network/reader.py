@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 
-from cluster.connection import Connection
+from cluster.tcp.connection import Connection
 from cluster.transports.layouts import round_up
 
 _READ_AHEAD_BYTES = 64 * 1024

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from cluster.connection import Connection
+from cluster.tcp.connection import Connection
 from cluster.transports.network.frames import Piece
 
 _INLINE_BYTES = 2 * 2**20

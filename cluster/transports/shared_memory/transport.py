@@ -11,7 +11,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 
-from cluster.credentials import Credentials
+from cluster.tcp.credentials import Credentials
 from cluster.transports.inbox import Inbox
 from cluster.transports.peer_transport import PeerTransport
 from cluster.transports.shared_memory.receiver import Receiver

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from jax.extend.core import Jaxpr, Var
 
 from mpmd.callbacks import HostCallback
-from mpmd.compiler.graph import Accumulator, TaskGraph, Work
+from mpmd.compiler.graph import Accumulator, TaskGraph
 from mpmd.compiler.jaxprs.equations import make_jaxpr, operands
 from mpmd.compiler.lower.executables import ExecutableTable
 from mpmd.compiler.lower.fuse import FusedWork, fuse
-from mpmd.ir import Cell, TaskKind
+from mpmd.ir import Cell, TaskKind, TaskType
 from mpmd.names import INDEX_PATTERN, output_pattern, state_pattern, told_pattern
 
-CellWork = Sequence[tuple[Work, int]]
+CellWork = Sequence[tuple[TaskType, int]]
 """The work of a cell's tasks, each with how many microbatches after the cell's first one it is."""
 
 
@@ -41,7 +41,7 @@ class CellCallback:
     """A callback of a cell: its work, its microbatch as in ``CellValue``, and the names of its operands."""
 
     callback: HostCallback
-    work: Work
+    work: TaskType
     offset: int
     patterns: tuple[str, ...]
 
@@ -80,13 +80,13 @@ class CellLowering:
         self._stage_groups = stage_groups
         self._table = table
         self._stage_work = {member.work: member for member in graph.stage_work}
-        self._accumulators: dict[Work, list[Accumulator]] = collections.defaultdict(list)
+        self._accumulators: dict[TaskType, list[Accumulator]] = collections.defaultdict(list)
         for accumulator in graph.accumulators:
             self._accumulators[accumulator.work].append(accumulator)
         self._accumulator_number = {a.updated: i for i, a in enumerate(graph.accumulators)}
         # For each variable the works that make it, with its position among all that each makes.
-        self._makers: dict[Var, dict[Work, int]] = collections.defaultdict(dict)
-        self._readers: dict[Var, list[Work]] = collections.defaultdict(list)
+        self._makers: dict[Var, dict[TaskType, int]] = collections.defaultdict(dict)
+        self._readers: dict[Var, list[TaskType]] = collections.defaultdict(list)
         for member in graph.stage_work:
             for position, var in enumerate(member.makes):
                 self._makers[var][member.work] = position
@@ -106,11 +106,11 @@ class CellLowering:
             self._lowered[shape] = self._lower(works) if works else None
         return self._lowered[shape]
 
-    def _works(self, shape: Iterable[tuple[TaskKind, int, int]]) -> Iterator[tuple[Work, int]]:
+    def _works(self, shape: Iterable[tuple[TaskKind, int, int]]) -> Iterator[tuple[TaskType, int]]:
         """The work of a cell's tasks. For a ``bwd`` task this is the ``bwd`` work, or its two halves."""
         for kind, stage, offset in shape:
             halves: tuple[TaskKind, ...] = ("bwd", "bwdA", "bwdW") if kind == "bwd" else (kind,)
-            yield from ((w, offset) for half in halves if (w := Work(half, stage)) in self._stage_work)
+            yield from ((w, offset) for half in halves if (w := TaskType(half, stage)) in self._stage_work)
 
     def _lower(self, works: CellWork) -> LoweredCell:
         members = [(self._stage_work[work], offset) for work, offset in works]
@@ -141,7 +141,7 @@ class CellLowering:
         )
 
     def _callbacks(self, fused: FusedWork) -> Iterator[CellCallback]:
-        count: collections.Counter[tuple[Work, int]] = collections.Counter()
+        count: collections.Counter[tuple[TaskType, int]] = collections.Counter()
         for eqn, work, offset in fused.callbacks:
             first = count[work, offset]
             count[work, offset] += len(eqn.invars)
@@ -158,7 +158,7 @@ class CellLowering:
         maker = self._maker(var, reader.stage)
         return CellValue(var, offset, _pattern(maker, self._makers[var][maker]))
 
-    def _maker(self, var: Var, stage: int) -> Work:
+    def _maker(self, var: Var, stage: int) -> TaskType:
         """The work that a stage gets a value from: its own, if that computes it, or the only one."""
         makers = list(self._makers[var])
         return next((work for work in makers if work.stage == stage), makers[0])
@@ -167,7 +167,7 @@ class CellLowering:
         work, number = accumulator.work, self._accumulator_number[accumulator.updated]
         return CellValue(accumulator.updated, offset, state_pattern(work.kind, work.stage, number))
 
-    def _made(self, work: Work, offset: int, works: CellWork) -> Iterator[CellValue]:
+    def _made(self, work: TaskType, offset: int, works: CellWork) -> Iterator[CellValue]:
         """The values that work makes for tasks outside its cell."""
         own = self._stage_groups[work.stage]
         for position, var in enumerate(self._stage_work[work].makes):
@@ -181,5 +181,5 @@ class CellLowering:
                 yield CellValue(var, offset, _pattern(work, position), tuple(sorted(groups - {own})))
 
 
-def _pattern(work: Work, position: int) -> str:
+def _pattern(work: TaskType, position: int) -> str:
     return output_pattern(work.kind, work.stage, position)

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence, Set
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.callbacks import callback_of
-from mpmd.compiler.graph import StageWork, Work
+from mpmd.compiler.graph import StageWork
 from mpmd.compiler.jaxprs.equations import Atom, free_variables
+from mpmd.ir import TaskType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class FusedWork:
     """
 
     eqns: tuple[JaxprEqn, ...]
-    callbacks: tuple[tuple[JaxprEqn, Work, int], ...]
+    callbacks: tuple[tuple[JaxprEqn, TaskType, int], ...]
     reads: tuple[Var, ...]
     origin: dict[Var, tuple[Var, int]]
     variables: dict[tuple[Var, int], Var]
@@ -45,7 +46,7 @@ def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Ma
     variables: dict[tuple[Var, int], Var] = {}
     defined: set[Var] = set()
     eqns: list[JaxprEqn] = []
-    callbacks: list[tuple[JaxprEqn, Work, int]] = []
+    callbacks: list[tuple[JaxprEqn, TaskType, int]] = []
     current: dict[Var, Var] = {}  # for states that have been updated
 
     def variable(var: Var, microbatch: int) -> Var:

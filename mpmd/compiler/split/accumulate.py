@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Var
 from jax.interpreters import partial_eval
 
-from mpmd.compiler.graph import Accumulator, Loop, LoopResult, Work
+from mpmd.compiler.graph import Accumulator, Loop, LoopResult
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
@@ -24,6 +24,7 @@ from mpmd.compiler.jaxprs.equations import (
 from mpmd.compiler.split.assign import AssignedEqn
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
+from mpmd.ir import TaskType
 from mpmd.reduce import as_scan
 
 _SUMS = ("add_any", "add")
@@ -41,7 +42,7 @@ class Accumulation:
     """
 
     accumulators: tuple[Accumulator, ...]
-    eqns: Mapping[Work, tuple[JaxprEqn, ...]]
+    eqns: Mapping[TaskType, tuple[JaxprEqn, ...]]
     before: tuple[JaxprEqn, ...]
     after: tuple[JaxprEqn, ...]
 
@@ -89,13 +90,13 @@ class _Builder:
         self._body = body
         self._after: list[JaxprEqn] = []
         self._accumulators: list[Accumulator] = []
-        self._updates: dict[Work, list[JaxprEqn]] = collections.defaultdict(list)
+        self._updates: dict[TaskType, list[JaxprEqn]] = collections.defaultdict(list)
         self._before: list[JaxprEqn] = []
         # Sums whose summands are accumulated apart, so that nothing reads them.
         self._split_sums: set[Var] = set()
         self._order = order
         self._work_of = {var: a.work for a in assigned for var in a.eqn.outvars}
-        self._readers: dict[Var, set[Work]] = collections.defaultdict(set)
+        self._readers: dict[Var, set[TaskType]] = collections.defaultdict(set)
         for assigned_eqn in assigned:
             for var in operands(assigned_eqn.eqn):
                 self._readers[var].add(assigned_eqn.work)
@@ -106,7 +107,7 @@ class _Builder:
 
     def accumulation(self, assigned: Sequence[AssignedEqn]) -> Accumulation:
         """The result: the assigned equations but for the split sums, then the updates of accumulators."""
-        eqns: dict[Work, list[JaxprEqn]] = {}
+        eqns: dict[TaskType, list[JaxprEqn]] = {}
         for member in assigned:
             if self._split_sums.isdisjoint(member.eqn.outvars):
                 eqns.setdefault(member.work, []).append(member.eqn)
@@ -119,7 +120,7 @@ class _Builder:
             after=tuple(self._after),
         )
 
-    def work(self, atom: Atom) -> Work | None:
+    def work(self, atom: Atom) -> TaskType | None:
         return self._work_of.get(atom) if isinstance(atom, Var) else None
 
     def add_outside(self, loop: Loop, result: LoopResult) -> None:
@@ -144,7 +145,7 @@ class _Builder:
             )
         )
 
-    def _reader(self, state: Var, value: Atom) -> Work:
+    def _reader(self, state: Var, value: Atom) -> TaskType:
         """The first work that reads a state, or else what becomes of it; the first of all if none does."""
         known = [self._readers.get(atom) for atom in (state, value) if isinstance(atom, Var)]
         return min(next(filter(None, known), ()), key=self._order.position, default=self._order.work(0))
@@ -171,7 +172,7 @@ class _Builder:
         eqns, _ = traced_eqns(lambda *values: [_sum_in_order(values, aval_of(result).dtype)], parts)
         self._after.extend([*eqns[:-1], eqns[-1].replace(outvars=[result])])
 
-    def _add_part(self, work: Work, summands: Sequence[Atom], initial: Var, result: Var) -> None:
+    def _add_part(self, work: TaskType, summands: Sequence[Atom], initial: Var, result: Var) -> None:
         state = Var(result.aval)
         eqns, (updated,) = traced_eqns(
             lambda state, *values: [lax.add(state, _sum_in_order(values, state.dtype))], [state, *summands]

@@ -10,14 +10,13 @@ from typing import Any
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from mpmd.callbacks import callback_of
-from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.jaxprs.source import is_transposed, where
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
 from mpmd.compiler.split.replicate import Replica, is_weight
 from mpmd.errors import CompileError, PerformanceWarning
-from mpmd.ir import TaskKind
+from mpmd.ir import TaskKind, TaskType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +24,7 @@ class AssignedEqn:
     """An equation of the loop's body and the work that it belongs to."""
 
     eqn: JaxprEqn
-    work: Work
+    work: TaskType
 
 
 def assign(
@@ -111,7 +110,7 @@ class _Assignment:
         if faults:
             raise CompileError(faults)
 
-    def _slices(self, closing: Mapping[Work, Sequence[Var]]) -> dict[int, int]:
+    def _slices(self, closing: Mapping[TaskType, Sequence[Var]]) -> dict[int, int]:
         """For the equations in the backward slice of a mark, the position of the first such mark."""
         closed_by: dict[int, int] = {}
         for position in sorted(self._order.position(work) for work in closing):
@@ -171,7 +170,7 @@ class _Assignment:
             default=None,
         )
         if latest is None and order.num_stages == 1:
-            latest = order.position(Work("fwd", 0))
+            latest = order.position(TaskType("fwd", 0))
         backward = is_transposed(eqn) or (latest is not None and order.is_backward(latest))
         if closed_by is not None and backward >= order.is_backward(closed_by):
             if latest is not None and latest > closed_by:
@@ -207,7 +206,7 @@ class _Assignment:
         if not stages or (earliest is not None and self._order.work(earliest).stage in stages):
             return earliest
         kind: TaskKind = "bwd" if backward else "fwd"
-        positions = [self._order.position(Work(kind, stage)) for stage in stages]
+        positions = [self._order.position(TaskType(kind, stage)) for stage in stages]
         later = [position for position in positions if earliest is None or position >= earliest]
         return min(later, default=earliest)
 
@@ -223,7 +222,7 @@ class _Assignment:
                 first = min((position for position in positions if position is not None), default=None)
                 if first is None and self._eqns[i].effects:
                     # What depends on no stage, such as a print of the index, is where it is written.
-                    first = self._order.position(Work("fwd", self._body.eqns[i].written))
+                    first = self._order.position(TaskType("fwd", self._body.eqns[i].written))
                 self._set(i, first)
 
     def _place_carried(self) -> None:

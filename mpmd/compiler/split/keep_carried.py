@@ -8,19 +8,20 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import Accumulator, StageWork, Work
+from mpmd.compiler.graph import Accumulator, StageWork
 from mpmd.compiler.jaxprs.equations import free_variables, operands, substitute, traced_eqns
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.errors import CompileError
+from mpmd.ir import TaskType
 from mpmd.schedules import Schedule
 
 Eqns = Sequence[JaxprEqn]
 
 
 def keep_carried(
-    eqns: Mapping[Work, Eqns], accumulators: Sequence[Accumulator], order: MicrobatchOrder
-) -> dict[Work, Eqns]:
+    eqns: Mapping[TaskType, Eqns], accumulators: Sequence[Accumulator], order: MicrobatchOrder
+) -> dict[TaskType, Eqns]:
     """The work, where what is carried is read as it is by the work alone that updates it, in place.
 
     The stage's backward, which may compute a part of the forward again, and later stages read a copy that
@@ -29,7 +30,7 @@ def keep_carried(
     Raises: ``CompileError`` for work that reads a carried value before the work that updates it: a microbatch
       could not begin before the one before it has reached that stage.
     """
-    kept: dict[Work, Eqns] = {work: list(own) for work, own in eqns.items()}
+    kept: dict[TaskType, Eqns] = {work: list(own) for work, own in eqns.items()}
     faults: dict[str, None] = {}
     for a in accumulators:
         if not a.carried:
@@ -54,7 +55,7 @@ def check_carried(
 
     Raises: ``CompileError`` naming the schedule.
     """
-    readers: dict[Var, set[Work]] = collections.defaultdict(set)
+    readers: dict[Var, set[TaskType]] = collections.defaultdict(set)
     for member in stages:
         for var in member.reads:
             readers[var].add(member.work)
@@ -66,7 +67,7 @@ def check_carried(
             )
 
 
-def _fault(a: Accumulator, early: Work, eqns: Mapping[Work, Eqns]) -> str:
+def _fault(a: Accumulator, early: TaskType, eqns: Mapping[TaskType, Eqns]) -> str:
     reader = next(eqn for eqn in eqns[early] if a.state in operands(eqn))
     makers = {var: eqn for eqn in eqns[a.work] for var in eqn.outvars}
     copied = next(iter(operands(makers[a.updated])), a.updated)

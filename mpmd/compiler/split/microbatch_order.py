@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from mpmd.compiler.graph import Work
+from mpmd.ir import TaskType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,14 +22,14 @@ class MicrobatchOrder:
     def num_stages(self) -> int:
         return len(self.stages)
 
-    def position(self, work: Work) -> int:
+    def position(self, work: TaskType) -> int:
         nth = work.stage - self.stages.start
         return nth if work.kind == "fwd" else self.mirrored(nth)
 
-    def work(self, position: int) -> Work:
+    def work(self, position: int) -> TaskType:
         if position < self.num_stages:
-            return Work("fwd", self.stages[position])
-        return Work("bwd", self.stages[self.mirrored(position)])
+            return TaskType("fwd", self.stages[position])
+        return TaskType("bwd", self.stages[self.mirrored(position)])
 
     def is_backward(self, position: int) -> bool:
         return position >= self.num_stages

@@ -24,11 +24,11 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
 from mpmd.compiler.jaxprs.equations import called, free_variables, inlined_eqns, operands
 from mpmd.compiler.split.replicate import Replica
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
+from mpmd.ir import TaskType
 from mpmd.keys import to_aval
 
 _ARRAY_BYTES = 512
@@ -48,12 +48,12 @@ class MinimizedWork:
     ``recomputed`` are the variables that forwards and backwards now both define.
     """
 
-    eqns: dict[Work, Eqns]
+    eqns: dict[TaskType, Eqns]
     recomputed: Set[Var]
 
 
 def minimize_residuals(
-    eqns: Mapping[Work, Eqns], results: Set[Var], states: Set[Var], replicas: Mapping[Var, Replica]
+    eqns: Mapping[TaskType, Eqns], results: Set[Var], states: Set[Var], replicas: Mapping[Var, Replica]
 ) -> MinimizedWork:
     """Moves cheap equations of forwards that only the stage's own backward reads to that backward.
 
@@ -70,7 +70,7 @@ def minimize_residuals(
     made = {var for of_work in eqns.values() for eqn in of_work for var in eqn.outvars}
     read = {work: set(free_variables(of_work)) for work, of_work in eqns.items()}
     for work in eqns:
-        backward = Work("bwd", work.stage)
+        backward = TaskType("bwd", work.stage)
         if work.kind == "fwd" and backward in eqns:
             forward = _inlined_forward(eqns[work], replicas)
             elsewhere = set().union(*(read[other] for other in eqns if other not in (work, backward)))
@@ -104,9 +104,9 @@ def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
     return [*shared, *(eqn for eqn in backward if own.isdisjoint(eqn.outvars))]
 
 
-def _without_dead(eqns: dict[Work, Eqns], results: Set[Var]) -> dict[Work, Eqns]:
+def _without_dead(eqns: dict[TaskType, Eqns], results: Set[Var]) -> dict[TaskType, Eqns]:
     """The work without equations that nothing reads any more."""
-    alive: dict[Work, Eqns] = {}
+    alive: dict[TaskType, Eqns] = {}
     read_later = set(results)
     for work in reversed(eqns):
         needed = set(read_later)

@@ -6,23 +6,23 @@ from collections.abc import Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
 from mpmd.compiler.split.replicate import Replica
+from mpmd.ir import TaskType
 
 
 def place_replicas(
-    eqns: Mapping[Work, Sequence[JaxprEqn]],
+    eqns: Mapping[TaskType, Sequence[JaxprEqn]],
     body: LoopBody,
     replicas: Mapping[Var, Replica],
     order: MicrobatchOrder,
-) -> dict[Work, tuple[JaxprEqn, ...]]:
+) -> dict[TaskType, tuple[JaxprEqn, ...]]:
     """Each work with the replicas that it reads, in the order in which a microbatch passes through it."""
-    readers: dict[Var, set[Work]] = {}
+    readers: dict[Var, set[TaskType]] = {}
 
-    def add_reader(work: Work, eqn: JaxprEqn) -> None:
+    def add_reader(work: TaskType, eqn: JaxprEqn) -> None:
         for var in operands(eqn):
             if var in replicas:
                 readers.setdefault(var, set()).add(work)
@@ -30,7 +30,7 @@ def place_replicas(
     for work, own in eqns.items():
         for eqn in own:
             add_reader(work, eqn)
-    placed: dict[Work, list[JaxprEqn]] = {}
+    placed: dict[TaskType, list[JaxprEqn]] = {}
     for eqn in (member.eqn for member in reversed(body.eqns)):
         works = set().union(*(readers.get(var, ()) for var in eqn.outvars))
         if works and replicas[eqn.outvars[0]].once_per_stage:
@@ -41,8 +41,8 @@ def place_replicas(
     return {work: (*reversed(placed.get(work, ())), *eqns[work]) for work in sorted(eqns, key=order.position)}
 
 
-def _first_of_each_stage(works: set[Work], order: MicrobatchOrder) -> set[Work]:
-    first: dict[int, Work] = {}
+def _first_of_each_stage(works: set[TaskType], order: MicrobatchOrder) -> set[TaskType]:
+    first: dict[int, TaskType] = {}
     for work in sorted(works, key=order.position):
         first.setdefault(work.stage, work)
     return set(first.values())

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.annotate import mark_of
-from mpmd.compiler.graph import Loop, LoopResult, Work
+from mpmd.compiler.graph import Loop, LoopResult
 from mpmd.compiler.jaxprs.equations import Atom, lookup, operands, substitute
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
+from mpmd.ir import TaskType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class LoopBody:
     """
 
     eqns: tuple[BodyEqn, ...]
-    closing: Mapping[Work, tuple[Var, ...]]
+    closing: Mapping[TaskType, tuple[Var, ...]]
     results: tuple[LoopResult, ...]
 
 
@@ -48,7 +49,7 @@ def remove_marks(loop: Loop, order: MicrobatchOrder) -> LoopBody:
     replacement: dict[Var, Atom] = {}
     behind: dict[Var, int] = {}  # for what a mark returns, the position of the work after it
     eqns: list[BodyEqn] = []
-    closing: dict[Work, tuple[Var, ...]] = {}
+    closing: dict[TaskType, tuple[Var, ...]] = {}
     written = order.stages[0]
     for eqn in loop.eqns:
         earliest = max((behind[var] for var in operands(eqn) if var in behind), default=None)
@@ -63,9 +64,9 @@ def remove_marks(loop: Loop, order: MicrobatchOrder) -> LoopBody:
         if not mark.linear:
             written = min(stage + 1, last_stage)
         if stage < last_stage:  # the mark after the last stage, if any, ends nothing
-            closed, opened = Work("fwd", stage), Work("fwd", stage + 1)
+            closed, opened = TaskType("fwd", stage), TaskType("fwd", stage + 1)
             if not mark.forward:
-                closed, opened = Work("bwd", stage + 1), Work("bwd", stage)
+                closed, opened = TaskType("bwd", stage + 1), TaskType("bwd", stage)
             closing[closed] = (*closing.get(closed, ()), *operands(eqn))
             behind.update(dict.fromkeys(eqn.outvars, order.position(opened)))
     results = tuple(dataclasses.replace(r, value=lookup(r.value, replacement)) for r in loop.results)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
-from mpmd.compiler.graph import StageWork, Work
+from mpmd.compiler.graph import StageWork
 from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
 from mpmd.compiler.jaxprs.equations import (
     called,
@@ -23,11 +23,11 @@ from mpmd.compiler.jaxprs.equations import (
     operands,
 )
 from mpmd.compiler.jaxprs.scan_parts import ScanParts
-from mpmd.ir import Cell
+from mpmd.ir import Cell, TaskType
 
 
 def split_backwards(
-    eqns: Mapping[Work, Sequence[JaxprEqn]], tasks: Iterable[Iterable[Cell]], replicas: Collection[Var]
+    eqns: Mapping[TaskType, Sequence[JaxprEqn]], tasks: Iterable[Iterable[Cell]], replicas: Collection[Var]
 ) -> tuple[StageWork, ...]:
     """The work, with two halves of the backward of each stage for which the schedule has ``bwdA`` tasks.
 
@@ -50,14 +50,14 @@ def split_backwards(
     return tuple(divided)
 
 
-def _stage_work(eqns: Mapping[Work, Sequence[JaxprEqn]]) -> list[StageWork]:
+def _stage_work(eqns: Mapping[TaskType, Sequence[JaxprEqn]]) -> list[StageWork]:
     """The work with what it reads and makes."""
     reads = {work: free_variables(own) for work, own in eqns.items()}
     read = {var for variables in reads.values() for var in variables}
     return [_one_work(work, own, reads[work], read) for work, own in eqns.items()]
 
 
-def _one_work(work: Work, eqns: Sequence[JaxprEqn], reads: Sequence[Var], read: Set[Var]) -> StageWork:
+def _one_work(work: TaskType, eqns: Sequence[JaxprEqn], reads: Sequence[Var], read: Set[Var]) -> StageWork:
     """The work of these equations; it makes those of their variables that others read."""
     made = tuple(var for eqn in eqns for var in eqn.outvars if var in read)
     return StageWork(work, tuple(eqns), tuple(reads), made)
@@ -78,8 +78,8 @@ def _halves(backward: StageWork, outside: Set[Var], replicas: Collection[Var]) -
     stage = backward.work.stage
     reads = free_variables(second)
     return (
-        _one_work(Work("bwdA", stage), first, free_variables(first), outside | set(reads)),
-        _one_work(Work("bwdW", stage), second, reads, outside),
+        _one_work(TaskType("bwdA", stage), first, free_variables(first), outside | set(reads)),
+        _one_work(TaskType("bwdW", stage), second, reads, outside),
     )
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping, Set
 
-from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.flat import Value
+from mpmd.ir import TaskType
 from mpmd.planner.profile import Kind
 from mpmd.planner.profiling.class_costs import ClassCosts
 from mpmd.planner.profiling.classes import Class
@@ -39,7 +39,7 @@ _MOST_OF_WEIGHTS = 1 / 4
 
 
 def choose_classes(
-    step: LayeredStep, operations: float, accumulated: Mapping[Work, Container[Value]]
+    step: LayeredStep, operations: float, accumulated: Mapping[TaskType, Container[Value]]
 ) -> dict[Kind, frozenset[Class]]:
     """The classes of each kind.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Container, Iterable, Mapping
 
-from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.flat import Value
+from mpmd.ir import TaskType
 from mpmd.planner.profiling.classes import Class, ClassedOperation
 from mpmd.planner.profiling.layered_step import LayeredStep
 from mpmd.planner.profiling.sharing import Shared, Sharing
@@ -28,12 +28,12 @@ class ClassCosts:
         self.of_weights = _of_weights(step)
         known = {*self.of_weights, *others}
         self.together: dict[Class, set[Class]] = {one: set() for one in known}
-        self._touched: dict[Class, dict[Work, list[ClassedOperation]]] = {one: {} for one in known}
+        self._touched: dict[Class, dict[TaskType, list[ClassedOperation]]] = {one: {} for one in known}
         for work, members in step.tasks.items():
             for member in members:
                 self._note(work, member)
 
-    def _note(self, work: Work, member: ClassedOperation) -> None:
+    def _note(self, work: TaskType, member: ClassedOperation) -> None:
         touched: set[Class] = set()
         for value in member.operation.values:
             found = self._touched.keys() & set(self._step.classes.of_value(value))
@@ -44,7 +44,7 @@ class ClassCosts:
         for one in touched:
             self._touched[one].setdefault(work, []).append(member)
 
-    def shared(self, one: Class, accumulated: Mapping[Work, Container[Value]]) -> Shared:
+    def shared(self, one: Class, accumulated: Mapping[TaskType, Container[Value]]) -> Shared:
         """What devices share, and sum, if this class alone is divided.
 
         Args:

@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Passed, Value
 from mpmd.compiler.jaxprs.uses import Use, uses_of
 from mpmd.compiler.jaxprs.work import total_operations
+from mpmd.ir import TaskType
 
 Class = int
 """The number of a class."""
@@ -68,10 +68,10 @@ class DimensionClasses:
 
 def classed(
     flat: FlatEquations,
-    tasks: Mapping[Work, Sequence[Operation]],
+    tasks: Mapping[TaskType, Sequence[Operation]],
     before: Sequence[Operation],
     same: Iterable[Sequence[tuple[Value, int]]],
-) -> tuple[DimensionClasses, dict[Work, list[ClassedOperation]]]:
+) -> tuple[DimensionClasses, dict[TaskType, list[ClassedOperation]]]:
     """The classes of a step's values, and the operations of its tasks with them.
 
     Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 
-from mpmd.compiler.graph import Work
 from mpmd.compiler.jaxprs.flat import Value
+from mpmd.ir import TaskType
 from mpmd.planner.profile import Division, Kind
 from mpmd.planner.profiling.accumulated import Accumulated
 from mpmd.planner.profiling.choose_classes import choose_classes
@@ -30,7 +30,7 @@ class Divider:
             kind: Sharing(step.flat, step.classes, divided) for kind, divided in self.classes.items()
         }
 
-    def _accumulated_by(self, work: Work) -> Accumulated:
+    def _accumulated_by(self, work: TaskType) -> Accumulated:
         step = self._step
         updated = {step.flat.value(a.updated) for a in step.graph.accumulators if a.work == work}
         makes = {step.flat.value(var) for var in step.makes(work)}
@@ -45,7 +45,7 @@ class Divider:
     def _division(self, layer: int, kind: Kind) -> Division | None:
         """What it means that devices divide a layer; ``None`` if there is nothing to divide."""
         step, sharing = self._step, self._sharing[kind]
-        works = [work for work in (Work("fwd", layer), Work("bwd", layer)) if work in step.tasks]
+        works = [work for work in (TaskType("fwd", layer), TaskType("bwd", layer)) if work in step.tasks]
         shared = {work.kind: self._shared(work, kind) for work in works}
         forward, backward = shared.get("fwd", Shared()), shared.get("bwd", Shared())
         weights = step.weights(layer)
@@ -63,16 +63,16 @@ class Divider:
         )
         return division if division.largest > 1 else None
 
-    def _shared(self, work: Work, kind: Kind) -> Shared:
+    def _shared(self, work: TaskType, kind: Kind) -> Shared:
         """Accumulators hold parts of sums over devices that divide the batch, and no others."""
         accumulated = self._accumulated[work] if kind != "model" else frozenset[Value]()
         return self._sharing[kind].task(self._step.tasks[work], accumulated)
 
-    def _nbytes_per_step(self, work: Work, shared: Shared) -> float:
+    def _nbytes_per_step(self, work: TaskType, shared: Shared) -> float:
         """The bytes of the accumulators that hold parts of sums."""
         return sum(map(self._step.nbytes, self._accumulated[work].updated_by(shared.partial)))
 
-    def _sizes(self, works: Iterable[Work], weights: Iterable[Value], sharing: Sharing) -> set[int]:
+    def _sizes(self, works: Iterable[TaskType], weights: Iterable[Value], sharing: Sharing) -> set[int]:
         """How many elements the dimensions have that are divided."""
         values = set(weights)
         for work in works:

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jax.extend.core import Var
 
-from mpmd.compiler.graph import Loop, StageWork, TaskGraph, Work
+from mpmd.compiler.graph import Loop, StageWork, TaskGraph
 from mpmd.compiler.jaxprs.flat import FlatEquations, Value
+from mpmd.ir import TaskType
 from mpmd.planner.profiling.belongings import Belongings, belongings
 from mpmd.planner.profiling.classes import ClassedOperation, DimensionClasses, classed
 from mpmd.planner.profiling.microbatch import MicrobatchDim, microbatch_dims
@@ -34,7 +35,7 @@ class LayeredStep:
     belongings: Belongings
     flat: FlatEquations
     classes: DimensionClasses
-    tasks: Mapping[Work, Sequence[ClassedOperation]]
+    tasks: Mapping[TaskType, Sequence[ClassedOperation]]
     microbatch: Sequence[MicrobatchDim]
 
     @property
@@ -47,32 +48,32 @@ class LayeredStep:
     def num_layers(self) -> int:
         return self.loop.schedule.num_stages
 
-    def reads(self, work: Work) -> tuple[Var, ...]:
+    def reads(self, work: TaskType) -> tuple[Var, ...]:
         """The variables that a task reads; none of a task that is not there."""
         return self._members[work].reads if work in self._members else ()
 
-    def makes(self, work: Work) -> tuple[Var, ...]:
+    def makes(self, work: TaskType) -> tuple[Var, ...]:
         """The variables that a task makes for others."""
         return self._members[work].makes if work in self._members else ()
 
     @functools.cached_property
-    def _members(self) -> dict[Work, StageWork]:
+    def _members(self) -> dict[TaskType, StageWork]:
         return {member.work: member for member in self.graph.stage_work}
 
     @functools.cached_property
-    def _made_by(self) -> dict[Var, Work]:
+    def _made_by(self) -> dict[Var, TaskType]:
         return {var: member.work for member in self.graph.stage_work for var in member.makes}
 
     def residuals(self, layer: int) -> Iterator[Var]:
         """What forwards make for the layer's backward."""
-        for var in self.reads(Work("bwd", layer)):
+        for var in self.reads(TaskType("bwd", layer)):
             maker = self._made_by.get(var)
             if maker is not None and maker.kind == "fwd":
                 yield var
 
     def received(self, layer: int) -> Iterator[tuple[Var, int]]:
         """What the layer's forward gets from other layers, with these."""
-        for var in self.reads(Work("fwd", layer)):
+        for var in self.reads(TaskType("fwd", layer)):
             maker = self._made_by.get(var)
             if maker is not None and maker.stage != layer:
                 yield var, maker.stage

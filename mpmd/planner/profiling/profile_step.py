@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator
 
-from mpmd.compiler.graph import TaskGraph, Work
+from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.flat import FlatEquations, Value
 from mpmd.compiler.jaxprs.work import total_operations
+from mpmd.ir import TaskType
 from mpmd.planner.profile import Layer, Profile, TaskWork
 from mpmd.planner.profiling.belongings import nbytes
 from mpmd.planner.profiling.divide import Divider
@@ -56,8 +57,8 @@ class _Profiler:
         step, belong = self._step, self._step.belongings
         return Layer(
             name=f"stage {layer}",
-            forward=self._work(Work("fwd", layer)),
-            backward=self._work(Work("bwd", layer)),
+            forward=self._work(TaskType("fwd", layer)),
+            backward=self._work(TaskType("bwd", layer)),
             weights=sum(map(nbytes, belong.weights_of(layer))),
             state=sum(nbytes(var) for var, owner in belong.state.items() if owner == layer),
             gradients=sum(nbytes(a.result) for a in step.graph.accumulators if a.work.stage == layer),
@@ -75,7 +76,7 @@ class _Profiler:
                     found[source, layer] += nbytes(var)
         yield from ((*ends, total) for ends, total in sorted(found.items()))
 
-    def _work(self, work: Work) -> TaskWork:
+    def _work(self, work: TaskType) -> TaskWork:
         step = self._step
         members = step.tasks.get(work, ())
         flat = [one.operation for one in members]

@@ -56,7 +56,9 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
     messages = stages.messages()
     together = float(time_together(cluster, float(groups), devices))
     steps = [together * step for step in _step_seconds(stages)]
-    work = [sum(times[kind, stage] for kind in orders[-1].kinds) for stage in range(schedule.num_stages)]
+    work = [
+        sum(times[TaskType(kind, stage)] for kind in orders[-1].kinds) for stage in range(schedule.num_stages)
+    ]
     works = stages.of_groups(work)
     loops = [order.timed.run(times, *messages, at_once) for order in orders]
     least = max(*works, sum(works) / at_once)
@@ -105,10 +107,10 @@ def _task_times(stages: Stages) -> dict[TaskType, float]:
     forwards, backwards = stages.sums("forward"), stages.sums("backward")
     times: dict[TaskType, float] = {}
     for stage, weights in enumerate(stages.sums("backward_weights")):
-        times["fwd", stage] = forwards[stage] + overhead
-        times["bwd", stage] = backwards[stage] + overhead
-        times["bwdA", stage] = backwards[stage] - weights + overhead
-        times["bwdW", stage] = weights + overhead
+        times[TaskType("fwd", stage)] = forwards[stage] + overhead
+        times[TaskType("bwd", stage)] = backwards[stage] + overhead
+        times[TaskType("bwdA", stage)] = backwards[stage] - weights + overhead
+        times[TaskType("bwdW", stage)] = weights + overhead
     return times
 
 

@@ -8,7 +8,7 @@ import secrets
 import ssl
 import tempfile
 
-from cluster.connection import Session
+from cluster.tcp.connection import Session
 
 _VALID = datetime.timedelta(days=3650)
 """Of the certificate, which only opens connections while a launch connects; clocks of nodes may differ."""

@@ -7,21 +7,19 @@ import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import ClassVar, NamedTuple
 
 import jax
 import ray
 
-from cluster.actor import CONCURRENCY_GROUPS, GroupActor, Member
+from cluster.actor import GroupActor
 from cluster.agreement import Agreement
+from cluster.endpoint import Member
 from cluster.process_info import ProcessInfo
-from cluster.snapshots import Chunk, SnapshotStore, restore
+from cluster.recovery.store import Chunk, SnapshotStore, restore
 from mpmd.runtime.requests import Released
 from mpmd.runtime.worker import LostValue
-
-RECOVERABLE_CONCURRENCY_GROUPS = {**CONCURRENCY_GROUPS, "snapshots": 1, "notice": 1}
-"""As those of ``GroupActor``; copies travel in a thread of their own, while steps run."""
 
 
 class Copied(NamedTuple):
@@ -36,6 +34,13 @@ class RecoverableActor(GroupActor):
 
     Processes are named by their numbers, snapshots by theirs.
     """
+
+    CONCURRENCY_GROUPS: ClassVar[Mapping[str, int]] = {
+        **GroupActor.CONCURRENCY_GROUPS,
+        "snapshots": 1,
+        "notice": 1,
+    }
+    """Copies travel in a thread of their own, while steps run."""
 
     def __init__(self, member: Member, compilation_cache: str | None):
         super().__init__(member, compilation_cache)

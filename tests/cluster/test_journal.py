@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpmd.runtime.journal import (
+from cluster.recovery.journal import (
     BEGINNING,
     Journal,
     ResultChangedError,

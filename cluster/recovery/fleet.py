@@ -13,22 +13,22 @@ from typing import NamedTuple
 import ray
 from ray.actor import ActorHandle
 
-from cluster.actors import Replacements
+from cluster.calls.actor_calls import ActorCalls
+from cluster.calls.watchdog import Limits
 from cluster.connect import StartingActors, connect_driver, connect_groups, open_groups
-from cluster.connection import Connection
 from cluster.driver import LoadRequests
-from cluster.endpoint import Endpoint
-from cluster.places import NodeGoneError, NoPlaceError
 from cluster.process_info import Placement, ProcessInfo
 from cluster.ray_session import RaySession
-from cluster.recovery import Copy, CopyHolders, choose_keepers
+from cluster.recovery.journal import BEGINNING
+from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
+from cluster.recovery.places import NodeGoneError, NoPlaceError
+from cluster.recovery.replacements import Replacements
+from cluster.recovery.waits import Calls, Pings, ProcessLostError, SupersededError, Waits
+from cluster.tcp.connection import Connection
 from cluster.transports.choice import OBJECT_STORE, choose
 from cluster.versions import versions_here
-from cluster.waits import Calls, Pings, ProcessLostError, SupersededError, Waits
-from cluster.watchdog import Limits
-from mpmd.errors import RecoveryError
+from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.ir import Edge
-from mpmd.runtime.journal import BEGINNING
 from mpmd.stopwatch import Stopwatch
 
 
@@ -56,7 +56,6 @@ class Fleet:
     Args:
       replacements: starts others in the places of ``actors``.
       actors: one for each process.
-      processes: which process of which group each of them is.
       placement: where they are; kept up to date.
       transport, encryption: as ``launch`` was asked.
       gathering: the edges over which values are gathered, as loaded programs know them.
@@ -68,7 +67,6 @@ class Fleet:
         self,
         replacements: Replacements,
         actors: Sequence[ActorHandle],
-        processes: Sequence[Endpoint],
         placement: Placement,
         transport: str,
         encryption: bool | None,
@@ -80,7 +78,7 @@ class Fleet:
         self.places = replacements.places
         self._members = replacements.starter.members
         self.actors = list(actors)
-        self.processes = tuple(processes)
+        self.processes = tuple(member.endpoint for member in self._members)
         self._infos = list(placement.processes)
         self._placement = placement
         self._transport = transport
@@ -100,6 +98,15 @@ class Fleet:
     def infos(self) -> tuple[ProcessInfo, ...]:
         """Where the processes are."""
         return tuple(self._infos)
+
+    def calls(
+        self, connections: Sequence[Connection], on_death: Callable[[GroupDiedError], object]
+    ) -> ActorCalls:
+        """Makes calls on the processes that there are now, over the driver's connections with them."""
+        placement_groups = self.places.placement_groups
+        return ActorCalls(
+            self.actors, self.processes, placement_groups, connections, self.infos, self._limits, on_death
+        )
 
     # Replacing.
 

@@ -7,15 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mpmd.runtime.journal import (
-    BEGINNING,
-    Journal,
-    LoggedCopy,
-    LoggedFetch,
-    LoggedRead,
-    LoggedSnapshot,
-    LoggedStep,
-)
+from cluster.recovery.journal import BEGINNING, Journal
+from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedRead, LoggedSnapshot, LoggedStep
 from mpmd.runtime.requests import Released, StepReply, StepRequest
 
 GROUPS = (0, 1, 2)

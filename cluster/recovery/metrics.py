@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray.util.metrics import Counter, Histogram
 
-from cluster.recovery import RecoveryReport
+from cluster.recovery.report import RecoveryReport
 
 _BOUNDARIES = [0.5, 1, 2, 5, 10, 30, 60, 300]
 """Of the histogram, in seconds."""

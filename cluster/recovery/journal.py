@@ -19,13 +19,21 @@ in and outcomes come out.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cluster.recovery.logged import (
+    Logged,
+    LoggedCopy,
+    LoggedFetch,
+    LoggedRead,
+    LoggedRequest,
+    LoggedSnapshot,
+    LoggedStep,
+)
 from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
 from mpmd.runtime.storage import StoredArray
 
@@ -33,104 +41,10 @@ BEGINNING = 0
 """The number of the snapshot that is committed from the start: groups have no values."""
 
 
-@dataclasses.dataclass(eq=False)
-class LoggedStep:
-    """A step that was asked of groups.
-
-    Attributes:
-      ordinal: counts the steps of the mesh, from 1.
-      requests: what each group was asked. Programs are not released here: a replay may need them.
-      nbytes: of the host arrays that it sends; one that several groups get counts once.
-    """
-
-    ordinal: int
-    requests: Mapping[int, StepRequest]
-    nbytes: int
-    _waiting: set[int] = dataclasses.field(default_factory=set)
-    _errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
-    _given: dict[int, Mapping[Handle, np.ndarray] | None] = dataclasses.field(default_factory=dict)
-
-    @property
-    def groups(self) -> frozenset[int]:
-        return frozenset(self.requests)
-
-    def __str__(self) -> str:
-        return f"step {self.ordinal}"
-
-
-@dataclasses.dataclass(eq=False)
-class LoggedRead:
-    """Values that a group was asked to read from storage."""
-
-    mpmd_idx: int
-    stored: Mapping[Handle, StoredArray]
-    _waiting: set[int] = dataclasses.field(default_factory=set)
-    _errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
-    _given: dict[int, Mapping[Handle, np.ndarray] | None] = dataclasses.field(default_factory=dict)
-
-    @property
-    def groups(self) -> frozenset[int]:
-        return frozenset([self.mpmd_idx])
-
-    def __str__(self) -> str:
-        return "reading from storage"
-
-
-@dataclasses.dataclass(eq=False)
-class LoggedFetch:
-    """A value that was asked of a group."""
-
-    mpmd_idx: int
-    handle: Handle
-    _waiting: set[int] = dataclasses.field(default_factory=set)
-    _errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
-    _given: dict[int, None] = dataclasses.field(default_factory=dict)
-
-    @property
-    def groups(self) -> frozenset[int]:
-        return frozenset([self.mpmd_idx])
-
-
-@dataclasses.dataclass(eq=False)
-class LoggedCopy:
-    """Values that a group was asked to copy to host memory, as ``copy``, to write them to storage."""
-
-    mpmd_idx: int
-    copy: Handle
-    handles: tuple[Handle, ...]
-    _waiting: set[int] = dataclasses.field(default_factory=set)
-    _errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
-    _given: dict[int, None] = dataclasses.field(default_factory=dict)
-
-    @property
-    def groups(self) -> frozenset[int]:
-        return frozenset([self.mpmd_idx])
-
-
-@dataclasses.dataclass(eq=False)
-class LoggedSnapshot:
-    """A snapshot under way.
-
-    Attributes:
-      number: another one each time it is begun; numbers ascend.
-      released: what each group is to drop before it copies.
-    """
-
-    number: int
-    released: Mapping[int, Released]
-    is_copied: bool = False
-
-
-Request = LoggedStep | LoggedRead | LoggedFetch | LoggedCopy
-"""What is answered to the user."""
-
-Logged = Request | LoggedSnapshot
-
-
 class Outcome(NamedTuple):
     """What the user is to be told of a request to a group: its result, or else its error."""
 
-    request: Request
+    request: LoggedRequest
     mpmd_idx: int
     result: Any
     error: BaseException | None
@@ -174,25 +88,25 @@ class Journal:
         """A step is asked of groups."""
         arrays = {id(a): a for request in requests.values() for a in request.host_arrays.values()}
         nbytes = sum(array.nbytes for array in arrays.values())
-        step = LoggedStep(next(self._ordinals), requests, nbytes, set(requests))
+        step = LoggedStep(next(self._ordinals), requests, nbytes)
         self._log.append(step)
         return step
 
     def add_read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> LoggedRead:
         """A group is asked to read values from storage."""
-        read = LoggedRead(mpmd_idx, stored, {mpmd_idx})
+        read = LoggedRead(mpmd_idx, stored)
         self._log.append(read)
         return read
 
     def add_fetch(self, mpmd_idx: int, handle: Handle) -> LoggedFetch:
         """A value is asked of a group."""
-        fetch = LoggedFetch(mpmd_idx, handle, {mpmd_idx})
+        fetch = LoggedFetch(mpmd_idx, handle)
         self._log.append(fetch)
         return fetch
 
     def add_copy(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> LoggedCopy:
         """A group is asked to copy values; it is asked again until ``drop_copies``."""
-        entry = LoggedCopy(mpmd_idx, copy, tuple(handles), {mpmd_idx})
+        entry = LoggedCopy(mpmd_idx, copy, tuple(handles))
         self._log.append(entry)
         return entry
 
@@ -244,29 +158,31 @@ class Journal:
 
     # What is answered.
 
-    def succeed(self, attempt: int, request: Request, mpmd_idx: int, result: Any) -> list[Outcome]:
+    def succeed(self, attempt: int, request: LoggedRequest, mpmd_idx: int, result: Any) -> list[Outcome]:
         """A group has answered. Returns what the user is to be told now.
 
         Raises: ``ResultChangedError`` when the user was given another result in an earlier attempt.
         """
-        if attempt != self.attempt or mpmd_idx not in request._waiting:
+        if attempt != self.attempt or mpmd_idx not in request.waiting:
             return []
-        request._waiting.remove(mpmd_idx)
+        request.waiting.remove(mpmd_idx)
         outcomes = []
-        if mpmd_idx not in request._given:
+        if mpmd_idx not in request.given:
             inline = dict(result.inline) if isinstance(result, StepReply) else None
-            request._given[mpmd_idx] = inline  # type: ignore[assignment]
+            request.given[mpmd_idx] = inline
             outcomes.append(Outcome(request, mpmd_idx, result, None))
-        elif isinstance(request, LoggedStep | LoggedRead) and not _repeats(request._given[mpmd_idx], result):
+        elif isinstance(request, LoggedStep | LoggedRead) and not _repeats(request.given[mpmd_idx], result):
             raise ResultChangedError(request, mpmd_idx)
         return outcomes + self._go_on()
 
-    def fail(self, attempt: int, request: Request, mpmd_idx: int, error: BaseException) -> list[Outcome]:
+    def fail(
+        self, attempt: int, request: LoggedRequest, mpmd_idx: int, error: BaseException
+    ) -> list[Outcome]:
         """A group has answered by an error that is not the death of a group. As ``succeed``."""
-        if attempt != self.attempt or mpmd_idx not in request._waiting:
+        if attempt != self.attempt or mpmd_idx not in request.waiting:
             return []
-        request._waiting.remove(mpmd_idx)
-        request._errors[mpmd_idx] = error
+        request.waiting.remove(mpmd_idx)
+        request.errors[mpmd_idx] = error
         return self._go_on()
 
     def drop_copies(self, copies: Collection[Handle] | None = None) -> list[Outcome]:
@@ -298,7 +214,7 @@ class Journal:
                 self.committed = entry.number
                 kept.clear()
                 continue
-            if entry._waiting:
+            if entry.waiting:
                 kept += self._log[position:]
                 break
             outcomes += self._believed_errors(entry)
@@ -308,19 +224,19 @@ class Journal:
         self._dropped.intersection_update(entry for entry in kept if isinstance(entry, LoggedCopy))
         return outcomes
 
-    def _is_done(self, answered: Request) -> bool:
+    def _is_done(self, answered: LoggedRequest) -> bool:
         """Whether an answered request need not be asked again, whatever happens."""
         return isinstance(answered, LoggedFetch) or answered in self._dropped
 
-    def _believed_errors(self, request: Request) -> list[Outcome]:
+    def _believed_errors(self, request: LoggedRequest) -> list[Outcome]:
         outcomes = []
-        for mpmd_idx, error in request._errors.items():
-            if mpmd_idx not in request._given:
-                request._given[mpmd_idx] = None
+        for mpmd_idx, error in request.errors.items():
+            if mpmd_idx not in request.given:
+                request.given[mpmd_idx] = None
                 outcomes.append(Outcome(request, mpmd_idx, None, error))
-            elif isinstance(request, LoggedStep | LoggedRead) and request._given[mpmd_idx] is not None:
+            elif isinstance(request, LoggedStep | LoggedRead) and request.given[mpmd_idx] is not None:
                 raise ResultChangedError(request, mpmd_idx, error)
-        request._errors.clear()
+        request.errors.clear()
         return outcomes
 
     # Going back.
@@ -328,11 +244,11 @@ class Journal:
     def current_step(self, mpmd_idx: int) -> LoggedStep | None:
         """The first step that a group has not answered."""
         steps = (entry for entry in self._log if isinstance(entry, LoggedStep))
-        return next((step for step in steps if mpmd_idx in step._waiting), None)
+        return next((step for step in steps if mpmd_idx in step.waiting), None)
 
-    def is_answered(self, request: Request) -> bool:
+    def is_answered(self, request: LoggedRequest) -> bool:
         """Whether all groups have answered a request, in this attempt."""
-        return not request._waiting
+        return not request.waiting
 
     def suspend(self) -> None:
         """A group has died: nothing that is answered from now on counts, until the groups have gone back."""
@@ -346,14 +262,14 @@ class Journal:
         self._log = [
             entry
             for entry in self._log
-            if isinstance(entry, LoggedSnapshot) or not (entry._given and self._is_done(entry))
+            if isinstance(entry, LoggedSnapshot) or not (entry.given and self._is_done(entry))
         ]
         for entry in self._log:
             if isinstance(entry, LoggedSnapshot):
                 entry.number, entry.is_copied = next(self._snapshots), False
             else:
-                entry._waiting.update(entry.groups)
-                entry._errors.clear()
+                entry.waiting.update(entry.groups)
+                entry.errors.clear()
         return tuple(self._log)
 
     def lose_values(self, error: BaseException) -> list[Outcome]:
@@ -362,7 +278,7 @@ class Journal:
             Outcome(entry, mpmd_idx, None, error)
             for entry in self._log
             if not isinstance(entry, LoggedSnapshot)
-            for mpmd_idx in sorted(entry.groups - entry._given.keys())
+            for mpmd_idx in sorted(entry.groups - entry.given.keys())
         ]
         self._log.clear()
         self._dropped.clear()

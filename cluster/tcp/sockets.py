@@ -1,6 +1,6 @@
 """TCP connections between processes that have the same credentials, set up so that a lost peer is noticed.
 
-Both ends greet each other first (``cluster.greeting``), so that nothing of a stranger is interpreted.
+Both ends greet each other first (``cluster.tcp.greeting``), so that nothing of a stranger is interpreted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cluster.connection import Connection, EncryptedConnection
-from cluster.credentials import Credentials, Handshake
-from cluster.greeting import CHALLENGE_BYTES, Greeting, Wait, introduce
+from cluster.tcp.connection import Connection, EncryptedConnection
+from cluster.tcp.credentials import Credentials, Handshake
+from cluster.tcp.greeting import CHALLENGE_BYTES, Greeting, Wait, introduce
 
 UNREACHABLE_SECONDS = 60
 """A peer that acknowledges nothing for this long, or accepts no data, counts as lost."""

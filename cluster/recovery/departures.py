@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 
-from cluster.fleet import Fleet
-from cluster.places import PROMPT_SECONDS
-from cluster.termination import TerminationNotices
+from cluster.recovery.fleet import Fleet
+from cluster.recovery.places import PROMPT_SECONDS
+from cluster.recovery.termination import TerminationNotices
 
 _AVOID_SECONDS = 300.0
 """A node of which a process was told to end, and that is still there after this time, is not about to end."""
 
 
-class Mover:
+class Departures:
     """Knows which processes have to leave their nodes. Used by one thread at a time."""
 
     def __init__(self, fleet: Fleet):

@@ -7,12 +7,6 @@ from collections.abc import Mapping
 
 from cluster.process_info import ProcessInfo
 
-VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
-"""The variable that names the devices of a process, for platforms on which Ray gives each its own."""
-
-SHAREABLE_PLATFORMS = ("cpu", *VISIBLE_DEVICES)
-"""The platforms on which several processes can use a device. A TPU belongs to one."""
-
 
 def choose_hosts(
     guests: Mapping[int, int], hosts: Mapping[int, ProcessInfo], shares_with: Mapping[int, int]
@@ -40,10 +34,3 @@ def choose_hosts(
         on_node[hosts[host].node_id] += 1
         chosen[guest] = host
     return chosen
-
-
-def visible_devices(platform: str, accelerators: tuple[str, ...]) -> dict[str, str]:
-    """The environment variables with which a process uses the devices that Ray has given another one."""
-    if not accelerators or platform not in VISIBLE_DEVICES:
-        return {}
-    return {VISIBLE_DEVICES[platform]: ",".join(accelerators), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}

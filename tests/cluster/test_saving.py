@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from cluster.recovery import Recovery
+from cluster.recovery.journal import BEGINNING
 from mpmd.errors import GroupDiedError, RecoveryError, StateLostError
-from mpmd.runtime.journal import BEGINNING
 from mpmd.runtime.requests import StepReply
 from tests.support.pretended_groups import (
     SOON,
@@ -109,14 +109,14 @@ def test_a_snapshot_waits_for_what_is_being_saved_and_a_step_does_not():
     driven._fleet.may_copy.set()
     for future in [future for _, method, _, future in driven.attempts[0].made if method == "snapshot"]:
         future.set_result(None)
-    with driven._changed:
-        assert driven._changed.wait_for(lambda: driven._journal.snapshot.is_copied, SOON)
-    assert driven._journal.committed == BEGINNING
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: driven.journal.snapshot.is_copied, SOON)
+    assert driven.journal.committed == BEGINNING
     for index in range(1, 9):  # with the last one the log is too long, and the copy is given up
-        assert driven._journal.committed == BEGINNING
+        assert driven.journal.committed == BEGINNING
         driven.step()
         driven.attempts[0].reply(index)
-    assert driven._journal.committed == 1
+    assert driven.journal.committed == 1
     writing = driven.write(0, 3, [["spec"]])
     begin_recovery(driven, 1)
     for future in (writing, driven.write(0, 3, [["spec"]])):

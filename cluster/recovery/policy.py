@@ -1,19 +1,16 @@
-"""When to copy values, which process keeps whose copies, and when to give up: the policy of recovery.
+"""When to copy values, and when to give up: the policy of recovery.
 
 Nothing here knows Ray, a thread or the clock.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
-from cluster.process_info import ProcessInfo
+from cluster.recovery.journal import BEGINNING, Journal, LoggedStep
 from mpmd.errors import GroupDiedError, StateLostError
-from mpmd.runtime.journal import BEGINNING, Journal, LoggedStep
 
 _LOG_BYTES = 2**30
 """The most host arrays, batches above all, that the log may hold before a step waits for a snapshot."""
@@ -90,62 +87,6 @@ def check_recovery(recovery: Recovery | None, submeshes: Sequence[Mapping[str, i
         raise ValueError("Recovery(spares=...) needs groups that are alike: a spare takes any one's place")
 
 
-DIED, DRAINED, SHRUNK, GROWN = "died", "drained", "shrunk", "grown"
-"""Why a group is replaced: its process has died; or it moves, because its node is to end, because it is to
-share the devices of another one, or because there is a place of its own for it again."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RecoveryReport:
-    """One recovery, or one move of a group to another place, in ``mesh.recoveries``.
-
-    Attributes:
-      mpmd_idxs: the groups that had died, or the one that has moved.
-      reason: how that was noticed, or why it has moved.
-      step: the step, counted from 1, that the first of them was at; ``None`` when it was at none.
-      num_replayed: the steps that were run again.
-      seconds: how long each phase took: for a move first ``prepared``, until a process was up at the other
-        place, while steps ran, and ``copied``, until there was a snapshot; then ``started``, until a process
-        was there in place of each dead one, and the others had stopped; ``connected``; ``loaded``, until it
-        had the programs; ``restored``, until all had the values of the snapshot; ``replayed``, until they
-        had run all steps since, which does not keep the caller waiting.
-      lost: why the values of all groups were lost, so that no step was run again; ``None`` if they were not.
-      kind: ``died``; or for a move ``drained``, because its node is to end, ``shrunk``, to share the devices
-        of another group, or ``grown``, to a place of its own.
-      shares_with: those of the groups that have no place of their own now, and the group whose devices each
-        shares.
-    """
-
-    mpmd_idxs: tuple[int, ...]
-    reason: str
-    step: int | None
-    num_replayed: int
-    seconds: Mapping[str, float]
-    lost: str | None = None
-    kind: str = DIED
-    shares_with: Mapping[int, int] = dataclasses.field(default_factory=dict)
-
-    @property
-    def total(self) -> float:
-        """Seconds from noticing the death, or from the decision to move, until all was as before."""
-        return sum(self.seconds.values())
-
-    def __str__(self) -> str:
-        groups = ", ".join(f"group {mpmd_idx}" for mpmd_idx in self.mpmd_idxs)
-        phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
-        at = "" if self.step is None else f" at step {self.step}"
-        reason = self.reason.partition(". ")[0]  # Ray has several sentences
-        until = "mesh.resize asks for more places" if self.kind == SHRUNK else "the cluster has room again"
-        sharing = "".join(
-            f"; group {guest} shares the devices of group {host} until {until}"
-            for guest, host in sorted(self.shares_with.items())
-        )
-        what = "recovered" if self.kind == DIED else f"moved ({self.kind})"
-        then = f"{self.num_replayed} steps run again" if self.lost is None else "all values lost"
-        why = "" if self.lost is None else f"; {self.lost}"
-        return f"{what} {groups}{at} in {self.total:.2f} s ({phases}; {then}): {reason}{why}{sharing}"
-
-
 def check_num_places(num_places: int, num_groups: int) -> None:
     """Raises ``TypeError`` or ``ValueError`` when groups cannot have so many places of their own."""
     if not isinstance(num_places, int) or isinstance(num_places, bool):
@@ -196,65 +137,3 @@ class FailureCounter:
         if self._count > self._max_failures:
             return f"the groups have failed {self._count} times, and max_failures is {self._max_failures}"
         return None
-
-
-def choose_keepers(processes: Sequence[ProcessInfo]) -> list[int]:
-    """Which process keeps the snapshots of each, in its host's memory: one of another group.
-
-    It is on another node if there is one, and all keep as many as the others, as far as possible; then it is
-    of the next group. All are named by their positions.
-
-    Args:
-      processes: of all groups, group by group; there are two groups at least.
-    """
-    num_groups = processes[-1].mpmd_idx + 1
-    kept: collections.Counter[int] = collections.Counter()
-    keepers = []
-    for owner in processes:
-        others = [i for i, process in enumerate(processes) if process.mpmd_idx != owner.mpmd_idx]
-        keeper = min(
-            others,
-            key=lambda i: (
-                processes[i].node_id == owner.node_id,
-                kept[i],
-                (processes[i].mpmd_idx - owner.mpmd_idx) % num_groups,
-                abs(processes[i].rank - owner.rank),
-            ),
-        )
-        kept[keeper] += 1
-        keepers.append(keeper)
-    return keepers
-
-
-class Copy(NamedTuple):
-    """The snapshot of a process is to be copied from one process to another."""
-
-    owner: int
-    src: int
-    dst: int
-
-
-class CopyHolders:
-    """Which processes have the committed snapshot of each: itself, and its keeper. All by their positions."""
-
-    def __init__(self, keepers: Sequence[int]):
-        self._holders = [{owner, keeper} for owner, keeper in enumerate(keepers)]
-
-    def lose(self, processes: Iterable[int]) -> None:
-        """These processes are gone, with all they had."""
-        for holders in self._holders:
-            holders.difference_update(processes)
-
-    @property
-    def lost(self) -> list[int]:
-        """The processes whose snapshot no process has."""
-        return [owner for owner, holders in enumerate(self._holders) if not holders]
-
-    def missing(self, keepers: Sequence[int]) -> list[Copy]:
-        """What to copy so that every process has its own snapshot, and so has its keeper."""
-        return [
-            Copy(owner, owner if owner in holders else min(holders), wanted)
-            for owner, (keeper, holders) in enumerate(zip(keepers, self._holders, strict=True))
-            for wanted in (owner, keeper)
-            if wanted not in holders
-        ]

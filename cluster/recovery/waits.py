@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 import ray
 from ray.actor import ActorHandle
 
-from cluster import health
+from cluster.calls import health
+from cluster.calls.watchdog import NO_LIMITS, Limits
 from cluster.endpoint import Endpoint
-from cluster.watchdog import NO_LIMITS, Limits
 
 Calls = dict[ray.ObjectRef, int]
 """Calls of Ray that are under way, and the number of the process that each is made on."""

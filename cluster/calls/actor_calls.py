@@ -22,28 +22,25 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 
-from cluster.connection import Connection
+from cluster.calls.monitor import Monitor
+from cluster.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
+from cluster.calls.post_mortem import obituary, place_of
+from cluster.calls.ray_errors import translate
+from cluster.calls.watchdog import Limits
 from cluster.endpoint import Endpoint
-from cluster.frames import Frame, FrameConnection, encode
-from cluster.health import GroupHealth
-from cluster.pending_calls import AbortRequest, PendingCall, PendingCalls
-from cluster.post_mortem import obituary, place_of
 from cluster.process_info import ProcessInfo
-from cluster.ray_errors import translate
 from cluster.ray_session import RaySession
-from cluster.rpc import Client
 from cluster.status import ProcessStatus, Status
+from cluster.tcp.connection import Connection
+from cluster.tcp.frames import Frame, FrameConnection, encode
+from cluster.tcp.rpc import Client
 from cluster.transports.inbox import PeerLostError
-from cluster.watchdog import Limits, Watchdog
 from cluster.world import WorldLostError
 from mpmd.errors import GroupDiedError, StepAborted
 from mpmd.runtime.activity import Doing
 
 _POLL_SECONDS = 1.0
 """How often the thread checks, while there are no events, that Ray is connected and the groups are alive."""
-
-DIVIDED_SECONDS = 60.0
-"""How long after a step's failure all processes of a group have to have left it, once one of them has."""
 
 STATUS_SECONDS = 2.0
 """How long ``status`` waits for processes to say what they are doing."""
@@ -84,9 +81,8 @@ class ActorCalls:
         self._pending = PendingCalls()
         self._infos = tuple(infos)
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._health = GroupHealth(self.processes, [place_of(info) for info in infos])
-        self._watchdog = Watchdog(self.processes, limits)
-        self._failed: dict[int, tuple[float, str]] = {}  # for steps: when it was noticed, and why
+        places = [place_of(info) for info in infos]
+        self._monitor = Monitor(self.processes, places, limits, self._pending, time.monotonic, self._ping)
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._clients = [
             Client(FrameConnection(tcp), self._on_reply, functools.partial(self._on_disconnect, number))
@@ -200,7 +196,8 @@ class ActorCalls:
         """Called in any thread, at least once for each connection that ends."""
         has_cause = error is not None and not isinstance(error, EOFError | ConnectionError)
         cause = f": {type(error).__name__}: {error}" if has_cause else ""
-        self._events.put(functools.partial(self._health.mark_disconnected, number, cause, time.monotonic()))
+        health = self._monitor.health
+        self._events.put(functools.partial(health.mark_disconnected, number, cause, time.monotonic()))
 
     def _run(self) -> None:
         """The thread: handles events until ``close``, the end of Ray, or a fault of its own."""
@@ -216,10 +213,7 @@ class ActorCalls:
                     del event  # an idle thread must not keep the last result
                 except queue.Empty:
                     pass
-                self._fail_disconnected()
-                self._fail_divided()
-                self._fail_unresponsive()
-                self._end_late()
+                self._fail_dead_and_late()
         except Exception as error:
             # When Ray is shut down under the mesh, any call of Ray may raise: the futures say why.
             if self._session.is_connected:
@@ -236,7 +230,7 @@ class ActorCalls:
             error = translate(raised, pending.process)
             if isinstance(error, WorldLostError):
                 # The call stays pending: either a process has died, or the whole group is declared dead.
-                self._health.mark_broken(pending.process.number, str(error), time.monotonic())
+                self._monitor.health.mark_broken(pending.process.number, str(error), time.monotonic())
             elif isinstance(error, PeerLostError):
                 if self._pending.death_of(pending.process.mpmd_idx) is not None:
                     return  # what has lost it is said to be gone itself: one of the two has to stay
@@ -247,7 +241,7 @@ class ActorCalls:
                 self._fail(pending, StepAborted(message))  # if the peer has no part in this step
             elif not isinstance(error, GroupDiedError):
                 self._fail(pending, error)
-            elif self._health.disconnected_first(pending.process.number):
+            elif self._monitor.health.disconnected_first(pending.process.number):
                 self._mark_dead(self._with_obituary(error, pending.process.number))
             # Otherwise the process ended because the first one did, whose report is still to come.
         else:
@@ -274,63 +268,21 @@ class ActorCalls:
         self._broadcast_aborts(aborts)
         self._on_death(error)
 
-    def _fail_disconnected(self) -> None:
-        """Of the groups that have lost a process, and those whose processes cannot reach one another."""
-        for error in self._health.take_dead(time.monotonic()):
-            self._mark_dead(error)
+    def _fail_dead_and_late(self) -> None:
+        """Of the groups that are dead, and the step that takes too long, all calls."""
+        if late := self._monitor.late_step():
+            self._broadcast_aborts(self._pending.time_out(*late))
+        for death in self._monitor.deaths():
+            self._mark_dead(death)
 
-    def _fail_divided(self) -> None:
-        """Of the groups of which one process has left a failed step, and another one does not follow."""
-        now = time.monotonic()
-        for step, (since, reason) in list(self._failed.items()):
-            if now - since < DIVIDED_SECONDS:
-                continue
-            del self._failed[step]
-            for mpmd_idx in self._pending.half_answered(step):
-                self._mark_dead(
-                    GroupDiedError(
-                        f"group {mpmd_idx} has failed as a whole: a process has not left a failed step for "
-                        f"{DIVIDED_SECONDS:g} s, and another one has. The step has failed because {reason}",
-                        mpmd_idx,
-                    )
-                )
-
-    def _fail_unresponsive(self) -> None:
-        """Pings all processes while a reply is awaited; an actor answers at once, whatever it computes."""
-        now = time.monotonic()
-        if not self._health.ping_is_due(now) or not self._pending.are_awaited:
-            return
-        for error in self._health.unresponsive(now):
-            self._mark_dead(error)
-        self._ping(now)
-
-    def _ping(self, now: float) -> None:
+    def _ping(self, number: int) -> Future[Doing] | None:
         if not self._session.is_connected:  # the call would start Ray anew
-            return
-        for number in self._health.start_pings(now):
-            answer: Future[Doing] = self.actors[number].health.remote().future()
-            answer.add_done_callback(functools.partial(self._on_ping, number))
-
-    def _on_ping(self, number: int, answer: Future[Doing]) -> None:
-        """Called in a thread of Ray's."""
-        self._health.mark_answered(number)
-        if answer.exception() is None:  # otherwise the process has died, which other calls report
-            self._watchdog.report(number, answer.result(), time.monotonic())
-
-    def _end_late(self) -> None:
-        """Ends a step that takes too long, and the groups that do not leave it."""
-        now, watchdog = time.monotonic(), self._watchdog
-        step = self._pending.oldest_step
-        watchdog.observe(step, now)
-        if watchdog.asks(now, self._pending.are_awaited):
-            self._ping(now)
-        if step is not None and (late := watchdog.late_step(now)) is not None:
-            self._broadcast_aborts(self._pending.time_out(step, late))
-        for error in (*watchdog.remaining(self._pending.running, now), *watchdog.stuck(now)):
-            self._mark_dead(error)
+            return None
+        return self.actors[number].health.remote().future()
 
     def _broadcast_aborts(self, aborts: Sequence[AbortRequest]) -> None:
-        self._failed |= {abort.step: (time.monotonic(), abort.reason) for abort in aborts}
+        for abort in aborts:
+            self._monitor.mark_failed(abort.step, abort.reason)
         if self._session.is_connected:
             for abort in aborts:
                 for actor in self.actors:
@@ -355,7 +307,7 @@ class ActorCalls:
         elif not self._thread.is_alive():
             state = "closed"
         else:
-            state = f"does not answer; {self._watchdog.doing(number, time.monotonic())}"
+            state = f"does not answer; {self._monitor.doing(number)}"
             if answer is not None:
                 with contextlib.suppress(ray.exceptions.RayError):  # it has just died
                     state = str(ray.get(answer))

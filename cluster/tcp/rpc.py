@@ -3,7 +3,7 @@
 Actor calls of Ray would do the same, and do so with ``transport="object_store"``, but each of them takes as
 much processor time as several small tasks, in the driver and again in the actor.
 
-Requests and replies are frames (``cluster.frames``), by whose numbers a reply finds its request.
+Requests and replies are frames (``cluster.tcp.frames``), by whose numbers a reply finds its request.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import ray
 
-from cluster.credentials import Credentials
-from cluster.frames import Frame, FrameConnection, encode
-from cluster.sockets import Address, Listener
+from cluster.tcp.credentials import Credentials
+from cluster.tcp.frames import Frame, FrameConnection, encode
+from cluster.tcp.sockets import Address, Listener
 
 
 class Client:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cluster.credentials import Credentials, Handshake
+from cluster.tcp.credentials import Credentials, Handshake
 
 _CHECK_SECONDS = 0.2
 """How often who connects checks that it is still wanted."""

@@ -17,25 +17,23 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from cluster.process_info import ProcessInfo
 from cluster.ray_session import RaySession
-from cluster.recovery import DRAINED, GROWN, SHRUNK
-from cluster.resources import Bundle, OwnPlace, describe_shortage, draining_nodes, live_nodes, request
-from cluster.sharing import choose_hosts
+from cluster.recovery.report import DRAINED, GROWN, SHRUNK
+from cluster.recovery.sharing import choose_hosts
+from cluster.resources import (
+    Bundle,
+    OwnPlace,
+    Place,
+    SharedPlace,
+    describe_shortage,
+    draining_nodes,
+    live_nodes,
+    request,
+)
 
 _POLL_SECONDS = 0.1
 
 PROMPT_SECONDS = 2.0
 """How long Ray may take to find a place when there is room."""
-
-
-class SharedPlace(NamedTuple):
-    """The node and the devices of another process, ``host``; ``accelerators`` are Ray's names of them."""
-
-    node_id: str
-    host: int
-    accelerators: tuple[str, ...]
-
-
-Place = OwnPlace | SharedPlace
 
 
 class NoPlaceError(RuntimeError):

@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from cluster import snapshots
-from cluster.snapshots import SnapshotStore, restore, save
-from mpmd.runtime.journal import BEGINNING
+from cluster.recovery import store as store_module
+from cluster.recovery.journal import BEGINNING
+from cluster.recovery.store import SnapshotStore, restore, save
 from mpmd.runtime.worker import LostValue
 
 SUBMESH = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
@@ -109,7 +109,7 @@ def test_a_snapshot_that_is_given_up_leaves_nothing():
 
 
 def test_large_snapshots_travel_in_parts(monkeypatch):
-    monkeypatch.setattr(snapshots, "_CHUNK_BYTES", 64)
+    monkeypatch.setattr(store_module, "_CHUNK_BYTES", 64)
     own, kept = SnapshotStore(), SnapshotStore()
     own.take(1, {**values(1, 2, 3), 4: on(P(), np.zeros(100, "float32"))}, SUBMESH)
     chunks = own.chunks(1, BEGINNING)

@@ -1,4 +1,4 @@
-"""The runtime whose groups move, with groups, a fleet and places that only pretend."""
+"""Groups that move, with groups, a fleet and places that only pretend."""
 
 import dataclasses
 import threading
@@ -7,13 +7,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from cluster import elastic_runtime
-from cluster.elastic_runtime import ElasticRuntime
-from cluster.recovery import DRAINED, GROWN, SHRUNK, Recovery
-from cluster.waits import SupersededError
-from cluster.watchdog import Limits
+from cluster.recovery import Recovery, mover
+from cluster.recovery.report import DRAINED, GROWN, SHRUNK
+from cluster.recovery.waits import SupersededError
 from mpmd.errors import GroupDiedError, RecoveryError
-from tests.support.pretended_groups import SOON, Driven, Fleet, commit_snapshot, groups_of
+from tests.support.pretended_groups import SOON, Driven, Fleet, commit_snapshot
 
 
 class Places:
@@ -42,7 +40,7 @@ class MovedFleet(Fleet):
         self.discarded += 1
 
 
-class Mover:
+class Departures:
     """In place of what finds out which groups are to move."""
 
     def __init__(self, fleet):
@@ -66,7 +64,7 @@ class Mover:
         return self.has_place
 
 
-class Elastic(ElasticRuntime, Driven):
+class Elastic(Driven):
     def reply_to_all(self):
         """Answers all steps and copies that are asked, also those that are asked next."""
         calls = self.attempts[-1]
@@ -80,12 +78,12 @@ class Elastic(ElasticRuntime, Driven):
 
 @pytest.fixture
 def elastic(monkeypatch):
-    monkeypatch.setattr(elastic_runtime, "Mover", Mover)
-    monkeypatch.setattr(elastic_runtime, "_watch", lambda *arguments: None)
-    monkeypatch.setattr(elastic_runtime, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(mover, "Departures", Departures)
+    monkeypatch.setattr(mover, "_SAVE_SECONDS", 0.0)
     recovery = Recovery(every=100, max_failures=1)
     reports = []
-    driven = Elastic(MovedFleet(), [], Limits(), groups_of, recovery, reports.append)
+    driven = Elastic(MovedFleet(), recovery, reports.append)
+    driven.departures, driven.look_after = driven._mover._departures, driven._mover.look_after
     driven.reports = reports
     driven._fleet.may_copy.set()
     yield driven
@@ -107,9 +105,9 @@ def in_thread(function, *arguments):
 
 def resize(driven, num_places, kinds):
     resizing = in_thread(driven.resize, num_places, SOON)
-    assert driven._wake.wait(SOON)
-    driven._wake.clear()
-    driven._mover.kinds = kinds
+    assert driven._mover._wake.wait(SOON)
+    driven._mover._wake.clear()
+    driven.departures.kinds = kinds
     driven.look_after()
     resizing.result(SOON)
 
@@ -124,7 +122,7 @@ def await_snapshot(driven, count):
 
 def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, capsys):
     futures = [elastic.step(), elastic.step()]
-    elastic._mover.kinds = {1: GROWN}
+    elastic.departures.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     await_snapshot(elastic, 2)  # the one after the first step
     submitting = None
@@ -147,23 +145,23 @@ def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, cap
 
 def test_moves_are_no_failures_nor_are_deaths_of_groups_that_are_to_move(elastic):
     for _ in range(3):
-        elastic._mover.kinds = {0: DRAINED}
+        elastic.departures.kinds = {0: DRAINED}
         elastic.look_after()
-    elastic._mover.kinds, elastic._mover.fault = {1: DRAINED}, RuntimeError("no process started")
+    elastic.departures.kinds, elastic.departures.fault = {1: DRAINED}, RuntimeError("no process started")
     elastic.look_after()
     elastic.die(1)
     elastic.step()
     elastic.die(1)
-    assert elastic._error is None
+    assert elastic.error is None
     elastic.die(0)
     with pytest.raises(RecoveryError, match="the groups have failed 2 times, and max_failures is 1"):
         elastic.step()[0].result(SOON)
-    assert [mpmd_idx for mpmd_idx, _ in elastic._mover.prepared] == [0, 0, 0]
+    assert [mpmd_idx for mpmd_idx, _ in elastic.departures.prepared] == [0, 0, 0]
 
 
 def test_a_group_does_not_move_when_another_one_dies_meanwhile(elastic):
     elastic.step()
-    elastic._mover.kinds = {1: GROWN}
+    elastic.departures.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     await_snapshot(elastic, 2)
     elastic.die(0)
@@ -175,7 +173,7 @@ def test_a_group_does_not_move_when_another_one_dies_meanwhile(elastic):
     while not elastic.reports and time.monotonic() < deadline:
         time.sleep(0.001)
     assert [report.kind for report in elastic.reports] == ["died"]
-    assert not elastic._is_paused
+    assert not elastic._requests.is_paused
 
 
 def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
@@ -187,17 +185,19 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
     handle = elastic.next_handle()
     elastic.copy_out(0, handle, [1])
     writing = elastic.write(0, handle, [["spec"]])
-    elastic._mover.kinds = {1: GROWN}
+    elastic.departures.kinds = {1: GROWN}
     elastic.look_after()
     assert (
         "group 1 does not move, though the cluster has room for it: a checkpoint is being saved"
         in capsys.readouterr().err
     )
-    assert elastic.reports == [] and elastic._mover.prepared == []
-    elastic._mover.kinds = {1: DRAINED}
+    assert elastic.reports == [] and elastic.departures.prepared == []
+    elastic.departures.kinds = {1: DRAINED}
     looking = in_thread(elastic.look_after)
-    with elastic._changed:
-        assert elastic._changed.wait_for(lambda: len(elastic.attempts) > 1 and not elastic._dead, SOON)
+    with elastic.changed:
+        assert elastic.changed.wait_for(
+            lambda: len(elastic.attempts) > 1 and not elastic._requests.dead, SOON
+        )
     calls = elastic.attempts[1]
     assert (len(calls.steps), calls.named("copy_out")) == (1, [(0, handle, (1,))]), "both are done again"
     elastic.reply_to_all()
@@ -206,7 +206,7 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
     assert writing.result(SOON) == [16]
     elastic.free((0,), handle)
     looking.result(SOON)
-    elastic._mover.kinds = {1: GROWN}
+    elastic.departures.kinds = {1: GROWN}
     elastic.look_after()
     assert [report.kind for report in elastic.reports] == [DRAINED, GROWN]
 
@@ -215,9 +215,9 @@ def test_a_copy_that_the_log_has_given_up_is_not_lost_by_a_move(elastic, capsys)
     handle = elastic.next_handle()
     elastic.copy_out(0, handle, [1])
     elastic.attempts[0].future("copy_out").set_result(None)
-    with elastic._changed:
-        elastic._note(elastic._journal.drop_copies)  # as a step does that the copy has kept waiting
-    elastic._mover.kinds = {0: SHRUNK}
+    with elastic.changed:
+        elastic._requests.note(elastic.journal.drop_copies)  # as a step does that the copy has kept waiting
+    elastic.departures.kinds = {0: SHRUNK}
     elastic.look_after()
     assert "a checkpoint is being saved" in capsys.readouterr().err
     elastic.free((0,), handle)
@@ -226,15 +226,15 @@ def test_a_copy_that_the_log_has_given_up_is_not_lost_by_a_move(elastic, capsys)
 
 
 def test_a_death_at_the_moment_of_a_move_is_a_failure(elastic, monkeypatch):
-    copy_all = elastic._copy_all
+    copy_all = elastic._mover._copy_all
 
     def with_a_death(*arguments):
         is_copied = copy_all(*arguments)
-        elastic._note_death(GroupDiedError("group 0 died", 0))
+        elastic._fleet.on_death(GroupDiedError("group 0 died", 0))
         return is_copied
 
-    monkeypatch.setattr(elastic, "_copy_all", with_a_death)
-    elastic._mover.kinds = {1: GROWN}
+    monkeypatch.setattr(elastic._mover, "_copy_all", with_a_death)
+    elastic.departures.kinds = {1: GROWN}
     elastic.look_after()
     assert [report.mpmd_idxs for report in elastic.reports] == [(0, 1)]
     elastic.die(1)
@@ -243,17 +243,17 @@ def test_a_death_at_the_moment_of_a_move_is_a_failure(elastic, monkeypatch):
 
 
 def test_a_group_whose_copies_may_be_gone_does_not_move(elastic, capsys):
-    elastic._mover.kinds, elastic._fleet.silent = {1: GROWN}, {0}
+    elastic.departures.kinds, elastic._fleet.silent = {1: GROWN}, {0}
     elastic.look_after()
     assert "group 1 does not move, though the cluster has room for it: another" in capsys.readouterr().err
-    assert elastic._fleet.discarded == 1 and not elastic._is_paused
-    elastic._mover.kinds, elastic._fleet.silent = {1: GROWN}, set()
+    assert elastic._fleet.discarded == 1 and not elastic._requests.is_paused
+    elastic.departures.kinds, elastic._fleet.silent = {1: GROWN}, set()
     elastic.look_after()
     assert [report.kind for report in elastic.reports] == [GROWN]
 
 
 def test_that_there_is_no_other_place_is_said_once(elastic, capsys):
-    elastic._mover.kinds, elastic._mover.has_place = {1: DRAINED}, False
+    elastic.departures.kinds, elastic.departures.has_place = {1: DRAINED}, False
     for _ in range(2):
         elastic.look_after()
     assert capsys.readouterr().err.count("its node is to end: there is no other place for it") == 1
@@ -303,12 +303,15 @@ def test_numbers_of_places_that_cannot_be(elastic, number, error):
 
 def test_closing_ends_a_move(elastic, capsys):
     elastic.step()
-    elastic._mover.kinds = {1: GROWN}
+    elastic.departures.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     await_snapshot(elastic, 2)
     elastic.close()
     looking.result(SOON)
-    elastic._mover.kinds, elastic._mover.fault = {1: GROWN}, RuntimeError("the new process was killed")
+    elastic.departures.kinds, elastic.departures.fault = (
+        {1: GROWN},
+        RuntimeError("the new process was killed"),
+    )
     elastic.look_after()
     assert elastic.reports == [] and capsys.readouterr().err == ""
     with pytest.raises(RuntimeError, match="closed"):
@@ -318,7 +321,7 @@ def test_closing_ends_a_move(elastic, capsys):
 def test_the_status_shows_who_shares(elastic):
     elastic._fleet.infos[1] = dataclasses.replace(elastic._fleet.infos[1], shares_with=0)
     elastic._fleet.may_replace.clear()
-    elastic._mover.kinds = {1: SHRUNK}
+    elastic.departures.kinds = {1: SHRUNK}
     looking = in_thread(elastic.look_after)
     deadline = time.monotonic() + SOON
     while not elastic.is_recovering and time.monotonic() < deadline:

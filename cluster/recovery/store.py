@@ -9,9 +9,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from cluster.recovery.journal import BEGINNING
 from mpmd.ir import Spec
 from mpmd.reshard import Box
-from mpmd.runtime.journal import BEGINNING
 from mpmd.runtime.requests import Handle
 from mpmd.runtime.worker import LostValue
 from mpmd.sharding import spec_of, to_sharding

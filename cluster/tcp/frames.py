@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cluster.connection import Connection
+from cluster.tcp.connection import Connection
 
 _LARGE_BYTES = 64 * 1024
 """Buffers above this size are not copied into the pickle."""

@@ -1,0 +1,74 @@
+"""Which process keeps whose copies, which copies a death has taken, and which have to be made again.
+
+Nothing here knows Ray, a thread or the clock.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from cluster.process_info import ProcessInfo
+
+
+def choose_keepers(processes: Sequence[ProcessInfo]) -> list[int]:
+    """Which process keeps the snapshots of each, in its host's memory: one of another group.
+
+    It is on another node if there is one, and all keep as many as the others, as far as possible; then it is
+    of the next group. All are named by their positions.
+
+    Args:
+      processes: of all groups, group by group; there are two groups at least.
+    """
+    num_groups = processes[-1].mpmd_idx + 1
+    kept: collections.Counter[int] = collections.Counter()
+    keepers = []
+    for owner in processes:
+        others = [i for i, process in enumerate(processes) if process.mpmd_idx != owner.mpmd_idx]
+        keeper = min(
+            others,
+            key=lambda i: (
+                processes[i].node_id == owner.node_id,
+                kept[i],
+                (processes[i].mpmd_idx - owner.mpmd_idx) % num_groups,
+                abs(processes[i].rank - owner.rank),
+            ),
+        )
+        kept[keeper] += 1
+        keepers.append(keeper)
+    return keepers
+
+
+class Copy(NamedTuple):
+    """The snapshot of a process is to be copied from one process to another."""
+
+    owner: int
+    src: int
+    dst: int
+
+
+class CopyHolders:
+    """Which processes have the committed snapshot of each: itself, and its keeper. All by their positions."""
+
+    def __init__(self, keepers: Sequence[int]):
+        self._holders = [{owner, keeper} for owner, keeper in enumerate(keepers)]
+
+    def lose(self, processes: Iterable[int]) -> None:
+        """These processes are gone, with all they had."""
+        for holders in self._holders:
+            holders.difference_update(processes)
+
+    @property
+    def lost(self) -> list[int]:
+        """The processes whose snapshot no process has."""
+        return [owner for owner, holders in enumerate(self._holders) if not holders]
+
+    def missing(self, keepers: Sequence[int]) -> list[Copy]:
+        """What to copy so that every process has its own snapshot, and so has its keeper."""
+        return [
+            Copy(owner, owner if owner in holders else min(holders), wanted)
+            for owner, (keeper, holders) in enumerate(zip(keepers, self._holders, strict=True))
+            for wanted in (owner, keeper)
+            if wanted not in holders
+        ]

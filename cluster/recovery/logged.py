@@ -1,0 +1,110 @@
+"""What is in the log of requests, and what groups have answered."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from mpmd.runtime.requests import Handle, Released, StepRequest
+from mpmd.runtime.storage import StoredArray
+
+
+@dataclasses.dataclass(eq=False)
+class LoggedRequest(abc.ABC):
+    """A request that each of its groups answers to the user. The journal keeps the answers up to date.
+
+    Attributes:
+      waiting: the groups that have not answered in this attempt.
+      errors: those of the groups that have answered by one which is not given to the user yet.
+      given: the groups whose answer the user has, and for steps and reads the small results in it; ``None``
+        after an error, and for other requests.
+    """
+
+    waiting: set[int] = dataclasses.field(init=False)
+    errors: dict[int, BaseException] = dataclasses.field(init=False, default_factory=dict)
+    given: dict[int, Mapping[Handle, Any] | None] = dataclasses.field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.waiting = set(self.groups)
+
+    @property
+    @abc.abstractmethod
+    def groups(self) -> frozenset[int]:
+        """The groups that were asked."""
+
+
+@dataclasses.dataclass(eq=False)
+class LoggedStep(LoggedRequest):
+    """A step that was asked of groups.
+
+    Attributes:
+      ordinal: counts the steps of the mesh, from 1.
+      requests: what each group was asked. Programs are not released here: a replay may need them.
+      nbytes: of the host arrays that it sends; one that several groups get counts once.
+    """
+
+    ordinal: int
+    requests: Mapping[int, StepRequest]
+    nbytes: int
+
+    @property
+    def groups(self) -> frozenset[int]:
+        return frozenset(self.requests)
+
+    def __str__(self) -> str:
+        return f"step {self.ordinal}"
+
+
+@dataclasses.dataclass(eq=False)
+class _OfOneGroup(LoggedRequest):
+    """A request to one group."""
+
+    mpmd_idx: int
+
+    @property
+    def groups(self) -> frozenset[int]:
+        return frozenset([self.mpmd_idx])
+
+
+@dataclasses.dataclass(eq=False)
+class LoggedRead(_OfOneGroup):
+    """Values that a group was asked to read from storage."""
+
+    stored: Mapping[Handle, StoredArray]
+
+    def __str__(self) -> str:
+        return "reading from storage"
+
+
+@dataclasses.dataclass(eq=False)
+class LoggedFetch(_OfOneGroup):
+    """A value that was asked of a group."""
+
+    handle: Handle
+
+
+@dataclasses.dataclass(eq=False)
+class LoggedCopy(_OfOneGroup):
+    """Values that a group was asked to copy to host memory, as ``copy``, to write them to storage."""
+
+    copy: Handle
+    handles: tuple[Handle, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class LoggedSnapshot:
+    """A snapshot under way.
+
+    Attributes:
+      number: another one each time it is begun; numbers ascend.
+      released: what each group is to drop before it copies.
+    """
+
+    number: int
+    released: Mapping[int, Released]
+    is_copied: bool = False
+
+
+Logged = LoggedRequest | LoggedSnapshot

@@ -1,0 +1,173 @@
+"""Processes that take the place of dead ones, or of those that move."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import ray
+from ray.actor import ActorHandle
+
+from cluster.actors import ActorStarter
+from cluster.process_info import ProcessInfo
+from cluster.ray_session import RaySession
+from cluster.recovery.places import Places
+from cluster.resources import OwnPlace, Place, SharedPlace
+
+_ANSWER_SECONDS = 5.0
+"""A process that was prepared and does not answer within this time is not used."""
+
+
+class Replacements:
+    """Processes for those that die or move: spares, those that were started for a move, and new ones.
+
+    Args:
+      starter: starts them.
+      places: of all processes; kept up to date.
+      spares: the places of those that are to wait for others to die.
+    """
+
+    def __init__(self, starter: ActorStarter, places: Places, spares: Sequence[OwnPlace]):
+        self.starter = starter
+        self.places = places
+        places.placement_groups.update(place.placement_group for place in spares)
+        self._num_spares = len(spares)
+        self._free = list(spares)
+        self._lock = threading.Lock()
+        self._spares: list[tuple[ActorHandle, OwnPlace, ray.ObjectRef]] = []
+        self._prepared: dict[int, tuple[ActorHandle, Place]] = {}
+        self._session = RaySession()
+
+    # Spares.
+
+    def start_spares(self) -> None:
+        """Starts the spares that are missing, and gives back what nobody uses. Does not wait for them.
+
+        While groups wait for room, they go first.
+        """
+        with self._lock:
+            good = self.places.good_nodes() if self._free else frozenset()
+            while len(self._spares) < self._num_spares and not self.places.is_short:
+                place = self._free.pop() if self._free else None
+                if place is None or self.places.node_of(place) not in good:
+                    place = self.places.request_spare(self.starter.needs[0].resources)
+                actor = self.starter.start(0, place)
+                self._spares.append((actor, place, actor.warm_up.remote()))
+            self._free.clear()
+            prepared = [place for _, place in self._prepared.values()]
+            self.places.give_back([*prepared, *(place for _, place, _ in self._spares)])
+
+    def await_spares(self, timeout: float) -> None:
+        """Waits until the spares are ready. Raises ``RuntimeError`` when they are not in time."""
+        starting = [ready for _, _, ready in self._spares]
+        _, late = ray.wait(starting, num_returns=len(starting), timeout=timeout) if starting else ([], [])
+        if late:
+            raise RuntimeError(f"{len(late)} spare processes did not start within {timeout:g} s")
+        ray.get(starting)
+
+    def count_ready_spares(self) -> int:
+        """How many spares could take a place now."""
+        with self._lock:
+            good = self.places.good_nodes()
+            return sum(self._is_ready(spare, good) for spare in self._spares)
+
+    def _is_ready(self, spare: tuple[ActorHandle, OwnPlace, ray.ObjectRef], good: Collection[str]) -> bool:
+        _, place, ready = spare
+        return bool(ray.wait([ready], timeout=0)[0]) and self.places.node_of(place) in good
+
+    def _take_spare(self) -> tuple[ActorHandle, OwnPlace] | None:
+        good = self.places.good_nodes() if self._spares else frozenset()
+        for spare in list(self._spares):
+            if not self._is_ready(spare, good):
+                continue
+            self._spares.remove(spare)
+            actor, place, ready = spare
+            if not _has_failed(ready):
+                return actor, place
+            self._free.append(place)
+        return None
+
+    # Moves.
+
+    def prepare(self, places: Mapping[int, Place], timeout: float) -> None:
+        """Starts processes that others will be replaced with, and waits until they are up.
+
+        Raises: ``RuntimeError`` when that takes longer than ``timeout`` seconds, or one cannot start.
+        """
+        started = {number: self.starter.start(number, place) for number, place in places.items()}
+        with self._lock:
+            self._prepared |= {number: (actor, places[number]) for number, actor in started.items()}
+        try:
+            ray.get([actor.warm_up.remote() for actor in started.values()], timeout=timeout)
+        except ray.exceptions.RayError as error:
+            self.discard()
+            raise RuntimeError(f"the processes that were to take over did not start: {error}") from error
+
+    def discard(self) -> None:
+        """Ends the processes that were prepared and not used."""
+        with self._lock:
+            prepared, self._prepared = self._prepared, {}
+        for actor, _ in prepared.values():
+            self._session.kill(actor)
+
+    # Replacing.
+
+    def replace(
+        self,
+        numbers: Sequence[int],
+        infos: Sequence[ProcessInfo],
+        check: Callable[[], None],
+    ) -> dict[int, ActorHandle]:
+        """Another actor for each of these processes, whose actors have ended: prepared, a spare, or new.
+
+        Args:
+          infos: where all processes are, or have been.
+          check: is called now and then while this waits for a place, and raises to wait no longer.
+
+        Raises: ``NoPlaceError``.
+        """
+        with self._lock:
+            actors: dict[int, ActorHandle] = {}
+            for number in numbers:
+                taken = self._prepared.pop(number, None)
+                taken = taken if taken is not None and _is_alive(taken[0]) else self._take_spare()
+                if taken is not None:
+                    actors[number], place = taken
+                    actors[number].adopt.remote(self.starter.members[number])
+                    self._leave(number, place)
+            start = time.monotonic()
+            for mpmd_idx in sorted({self.starter.members[n].mpmd_idx for n in numbers if n not in actors}):
+                waited = time.monotonic() - start  # for the groups before, and for this one as well
+                found = self.places.find(mpmd_idx, infos, numbers, check=check, waited=waited)
+                for number in found.keys() - actors.keys():
+                    self._leave(number, found[number])
+                    actors[number] = self.starter.start(number, found[number])
+            return actors
+
+    def _leave(self, number: int, place: Place) -> None:
+        """A process is at another place from now on; a spare may start where it was."""
+        before = self.places.of(number)
+        if isinstance(before, OwnPlace) and before != place:
+            self._free.append(before)
+        self.places.assign(number, place)
+
+    def placed(self, number: int, info: ProcessInfo) -> ProcessInfo:
+        """What is known of a process, with whom it shares."""
+        place = self.places.of(number)
+        group = self.starter.members[place.host].mpmd_idx if isinstance(place, SharedPlace) else None
+        return dataclasses.replace(info, shares_with=group)
+
+
+def _is_alive(actor: ActorHandle) -> bool:
+    answer: ray.ObjectRef = actor.health.remote()
+    return bool(ray.wait([answer], timeout=_ANSWER_SECONDS)[0]) and not _has_failed(answer)
+
+
+def _has_failed(call: ray.ObjectRef) -> bool:
+    try:
+        ray.get(call)
+    except ray.exceptions.RayError:
+        return True
+    return False

@@ -1,0 +1,175 @@
+"""What the death of a group leads to.
+
+A thread has the group replaced, all groups go back to the last committed snapshot, and asks again what the
+journal has. Meanwhile steps wait to be submitted. Callers notice nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+from cluster.recovery.fleet import Replacement
+from cluster.recovery.logged import LoggedCopy, LoggedSnapshot, LoggedStep
+from cluster.recovery.policy import FailureCounter, Recovery
+from cluster.recovery.report import DIED, RecoveryReport
+from cluster.recovery.requests import FROM_DISK, Requests
+from cluster.recovery.saving import Saving
+from cluster.recovery.snapshots import Snapshots
+from cluster.recovery.waits import SupersededError
+from cluster.tcp.connection import Connection
+from mpmd.errors import GroupDiedError, RecoveryError
+from mpmd.stopwatch import Stopwatch
+
+
+class Replacer:
+    """Replaces groups that have died, or that move.
+
+    Args:
+      requests, snapshots, saving: what groups were asked.
+      policy: when to give up.
+      on_recovery: is called with a report of each recovery.
+
+    Attributes:
+      leaving: the groups whose nodes are to end, or that move: it is no failure when they die.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        snapshots: Snapshots,
+        saving: Saving,
+        policy: Recovery,
+        on_recovery: Callable[[RecoveryReport], None],
+    ):
+        self._requests = requests
+        self._snapshots = snapshots
+        self._saving = saving
+        self._failures = FailureCounter(policy.max_failures)
+        self._on_recovery = on_recovery
+        self.leaving: set[int] = set()
+
+    def attach(self, connections: Sequence[Connection]) -> None:
+        """From now on, groups are asked over these connections, and their deaths are noted."""
+        note_death = weakref.WeakMethod(self.note_death)
+
+        def on_death(error: GroupDiedError) -> None:
+            if (note := note_death()) is not None:
+                note(error)
+
+        self._requests.groups.attach(self._requests.fleet.calls(connections, on_death))
+
+    def note_death(self, error: GroupDiedError) -> None:
+        """A group counts as dead. Is called in any thread."""
+        requests = self._requests
+        with requests.changed:
+            if requests.error is not None or error.mpmd_idx in requests.dead:
+                return
+            is_first = not requests.dead
+            step = requests.journal.current_step(error.mpmd_idx)
+            requests.dead[error.mpmd_idx] = error
+            if is_first:
+                requests.journal.suspend()
+                requests.changed.notify_all()
+                work = functools.partial(self.replace, error, step)
+                threading.Thread(target=work, name="mpmd recovery", daemon=True).start()
+
+    def replace(
+        self,
+        death: GroupDiedError,
+        step: LoggedStep | None = None,
+        kind: str = DIED,
+        watch: Stopwatch | None = None,
+    ) -> None:
+        """Has the fleet replace what is dead or to move, and asks again what was asked.
+
+        Blocks until then; no thread waits for this one with the lock held.
+
+        Args:
+          death: the first one.
+          step: what its group was running.
+          kind: as of ``RecoveryReport``.
+          watch: has the phases of before, and gets those of this.
+        """
+        requests, watch = self._requests, watch or Stopwatch()
+        try:
+            dead, connections, lost = self._replace_processes(death, step, watch)
+        except SupersededError:
+            requests.fleet.release()  # the mesh was closed, perhaps before the last process was started
+            return
+        except BaseException as error:  # whatever it is, those who wait have to know
+            with requests.changed:
+                fatal = error if isinstance(error, RecoveryError) else _unrecoverable(death, str(error))
+                requests.give_up(fatal, error.__cause__ or error)
+            return
+        with requests.changed:
+            if requests.error is not None:
+                for connection in connections:
+                    connection.close()
+                return
+            self.attach(connections)
+            requests.dead.clear()
+            if lost is not None:
+                requests.lose_values(death, lost)
+            steps = self._ask_again()
+            with watch("replayed"):
+                attempt = requests.journal.attempt
+                requests.wait_for_end_of(attempt, lambda: all(map(requests.journal.is_answered, steps)))
+        report = RecoveryReport(
+            mpmd_idxs=tuple(sorted(dead)),
+            reason=str(death),
+            step=step.ordinal if step else None,
+            num_replayed=len(steps),
+            seconds=watch.seconds,
+            lost=lost,
+            kind=kind,
+            shares_with={
+                process.mpmd_idx: process.shares_with
+                for process in requests.fleet.infos
+                if process.mpmd_idx in dead and process.shares_with is not None
+            },
+        )
+        self._on_recovery(report)
+        print(f"cluster: {report}", file=sys.stderr, flush=True)
+        requests.fleet.replacements.start_spares()
+
+    def _replace_processes(
+        self, death: GroupDiedError, step: LoggedStep | None, watch: Stopwatch
+    ) -> Replacement:
+        requests = self._requests
+
+        def count_failure(failure: Exception | None) -> None:
+            if reason := self._failures.count(death.mpmd_idx, None if failure else step):
+                last = f"; the last time because {failure}" if failure else ""
+                raise _unrecoverable(death, f"{reason}{last}") from (failure or death)
+
+        requests.groups.detach(death)
+        with requests.changed:
+            dead = set(requests.dead)
+        is_failure = bool(dead - self.leaving)
+        self.leaving -= dead
+        if is_failure:
+            count_failure(None)
+        return requests.fleet.replace_all(
+            requests.dead, requests.loads, requests.journal.committed, watch, count_failure
+        )
+
+    def _ask_again(self) -> list[LoggedStep]:
+        """Asks all that the journal has. Returns the steps."""
+        entries = self._requests.journal.go_back()
+        for entry in entries:
+            if isinstance(entry, LoggedSnapshot):
+                self._snapshots.ask(entry)
+            elif isinstance(entry, LoggedCopy):
+                self._saving.copy_again(entry)
+            else:
+                self._requests.ask(entry)
+        self._requests.changed.notify_all()
+        return [entry for entry in entries if isinstance(entry, LoggedStep)]
+
+
+def _unrecoverable(death: GroupDiedError, reason: str) -> RecoveryError:
+    return RecoveryError(f"{death}. The groups do not recover: {reason}. {FROM_DISK}", death.mpmd_idx)

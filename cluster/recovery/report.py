@@ -1,0 +1,61 @@
+"""What is reported of a recovery, or of the move of a group."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+DIED, DRAINED, SHRUNK, GROWN = "died", "drained", "shrunk", "grown"
+"""Why a group is replaced: its process has died; or it moves, because its node is to end, because it is to
+share the devices of another one, or because there is a place of its own for it again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecoveryReport:
+    """One recovery, or one move of a group to another place, in ``mesh.recoveries``.
+
+    Attributes:
+      mpmd_idxs: the groups that had died, or the one that has moved.
+      reason: how that was noticed, or why it has moved.
+      step: the step, counted from 1, that the first of them was at; ``None`` when it was at none.
+      num_replayed: the steps that were run again.
+      seconds: how long each phase took: for a move first ``prepared``, until a process was up at the other
+        place, while steps ran, and ``copied``, until there was a snapshot; then ``started``, until a process
+        was there in place of each dead one, and the others had stopped; ``connected``; ``loaded``, until it
+        had the programs; ``restored``, until all had the values of the snapshot; ``replayed``, until they
+        had run all steps since, which does not keep the caller waiting.
+      lost: why the values of all groups were lost, so that no step was run again; ``None`` if they were not.
+      kind: ``died``; or for a move ``drained``, because its node is to end, ``shrunk``, to share the devices
+        of another group, or ``grown``, to a place of its own.
+      shares_with: those of the groups that have no place of their own now, and the group whose devices each
+        shares.
+    """
+
+    mpmd_idxs: tuple[int, ...]
+    reason: str
+    step: int | None
+    num_replayed: int
+    seconds: Mapping[str, float]
+    lost: str | None = None
+    kind: str = DIED
+    shares_with: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        """Seconds from noticing the death, or from the decision to move, until all was as before."""
+        return sum(self.seconds.values())
+
+    def __str__(self) -> str:
+        groups = ", ".join(f"group {mpmd_idx}" for mpmd_idx in self.mpmd_idxs)
+        phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
+        at = "" if self.step is None else f" at step {self.step}"
+        reason = self.reason.partition(". ")[0]  # Ray has several sentences
+        until = "mesh.resize asks for more places" if self.kind == SHRUNK else "the cluster has room again"
+        sharing = "".join(
+            f"; group {guest} shares the devices of group {host} until {until}"
+            for guest, host in sorted(self.shares_with.items())
+        )
+        what = "recovered" if self.kind == DIED else f"moved ({self.kind})"
+        then = f"{self.num_replayed} steps run again" if self.lost is None else "all values lost"
+        why = "" if self.lost is None else f"; {self.lost}"
+        return f"{what} {groups}{at} in {self.total:.2f} s ({phases}; {then}): {reason}{why}{sharing}"

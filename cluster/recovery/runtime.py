@@ -1,0 +1,214 @@
+"""The runtime of a mesh that recovers: what steps, arrays and checkpoints ask of its groups.
+
+It has groups asked by way of ``Requests``, which can ask again. So callers notice nothing of a death but that
+a step takes longer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+
+import jax
+import numpy as np
+from ray.actor import ActorHandle
+
+from cluster.calls.joined import failed
+from cluster.calls.pending_calls import copy_of
+from cluster.driver import RayRuntime
+from cluster.recovery.fleet import Fleet
+from cluster.recovery.mover import Mover
+from cluster.recovery.policy import Recovery
+from cluster.recovery.replacer import Replacer
+from cluster.recovery.report import RecoveryReport
+from cluster.recovery.requests import Requests
+from cluster.recovery.saving import Saving
+from cluster.recovery.snapshots import Snapshots
+from cluster.status import Status, while_recovering
+from cluster.tcp.connection import Connection
+from mpmd.errors import GroupDiedError
+from mpmd.program import Program
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT
+from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
+from mpmd.runtime.requests import Handle, StepReply, StepRequest
+from mpmd.runtime.storage import JsonSpec, StoredArray
+
+
+class RecoveringRuntime(RuntimeBase):
+    """Implements ``mpmd.runtime.protocol.Runtime`` by another one, whose processes may be replaced.
+
+    Nothing can be asked before ``attach``.
+
+    Args:
+      groups: the other runtime, which is not attached yet.
+      fleet: the running processes.
+      policy: when to copy values, and when to give up.
+      on_recovery: is called with a report of each recovery, and of each move of a group.
+      max_in_flight: how many steps may be under way.
+    """
+
+    def __init__(
+        self,
+        groups: RayRuntime,
+        fleet: Fleet,
+        policy: Recovery,
+        on_recovery: Callable[[RecoveryReport], None],
+        max_in_flight: int = MAX_IN_FLIGHT,
+    ):
+        super().__init__(len(groups.processes_per_group), max_in_flight)
+        self.processes_per_group = groups.processes_per_group
+        self._groups = groups
+        self._fleet = fleet
+        # None of them gets this object or a method of it: it ends when its last user drops it.
+        self._requests = Requests(groups, fleet, self._released, self._handles.__next__, self.arguments)
+        self._snapshots = Snapshots(self._requests, policy)
+        self._saving = Saving(self._requests)
+        self._replacer = Replacer(self._requests, self._snapshots, self._saving, policy, on_recovery)
+        self._mover = Mover(self._requests, self._snapshots, self._saving, self._replacer)
+
+    def attach(self, connections: Sequence[Connection]) -> None:
+        """From now on, groups are asked over the driver's connections with them, and are looked after."""
+        self._replacer.attach(connections)
+        self._mover.start()
+
+    @property
+    def last_checkpoint(self) -> str | None:
+        return self._requests.last_checkpoint
+
+    @last_checkpoint.setter
+    def last_checkpoint(self, path: str | None) -> None:
+        self._requests.last_checkpoint = path
+
+    @property
+    def actors(self) -> tuple[ActorHandle, ...]:
+        """The actors: group by group, those of its processes."""
+        return tuple(self._fleet.actors)
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether groups are being replaced."""
+        return bool(self._requests.dead)
+
+    @property
+    def logged_bytes(self) -> int:
+        """The host arrays of the steps that would be run again."""
+        return self._requests.journal.nbytes
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a snapshot is under way."""
+        return self._requests.journal.snapshot is not None
+
+    def load(self, program: Program) -> LoadedProgram:
+        """As ``RayRuntime.load``. When a group dies meanwhile, loads again after the recovery."""
+        self.check_process()
+        requests, journal = self._requests, self._requests.journal
+        while True:
+            with requests.changed:
+                requests.wait_until_running()
+                if requests.error is not None:
+                    raise copy_of(requests.error)
+                attempt = journal.attempt
+                requests.unload_unused()
+            try:
+                loaded, load_requests = self._groups.load_with_requests(program)
+            except GroupDiedError:
+                requests.wait_for_end_of(attempt)  # the recovery may be about to begin
+                continue
+            except RuntimeError:
+                if attempt == journal.attempt:
+                    raise
+                continue
+            with requests.changed:
+                if attempt == journal.attempt:
+                    requests.loads[loaded.number] = load_requests
+                    return loaded
+                self._groups.unload(loaded.number)  # new processes do not have it
+
+    def unload(self, number: int) -> None:
+        self._requests.unload(number)
+
+    def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
+        """As in the protocol. Waits while groups recover, and for a snapshot that is late."""
+        asked = self._requests
+        handles = {handle for request in requests.values() for handle in request.handles}
+        with asked.changed:
+            asked.wait_until_running(self._snapshots.are_in_time)
+            if (refusal := asked.refusal(handles)) is not None:
+                return {i: failed(copy_of(refusal)) for i in requests}
+            released = asked.take_released(requests)
+            step = asked.journal.add_step(
+                {i: dataclasses.replace(request, released=released[i]) for i, request in requests.items()}
+            )
+            futures = asked.ask_first(step)
+            self._snapshots.begin_if_due()
+            return futures
+
+    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
+        self.check_process()
+        with self._requests.changed:
+            if (refusal := self._requests.refusal([handle])) is not None:
+                return failed(refusal)
+            fetch = self._requests.journal.add_fetch(mpmd_idx, handle)
+            return self._requests.ask_first(fetch)[mpmd_idx]
+
+    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
+        """As in the protocol. After a death it is repeated, unless a snapshot has the values."""
+        self.check_process()
+        with self._requests.changed:
+            self._requests.wait_until_running()
+            if (refusal := self._requests.refusal(stored)) is not None:
+                return failed(refusal)
+            read = self._requests.journal.add_read(mpmd_idx, stored)
+            return self._requests.ask_first(read)[mpmd_idx]
+
+    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
+        """As in the protocol. After a death the copy is made again, as long as the log goes back to it."""
+        self.check_process()
+        with self._requests.changed:
+            self._requests.wait_until_running()
+            if (refusal := self._requests.refusal([copy, *handles])) is not None:
+                return failed(refusal)
+            return self._saving.copy_out(mpmd_idx, copy, handles)
+
+    def write(
+        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
+    ) -> Future[list[int]]:
+        """As in the protocol. A death of the group ends it only if the copy cannot be made again."""
+        self.check_process()
+        with self._requests.changed:
+            if (refusal := self._requests.refusal([copy])) is not None:
+                return failed(refusal)
+            return self._saving.write(mpmd_idx, copy, specs)
+
+    def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
+        self._saving.free(handle)
+        super().free(mpmd_idxs, handle)
+
+    def measured_peaks(self) -> tuple[int | None, ...]:
+        """As in the protocol; while groups recover, nothing is known of any."""
+        return self._groups.measured_peaks()
+
+    def status(self) -> Status:
+        """As ``RayRuntime.status``. While groups recover, says which are being replaced."""
+        self.check_process()
+        dead = dict(self._requests.dead)
+        if not dead or self._requests.error is not None:
+            return self._groups.status()
+        return while_recovering(self._fleet.infos, dead, self._requests.count_waiting())
+
+    def resize(self, num_places: int, timeout: float) -> None:
+        """As ``Mover.resize``."""
+        self.check_process()
+        self._mover.resize(num_places, timeout)
+
+    def close(self) -> None:
+        """Kills the actors; all calls that are under way fail. May be called again. Not in a fork."""
+        if os.getpid() != self._process:
+            return
+        with self._requests.changed:
+            self._requests.end(RuntimeError("the cluster mesh is closed"))
+        self._groups.close()
+        self._fleet.release()

@@ -1,0 +1,85 @@
+"""Has groups copy all values now and then, and the copies travel to where they outlive their group."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from cluster.recovery.logged import LoggedSnapshot
+from cluster.recovery.policy import Recovery
+from cluster.recovery.requests import Requests
+from cluster.recovery.waits import SupersededError
+
+_DEATH_SECONDS = 90.0
+"""When a snapshot has failed because of a death, the driver hears of the death within this time."""
+
+
+class Snapshots:
+    """Begins snapshots, and commits them. Whoever calls holds the requests' lock.
+
+    Args:
+      requests: what groups were asked.
+      policy: when to copy.
+    """
+
+    def __init__(self, requests: Requests, policy: Recovery):
+        self._requests = requests
+        self._policy = policy
+
+    def are_in_time(self) -> bool:
+        """Whether a step need not wait for a snapshot; what is being saved does not keep it waiting."""
+        requests, journal = self._requests, self._requests.journal
+        if self._policy.is_late(journal) and journal.keeps_copies and not requests.dead:
+            requests.note(journal.drop_copies)
+        return not self._policy.is_late(journal)
+
+    def begin_if_due(self) -> None:
+        """Begins a snapshot if it is time for one, after a step."""
+        if self._policy.snapshot_is_due(self._requests.journal):
+            self.begin()
+
+    def begin(self) -> None:
+        """Has groups copy their values, as soon as they have carried out what they were asked."""
+        requests = self._requests
+        snapshot = requests.journal.begin_snapshot(requests.take_released(range(requests.num_groups)))
+        try:
+            self.ask(snapshot)
+        except BaseException:  # an interrupt: perhaps nobody waits for the copies
+            requests.journal.abandon(snapshot)
+            requests.give_back(snapshot.released)
+            raise
+
+    def ask(self, snapshot: LoggedSnapshot) -> None:
+        """Asks groups for the copies of a snapshot, for the first time or again."""
+        numbers = (snapshot.number, self._requests.journal.committed)
+        copying: list[Future] = []
+        try:
+            for mpmd_idx, released in snapshot.released.items():
+                copying += self._requests.groups.call_group(mpmd_idx, "snapshot", *numbers, released)
+        except RuntimeError:
+            return  # a group has died, and all is asked again; or the mesh was closed
+        attempt = self._requests.journal.attempt
+        work = functools.partial(self._copy_away, attempt, snapshot, numbers, copying)
+        threading.Thread(target=work, name="mpmd snapshot", daemon=True).start()
+
+    def _copy_away(
+        self, attempt: int, snapshot: LoggedSnapshot, numbers: tuple[int, int], copying: Sequence[Future]
+    ) -> None:
+        """In a thread of its own: has copies that processes make travel to others, while steps run."""
+        requests, journal = self._requests, self._requests.journal
+        try:
+            for copied in copying:
+                copied.result()
+            requests.fleet.copy_away(*numbers, lambda: attempt == journal.attempt)
+        except SupersededError:
+            pass
+        except Exception as error:  # a consequence of a death, of which the driver will hear, or a fault
+            with requests.changed:
+                requests.wait_for_end_of(attempt, seconds=_DEATH_SECONDS)
+                if attempt == journal.attempt:
+                    fault = RuntimeError(f"the groups' values could not be copied: {error}")
+                    requests.give_up(fault, error)
+        else:
+            requests.note(lambda: journal.mark_copied(attempt, snapshot))
