@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.ir import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
 from mpmd.planner.trials import measure
-from mpmd.planner.trials.measure import costs_of, measure_tasks, time_call
+from mpmd.planner.trials.measure import costs_of, measure_tasks
+from mpmd.planner.trials.timing import Call, seconds_together, while_all_run
 from tests.support.small_plans import lowered
 
 
@@ -17,21 +18,54 @@ def test_each_task_gets_a_time_and_each_executable_its_memory():
     step = lowered(mpmd.Std1F1B(2), [{"data": 1}, {"data": 2}], in_specs=(None, P(None, "data")))
     assert any(None in executable.out_specs for executable in step.plan.executables)
     found = measure_tasks(step, seconds=0.0)
-    assert set(found.costs.tasks) == {(kind, stage) for kind in ("fwd", "bwd") for stage in (0, 1)}
-    assert min(*found.costs.tasks.values(), *found.costs.outside.values()) > 0
+    costs = costs_of(found.plan, found.seconds)
+    assert set(costs.tasks) == {(kind, stage) for kind in ("fwd", "bwd") for stage in (0, 1)}
+    assert min(found.seconds.values()) > 0
     assert all(executable.memory is not None for executable in found.plan.executables)
     assert all(None not in (*e.in_specs, *e.out_specs) for e in found.plan.executables)
-    assert step.simulate(found.costs).makespan >= sum(found.costs.tasks.values())
+    assert step.simulate(costs).makespan >= sum(costs.tasks.values())
 
 
-def test_equal_executables_are_run_once(monkeypatch):
+@pytest.fixture
+def timed(monkeypatch):
+    """The calls that are timed together, which take a second."""
     timed = []
-    monkeypatch.setattr(measure, "time_call", lambda *args: timed.append(args) or 1.0)
+    monkeypatch.setattr(measure, "seconds_together", lambda calls, seconds: timed.append(calls) or 1.0)
+    return timed
+
+
+def devices_of(calls):
+    """The devices of the inputs of each call."""
+    return [sorted({device.id for x in call.inputs for device in x.sharding.device_set}) for call in calls]
+
+
+def test_equal_executables_are_run_once(timed):
     step = lowered(mpmd.Std1F1B(4), [{"data": 1}] * 4)
     found = measure_tasks(step)
     runs = sum(len(program.runs) for program in step.plan.programs)
     assert len(timed) == len(step.plan.executables) < runs
-    assert found.costs.tasks["fwd", 1] == found.costs.tasks["fwd", 2] == 1.0
+    tasks = costs_of(found.plan, found.seconds).tasks
+    assert tasks["fwd", 1] == tasks["fwd", 2] == 1.0
+
+
+@pytest.mark.parametrize("available, together", [(8, [[0, 1], [2, 3], [4, 5]]), (5, [[0, 1], [2, 3]])])
+def test_groups_that_share_their_host_are_at_work_together(timed, available, together):
+    step = lowered(mpmd.Std1F1B(3), [{"data": 2}] * 3)
+    found = measure_tasks(step, jax.devices()[:available])
+    assert found.together == (len(together),) * 3
+    assert all(devices_of(calls) == together for calls in timed if calls[0].inputs)
+
+
+def test_groups_of_several_sizes_are_beside_groups_of_their_own(timed):
+    step = lowered(mpmd.Std1F1B(2), [{"data": 1}, {"data": 4}], in_specs=(None, P(None, "data")))
+    assert measure_tasks(step, jax.devices()[:6]).together == (2, 1)
+    assert {tuple(map(len, devices_of(calls))) for calls in timed if calls[0].inputs} == {(1, 1), (4,)}
+
+
+def test_accelerators_do_not_share(timed, monkeypatch):
+    step = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2)
+    monkeypatch.setattr(measure, "_share_host", lambda devices: False)
+    assert measure_tasks(step).together == (1, 1) and {len(calls) for calls in timed} == {1}
 
 
 def test_groups_may_have_more_devices_than_there_are():
@@ -49,8 +83,21 @@ def test_tasks_that_call_python_are_not_run():
 def test_a_call_gets_copies_of_what_it_takes_over():
     step = jax.jit(lambda x, y: (x + y,), donate_argnums=0)
     x, y = jnp.ones(4), jnp.ones(4)
-    assert time_call(step.lower(x, y).compile(), [x, y], (0,), 0.0) > 0
+    assert seconds_together([Call(step.lower(x, y).compile(), [x, y], (0,))], 0.0) > 0
     np.testing.assert_array_equal(x, np.ones(4))
+
+
+def test_calls_are_made_by_threads_in_the_context_of_the_caller():
+    with jax.enable_x64(True):
+        x = jnp.ones(4, jnp.float64)
+        calls = [Call(jax.jit(lambda x: (x + 1,)).lower(x).compile(), [x], ())] * 3
+        assert seconds_together(calls, 0.0) > 0
+
+
+def test_what_runs_when_others_have_ended_does_not_count():
+    first = [(0.0, 1.0), (1.0, 3.0)]
+    second = [(0.0, 2.0), (2.0, 5.0), (5.0, 5.5), (5.5, 6.0)]
+    assert while_all_run([first, second]) == [1.0, 2.0, 2.0, 3.0]
 
 
 def plan_of(*groups):

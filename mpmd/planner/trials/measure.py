@@ -1,7 +1,10 @@
 """Measures the tasks of a step that is only planned: each executable by itself, on this process's devices.
 
 No pipeline runs: the devices of one group are enough for all groups, and executables that are equal, as those
-of equal stages, are compiled and timed once. What comes out is what the simulator needs, and what XLA needs.
+of equal stages, are timed once. What comes out is what the simulator needs, and what XLA needs.
+
+CPU devices share their host: its cores, caches and memory. On those an executable runs on the devices of as
+many groups at the same time as there are devices for. An accelerator has what it computes with for itself.
 """
 
 from __future__ import annotations
@@ -10,8 +13,7 @@ import collections
 import dataclasses
 import math
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import jax
@@ -21,15 +23,13 @@ import numpy as np
 from mpmd.executable_memory import ExecutableMemory
 from mpmd.ir import Aval, Executable, OutsideTask, Plan, Spec, TaskKind, TaskType
 from mpmd.planned_step import PlannedStep
+from mpmd.planner.trials.timing import Call, seconds_together
 from mpmd.program import Function, Program
 from mpmd.runtime.compiling import compile_executable, compile_with_open_specs, memory_of
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.sharding import to_sharding
 from mpmd.simulate import Costs
 from mpmd.simulate.costs import types_of
-
-LEAST_RUNS = 3
-MOST_RUNS = 1000
 
 _Key = tuple[str, tuple[tuple[str, int], ...]]
 """An executable by its name, with the axes of the submesh that it is compiled for."""
@@ -41,24 +41,26 @@ class MeasuredTasks:
 
     Attributes:
       plan: the step's, with the shardings that XLA has chosen and with what XLA needs to run each executable.
-      costs: the seconds of each task, without what goes on between tasks and between groups.
+      seconds: of each executable, by group and name, while as many groups as ``together`` says for the group
+        were at work; without what goes on between tasks and between groups.
     """
 
     plan: Plan
-    costs: Costs
+    seconds: Mapping[tuple[int, str], float]
+    together: tuple[int, ...]
 
 
 def measure_tasks(
-    step: PlannedStep, devices: Sequence[jax.Device] | None = None, seconds: float = 0.2
+    step: PlannedStep, devices: Sequence[jax.Device] | None = None, seconds: float = 0.1
 ) -> MeasuredTasks:
-    """Compiles and times each executable of a step by itself.
+    """Compiles and times each executable of a step.
 
     Its inputs have the right shapes, dtypes and shardings, and arbitrary values. The time of a task is the
     median of several runs, each of which is waited for.
 
     Args:
-      devices: as many as the largest group has, of the kind that the step is to run on; by default those of
-        this process.
+      devices: of one node, of the kind that the step is to run on, at least as many as the largest group has;
+        by default those of this process.
       seconds: for which each executable is run, about; three times at least.
 
     Raises: ``ValueError`` when there are too few devices, and for a step whose tasks call back into Python.
@@ -66,7 +68,7 @@ def measure_tasks(
     program, devices = step.compiled.program, jax.local_devices() if devices is None else list(devices)
     axes = [dict(group.axes) for group in step.topology.groups]
     _check(program, axes, len(devices))
-    bench = _Bench([_submesh(devices, of_group) for of_group in axes])
+    bench = _Bench([_submeshes(devices, of_group, len(axes)) for of_group in axes])
     resolved = resolve_specs(program, bench.choose_specs)
     plan, times = resolved.plan, {}
     for mpmd_idx in range(len(plan.programs)):
@@ -75,7 +77,7 @@ def measure_tasks(
             times[mpmd_idx, executable.name] = bench.seconds_of(mpmd_idx, executable, function, seconds)
     needed = bench.memory
     executables = tuple(dataclasses.replace(e, memory=needed.get(e.name)) for e in plan.executables)
-    return MeasuredTasks(dataclasses.replace(plan, executables=executables), costs_of(plan, times))
+    return MeasuredTasks(dataclasses.replace(plan, executables=executables), times, bench.together)
 
 
 def costs_of(plan: Plan, seconds: Mapping[tuple[int, str], float]) -> Costs:
@@ -120,69 +122,63 @@ def _check(program: Program, axes: Sequence[Mapping[str, int]], available: int) 
         raise ValueError("\n".join(faults))
 
 
-def _submesh(devices: Sequence[jax.Device], axes: Mapping[str, int]) -> jax.sharding.Mesh:
-    taken = np.array(devices[: math.prod(axes.values())])
-    return jax.sharding.Mesh(taken.reshape(tuple(axes.values())), tuple(axes))
+def _submeshes(
+    devices: Sequence[jax.Device], axes: Mapping[str, int], groups: int
+) -> list[jax.sharding.Mesh]:
+    """Those on which groups of such a shape are at work at the same time; the first devices are first."""
+    size = math.prod(axes.values())
+    together = min(groups, len(devices) // size) if _share_host(devices) else 1
+    taken = np.array(devices[: together * size]).reshape(together, *axes.values())
+    return [jax.sharding.Mesh(of_group, tuple(axes)) for of_group in taken]
+
+
+def _share_host(devices: Sequence[jax.Device]) -> bool:
+    """Whether devices compute on the cores of their host, with its caches and memory."""
+    return all(device.platform == "cpu" for device in devices)
 
 
 class _Bench:
-    """Compiles and times executables, equal ones once."""
+    """Compiles and times executables, equal ones once.
 
-    def __init__(self, submeshes: Sequence[jax.sharding.Mesh]):
+    Args:
+      submeshes: for each group, those on which its executables run at the same time.
+    """
+
+    def __init__(self, submeshes: Sequence[Sequence[jax.sharding.Mesh]]):
         self._submeshes = submeshes
         self._seconds: dict[_Key, float] = {}
         self.memory: dict[str, ExecutableMemory] = {}
+
+    @property
+    def together(self) -> tuple[int, ...]:
+        """How many groups were at work while the executables of a group were timed."""
+        return tuple(map(len, self._submeshes))
 
     def choose_specs(
         self, mpmd_idx: int, executable: Executable, function: Function
     ) -> Future[tuple[Spec, ...]]:
         """What XLA chooses for an executable's open output specs."""
         future: Future[tuple[Spec, ...]] = Future()
-        future.set_result(compile_with_open_specs(executable, function, self._submeshes[mpmd_idx])[1])
+        future.set_result(compile_with_open_specs(executable, function, self._submeshes[mpmd_idx][0])[1])
         return future
 
     def seconds_of(self, mpmd_idx: int, executable: Executable, function: Function, seconds: float) -> float:
         """The seconds that an executable takes on a group."""
-        submesh = self._submeshes[mpmd_idx]
-        key = (executable.name, tuple(submesh.shape.items()))
+        submeshes = self._submeshes[mpmd_idx]
+        key = (executable.name, tuple(submeshes[0].shape.items()))
         if key not in self._seconds:
-            compiled = compile_executable(executable, function, submesh)
-            if needed := memory_of(compiled):
-                before = self.memory.get(executable.name, needed)
-                self.memory[executable.name] = before | needed
-            shardings = [to_sharding(spec or (), submesh) for spec in executable.in_specs]
-            inputs = list(map(_some_values, executable.inputs, shardings))
-            self._seconds[key] = time_call(compiled, inputs, executable.donated, seconds)
+            calls = [self._call(executable, function, submesh) for submesh in submeshes]
+            self._seconds[key] = seconds_together(calls, seconds)
         return self._seconds[key]
 
-
-def time_call(
-    call: Callable[..., Sequence[jax.Array]],
-    inputs: Sequence[jax.Array],
-    donated: Sequence[int],
-    seconds: float,
-) -> float:
-    """The median of the seconds that a call takes, until its results are there.
-
-    Args:
-      donated: the inputs that each call takes over; it gets copies of them.
-      seconds: for which to call it, about.
-    """
-    times: list[float] = []
-    _once(call, inputs, donated)  # the first run is slower
-    while len(times) < LEAST_RUNS or (sum(times) < seconds and len(times) < MOST_RUNS):
-        times.append(_once(call, inputs, donated))
-    return statistics.median(times)
-
-
-def _once(call: Callable, inputs: Sequence[jax.Array], donated: Sequence[int]) -> float:
-    given = list(inputs)
-    for position in donated:
-        given[position] = jax.device_put(given[position], given[position].sharding, may_alias=False)
-    jax.block_until_ready(given)
-    start = time.perf_counter()
-    jax.block_until_ready(call(*given))
-    return time.perf_counter() - start
+    def _call(self, executable: Executable, function: Function, submesh: jax.sharding.Mesh) -> Call:
+        compiled = compile_executable(executable, function, submesh)
+        if needed := memory_of(compiled):
+            before = self.memory.get(executable.name, needed)
+            self.memory[executable.name] = before | needed
+        shardings = [to_sharding(spec or (), submesh) for spec in executable.in_specs]
+        inputs = list(map(_some_values, executable.inputs, shardings))
+        return Call(compiled, inputs, executable.donated)
 
 
 def _some_values(aval: Aval, sharding: jax.sharding.Sharding) -> jax.Array:
