@@ -10,6 +10,8 @@ time to run it.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +20,9 @@ import jax
 import jax.numpy as jnp
 
 import mpmd
-from benchmarks.measure import Table
+from benchmarks.measure import Table, seconds_of
 from mpmd.planner.trials.device_work import device_work
-from mpmd.planner.trials.timing import Call, seconds_together
+from mpmd.planner.trials.timing import repeat_together
 
 WIDTH, ROWS, HEADS, LAYERS, SECONDS = 512, 1024, 8, 4, 0.5
 
@@ -72,7 +74,10 @@ def _row(stage: Stage, cluster: mpmd.Cluster) -> tuple[str, ...]:
     compiled = jax.jit(stage.backward).lower(weights, x).compile()
     compiling = time.perf_counter() - start
     start = time.perf_counter()
-    taken = seconds_together([Call(lambda *_: jax.tree.leaves(compiled(weights, x)), [], ())], SECONDS)
+    [times] = repeat_together(
+        [lambda: seconds_of(lambda: jax.block_until_ready(compiled(weights, x)))], SECONDS
+    )
+    taken = statistics.median(times)
     timing = time.perf_counter() - start
     analysis = compiled.cost_analysis()
     jaxpr = jax.make_jaxpr(stage.backward)(weights, x).jaxpr

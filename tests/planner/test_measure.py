@@ -1,16 +1,19 @@
-"""Tasks that are measured one by one, for a step that is only planned."""
+"""Tasks that are measured, for a step that is only planned."""
+
+import time
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.events import Event
 from mpmd.ir import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
 from mpmd.planner.trials import measure
-from mpmd.planner.trials.measure import costs_of, measure_tasks
-from mpmd.planner.trials.timing import Call, seconds_together, while_all_run
+from mpmd.planner.trials.measure import costs_of, measure_tasks, typical_seconds
+from mpmd.planner.trials.rehearsal import Rehearsal
+from mpmd.planner.trials.timing import repeat_together
+from mpmd.runtime.compiling import compile_executable
 from tests.support.small_plans import lowered
 
 
@@ -27,45 +30,40 @@ def test_each_task_gets_a_time_and_each_executable_its_memory():
 
 
 @pytest.fixture
-def timed(monkeypatch):
-    """The calls that are timed together, which take a second."""
-    timed = []
-    monkeypatch.setattr(measure, "seconds_together", lambda calls, seconds: timed.append(calls) or 1.0)
-    return timed
-
-
-def devices_of(calls):
-    """The devices of the inputs of each call."""
-    return [sorted({device.id for x in call.inputs for device in x.sharding.device_set}) for call in calls]
-
-
-def test_equal_executables_are_run_once(timed):
-    step = lowered(mpmd.Std1F1B(4), [{"data": 1}] * 4)
-    found = measure_tasks(step)
-    runs = sum(len(program.runs) for program in step.plan.programs)
-    assert len(timed) == len(step.plan.executables) < runs
-    tasks = costs_of(found.plan, found.seconds).tasks
-    assert tasks["fwd", 1] == tasks["fwd", 2] == 1.0
-
-
-@pytest.mark.parametrize("available, together", [(8, [[0, 1], [2, 3], [4, 5]]), (5, [[0, 1], [2, 3]])])
-def test_groups_that_share_their_host_are_at_work_together(timed, available, together):
-    step = lowered(mpmd.Std1F1B(3), [{"data": 2}] * 3)
-    found = measure_tasks(step, jax.devices()[:available])
-    assert found.together == (len(together),) * 3
-    assert all(devices_of(calls) == together for calls in timed if calls[0].inputs)
-
-
-def test_groups_of_several_sizes_are_beside_groups_of_their_own(timed):
-    step = lowered(mpmd.Std1F1B(2), [{"data": 1}, {"data": 4}], in_specs=(None, P(None, "data")))
-    assert measure_tasks(step, jax.devices()[:6]).together == (2, 1)
-    assert {tuple(map(len, devices_of(calls))) for calls in timed if calls[0].inputs} == {(1, 1), (4,)}
-
-
-def test_accelerators_do_not_share(timed, monkeypatch):
-    step = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2)
+def on_accelerators(monkeypatch):
+    """This process's devices share nothing."""
     monkeypatch.setattr(measure, "_share_host", lambda devices: False)
-    assert measure_tasks(step).together == (1, 1) and {len(calls) for calls in timed} == {1}
+
+
+@pytest.fixture
+def rehearsed(monkeypatch):
+    """The groups that run their programs, with the devices of each."""
+    found = []
+
+    class Recorded(measure.Rehearsal):
+        def __init__(self, program, mpmd_idx, submesh, executables):
+            found.append((mpmd_idx, [device.id for device in submesh.devices.flat]))
+            super().__init__(program, mpmd_idx, submesh, executables)
+
+    monkeypatch.setattr(measure, "Rehearsal", Recorded)
+    return found
+
+
+def test_groups_that_share_their_host_are_at_work_together(rehearsed):
+    step = lowered(mpmd.Std1F1B(3), [{"data": 1}, {"data": 2}, {"data": 1}], in_specs=(None, P(None, "data")))
+    found = measure_tasks(step, jax.devices()[:3], seconds=0.0)
+    assert rehearsed == [(0, [0]), (1, [1, 2]), (2, [0])]
+    assert found.together == (2, 2, 1)
+
+
+def test_accelerators_are_timed_one_by_one_and_equal_groups_once(rehearsed, on_accelerators):
+    step = lowered(mpmd.Std1F1B(5), [{"data": 1}] * 5)
+    found = measure_tasks(step, seconds=0.0)
+    assert found.together == (1,) * 5
+    assert {mpmd_idx for mpmd_idx, _ in rehearsed} < set(range(5))
+    assert {device for _, devices in rehearsed for device in devices} == {0}
+    for mpmd_idx in range(5):
+        assert all((mpmd_idx, e.name) in found.seconds for e in found.plan.executables_of(mpmd_idx))
 
 
 def test_groups_may_have_more_devices_than_there_are():
@@ -80,24 +78,56 @@ def test_tasks_that_call_python_are_not_run():
         measure_tasks(step)
 
 
-def test_a_call_gets_copies_of_what_it_takes_over():
-    step = jax.jit(lambda x, y: (x + y,), donate_argnums=0)
-    x, y = jnp.ones(4), jnp.ones(4)
-    assert seconds_together([Call(step.lower(x, y).compile(), [x, y], (0,))], 0.0) > 0
-    np.testing.assert_array_equal(x, np.ones(4))
+def test_a_group_runs_its_tasks_in_order():
+    step = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2)
+    program, submesh = step.compiled.program, jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    for mpmd_idx in range(2):
+        compiled = {
+            executable.name: compile_executable(executable, program.functions[executable.name], submesh)
+            for executable in program.plan.executables_of(mpmd_idx)
+        }
+        rehearsal = Rehearsal(program, mpmd_idx, submesh, compiled)
+        for _ in range(2):  # what a step takes over is there again
+            tasks = [(name, event.activity) for name, event in rehearsal.step()]
+            assert tasks == [(run.executable, run.task) for run in program.plan.programs[mpmd_idx].runs]
 
 
-def test_calls_are_made_by_threads_in_the_context_of_the_caller():
+def test_steps_of_other_precision_are_timed():
     with jax.enable_x64(True):
-        x = jnp.ones(4, jnp.float64)
-        calls = [Call(jax.jit(lambda x: (x + 1,)).lower(x).compile(), [x], ())] * 3
-        assert seconds_together(calls, 0.0) > 0
+        assert (
+            min(measure_tasks(lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2), seconds=0.0).seconds.values()) > 0
+        )
 
 
-def test_what_runs_when_others_have_ended_does_not_count():
-    first = [(0.0, 1.0), (1.0, 3.0)]
-    second = [(0.0, 2.0), (2.0, 5.0), (5.0, 5.5), (5.5, 6.0)]
-    assert while_all_run([first, second]) == [1.0, 2.0, 2.0, 3.0]
+def spans(*durations, start=0.0):
+    """Tasks of an executable, one behind the other."""
+    task, events = parse_cell("fwd_0__0"), []
+    for duration in durations:
+        events.append(("fwd", Event(0, task, start, start + duration)))
+        start += duration
+    return events
+
+
+def test_a_disturbed_step_does_not_count():
+    steps = [spans(1.0, 3.0), spans(20.0, 30.0), spans(2.0, 4.0)]
+    assert typical_seconds(steps, until=100.0) == {"fwd": 3.0}
+
+
+def test_what_starts_when_others_have_ended_does_not_count():
+    assert typical_seconds([spans(1.0, 1.0, 5.0)], until=2.0) == {"fwd": 1.0}
+
+
+def test_calls_are_made_until_the_slowest_has_been_made_often_enough():
+    first, second = repeat_together([lambda: "first", lambda: time.sleep(0.01) or "second"], 0.0)
+    assert len(first) > len(second) == 3 and {*first, *second} == {"first", "second"}
+
+
+def test_a_failing_call_ends_the_others():
+    def fail():
+        raise RuntimeError("it fails")
+
+    with pytest.raises(RuntimeError, match="it fails"):
+        repeat_together([lambda: None, fail], 1000.0)
 
 
 def plan_of(*groups):
