@@ -32,6 +32,7 @@ SUITES = (
     "global_mesh",
     "sleeping",
     "prediction",
+    "choices",
     "scale",
     "startup",
     "checkpoint",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,22 +35,46 @@ def scheduled_step(
     ends = {*itertools.accumulate(layers[:-1])}
 
     def loss_of(weights, x, y):
-        x = jnp.broadcast_to(x, (len(x), len(weights[0])))
         for i, weight in enumerate(weights):
-            x = jnp.tanh(x @ weight)
+            x = jnp.tanh(_as_wide(x, weight) @ weight)
             if i + 1 in ends:
                 x = mpmd.mark_stage_end(x)
         return ((x - y) ** 2).mean()
 
     def step(state, xs, ys):
-        weights, optimizer_state = state
+        weights, _ = state
         loss, gradients = mpmd.treduce(
             lambda batch: jax.value_and_grad(loss_of)(weights, *batch),
             (xs, ys),
             schedule=schedule,
             operation=mpmd.Add,
         )
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state, weights)
-        return (optax.apply_updates(weights, updates), optimizer_state), loss
+        return _updated(optimizer, state, gradients), loss
 
     return step
+
+
+def open_step(optimizer: optax.GradientTransformation) -> Callable:
+    """The same step with all open that ``mpmd.plan`` can choose; its batches have no microbatches."""
+
+    def loss_of(weights, x, y):
+        for weight in weights:
+            x = jnp.tanh(_as_wide(x, weight) @ weight)
+        return ((x - y) ** 2).mean()
+
+    def step(state, x, y):
+        weights, _ = state
+        loss, gradients = mpmd.value_and_grad(loss_of)(weights, x, y)
+        return _updated(optimizer, state, gradients), loss
+
+    return step
+
+
+def _as_wide(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(x, (len(x), len(weight)))
+
+
+def _updated(optimizer: optax.GradientTransformation, state: Any, gradients: Any) -> Any:
+    weights, optimizer_state = state
+    updates, optimizer_state = optimizer.update(gradients, optimizer_state, weights)
+    return optax.apply_updates(weights, updates), optimizer_state

@@ -6,19 +6,19 @@ import dataclasses
 import functools
 import pathlib
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import optax
 import ray
 
 import cluster
 import mpmd
 from benchmarks.chain import scheduled_step
 from benchmarks.peers.ours import START_SECONDS
+from benchmarks.predicted_choices import Contest, Ranked, ranked
+from benchmarks.running_steps import OPTIMIZER, STEPS_IN_A_ROW, RunningStep, batches, initial_state
 from benchmarks.sleeping import sleep_in_tasks
 from mpmd.decisions import Decisions
 from mpmd.ir import Plan, Task
@@ -33,8 +33,6 @@ from mpmd.routes import Topology
 from mpmd.schedules import Schedule
 from mpmd.simulate import Costs, simulate
 
-OPTIMIZER = optax.adam(1e-3)
-STEPS_IN_A_ROW = 3
 SLEEP_SECONDS = 0.01
 RETURNED_BYTES = 2**18
 """What is as large is given back to the system when it is freed, so that it does not count any more."""
@@ -55,6 +53,14 @@ class Case:
     width: int
     rows: int
 
+    def init(self) -> Any:
+        """The state that a step begins with."""
+        return initial_state(sum(self.layers), self.width)
+
+    def arguments(self) -> tuple[Any, np.ndarray, np.ndarray]:
+        """Those of a step: the state's shapes, and two batches of values, cut into microbatches."""
+        return jax.eval_shape(self.init), *batches(self.microbatches, self.rows // self.microbatches)
+
     def __str__(self) -> str:
         name = type(self.schedule).__name__
         return f"{name}, stages of {' '.join(map(str, self.layers))} layers, {self.microbatches} microbatches"
@@ -66,13 +72,13 @@ class Times:
 
     Attributes:
       formula: by the work of the plan's equations.
-      lone_tasks: by tasks that were measured one by one.
+      measured_tasks: by tasks that were measured, one after the other.
       run_tasks: by the times that the tasks took while the steps ran.
       run: each measurement.
     """
 
     formula: float
-    lone_tasks: float
+    measured_tasks: float
     run_tasks: float
     run: tuple[float, ...]
 
@@ -97,29 +103,17 @@ class Peak:
     allocated: float
 
 
-def step_of(case: Case) -> Callable:
-    """The train step, of its state and of two batches, each ``(microbatches, rows each, 1)``."""
-    return scheduled_step(case.layers, case.schedule, OPTIMIZER)
-
-
-def init(case: Case) -> Any:
-    """The state that a step begins with."""
-    keys = jax.random.split(jax.random.key(0), sum(case.layers))
-    weights = [jax.random.normal(key, (case.width, case.width)) * case.width**-0.5 for key in keys]
-    return weights, OPTIMIZER.init(weights)
-
-
-def batches(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    shape = (case.microbatches, case.rows // case.microbatches, 1)
-    values = np.random.default_rng(0).standard_normal((2, *shape), "float32")
-    return values[0], values[1]
-
-
 class Groups:
     """Groups of one device each, in process or on Ray; made in a process of its own, by ``Host``."""
 
-    def __init__(self, groups: int, ray_address: str, sleeps: Sequence[float] = ()):
-        """``sleeps``: by how much longer than ``SLEEP_SECONDS`` the tasks of a stage sleep, if they do."""
+    def __init__(self, groups: int, ray_address: str, sleeps: Sequence[float] = (), gives_back: bool = False):
+        """Opens the groups.
+
+        Args:
+          sleeps: by how much longer than ``SLEEP_SECONDS`` the tasks of a stage sleep, if they do.
+          gives_back: whether actors give large buffers back to the system when they are freed. That makes
+            tasks slower.
+        """
         self._groups = groups
         of_ray = {}
         if sleeps:
@@ -130,7 +124,7 @@ class Groups:
             }
         if ray_address:
             ray.init(address=ray_address, log_to_driver=False, **of_ray)
-            variables = {"env_vars": {"MALLOC_MMAP_THRESHOLD_": str(RETURNED_BYTES)}}
+            variables = {"env_vars": {"MALLOC_MMAP_THRESHOLD_": str(RETURNED_BYTES)}} if gives_back else {}
             self._mesh = cluster.launch(groups=[AXES] * groups, timeout=START_SECONDS, runtime_env=variables)
         else:
             meshes = [jax.sharding.Mesh(np.array([d]).reshape(1, 1, 1), tuple(AXES)) for d in jax.devices()]
@@ -159,59 +153,59 @@ class Groups:
         candidate = Candidate(
             case.layers, ({"data": 1},) * self._groups, case.schedule, case.microbatches, False, False
         )
-        arguments = (jax.eval_shape(lambda: init(case)), *batches(case))
-        lowered = lower(step_of(case), candidate, Decisions(), arguments, {}, None, (0,))
+        step = scheduled_step(case.layers, case.schedule, OPTIMIZER)
+        lowered = lower(step, candidate, Decisions(), case.arguments(), {}, None, (0,))
         formula = simulated(lowered, candidate, self.cluster)
         return formula, lambda: measured(formula, candidate, self.cluster, None)
+
+    def _compiled(self, case: Case) -> tuple[LoadedStep, Callable[[], Any], np.ndarray, np.ndarray]:
+        """What makes a ``RunningStep``."""
+        step = mpmd.jit(scheduled_step(case.layers, case.schedule, OPTIMIZER), self._mesh, donate_argnums=0)
+        state, xs, ys = case.arguments()
+        return step.compile(state, xs, ys), case.init, xs, ys
 
     def times(self, case: Case, repetitions: int) -> Times:
         """Predicts a case, runs it, and measures its tasks before and after."""
         formula, measure_tasks = self._realize(case)
-        step, xs, ys = self._compiled(case)
-        state = step.init(lambda: init(case))
-        state, _ = run_steps(step, state, xs, ys)
+        step = RunningStep(*self._compiled(case))
+        step.seconds()  # the first steps are slower
         before = in_a_row(measure_tasks())
         run, events = [], []
         for _ in range(repetitions):
-            state, seconds = run_steps(step, state, xs, ys)
-            run.append(seconds)
-            (state, _), of_step = step.profile(state, xs, ys)
-            events += of_step
+            run.append(step.seconds())
+            events += step.profile()
         return Times(
             formula=in_a_row(formula),
-            lone_tasks=statistics.fmean([before, in_a_row(measure_tasks())]),
+            measured_tasks=statistics.fmean([before, in_a_row(measure_tasks())]),
             run_tasks=seconds_in_a_row(step.plan, Costs.measured(events), step.topology),
             run=tuple(run),
         )
 
     def sleeping(self, case: Case, sleeps: Sequence[float], repetitions: int) -> Times:
         """The same for tasks that sleep, whose times are known."""
-        step, xs, ys = self._compiled(case)
+        step = RunningStep(*self._compiled(case))
         kinds = {(run.task.kind, run.task.stage) for run in tasks_of(step.plan)}
         exact = Costs(tasks={key: sleep_seconds(Task(*key, 0), sleeps) for key in kinds})
-        state, _ = run_steps(step, step.init(lambda: init(case)), xs, ys)
-        run = []
-        for _ in range(repetitions):
-            state, seconds = run_steps(step, state, xs, ys)
-            run.append(seconds)
+        step.seconds()
+        run = tuple(step.seconds() for _ in range(repetitions))
         predicted = seconds_in_a_row(step.plan, exact, step.topology)
-        return Times(predicted, predicted, predicted, tuple(run))
+        return Times(predicted, predicted, predicted, run)
 
-    def _compiled(self, case: Case) -> tuple[LoadedStep, np.ndarray, np.ndarray]:
-        xs, ys = batches(case)
-        step = mpmd.jit(step_of(case), self._mesh, donate_argnums=0)
-        return step.compile(jax.eval_shape(lambda: init(case)), xs, ys), xs, ys
+    def ranked(self, contest: Contest, repetitions: int) -> list[Ranked]:
+        """Chooses for these groups, and runs the best."""
+        anywhere = isinstance(self._mesh, mpmd.MpmdMesh)
+        return ranked(contest, self.cluster, self._mesh, anywhere, repetitions)
 
     def peaks(self, case: Case) -> list[Peak]:
         """What processes of groups allocate for a step, on top of what they have when it is compiled."""
         formula, measure_tasks = self._realize(case)
-        step, xs, ys = self._compiled(case)
+        compiled = self._compiled(case)
         pids = [group.pid for group in self._mesh.groups]
         before = [resident(pid) for pid in pids]
-        state = jax.block_until_ready(step.init(lambda: init(case)))
+        step = RunningStep(*compiled)
         for pid in pids:
             pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
-        state, _ = run_steps(step, state, xs, ys)
+        step.seconds()
         allocated = [peak_resident(pid) - start for pid, start in zip(pids, before, strict=True)]
         of_tasks = peaks_of(measure_tasks(), self.cluster.holding)
         return [
@@ -240,16 +234,6 @@ def tasks_of(plan: Plan) -> list[Any]:
     """The runs of the loop's tasks."""
     runs = (run for program in plan.programs for run in program.runs)
     return [run for run in runs if isinstance(run.task, Task)]
-
-
-def run_steps(step: LoadedStep, state: Any, xs: np.ndarray, ys: np.ndarray) -> tuple[Any, float]:
-    """Runs steps in a row; returns the state, and the seconds of a step."""
-    start = time.perf_counter()
-    for _ in range(STEPS_IN_A_ROW):
-        state, _ = step(state, xs, ys)
-    for leaf in jax.tree.leaves(state):
-        leaf.block_until_ready()
-    return state, (time.perf_counter() - start) / STEPS_IN_A_ROW
 
 
 def in_a_row(realized: Realized) -> float:

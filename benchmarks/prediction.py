@@ -1,23 +1,22 @@
 """What the planner predicts of steps, and what they take when they run, side by side.
 
 Steps are a chain of square layers with Adam. A step time is that of several steps in a row. It is predicted
-by simulating the plan: with tasks that were measured one by one (``lone tasks``) and, as ``formula``, with
-the work of the plan's equations on devices that were calibrated just before. ``tasks of the run`` are the
+by simulating the plan: with tasks that were measured (``measured tasks``) and, as ``formula``, with the work
+of the plan's equations on devices that were calibrated just before. ``tasks of the run`` are the
 times that tasks took in these steps, in which they disturb one another and others disturb them: what is off
 there is the simulator's. Tasks that sleep take an exact time. Of all ways to run the same training step,
-``chosen`` is the one with the shortest time by formula.
+``chosen`` is the one with the shortest time by formula; ``benchmarks.choices`` has those of ``mpmd.plan``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
+from benchmarks.groups import Where, groups_at, places_of
 from benchmarks.host import Host
 from benchmarks.measure import Conditions, Result, Table, Target
-from benchmarks.peers import cpu_environment
-from benchmarks.predicted_steps import Case, Groups, Peak, Times
+from benchmarks.predicted_steps import Case, Peak, Times
 from mpmd import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble
 
 EXACT_BAR, TASKS_BAR, FORMULA_BAR, RANKING_BAR, MEMORY_BAR = 0.10, 0.10, 0.25, 0.05, 0.10
@@ -28,25 +27,12 @@ TINY_WIDTH, TINY_ROWS = 8, 64
 UNEVEN = (1.0, 1.5, 1.0, 2.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Where:
-    """The groups, and whether they are on Ray."""
-
-    groups: int
-    on_ray: bool
-
-    def __str__(self) -> str:
-        return f"{self.groups} groups {'on Ray' if self.on_ray else 'in process'}"
-
-
 def run(conditions: Conditions) -> Result:
-    places = [Where(groups, on_ray) for on_ray in (True, False) for groups in (2, 4)]
-    if conditions.quick:
-        places = [Where(2, True), Where(4, False)]
+    places = places_of(conditions)
     slept = {where: dict(_sleep(where, conditions)) for where in places}
     computed, facts = {}, []
     for where in places:
-        with _groups(where, conditions) as host:
+        with groups_at(where, conditions) as host:
             facts.append((str(where), host.call("described")))
             computed[where] = _compute(where, conditions, host)
     peaks = _allocate(conditions)
@@ -59,19 +45,6 @@ def run(conditions: Conditions) -> Result:
         Table("Memory of a group's process, MiB", _MEMORY, tuple(map(_memory_row, peaks))),
     ]
     return Result(tables, _targets(slept, computed, ranked, peaks), _data(slept, computed, peaks))
-
-
-@contextlib.contextmanager
-def _groups(where: Where, conditions: Conditions, sleeps: Sequence[float] = ()) -> Iterator[Host]:
-    share = max(1, conditions.cores // where.groups)
-    environment = (
-        cpu_environment(1, share) if where.on_ray else cpu_environment(where.groups, conditions.cores)
-    )
-    address = conditions.ray_address if where.on_ray else ""
-    name = f"{Groups.__module__}:{Groups.__name__}"
-    with contextlib.closing(Host(name, (where.groups, address, sleeps), environment)) as host:
-        host.ready()
-        yield host
 
 
 # Tasks that sleep.
@@ -90,7 +63,7 @@ def _sleep(where: Where, conditions: Conditions) -> Iterator[tuple[Case, Times]]
             (Std1F1B(groups), 32),
         )
     ]
-    with _groups(where, conditions, sleeps) as host:
+    with groups_at(where, conditions, sleeps) as host:
         for case in cases[: 3 if conditions.quick else None]:
             yield case, host.call("sleeping", case, sleeps, conditions.effort.repetitions)
 
@@ -131,7 +104,7 @@ def _ranking(where: Where, times: Mapping[Case, Times]) -> tuple[Where, Case, Ca
 
 def _allocate(conditions: Conditions) -> list[tuple[Case, Peak]]:
     case = Case((2, 2), Std1F1B(2), 4, MEMORY_WIDTH, MEMORY_ROWS)
-    with _groups(Where(2, True), conditions) as host:
+    with groups_at(Where(2, True), conditions, gives_back=True) as host:
         return [(case, peak) for peak in host.call("peaks", case)]
 
 
@@ -162,8 +135,8 @@ def _computing_table(computed: Mapping[Where, Mapping[Case, Times]]) -> Table:
         (
             f"{where}, {case}",
             f"{times.median * 1e3:.0f}",
-            f"{times.lone_tasks * 1e3:.0f}",
-            *_judged(times.lone_tasks, times.median, TASKS_BAR),
+            f"{times.measured_tasks * 1e3:.0f}",
+            *_judged(times.measured_tasks, times.median, TASKS_BAR),
             f"{times.formula * 1e3:.0f}",
             *_judged(times.formula, times.median, FORMULA_BAR),
             *_judged(times.run_tasks, times.median, TASKS_BAR),
@@ -174,7 +147,7 @@ def _computing_table(computed: Mapping[Where, Mapping[Case, Times]]) -> Table:
     header = (
         "ms of a step, tasks that compute",
         "measured",
-        "lone tasks",
+        "measured tasks",
         "ratio",
         "within bar",
         "formula",
@@ -235,8 +208,8 @@ def _targets(
     return [
         Target("step time, tasks that sleep: largest miss", max(sleeping), EXACT_BAR),
         Target(
-            "step time by lone tasks: largest miss",
-            max(_miss(t.lone_tasks, t.median) for t in times),
+            "step time by measured tasks: largest miss",
+            max(_miss(t.measured_tasks, t.median) for t in times),
             TASKS_BAR,
         ),
         Target(

@@ -1,15 +1,19 @@
-"""Tasks that are measured one by one, for a step that is only planned."""
+"""Tasks that are measured, for a step that is only planned."""
+
+import time
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.events import Event
 from mpmd.ir import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
 from mpmd.planner.trials import measure
-from mpmd.planner.trials.measure import costs_of, measure_tasks, time_call
+from mpmd.planner.trials.measure import costs_of, measure_tasks, typical_seconds
+from mpmd.planner.trials.rehearsal import Rehearsal
+from mpmd.planner.trials.timing import repeat_together
+from mpmd.runtime.compiling import compile_executable
 from tests.support.small_plans import lowered
 
 
@@ -17,21 +21,49 @@ def test_each_task_gets_a_time_and_each_executable_its_memory():
     step = lowered(mpmd.Std1F1B(2), [{"data": 1}, {"data": 2}], in_specs=(None, P(None, "data")))
     assert any(None in executable.out_specs for executable in step.plan.executables)
     found = measure_tasks(step, seconds=0.0)
-    assert set(found.costs.tasks) == {(kind, stage) for kind in ("fwd", "bwd") for stage in (0, 1)}
-    assert min(*found.costs.tasks.values(), *found.costs.outside.values()) > 0
+    costs = costs_of(found.plan, found.seconds)
+    assert set(costs.tasks) == {(kind, stage) for kind in ("fwd", "bwd") for stage in (0, 1)}
+    assert min(found.seconds.values()) > 0
     assert all(executable.memory is not None for executable in found.plan.executables)
     assert all(None not in (*e.in_specs, *e.out_specs) for e in found.plan.executables)
-    assert step.simulate(found.costs).makespan >= sum(found.costs.tasks.values())
+    assert step.simulate(costs).makespan >= sum(costs.tasks.values())
 
 
-def test_equal_executables_are_run_once(monkeypatch):
-    timed = []
-    monkeypatch.setattr(measure, "time_call", lambda *args: timed.append(args) or 1.0)
-    step = lowered(mpmd.Std1F1B(4), [{"data": 1}] * 4)
-    found = measure_tasks(step)
-    runs = sum(len(program.runs) for program in step.plan.programs)
-    assert len(timed) == len(step.plan.executables) < runs
-    assert found.costs.tasks["fwd", 1] == found.costs.tasks["fwd", 2] == 1.0
+@pytest.fixture
+def on_accelerators(monkeypatch):
+    """This process's devices share nothing."""
+    monkeypatch.setattr(measure, "_share_host", lambda devices: False)
+
+
+@pytest.fixture
+def rehearsed(monkeypatch):
+    """The groups that run their programs, with the devices of each."""
+    found = []
+
+    class Recorded(measure.Rehearsal):
+        def __init__(self, program, mpmd_idx, submesh, executables):
+            found.append((mpmd_idx, [device.id for device in submesh.devices.flat]))
+            super().__init__(program, mpmd_idx, submesh, executables)
+
+    monkeypatch.setattr(measure, "Rehearsal", Recorded)
+    return found
+
+
+def test_groups_that_share_their_host_are_at_work_together(rehearsed):
+    step = lowered(mpmd.Std1F1B(3), [{"data": 1}, {"data": 2}, {"data": 1}], in_specs=(None, P(None, "data")))
+    found = measure_tasks(step, jax.devices()[:3], seconds=0.0)
+    assert rehearsed == [(0, [0]), (1, [1, 2]), (2, [0])]
+    assert found.together == (2, 2, 1)
+
+
+def test_accelerators_are_timed_one_by_one_and_equal_groups_once(rehearsed, on_accelerators):
+    step = lowered(mpmd.Std1F1B(5), [{"data": 1}] * 5)
+    found = measure_tasks(step, seconds=0.0)
+    assert found.together == (1,) * 5
+    assert {mpmd_idx for mpmd_idx, _ in rehearsed} < set(range(5))
+    assert {device for _, devices in rehearsed for device in devices} == {0}
+    for mpmd_idx in range(5):
+        assert all((mpmd_idx, e.name) in found.seconds for e in found.plan.executables_of(mpmd_idx))
 
 
 def test_groups_may_have_more_devices_than_there_are():
@@ -46,11 +78,56 @@ def test_tasks_that_call_python_are_not_run():
         measure_tasks(step)
 
 
-def test_a_call_gets_copies_of_what_it_takes_over():
-    step = jax.jit(lambda x, y: (x + y,), donate_argnums=0)
-    x, y = jnp.ones(4), jnp.ones(4)
-    assert time_call(step.lower(x, y).compile(), [x, y], (0,), 0.0) > 0
-    np.testing.assert_array_equal(x, np.ones(4))
+def test_a_group_runs_its_tasks_in_order():
+    step = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2)
+    program, submesh = step.compiled.program, jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    for mpmd_idx in range(2):
+        compiled = {
+            executable.name: compile_executable(executable, program.functions[executable.name], submesh)
+            for executable in program.plan.executables_of(mpmd_idx)
+        }
+        rehearsal = Rehearsal(program, mpmd_idx, submesh, compiled)
+        for _ in range(2):  # what a step takes over is there again
+            tasks = [(name, event.activity) for name, event in rehearsal.step()]
+            assert tasks == [(run.executable, run.task) for run in program.plan.programs[mpmd_idx].runs]
+
+
+def test_steps_of_other_precision_are_timed():
+    with jax.enable_x64(True):
+        assert (
+            min(measure_tasks(lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2), seconds=0.0).seconds.values()) > 0
+        )
+
+
+def spans(*durations, start=0.0):
+    """Tasks of an executable, one behind the other."""
+    task, events = parse_cell("fwd_0__0"), []
+    for duration in durations:
+        events.append(("fwd", Event(0, task, start, start + duration)))
+        start += duration
+    return events
+
+
+def test_a_disturbed_step_does_not_count():
+    steps = [spans(1.0, 3.0), spans(20.0, 30.0), spans(2.0, 4.0)]
+    assert typical_seconds(steps, until=100.0) == {"fwd": 3.0}
+
+
+def test_what_starts_when_others_have_ended_does_not_count():
+    assert typical_seconds([spans(1.0, 1.0, 5.0)], until=2.0) == {"fwd": 1.0}
+
+
+def test_calls_are_made_until_the_slowest_has_been_made_often_enough():
+    first, second = repeat_together([lambda: "first", lambda: time.sleep(0.01) or "second"], 0.0)
+    assert len(first) > len(second) == 3 and {*first, *second} == {"first", "second"}
+
+
+def test_a_failing_call_ends_the_others():
+    def fail():
+        raise RuntimeError("it fails")
+
+    with pytest.raises(RuntimeError, match="it fails"):
+        repeat_together([lambda: None, fail], 1000.0)
 
 
 def plan_of(*groups):

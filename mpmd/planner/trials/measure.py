@@ -1,7 +1,10 @@
-"""Measures the tasks of a step that is only planned: each executable by itself, on this process's devices.
+"""Measures the tasks of a step that is only planned, on this process's devices.
 
-No pipeline runs: the devices of one group are enough for all groups, and executables that are equal, as those
-of equal stages, are compiled and timed once. What comes out is what the simulator needs, and what XLA needs.
+No pipeline runs. Each group runs its program by itself (``rehearsal.py``), so the devices of one group are
+enough for all of them. But CPU devices share their host: its cores, its caches and its memory. There, as many
+groups are at work at the same time as there are devices for. An accelerator has what it computes with for
+itself, so groups are timed one by one, and those with equal executables once. What comes out is what the
+simulator needs, and what XLA needs.
 """
 
 from __future__ import annotations
@@ -10,29 +13,26 @@ import collections
 import dataclasses
 import math
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from mpmd.events import Event
 from mpmd.executable_memory import ExecutableMemory
-from mpmd.ir import Aval, Executable, OutsideTask, Plan, Spec, TaskKind, TaskType
+from mpmd.ir import Executable, OutsideTask, Plan, Spec, TaskKind, TaskType
 from mpmd.planned_step import PlannedStep
+from mpmd.planner.trials.rehearsal import Rehearsal
+from mpmd.planner.trials.timing import repeat_together
 from mpmd.program import Function, Program
 from mpmd.runtime.compiling import compile_executable, compile_with_open_specs, memory_of
 from mpmd.runtime.resolve_specs import resolve_specs
-from mpmd.sharding import to_sharding
 from mpmd.simulate import Costs
 from mpmd.simulate.costs import types_of
 
-LEAST_RUNS = 3
-MOST_RUNS = 1000
-
-_Key = tuple[str, tuple[tuple[str, int], ...]]
-"""An executable by its name, with the axes of the submesh that it is compiled for."""
+Axes = Mapping[str, int]
+"""The axes of a submesh with their sizes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,41 +41,72 @@ class MeasuredTasks:
 
     Attributes:
       plan: the step's, with the shardings that XLA has chosen and with what XLA needs to run each executable.
-      costs: the seconds of each task, without what goes on between tasks and between groups.
+      seconds: of each executable, by group and name, while as many groups as ``together`` says for the group
+        were at work; without what goes on between tasks and between groups.
     """
 
     plan: Plan
-    costs: Costs
+    seconds: Mapping[tuple[int, str], float]
+    together: tuple[int, ...]
 
 
 def measure_tasks(
     step: PlannedStep, devices: Sequence[jax.Device] | None = None, seconds: float = 0.2
 ) -> MeasuredTasks:
-    """Compiles and times each executable of a step by itself.
+    """Compiles and times each executable of a step.
 
-    Its inputs have the right shapes, dtypes and shardings, and arbitrary values. The time of a task is the
-    median of several runs, each of which is waited for.
+    Arguments and messages have the right shapes, dtypes and shardings, and arbitrary values.
 
     Args:
-      devices: as many as the largest group has, of the kind that the step is to run on; by default those of
-        this process.
-      seconds: for which each executable is run, about; three times at least.
+      devices: of one node, of the kind that the step is to run on, at least as many as the largest group has;
+        by default those of this process.
+      seconds: for which each group runs its program, about; three times at least.
 
     Raises: ``ValueError`` when there are too few devices, and for a step whose tasks call back into Python.
     """
     program, devices = step.compiled.program, jax.local_devices() if devices is None else list(devices)
     axes = [dict(group.axes) for group in step.topology.groups]
     _check(program, axes, len(devices))
-    bench = _Bench([_submesh(devices, of_group) for of_group in axes])
-    resolved = resolve_specs(program, bench.choose_specs)
-    plan, times = resolved.plan, {}
-    for mpmd_idx in range(len(plan.programs)):
-        for executable in plan.executables_of(mpmd_idx):
-            function = resolved.functions[executable.name]
-            times[mpmd_idx, executable.name] = bench.seconds_of(mpmd_idx, executable, function, seconds)
-    needed = bench.memory
-    executables = tuple(dataclasses.replace(e, memory=needed.get(e.name)) for e in plan.executables)
-    return MeasuredTasks(dataclasses.replace(plan, executables=executables), costs_of(plan, times))
+    bench = _Bench(axes, devices)
+    program = resolve_specs(program, bench.choose_specs)
+    times: dict[tuple[int, str], float] = {}
+    together = [1] * len(axes)
+    for batch in batches([math.prod(of_group.values()) for of_group in axes], devices):
+        for mpmd_idx in batch:
+            together[mpmd_idx] = len(batch)
+        if len(batch) > 1 or not _take_over(times, batch[0], program.plan, axes):
+            times |= bench.seconds_of(program, batch, seconds)
+    executables = tuple(
+        dataclasses.replace(e, memory=bench.memory.get(e.name)) for e in program.plan.executables
+    )
+    return MeasuredTasks(dataclasses.replace(program.plan, executables=executables), times, tuple(together))
+
+
+def batches(sizes: Sequence[int], devices: Sequence[jax.Device]) -> list[list[int]]:
+    """The groups that are at work at the same time, for all groups, by the devices that each takes."""
+    if not _share_host(devices):
+        return [[mpmd_idx] for mpmd_idx in range(len(sizes))]
+    found: list[list[int]] = [[]]
+    for mpmd_idx, size in enumerate(sizes):
+        if size + sum(sizes[other] for other in found[-1]) > len(devices):
+            found.append([])
+        found[-1].append(mpmd_idx)
+    return found
+
+
+def _share_host(devices: Sequence[jax.Device]) -> bool:
+    """Whether devices compute on the cores of their host, with its caches and memory."""
+    return all(device.platform == "cpu" for device in devices)
+
+
+def _take_over(times: dict[tuple[int, str], float], mpmd_idx: int, plan: Plan, axes: Sequence[Axes]) -> bool:
+    """Whether other groups of its shape have run all executables of a group, which it then gets from them."""
+    known = {name: seconds for (other, name), seconds in times.items() if axes[other] == axes[mpmd_idx]}
+    names = [executable.name for executable in plan.executables_of(mpmd_idx)]
+    if not known.keys() >= set(names):
+        return False
+    times |= {(mpmd_idx, name): known[name] for name in names}
+    return True
 
 
 def costs_of(plan: Plan, seconds: Mapping[tuple[int, str], float]) -> Costs:
@@ -120,77 +151,74 @@ def _check(program: Program, axes: Sequence[Mapping[str, int]], available: int) 
         raise ValueError("\n".join(faults))
 
 
-def _submesh(devices: Sequence[jax.Device], axes: Mapping[str, int]) -> jax.sharding.Mesh:
-    taken = np.array(devices[: math.prod(axes.values())])
-    return jax.sharding.Mesh(taken.reshape(tuple(axes.values())), tuple(axes))
-
-
 class _Bench:
-    """Compiles and times executables, equal ones once."""
+    """Compiles executables and times them."""
 
-    def __init__(self, submeshes: Sequence[jax.sharding.Mesh]):
-        self._submeshes = submeshes
-        self._seconds: dict[_Key, float] = {}
+    def __init__(self, axes: Sequence[Axes], devices: Sequence[jax.Device]):
+        self._axes, self._devices = axes, devices
         self.memory: dict[str, ExecutableMemory] = {}
+
+    def _submesh(self, mpmd_idx: int, start: int = 0) -> jax.sharding.Mesh:
+        axes = self._axes[mpmd_idx]
+        taken = np.array(self._devices[start : start + math.prod(axes.values())])
+        return jax.sharding.Mesh(taken.reshape(tuple(axes.values())), tuple(axes))
 
     def choose_specs(
         self, mpmd_idx: int, executable: Executable, function: Function
     ) -> Future[tuple[Spec, ...]]:
         """What XLA chooses for an executable's open output specs."""
         future: Future[tuple[Spec, ...]] = Future()
-        future.set_result(compile_with_open_specs(executable, function, self._submeshes[mpmd_idx])[1])
+        future.set_result(compile_with_open_specs(executable, function, self._submesh(mpmd_idx))[1])
         return future
 
-    def seconds_of(self, mpmd_idx: int, executable: Executable, function: Function, seconds: float) -> float:
-        """The seconds that an executable takes on a group."""
-        submesh = self._submeshes[mpmd_idx]
-        key = (executable.name, tuple(submesh.shape.items()))
-        if key not in self._seconds:
-            compiled = compile_executable(executable, function, submesh)
-            if needed := memory_of(compiled):
-                before = self.memory.get(executable.name, needed)
-                self.memory[executable.name] = before | needed
-            shardings = [to_sharding(spec or (), submesh) for spec in executable.in_specs]
-            inputs = list(map(_some_values, executable.inputs, shardings))
-            self._seconds[key] = time_call(compiled, inputs, executable.donated, seconds)
-        return self._seconds[key]
+    def seconds_of(
+        self, program: Program, batch: Sequence[int], seconds: float
+    ) -> dict[tuple[int, str], float]:
+        """The seconds of each executable while these groups are at work."""
+        rehearsals, start = [], 0
+        for mpmd_idx in batch:
+            submesh = self._submesh(mpmd_idx, start)
+            start += submesh.size
+            rehearsals.append(
+                Rehearsal(program, mpmd_idx, submesh, self._compiled(program, mpmd_idx, submesh))
+            )
+        for rehearsal in rehearsals:
+            rehearsal.step()  # the first one is slower
+        found = repeat_together([rehearsal.step for rehearsal in rehearsals], seconds)
+        until = min(steps[-1][-1][1].end for steps in found)  # then others have more of the host
+        return {
+            (mpmd_idx, name): typical
+            for mpmd_idx, steps in zip(batch, found, strict=True)
+            for name, typical in typical_seconds(steps, until).items()
+        }
+
+    def _compiled(
+        self, program: Program, mpmd_idx: int, submesh: jax.sharding.Mesh
+    ) -> dict[str, jax.stages.Compiled]:
+        compiled = {}
+        for executable in program.plan.executables_of(mpmd_idx):
+            name = executable.name
+            compiled[name] = compile_executable(executable, program.functions[name], submesh)
+            if needed := memory_of(compiled[name]):
+                self.memory[name] = self.memory.get(name, needed) | needed
+        return compiled
 
 
-def time_call(
-    call: Callable[..., Sequence[jax.Array]],
-    inputs: Sequence[jax.Array],
-    donated: Sequence[int],
-    seconds: float,
-) -> float:
-    """The median of the seconds that a call takes, until its results are there.
+def typical_seconds(steps: Sequence[Sequence[tuple[str, Event]]], until: float) -> dict[str, float]:
+    """What runs of each executable take: the mean within a step, of which the median over steps.
+
+    So a step that something else has disturbed does not count, and all that happens in every step does.
 
     Args:
-      donated: the inputs that each call takes over; it gets copies of them.
-      seconds: for which to call it, about.
+      steps: the tasks of each, with the names of their executables.
+      until: tasks that start later do not count.
     """
-    times: list[float] = []
-    _once(call, inputs, donated)  # the first run is slower
-    while len(times) < LEAST_RUNS or (sum(times) < seconds and len(times) < MOST_RUNS):
-        times.append(_once(call, inputs, donated))
-    return statistics.median(times)
-
-
-def _once(call: Callable, inputs: Sequence[jax.Array], donated: Sequence[int]) -> float:
-    given = list(inputs)
-    for position in donated:
-        given[position] = jax.device_put(given[position], given[position].sharding, may_alias=False)
-    jax.block_until_ready(given)
-    start = time.perf_counter()
-    jax.block_until_ready(call(*given))
-    return time.perf_counter() - start
-
-
-def _some_values(aval: Aval, sharding: jax.sharding.Sharding) -> jax.Array:
-    """An array of small numbers: equal ones would take some devices less power, and so less time."""
-    dtype = jnp.dtype(aval.dtype)
-    numbers = np.random.default_rng(0)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        pattern = (0.1 * numbers.standard_normal(4093)).astype(dtype)
-    else:
-        pattern = numbers.integers(0, 2 if jnp.issubdtype(dtype, jnp.bool) else 128, 4093).astype(dtype)
-    return jax.device_put(np.resize(pattern, aval.shape), sharding)
+    means: dict[str, list[float]] = collections.defaultdict(list)
+    for step in steps:
+        of_step: dict[str, list[float]] = collections.defaultdict(list)
+        for name, event in step:
+            if event.start < until:
+                of_step[name].append(event.duration)
+        for name, durations in of_step.items():
+            means[name].append(statistics.fmean(durations))
+    return {name: statistics.median(of_steps) for name, of_steps in means.items()}

@@ -15,7 +15,7 @@ from mpmd.lowered_step import LoweredStep
 from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.planner.collectives import Place, places_of
 from mpmd.planner.hardware import Cluster
-from mpmd.planner.shared_cores import of_busy_devices, of_lone_devices
+from mpmd.planner.shared_cores import groups_at_once, time_alone, time_alone_of
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_summing, task_seconds
 from mpmd.planner.trials.predict import predict
@@ -89,8 +89,8 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: Cluster) -> Real
     places = places_of(candidate.submeshes)
     predicted = predicted_plan(step.compiled.program)
     seconds = task_seconds(predicted.plan, predicted.work, cluster, places)
-    costs = of_busy_devices(costs_of(predicted.plan, seconds), cluster, _mean_devices(places))
-    costs = dataclasses.replace(costs, links=edge_links(cluster, places))
+    alone = {key: time * time_alone(cluster) for key, time in seconds.items()}
+    costs = _costs(predicted.plan, alone, cluster, places)
     realized = _realized(step, predicted.plan, costs, cluster, "simulation")
     summing = longest_summing(predicted.plan, predicted.work, cluster, places)
     return _communicating(realized, summing / realized.prediction.seconds)
@@ -99,33 +99,34 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: Cluster) -> Real
 def measured(
     before: Realized, candidate: Candidate, cluster: Cluster, devices: Sequence[jax.Device] | None
 ) -> Realized:
-    """The same with tasks that were run, each by itself, on this process's devices."""
+    """The same with tasks that were run, on this process's devices, as many at a time as a node has."""
     places = places_of(candidate.submeshes)
-    tasks = measure_tasks(before.step, devices)
-    costs = _with_overhead(tasks.costs, cluster.task_overhead)
-    costs = of_lone_devices(costs, cluster, _mean_devices(places))
-    costs = dataclasses.replace(costs, links=edge_links(cluster, places))
+    of_node = max(cluster.devices_per_node, *(place.num_devices for place in places))
+    devices = jax.local_devices() if devices is None else devices
+    tasks = measure_tasks(before.step, devices[:of_node])
+    shares = [float(time_alone_of(cluster, together, _mean_devices(places))) for together in tasks.together]
+    alone = {
+        (group, name): (time + cluster.task_overhead) * shares[group]
+        for (group, name), time in tasks.seconds.items()
+    }
+    costs = _costs(tasks.plan, alone, cluster, places)
     realized = _realized(before.step, tasks.plan, costs, cluster, "measurement")
     return _communicating(realized, before.prediction.communication)
 
 
+def _costs(
+    plan: Plan, alone: Mapping[tuple[int, str], float], cluster: Cluster, places: Sequence[Place]
+) -> Costs:
+    """The costs of executables that take so long on each group while no other one computes."""
+    return dataclasses.replace(
+        costs_of(plan, alone),
+        links=edge_links(cluster, places),
+        at_once=groups_at_once(cluster, _mean_devices(places)),
+    )
+
+
 def _mean_devices(places: Sequence[Place]) -> float:
     return sum(place.num_devices for place in places) / len(places)
-
-
-def _with_overhead(costs: Costs, seconds: float) -> Costs:
-    """Costs of tasks with what each takes beside its executable."""
-
-    def longer(times: Mapping) -> dict:
-        return {key: time + seconds for key, time in times.items()}
-
-    return dataclasses.replace(
-        costs,
-        kinds=longer(costs.kinds),
-        tasks=longer(costs.tasks),
-        fused=longer(costs.fused),
-        outside=longer(costs.outside),
-    )
 
 
 def _realized(step: LoweredStep, plan: Plan, costs: Costs, cluster: Cluster, source: str) -> Realized:

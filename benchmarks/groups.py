@@ -1,0 +1,46 @@
+"""Where steps that are predicted run: groups of one device each, in process and on Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from benchmarks.host import Host
+from benchmarks.measure import Conditions
+from benchmarks.peers import cpu_environment
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """The groups, and whether they are on Ray."""
+
+    groups: int
+    on_ray: bool
+
+    def __str__(self) -> str:
+        return f"{self.groups} groups {'on Ray' if self.on_ray else 'in process'}"
+
+
+def places_of(conditions: Conditions) -> list[Where]:
+    """Where to run."""
+    if conditions.quick:
+        return [Where(2, True), Where(4, False)]
+    return [Where(groups, on_ray) for on_ray in (True, False) for groups in (2, 4)]
+
+
+@contextlib.contextmanager
+def groups_at(
+    where: Where, conditions: Conditions, sleeps: Sequence[float] = (), gives_back: bool = False
+) -> Iterator[Host]:
+    """Opens groups of one device each, in a process of their own.
+
+    That process has as many devices and threads as all groups, on which tasks are measured; so do the groups
+    on Ray, together.
+    """
+    environment = cpu_environment(where.groups, conditions.cores)
+    address = conditions.ray_address if where.on_ray else ""
+    arguments = (where.groups, address, sleeps, gives_back)
+    with contextlib.closing(Host("benchmarks.predicted_steps:Groups", arguments, environment)) as host:
+        host.ready()
+        yield host

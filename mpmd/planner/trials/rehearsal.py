@@ -1,0 +1,116 @@
+"""A group that runs its program without the others: what they would send is there at once.
+
+So the group is never idle, and all else is as in a step: the order of its tasks, what it holds meanwhile and
+frees, what is in its caches. Values are arbitrary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpmd.events import Event, Wait
+from mpmd.ir import Aval, Plan, Recv
+from mpmd.program import Program
+from mpmd.routes import held_specs
+from mpmd.runtime.activity import Activity
+from mpmd.runtime.executor import Executor
+from mpmd.runtime.operations import Compiled
+from mpmd.runtime.transport import Array, MessageId
+from mpmd.sharding import to_sharding
+
+
+class Rehearsal:
+    """A group's program on some submesh of the group's shape.
+
+    Args:
+      program: with all specs known.
+      executables: those of the group, compiled for the submesh.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        mpmd_idx: int,
+        submesh: jax.sharding.Mesh,
+        executables: Mapping[str, Compiled],
+    ):
+        plan = program.plan
+        specs = held_specs(plan, mpmd_idx, submesh.shape)
+        shardings = {name: to_sharding(spec, submesh) for name, spec in specs.items()}
+        constants = [leaf.name for leaf in plan.constants_of(mpmd_idx)]
+        self._runs = plan.programs[mpmd_idx].runs
+        self._executor = Executor(
+            program=plan.programs[mpmd_idx],
+            plan=plan,
+            executables=executables,
+            constants={name: jax.device_put(program.constants[name], shardings[name]) for name in constants},
+            shardings=shardings,
+            transport=_Present(plan, mpmd_idx),
+            synchronous=submesh.devices.flat[0].platform == "cpu",
+            activity=Activity(),
+        )
+        self._leaves = [
+            (leaf.aval, shardings[leaf.name], leaf.donated)
+            for leaf in plan.inputs_of(mpmd_idx).values()
+            if leaf.name
+        ]
+        self._kept = [
+            None if donated else jax.device_put(some_values(aval), sharding)
+            for aval, sharding, donated in self._leaves
+        ]
+
+    def step(self) -> list[tuple[str, Event]]:
+        """Runs a step; returns its tasks in order, each with the name of its executable."""
+        inputs = [
+            jax.device_put(some_values(aval), sharding) if kept is None else kept
+            for kept, (aval, sharding, _) in zip(self._kept, self._leaves, strict=True)
+        ]
+        jax.block_until_ready(inputs)
+        events: list[Event] = []
+        with jax.debug_nans(False), jax.debug_infs(False):  # arbitrary values may make some
+            jax.block_until_ready(self._executor.execute(0, inputs, [], events=events))
+        tasks = [event for event in events if not isinstance(event.activity, Wait)]
+        return [(run.executable, event) for run, event in zip(self._runs, tasks, strict=True)]
+
+
+class _Present:
+    """A transport whose messages are all there, in the host's memory; what is sent is dropped."""
+
+    def __init__(self, plan: Plan, mpmd_idx: int):
+        avals = plan.avals()
+        of_avals: dict[Aval, np.ndarray] = {}
+        self._messages: dict[tuple[int, int], list[np.ndarray]] = {}
+        for instruction in plan.programs[mpmd_idx].instructions:
+            if isinstance(instruction, Recv):
+                wanted = [avals[name] for name in instruction.values]
+                for aval in wanted:
+                    if aval not in of_avals:
+                        of_avals[aval] = np.asarray(some_values(aval))
+                self._messages[instruction.src, instruction.tag] = [of_avals[aval] for aval in wanted]
+
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
+        pass
+
+    def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
+        return self._messages[message.src, message.tag]
+
+    def abort(self, step: int, reason: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def some_values(aval: Aval) -> np.ndarray:
+    """An array of small numbers: equal ones would take some devices less power, and so less time."""
+    dtype = jnp.dtype(aval.dtype)
+    numbers = np.random.default_rng(0)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        pattern = (0.1 * numbers.standard_normal(4093)).astype(dtype)
+    else:
+        pattern = numbers.integers(0, 2 if jnp.issubdtype(dtype, jnp.bool) else 128, 4093).astype(dtype)
+    return np.resize(pattern, aval.shape)
