@@ -15,6 +15,7 @@ from jax.extend.core import JaxprEqn
 from mpmd.compiler.jaxprs.axis import Axis, shape_of
 from mpmd.compiler.jaxprs.batched_scans import batch_axes, batched_body
 from mpmd.compiler.jaxprs.cost import is_elementwise
+from mpmd.compiler.jaxprs.indexed_axes import gather_axes, gather_params, scatter_axes
 
 
 def axes_of(eqn: JaxprEqn) -> list[Axis]:
@@ -31,6 +32,8 @@ def part_params(eqn: JaxprEqn, axis: Axis, size: int) -> dict[str, Any]:
         limits = list(eqn.params["limit_indices"])
         limits[axis.outs[0]] = size
         return {"limit_indices": tuple(limits)}
+    if eqn.primitive.name == "gather":
+        return gather_params(eqn, axis, size)
     if eqn.primitive.name == "scan":
         return {"jaxpr": batched_body(eqn, axis, size, axes_of, part_params)}
     if shape_name is None:
@@ -69,8 +72,8 @@ def _along(param: str) -> Callable[[JaxprEqn], Iterable[Axis]]:
     """All dimensions but those that a parameter names."""
 
     def rule(eqn: JaxprEqn) -> Iterable[Axis]:
-        value = eqn.params[param]
-        return _elementwise(eqn, value if isinstance(value, tuple) else (value,))
+        value, rank = eqn.params[param], len(shape_of(eqn.invars[0]))
+        return _elementwise(eqn, [d % rank for d in (value if isinstance(value, tuple) else (value,))])
 
     return rule
 
@@ -83,11 +86,40 @@ def _leading(eqn: JaxprEqn) -> Iterator[Axis]:
             yield Axis({0: d}, {0: d})
 
 
-def _of_matrices(eqn: JaxprEqn) -> Iterator[Axis]:
-    """The dimensions before those of the matrices that linear algebra takes."""
-    matrices = min(len(shape_of(atom)) for atom in eqn.invars)
-    for d in range(matrices - 2):
-        yield Axis(dict.fromkeys(range(len(eqn.invars)), d), dict.fromkeys(range(len(eqn.outvars)), d))
+def _batched(rank: int) -> Callable[[JaxprEqn], Iterator[Axis]]:
+    """The dimensions before the last ``rank`` of the first operand, which the operation takes whole."""
+
+    def rule(eqn: JaxprEqn) -> Iterator[Axis]:
+        for d in range(len(shape_of(eqn.invars[0])) - rank):
+            yield Axis(dict.fromkeys(range(len(eqn.invars)), d), dict.fromkeys(range(len(eqn.outvars)), d))
+
+    return rule
+
+
+def _fft(eqn: JaxprEqn) -> Iterator[Axis]:
+    return _batched(len(eqn.params["fft_lengths"]))(eqn)
+
+
+def _convolution(eqn: JaxprEqn) -> Iterator[Axis]:
+    """The examples, and the kernels; of channels in groups none."""
+    numbers = eqn.params["dimension_numbers"]
+    if eqn.params["batch_group_count"] == 1:
+        yield Axis({0: numbers.lhs_spec[0]}, {0: numbers.out_spec[0]})
+        if eqn.params["feature_group_count"] == 1:
+            yield Axis({1: numbers.rhs_spec[0]}, {0: numbers.out_spec[1]})
+
+
+def _reduced_windows(eqn: JaxprEqn) -> Iterator[Axis]:
+    """The dimensions along which each window has one element."""
+    params = eqn.params
+    for d, config in enumerate(
+        zip(
+            *(params[name] for name in ("window_dimensions", "window_strides", "base_dilation", "padding")),
+            strict=True,
+        )
+    ):
+        if config == (1, 1, 1, (0, 0)):
+            yield Axis({0: d}, {0: d})
 
 
 def _reduction(combine: Callable[[Any, Any], Any] | None) -> Callable[[JaxprEqn], Iterator[Axis]]:
@@ -189,7 +221,18 @@ _RULES: dict[str, Callable[[JaxprEqn], Iterable[Axis]]] = {
     **dict.fromkeys("random_wrap random_unwrap random_bits random_split".split(), _leading),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _along("axis")),
     **dict.fromkeys("argmax argmin".split(), _reduction(None)),
-    **dict.fromkeys("cholesky eigh lu qr svd triangular_solve".split(), _of_matrices),
+    **dict.fromkeys(
+        """
+        cholesky eig eigh geqrf hessenberg householder_product lu qr schur svd symmetric_product
+        triangular_solve tridiagonal
+        """.split(),
+        _batched(2),
+    ),
+    **dict.fromkeys("lu_pivots_to_permutation tridiagonal_solve".split(), _batched(1)),
+    **dict.fromkeys(
+        "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub".split(), scatter_axes
+    ),
+    **dict.fromkeys("reduce_window_max reduce_window_min reduce_window_sum".split(), _reduced_windows),
     "reduce_sum": _reduction(lax.add),
     "reduce_max": _reduction(lax.max),
     "reduce_min": _reduction(lax.min),
@@ -201,10 +244,15 @@ _RULES: dict[str, Callable[[JaxprEqn], Iterable[Axis]]] = {
     "concatenate": _along("dimension"),
     "split": _along("axis"),
     "top_k": _along("axis"),
+    "approx_top_k": _along("reduction_dimension"),
     "broadcast_in_dim": _broadcast,
+    "conv_general_dilated": _convolution,
+    "device_put": lambda eqn: _elementwise(eqn) if len(eqn.invars) == 1 else (),
     "dot_general": _dot_general,
     "dynamic_slice": _window,
     "dynamic_update_slice": _update,
+    "fft": _fft,
+    "gather": gather_axes,
     "iota": _iota,
     "pad": _pad,
     "reshape": _reshape,

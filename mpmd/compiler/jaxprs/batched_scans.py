@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.axis import Axis, shape_of
 from mpmd.compiler.jaxprs.equations import Atom, called, closed, inlined_eqns, lookup, make_jaxpr, substitute
+from mpmd.compiler.jaxprs.linear_solves import solution
 from mpmd.compiler.jaxprs.scans import scan_operands
 
 AxesOf = Callable[[JaxprEqn], Sequence[Axis]]
@@ -146,7 +147,7 @@ def _is_readable(eqn: JaxprEqn) -> bool:
 
 def _body_of_call(eqn: JaxprEqn) -> Jaxpr | None:
     inner = called(eqn)
-    return inner.jaxpr if inner is not None and not inner.consts else None
+    return inner.jaxpr if inner is not None and not inner.consts else solution(eqn)
 
 
 def _resized(var: Var, dim: int, size: int) -> Var:

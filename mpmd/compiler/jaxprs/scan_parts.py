@@ -81,10 +81,10 @@ class ScanParts:
         own = [self._eqn.outvars[i] for i in (*carried, *stacked)]
         extras = [Var(aval_of(value)) for value in values[len(own) :]]
         made = [eqn.replace(source_info=self._eqn.source_info) for eqn in made]
-        return _named(made, values, [*own, *extras]), extras
+        return named(made, values, [*own, *extras]), extras
 
 
-def _named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]) -> list[JaxprEqn]:
+def named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]) -> list[JaxprEqn]:
     """The equations with ``names`` for their results ``values``.
 
     A result of a scan that is one of its operands, or another result, is not among those of the equation.

@@ -37,7 +37,7 @@ def uses_of(eqn: JaxprEqn) -> tuple[Use, ...]:
     rule = _RULES.get(eqn.primitive.name)
     if rule is not None:
         return tuple(use for use in rule(eqn) if _size(eqn, use) > 1)
-    return tuple(Use(axis.ins, axis.outs, not axis.outs) for axis in axes_of(eqn))
+    return tuple(_in_parts(eqn))
 
 
 def _size(eqn: JaxprEqn, use: Use) -> int:
@@ -46,49 +46,33 @@ def _size(eqn: JaxprEqn, use: Use) -> int:
     return min(sizes, default=1)
 
 
+def _in_parts(eqn: JaxprEqn) -> Iterator[Use]:
+    return (Use(axis.ins, axis.outs, not axis.outs) for axis in axes_of(eqn))
+
+
 def _gather(eqn: JaxprEqn) -> Iterator[Use]:
     """A table that is divided by rows: each device finds those of its own, zeros for others."""
-    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    shape, target = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
-    of_table = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
-    looked_up = (j for j in range(len(target)) if j not in numbers.offset_dims)
-    for e, j in enumerate(looked_up):
-        yield Use({0: of_table[e], 1: e} if e in of_table else {1: e}, {0: j})
-    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    kept = (d for d in range(len(shape)) if d not in gone)
-    for d, j in zip(kept, numbers.offset_dims, strict=True):
-        if sizes[d] == shape[d]:
-            yield Use({0: d}, {0: j})
-    for d in numbers.collapsed_slice_dims:
+    yield from _in_parts(eqn)
+    for d in eqn.params["dimension_numbers"].collapsed_slice_dims:
         yield Use({0: d}, {}, is_summed=True)
 
 
 def _scatter(eqn: JaxprEqn) -> Iterator[Use]:
     """A table that is divided by rows: each device changes those of its own."""
+    yield from _in_parts(eqn)
     numbers = eqn.params["dimension_numbers"]
-    shape, updates = shape_of(eqn.invars[0]), shape_of(eqn.invars[2])
-    of_table = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
-    written = (u for u in range(len(updates)) if u not in numbers.update_window_dims)
+    written = (u for u in range(len(shape_of(eqn.invars[2]))) if u not in numbers.update_window_dims)
     for e, u in enumerate(written):
-        if e in of_table:
-            yield Use({0: of_table[e], 1: e, 2: u}, {0: of_table[e]})
-        elif eqn.primitive.name == "scatter-add":
+        if e not in numbers.scatter_indices_batching_dims and eqn.primitive.name == "scatter-add":
             yield Use({1: e, 2: u}, {}, is_summed=True)
-    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    kept = (d for d in range(len(shape)) if d not in gone)
-    for d, u in zip(kept, numbers.update_window_dims, strict=True):
-        if updates[u] == shape[d]:
-            yield Use({0: d, 2: u}, {0: d})
     for d in numbers.inserted_window_dims:
         yield Use({0: d}, {0: d})
 
 
 def _convolution(eqn: JaxprEqn) -> Iterator[Use]:
     numbers = eqn.params["dimension_numbers"]
-    if eqn.params["batch_group_count"] == 1:
-        yield Use({0: numbers.lhs_spec[0]}, {0: numbers.out_spec[0]})
+    yield from _in_parts(eqn)
     if eqn.params["feature_group_count"] == eqn.params["batch_group_count"] == 1:
-        yield Use({1: numbers.rhs_spec[0]}, {0: numbers.out_spec[1]})
         yield Use({0: numbers.lhs_spec[1], 1: numbers.rhs_spec[1]}, {}, is_summed=True)
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_remat, subjaxprs, with_eqns
+from mpmd.compiler.stacks.counted_scans import with_rows_scanned
 from mpmd.compiler.stacks.inline import in_loops, with_calls_open, with_remat_open
 from mpmd.compiler.stacks.link import Linker, Links
 from mpmd.compiler.stacks.marked_scans import marks_in
@@ -75,6 +76,7 @@ def cut_stacks(
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
         return CutStep(jaxpr, constants, *whole, made_for={})
     jaxpr, constants = _without_calls(jaxpr, constants)
+    jaxpr = with_rows_scanned(jaxpr, constants)
     while True:
         links = _links(jaxpr, seeds)
         opened = _with_remat_open(jaxpr, links)

@@ -20,6 +20,7 @@ from mpmd.compiler.jaxprs.equations import (
     substitute,
     with_eqns,
 )
+from mpmd.compiler.jaxprs.linear_solves import solution
 from mpmd.reduce import treduce_p
 
 Constants = dict[Var, Any]
@@ -72,8 +73,15 @@ def with_remat_open(body: Jaxpr, should_open: Callable[[JaxprEqn], bool]) -> Jax
 
 
 def with_calls_open(jaxpr: Jaxpr) -> tuple[Jaxpr, Constants]:
-    """The jaxpr without calls, also in branches of conditionals, which then have variables of their own."""
+    """The jaxpr without calls, also in branches of conditionals, which then have variables of their own.
+
+    Linear systems are solved by the equations that do so.
+    """
     jaxpr, constants = inline_calls(jaxpr, lambda eqn: called(eqn) is not None)
+    while any(solution(eqn) for eqn in jaxpr.eqns):
+        opened = with_eqns(jaxpr, inlined_eqns(jaxpr.eqns, solution))
+        jaxpr, hoisted = inline_calls(opened, lambda eqn: called(eqn) is not None)
+        constants = {**hoisted, **constants}
     eqns = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "cond":
