@@ -24,11 +24,13 @@ class TaskWork:
       nbytes: what it reads and writes of memory, of values that depend on the rows, if each fusion of XLA
         reads its operands once and writes its results once.
       nbytes_beside: those of them that are read and written by other than products, while none computes.
+      temporaries: the most bytes at once of what it makes and nobody else reads.
     """
 
     operations: float
     nbytes: float
     nbytes_beside: float = 0.0
+    temporaries: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

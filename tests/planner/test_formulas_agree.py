@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import mpmd
@@ -10,7 +11,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.trials.trials import Subject, Trials
-from tests.support.planned_steps import ADAM, CLUSTER, LAYERS, open_step
+from tests.support.planned_steps import ADAM, CLUSTER, LAYERS, layer_of, open_step
 
 WIDTH, ROWS = 64, 512
 SUBMESHES = {"one device": {}, "data": {"data": 2}, "model": {"model": 2}}
@@ -52,3 +53,32 @@ def test_the_formula_is_near_the_simulation_of_the_plan(trials, groups, submesh,
     simulated = made.realize(candidate).prediction
     assert formula.seconds == pytest.approx(simulated.seconds, rel=0.1)
     assert formula.bubble == pytest.approx(simulated.bubble, abs=0.05)
+
+
+def loss_with_scores(params, tokens, labels):
+    embedding, layers = params
+    x = embedding[tokens]
+    for layer in layers:
+        x = layer_of(layer, x)
+    scores = jax.nn.log_softmax(x @ embedding.T)
+    return -jnp.take_along_axis(scores, labels[:, None], axis=1).mean()
+
+
+def step_with_scores(params, tokens, labels):
+    return mpmd.value_and_grad(loss_with_scores)(params, tokens, labels)
+
+
+@pytest.mark.parametrize("submesh", [{}, {"data": 2}], ids=str)
+def test_the_formula_knows_the_temporaries_of_a_large_vocabulary(submesh):
+    embedding = jax.ShapeDtypeStruct((4096, WIDTH), "float32")
+    matrix = jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")
+    bias = jax.ShapeDtypeStruct((WIDTH,), "float32")
+    params = (embedding, [{"up": matrix, "bias": bias, "down": matrix}] * 2)
+    rows = jax.ShapeDtypeStruct((ROWS,), "int32")
+    made = Trials(Subject.of(step_with_scores, (params, rows, rows), {}, None, None, None, None), CLUSTER)
+    number = len(made.profile.layers)
+    candidate = Candidate((number,), (submesh,), mpmd.Std1F1B(1), 2, remat=False, fsdp=False)
+    formula = evaluate(CostModel(made.profile, CLUSTER), candidate).prediction.memory
+    simulated = made.realize(candidate).prediction.memory
+    assert formula.temporaries > formula.weights / 2
+    assert formula.temporaries == pytest.approx(simulated.temporaries, rel=0.3)

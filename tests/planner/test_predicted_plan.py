@@ -11,7 +11,7 @@ from mpmd.decisions import Decisions, decided
 from mpmd.planner.trials.device_work import device_work
 from mpmd.planner.trials.predicted_plan import predicted_plan
 from tests.support.parity import mesh_of
-from tests.support.planned_steps import arguments, marked_step
+from tests.support.planned_steps import CLUSTER, arguments, marked_step, open_step
 
 SPECS = {
     "batch": [{"up": P(), "bias": P(), "down": P()}] * 4,
@@ -97,3 +97,38 @@ def test_what_is_needed_again_is_in_memory_until_then():
 
     work = work_of(keeps, ((), (), ()), {})
     assert work.temporaries == (2 * 8 * 64 + 8 * 16) * 4
+
+
+def test_zeros_that_are_scattered_into_are_sharded_like_the_result():
+    def of_labels(scores, labels):
+        def picked(scores):
+            return jnp.take_along_axis(scores, labels[:, None].astype(int), axis=1).sum()
+
+        return jax.grad(picked)(scores)
+
+    shapes = ((8, 1000), (8,))
+    whole = work_of(of_labels, ((), ()), {}, shapes)
+    divided = work_of(of_labels, (("data",), ("data",)), {"data": 4}, shapes)
+    assert divided.nbytes == pytest.approx(whole.nbytes / 4, rel=0.01)
+    assert divided.temporaries == pytest.approx(whole.temporaries / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2, 4])
+def test_rows_stay_divided_by_more_devices_than_there_are_microbatches(num_microbatches):
+    def prediction(devices):
+        choice = mpmd.plan(
+            open_step,
+            *arguments(open_step),
+            cluster=CLUSTER,
+            groups=1,
+            submesh={"data": devices},
+            fsdp=False,
+            remat=False,
+            num_microbatches=num_microbatches,
+            simulate=1,
+        )
+        return choice.best.prediction
+
+    alone, divided = prediction(1), prediction(4)
+    assert divided.memory.residuals == alone.memory.residuals / 4
+    assert divided.stage_seconds[0] < 0.7 * alone.stage_seconds[0]

@@ -70,7 +70,7 @@ def follow(
     found = dict(known)
     for eqn in eqns:
         operands = [sharded(atom, found) for atom in eqn.invars]
-        if any(map(any, operands)):
+        if any(map(any, operands)) or eqn.primitive.name == "sharding_constraint":
             if eqn.primitive.name == "reshape":
                 results: Sequence[Dimensions] = [_reshape(eqn, operands, mesh, whole.get(eqn.outvars[0]))]
             else:

@@ -63,12 +63,12 @@ class Columns:
 
     @functools.cached_property
     def forward(self) -> tuple[Array, ...]:
-        """Operations, bytes, and those of them beside products."""
+        """Operations, bytes, those of them beside products, and temporaries."""
         return self._work("forward")
 
     @functools.cached_property
     def backward(self) -> tuple[Array, ...]:
-        """Operations, bytes, and those of them beside products."""
+        """Operations, bytes, those of them beside products, and temporaries."""
         return self._work("backward")
 
     def of(self, field: str) -> Array:

@@ -79,7 +79,7 @@ def _task_seconds(
 
     ``weights`` are the bytes of products that do not depend on the rows, on each device.
     """
-    operations, nbytes, beside = work
+    operations, nbytes, beside, _ = work
     rows = columns.rows(setting)
     share = rows * product(columns.shares("activations", setting.sizes))
     operations = operations * rows * product(columns.shares("operations", setting.sizes))

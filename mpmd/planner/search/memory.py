@@ -32,16 +32,18 @@ class LayerBytes:
 def layer_bytes(columns: Columns, setting: Setting) -> LayerBytes:
     """The bytes of all layers on devices that run them as a setting says.
 
-    Temporaries are an estimate: what enters and its gradient; with rematerialisation the residuals of the
-    layer, which its backward computes again; with weights divided over ``data``, the whole weights and
-    gradients of the layer. Those that are gathered once are there, whole, for the whole step.
+    Temporaries are what enters and its gradient, and what a task makes for itself, such as the scores of a
+    vocabulary; with rematerialisation the residuals of the layer, which its backward computes again; with
+    weights divided over ``data``, the whole weights and gradients of the layer. Those that are gathered once
+    are there, whole, for the whole step.
     """
     held = product(columns.shares("weights", setting.sizes))
     shares = columns.shares("activations", setting.sizes)
     weights, gradients, state = (columns.of(name) * held for name in ("weights", "gradients", "state"))
     entering = columns.of("entering") * columns.rows(setting) * between_layers(shares)
     residuals = columns.of("residuals") * columns.rows(setting) * product(shares)
-    temporaries = 2 * entering
+    within = np.maximum(columns.forward[-1], columns.backward[-1])
+    temporaries = 2 * entering + within * columns.rows(setting) * product(shares)
     if not columns.profile.has_backward:
         gradients = residuals = np.zeros_like(weights)
     divided = setting.sizes[DATA] if setting.way.fsdp else 1

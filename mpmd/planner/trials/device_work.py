@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -96,7 +96,7 @@ def device_work(
     """
     eqns = inlined_eqns(jaxpr.eqns, _body)
     known = dict(zip(jaxpr.invars, inputs, strict=True))
-    known = follow(eqns, known, mesh)
+    known = _with_constants(eqns, follow(eqns, known, mesh))
     for atom, wanted in zip(jaxpr.outvars, outputs or (), strict=False):
         if isinstance(atom, Var) and wanted is not None and not any(sharded(atom, known)):
             known[atom] = wanted
@@ -105,6 +105,30 @@ def device_work(
         if isinstance(atom, Var) and wanted is not None:
             work += _gathering(atom, sharded(atom, known), wanted, mesh)
     return work
+
+
+def _with_constants(eqns: Sequence[JaxprEqn], known: Mapping[Var, Dimensions]) -> dict[Var, Dimensions]:
+    """What is known of values, and of the constants among them, such as zeros that are scattered into.
+
+    Nothing says how a constant is sharded but what is made of it: so it is, where that has the same shape.
+    """
+    constants: set[Atom] = set()
+    for eqn in eqns:
+        if not subjaxprs(eqn) and all(_is_constant(atom, constants) for atom in eqn.invars):
+            constants.update(eqn.outvars)
+    found = dict(known)
+    for eqn in reversed(eqns):
+        made = [var for var in eqn.outvars if var in found]
+        for atom in eqn.invars if made else ():
+            if isinstance(atom, Var) and atom in constants and atom not in found:
+                like = next((var for var in made if aval_of(var).shape == aval_of(atom).shape), None)
+                found |= {} if like is None else {atom: found[like]}
+    return found
+
+
+def _is_constant(atom: Atom, constants: Collection[Atom]) -> bool:
+    """Whether an operand is the same on all devices, and made where it is read."""
+    return isinstance(atom, Literal) or atom in constants or not aval_of(atom).shape
 
 
 def _gathering(atom: Var, found: Dimensions, wanted: Dimensions, mesh: Mapping[str, int]) -> DeviceWork:
