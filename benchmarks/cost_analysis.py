@@ -10,7 +10,6 @@ time to run it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import statistics
 import time
 from collections.abc import Callable

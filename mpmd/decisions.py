@@ -6,9 +6,11 @@ A step that says neither its schedule nor where its stages end is traced under `
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
@@ -25,21 +27,51 @@ class Decisions:
       layers_per_stage: how many layers of a function under ``mpmd.auto_marks`` each stage has. ``()``: each
         layer is a stage.
       remat: whether each of these layers is computed again in the backward, from what enters it.
+      of_loops: what is decided within each loop, in the order in which loops are traced, where it is not the
+        same for all. A function under ``jax.jit`` is traced once, however often it is called, so its loops
+        have the same decisions in each call.
     """
 
     schedule: Schedule | None = None
     num_microbatches: int | None = None
     layers_per_stage: tuple[int, ...] | None = None
     remat: bool = False
+    of_loops: tuple[Decisions, ...] = ()
 
 
-# The context is part of the keys of JAX's caches: what a step jits is traced anew for other decisions.
+def in_order(of_loops: Mapping[int, Decisions]) -> tuple[Decisions, ...]:
+    """``Decisions.of_loops`` with those of some loops by number; of others nothing is decided."""
+    return tuple(of_loops.get(number, Decisions()) for number in range(1 + max(of_loops, default=-1)))
+
+
+class _Trace:
+    """One trace of a step. It counts the loops."""
+
+    def __init__(self) -> None:
+        self.loops = itertools.count()
+
+
+# The contexts are part of the keys of JAX's caches: what a step jits is traced anew for other decisions, and
+# in each trace, so that each counts the same loops.
 _decisions = jax.make_user_context(default_value=Decisions())
+_trace = jax.make_user_context(default_value=None)
 
 
 def current_decisions() -> Decisions:
-    """What has been decided for the step that is being traced."""
+    """What has been decided for the step, or the loop of it, that is being traced."""
     return _decisions.value
+
+
+@contextlib.contextmanager
+def next_loop() -> Iterator[int]:
+    """Within it, what is decided for the next loop is current.
+
+    Yields: the number of the loop, in the order in which loops are traced; 0 where nothing is decided.
+    """
+    trace, of_loops = _trace.value, _decisions.value.of_loops
+    number = next(trace.loops) if trace else 0
+    with _decisions(of_loops[number] if number < len(of_loops) else _decisions.value):
+        yield number
 
 
 def decided(fun: Callable, decisions: Decisions) -> Callable:
@@ -47,7 +79,7 @@ def decided(fun: Callable, decisions: Decisions) -> Callable:
 
     @functools.wraps(fun)
     def under_decisions(*args, **kwargs):
-        with _decisions(decisions):
+        with _decisions(decisions), _trace(_Trace()):
             return fun(*args, **kwargs)
 
     return under_decisions

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.carry import Microbatch
 from mpmd.compat import with_constants_as_inputs
-from mpmd.decisions import current_decisions
+from mpmd.decisions import current_decisions, next_loop
 from mpmd.schedules import Schedule
 from mpmd.sharding import described, explicit_sharding
 from mpmd.tables import first_few
@@ -210,15 +210,11 @@ def treduce_i(
 
     With a carry, it takes that first. Args, result and errors are those of ``treduce``.
     """
-    decided = current_decisions().schedule
-    schedule = schedule if decided is None else decided
-    if not isinstance(schedule, Schedule | None):
-        raise TypeError(
-            f"treduce's schedule must be a Schedule, such as mpmd.Std1F1B(num_stages=4), got {schedule!r}"
-        )
     if length < 1:
         raise ValueError(f"treduce needs at least one microbatch, got {length}")
-    microbatch = Microbatch.of(fun, carry)
+    with next_loop() as number:
+        schedule = _decided(schedule)
+        microbatch = Microbatch.of(fun, carry)
     ops = _broadcast_operation(operation, microbatch.result)
     states = [_initial(op, length, out) for op, out in zip(ops, microbatch.outs, strict=True)]
     summed = tuple(isinstance(op, _Add) for op in ops)
@@ -230,6 +226,7 @@ def treduce_i(
         carried=(True,) * len(microbatch.states) + (False,) * len(ops),
         length=length,
         schedule=schedule,
+        number=number,
     )
     made = [
         op.of_sum(result, length) if isinstance(op, _Mean) else result
@@ -237,6 +234,17 @@ def treduce_i(
     ]
     reduced = jax.tree.unflatten(jax.tree.structure(microbatch.result), made)
     return reduced if carry is None else (microbatch.carry_with(results), reduced)
+
+
+def _decided(given: Any) -> Schedule | None:
+    """The schedule that is decided for the loop, or else the one that is given. Raises ``TypeError``."""
+    decided = current_decisions().schedule
+    schedule = given if decided is None else decided
+    if not isinstance(schedule, Schedule | None):
+        raise TypeError(
+            f"treduce's schedule must be a Schedule, such as mpmd.Std1F1B(num_stages=4), got {schedule!r}"
+        )
+    return schedule
 
 
 def _body(microbatch: Microbatch, ops: Sequence[Op], initial: Sequence[Any]) -> Callable:
@@ -325,7 +333,8 @@ Parameters: ``body``, a jaxpr without constants, that takes the closed-over valu
 that are not plain sums; ``summed``, for each result, whether it is a plain sum of what the body returns
 (otherwise the body returns the new state); ``ordered``, for each result, whether the order of the
 microbatches may decide it; ``carried``, for each result, whether the user's function itself reads the state;
-``length``, the number of microbatches; ``schedule``, ``None`` where nothing says it."""
+``length``, the number of microbatches; ``schedule``, ``None`` where nothing says it; ``number``, which of the
+step's decisions it was traced under."""
 treduce_p.multiple_results = True
 
 

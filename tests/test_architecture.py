@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware mpmd.simulate",
     "mpmd.planner.layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.compiler.trace "
-    "mpmd.decisions mpmd.errors mpmd.reduce mpmd.schedules mpmd.tables",
+    "mpmd.decisions mpmd.reduce mpmd.schedules mpmd.tables",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
     "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.ir mpmd.keys "
     "mpmd.planner.layers mpmd.planner.profile mpmd.schedules mpmd.stack",

@@ -91,6 +91,7 @@ class Loop:
     Attributes:
       where: the user's line.
       first_stage: the number of its first stage: of all stages of the loops before.
+      decided: which of the step's decisions it was traced under: see ``Decisions.of_loops``.
       index: the variable of the microbatch index, an int32 scalar.
       eqns: the body for one microbatch. It reads outer variables directly. The boundary of each mark among
         the equations says which stage ends there.
@@ -103,6 +104,7 @@ class Loop:
     num_microbatches: int
     schedule: Schedule
     first_stage: int = 0
+    decided: int = 0
 
     @property
     def stages(self) -> range:

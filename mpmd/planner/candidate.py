@@ -11,18 +11,20 @@ from mpmd.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A way to run a step.
+    """A way to run a step: its loop, or the first one of several.
 
     Attributes:
       layers_per_stage: the layers of each stage, in order.
       submeshes: for each group the devices along each axis, named as the kind of division.
-      schedule: with as many stages, and with as many groups; the groups of the stages are its own.
+      schedule: with as many stages, and with as many groups, or, of several loops, with as many or fewer; the
+        groups of the stages are its own.
       num_microbatches: of a step.
       remat: whether each layer is computed again in the backward, from what enters it.
       fsdp: whether weights and what the optimizer keeps for them are divided over ``data``, too.
       gather_once: whether these are gathered once per step, and gradients summed once, instead of in every
         task: ``mpmd.jit(..., gather="step", partial_sums="all")``. It takes memory for whole weights and
         gradients.
+      later: those of the loops behind the first, with the same submeshes, ``fsdp`` and ``gather_once``.
     """
 
     layers_per_stage: tuple[int, ...]
@@ -32,6 +34,12 @@ class Candidate:
     remat: bool
     fsdp: bool
     gather_once: bool = False
+    later: tuple[Candidate, ...] = ()
+
+    @property
+    def loops(self) -> tuple[Candidate, ...]:
+        """That of each loop of the step, in order."""
+        return (self, *self.later)
 
 
 @dataclasses.dataclass(frozen=True)

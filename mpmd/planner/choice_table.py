@@ -37,7 +37,22 @@ _LONGEST_REASON = 120
 
 def candidate_text(candidate: Candidate) -> str:
     """A candidate in a few words, such as ``4 groups of data 2 model 4, Std1F1B, 8 microbatches``."""
-    parts = [_groups_text(candidate)]
+    fsdp = ["FSDP gathered once" if candidate.gather_once else "FSDP"] * candidate.fsdp
+    if not candidate.later:
+        return ", ".join([_groups_text(candidate), *_loop_texts(candidate), *fsdp])
+    loops: dict[str, list[str]] = {}
+    for number, loop in enumerate(candidate.loops):
+        loops.setdefault(", ".join(_loop_texts(loop)), []).append(str(number))
+    texts = (
+        f"loop{'s' if len(numbers) > 1 else ''} {', '.join(ranges(numbers))}: {text}"
+        for text, numbers in loops.items()
+    )
+    return "; ".join([", ".join([_groups_text(candidate), *fsdp]), *texts])
+
+
+def _loop_texts(candidate: Candidate) -> list[str]:
+    """What is said of one loop."""
+    parts = []
     stages = len(candidate.layers_per_stage)
     if candidate.schedule.mpmd_dim > 1 or stages > 1:
         parts.append(candidate.schedule.name)
@@ -47,9 +62,7 @@ def candidate_text(candidate: Candidate) -> str:
     parts.append(f"{number} microbatch{'es' if number > 1 else ''}")
     if len(set(candidate.layers_per_stage)) > 1:
         parts.append(f"layers {_lengths_text(candidate.layers_per_stage)}")
-    parts += ["remat"] * candidate.remat
-    parts += ["FSDP gathered once" if candidate.gather_once else "FSDP"] * candidate.fsdp
-    return ", ".join(parts)
+    return [*parts, *["remat"] * candidate.remat]
 
 
 def _groups_text(candidate: Candidate) -> str:
@@ -114,9 +127,8 @@ def _but_for_schedule(row: Row) -> Any:
     return (
         row.label,
         tuple(tuple(sorted(submesh.items())) for submesh in candidate.submeshes),
-        candidate.layers_per_stage,
-        candidate.num_microbatches,
-        (candidate.remat, candidate.fsdp, candidate.gather_once),
+        tuple((loop.layers_per_stage, loop.num_microbatches, loop.remat) for loop in candidate.loops),
+        (candidate.fsdp, candidate.gather_once),
         row.prediction.source == "formula",
     )
 
@@ -127,10 +139,14 @@ def _reason_text(row: Row, others: Sequence[Row]) -> str:
     if not others:
         return reason
     names = (
-        f"{other.candidate.schedule.name} {other.prediction.seconds / row.prediction.seconds:.2f}"
+        f"{_schedule_names(other.candidate)} {other.prediction.seconds / row.prediction.seconds:.2f}"
         for other in others
     )
     return "; ".join(filter(None, [reason, f"with {first_few(names)} times"]))
+
+
+def _schedule_names(candidate: Candidate) -> str:
+    return " and ".join(dict.fromkeys(loop.schedule.name for loop in candidate.loops))
 
 
 def _cells(number: int, row: Row, examples: int) -> list[str]:
@@ -159,18 +175,15 @@ def seconds_text(seconds: float) -> str:
 
 
 def row_data(row: Row, examples: int) -> dict[str, Any]:
-    """A row as data: seconds, bytes and shares."""
+    """A row as data: seconds, bytes and shares. What is said of a loop is of the first one."""
     candidate, prediction = row.candidate, row.prediction
     return {
         "candidate": {
             "text": candidate_text(candidate),
             "groups": len(candidate.submeshes),
             "submeshes": [dict(submesh) for submesh in candidate.submeshes],
-            "layers_per_stage": list(candidate.layers_per_stage),
-            "schedule": candidate.schedule.name,
-            "num_stages": candidate.schedule.num_stages,
-            "num_microbatches": candidate.num_microbatches,
-            "remat": candidate.remat,
+            **_loop_data(candidate),
+            "later_loops": [_loop_data(loop) for loop in candidate.later],
             "fsdp": candidate.fsdp,
             "gather_once": candidate.gather_once,
         },
@@ -183,6 +196,16 @@ def row_data(row: Row, examples: int) -> dict[str, Any]:
         "stage_seconds": list(prediction.stage_seconds),
         "source": prediction.source,
         "reason": row.reason,
+    }
+
+
+def _loop_data(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "layers_per_stage": list(candidate.layers_per_stage),
+        "schedule": candidate.schedule.name,
+        "num_stages": candidate.schedule.num_stages,
+        "num_microbatches": candidate.num_microbatches,
+        "remat": candidate.remat,
     }
 
 

@@ -15,6 +15,7 @@ from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Kind
 from mpmd.planner.reasons import shortage, slower_because
 from mpmd.planner.search.search import as_written, search
+from mpmd.planner.search.several import loops_as_written, search_loops
 from mpmd.planner.trials.realize import decisions_of, measured
 from mpmd.planner.trials.trials import Subject, Trials
 from mpmd.schedules import Schedule
@@ -51,10 +52,12 @@ def plan(
         with cluster.launch(**choice.launch) as mesh:
             step = choice.jit(mesh)                       # cut, scheduled and sharded as chosen
 
-    The step has one ``treduce``, or ``value_and_grad``. What it says itself stays: its stages, where it has
+    The step has a ``treduce``, or ``value_and_grad``. What it says itself stays: its stages, where it has
     marks, and its microbatches, where they are cut outside. What it leaves open is chosen: the stages of a
     loss under ``mpmd.auto_marks``, and ``mpmd.microbatches(batch)`` without a number. The schedule that
-    ``treduce`` has is replaced. Formulas rank all candidates; the best are planned, and the plans simulated.
+    ``treduce`` has is replaced. Several loops share the groups, and each has its own stages and schedule. Of
+    a step without a loop only the devices of one group and the shardings are chosen. Formulas rank all
+    candidates; the best are planned, and the plans simulated.
 
     Args:
       step: as ``mpmd.jit`` takes it; traced once for each candidate that is planned.
@@ -63,7 +66,8 @@ def plan(
       kwargs: arguments that the step is called with by name.
       groups, num_stages, layers_per_stage, schedule, num_microbatches, submesh, remat, fsdp: what is fixed;
         ``None`` is open. A schedule may be one of a size, or a family, by class or name. ``submesh`` has the
-        devices of each group along ``data``, ``model`` and ``sequence``.
+        devices of each group along ``data``, ``model`` and ``sequence``. Of several loops, what is fixed
+        holds for each.
       in_shardings: a pytree prefix of the positional arguments with a ``PartitionSpec`` over these axes
         where it is fixed, ``None`` where it is open.
       static_argnums, static_argnames: as those of ``mpmd.jit``.
@@ -101,8 +105,8 @@ def plan(
     return Choice(
         rows=result.rows,
         cluster=cluster,
-        examples=trials.profile.rows,
-        decisions=decisions_of(best.candidate, trials.profile.are_stages),
+        examples=trials.profiles[0].rows,
+        decisions=decisions_of(best.candidate, trials.profiles),
         in_shardings=trials.in_shardings(best.candidate),
         donate_argnums=trials.donate_argnums,
         notes=result.notes,
@@ -113,11 +117,19 @@ def plan(
 
 
 def _rows(trials: Trials, cluster: Cluster, fixed: Fixed) -> tuple[Row, ...]:
-    """The rows by formula, with that of the schedule that the step has itself."""
-    rows = search(trials.profile, cluster, fixed)
-    if trials.written_schedule is None or fixed.schedule is not None:
+    """The rows by formula, with that of the schedules that the step has itself."""
+    profiles = trials.profiles
+    if len(profiles) == 1:
+        rows = search(profiles[0], cluster, fixed)
+    else:
+        rows = search_loops(profiles, cluster, [fixed] * len(profiles))
+    schedules = [schedule for schedule in trials.written_schedules if schedule is not None]
+    if len(schedules) < len(profiles) or fixed.schedule is not None:
         return rows
-    written = as_written(trials.profile, cluster, trials.written_schedule, fixed)
+    if len(profiles) == 1:
+        written = as_written(profiles[0], cluster, schedules[0], fixed)
+    else:
+        written = loops_as_written(profiles, cluster, schedules, fixed)
     if written is None or rows[0].candidate == written.candidate:
         return rows
     reason = shortage(written.prediction, cluster) or slower_because(

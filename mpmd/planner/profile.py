@@ -64,7 +64,8 @@ class Layer:
       name: for tables, such as ``layers 3``.
       forward, backward: its tasks; the backward without what rematerialisation computes again.
       weights: bytes of the arguments and constants that it reads, but for the batch.
-      state: bytes of what the step updates with its gradients and no layer reads, such as moments.
+      state: bytes of what the step updates with its gradients and no layer reads, such as moments. Of
+        several loops, also an equal share of what the others' layers have, and the layers of this loop not.
       gradients: bytes of their accumulators.
       residuals: bytes that its forward keeps for its backward.
       entering: bytes that its forward gets from the layers before it; its backward sends as many back.
@@ -84,7 +85,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What a search knows of a step.
+    """What a search knows of a loop of a step, or of a step that has none: that is one layer.
 
     Attributes:
       layers: in the order in which a microbatch passes through them.
@@ -95,11 +96,14 @@ class Profile:
       skips: bytes of values that go past layers: from which layer to which, without those that ``entering``
         of the next layer has.
       tied: layers that share weights, with the bytes; each of the layers counts them among its own.
-      outside: what the step does outside the loop, for all weights: the optimizer.
+      outside: what the step does outside the loop, for all weights: the optimizer. Of several loops, what
+        is done after this one and before the next; of the first, what is done before it, too.
       batch: bytes of a whole batch.
       has_backward: whether there are backward tasks.
       specs: for each kind, the dimension of an argument's leaf that is divided, by the leaf's position: of
-        weights, what is combined with them element by element, and the batch.
+        weights, what is combined with them element by element, and the batch. All loops have the same.
+      decided: which of the step's decisions the loop is traced under (``Decisions.of_loops``); ``None`` for a
+        step without a loop.
     """
 
     layers: tuple[Layer, ...]
@@ -113,3 +117,4 @@ class Profile:
     batch: int
     has_backward: bool
     specs: Mapping[Kind, Mapping[int, int]]
+    decided: int | None = 0

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
+from collections.abc import Iterable
 
-from mpmd.planner.candidate import Candidate, Prediction
+from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.hardware import Cluster
 from mpmd.tables import human_bytes
+
+
+def ranked(rows: Iterable[Row], cluster: Cluster, most: int) -> tuple[Row, ...]:
+    """Rows with reasons, the shortest step first; what does not fit last.
+
+    Args:
+      most: how many there are of those without a label.
+    """
+    ordered = sorted(rows, key=lambda row: (bool(shortage(row.prediction, cluster)), row.prediction.seconds))
+    best, kept = ordered[0], list[Row]()
+    for row in ordered:
+        if row.label or sum(not other.label for other in kept) < most:
+            reason = shortage(row.prediction, cluster)
+            if kept and not reason:
+                reason = slower_because(row.candidate, row.prediction, best.candidate, best.prediction)
+            kept.append(dataclasses.replace(row, reason=reason))
+    return tuple(kept)
 
 
 def shortage(prediction: Prediction, cluster: Cluster) -> str:

@@ -14,7 +14,6 @@ import mpmd
 from mpmd.compiler.jaxprs.equations import is_remat, subjaxprs
 from mpmd.compiler.stacks import marks_in
 from mpmd.decisions import Decisions, decided
-from mpmd.errors import CompileError
 from mpmd.planner.layers.find_layers import find_layers, opened_for_layers
 from mpmd.planner.layers.stages_of import EACH_LAYER, stages_of
 from tests.support.models import batch, init, layer, make_step, weights
@@ -168,7 +167,7 @@ def step_of(loss_fn, stages=2):
 
 def counted(step, args):
     """How many stages there are, and whether they are written."""
-    found = stages_of(step, args)
+    (found,) = stages_of(step, args)
     return found.count, found.are_written
 
 
@@ -177,7 +176,8 @@ def test_stages_of_a_step():
     assert counted(step_of(mpmd.auto_marks(loss)), args) == (6, False)
     words_args = init(scanned_words()), *words()
     assert counted(step_of(mpmd.auto_marks(language_model)), words_args) == (7, False)
-    assert stages_of(step_of(mpmd.auto_marks(loss, 3)), args, decisions=Decisions()).count == 3
+    (of_three,) = stages_of(step_of(mpmd.auto_marks(loss, 3)), args, decisions=Decisions())
+    assert of_three.count == 3
     assert counted(step_of(loss), args) == (1, False)
 
 
@@ -206,13 +206,24 @@ def test_towers_share_stages_only_where_their_user_says_so():
 
     args = init(weights(3)), *batch()
     assert counted(step_of(towers(mpmd.mark_stage_end), 3), args) == (3, True)
-    found = stages_of(step_of(mpmd.auto_marks(towers(lambda x: x))), args)
+    (found,) = stages_of(step_of(mpmd.auto_marks(towers(lambda x: x))), args)
     assert found.count > 3 and not found.are_written
 
 
 def test_a_step_without_a_loop_has_no_stages():
-    with pytest.raises(CompileError, match="one treduce; found none"):
-        stages_of(lambda x: x, (jnp.ones(3),))
+    assert stages_of(lambda x: x, (jnp.ones(3),)) == ()
+
+
+def test_loops_of_a_function_that_is_traced_once_are_decided_together():
+    descend = jax.jit(lambda w, x: w - mpmd.treduce(lambda row: w * row, x, operation=mpmd.Add))
+
+    def step(w, x):
+        first = mpmd.treduce(lambda row: w * row, x, operation=mpmd.Add)
+        return mpmd.treduce(lambda row: row, x, operation=mpmd.Add) + descend(descend(first, x), x)
+
+    for _ in range(2):  # the second time from JAX's caches, if they were shared
+        numbers = [loop.decided for loop in stages_of(step, (jnp.ones(3), jnp.ones((4, 3))))]
+        assert numbers == [0, 1, 2, 2]
 
 
 def nothing(x):

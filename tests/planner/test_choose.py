@@ -6,7 +6,6 @@ import json
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from flax.training.train_state import TrainState
@@ -16,12 +15,18 @@ import mpmd
 from tests.support.parity import assert_close
 from tests.support.planned_steps import (
     CLUSTER,
+    adversarial_arguments,
+    adversarial_step,
     arguments,
     batch,
+    layer_of,
     marked_step,
     open_scanned_step,
     open_step,
+    params_of,
+    step_without_a_loop,
 )
+from tests.support.programs import PROGRAMS
 
 
 def check_computes_the_same(step, args, **fixes):
@@ -78,6 +83,64 @@ def test_everything_open():
     assert [row.prediction.seconds for row in simulated] == sorted(r.prediction.seconds for r in simulated)
     assert all(row.reason for row in choice.rows[1:])
     check_text_page_and_data(choice)
+
+
+def test_two_loops_share_the_groups_and_have_stages_of_their_own():
+    choice = check_computes_the_same(adversarial_step, adversarial_arguments(), groups=2)
+    first, second = choice.candidate.loops
+    assert (sum(first.layers_per_stage), sum(second.layers_per_stage)) == (4, 3)
+    assert first.submeshes == second.submeshes and first.num_microbatches == second.num_microbatches
+    formulas = [row for row in choice.rows if row.prediction.source == "formula"]
+    assert all(len(row.candidate.loops) == 2 for row in choice.rows) and formulas
+    assert {row.label for row in choice.rows} == {""}, "alternatives have one group"
+    text = str(choice)
+    assert "; loop 0: " in text and "; loop 1: " in text
+    assert len(json.loads(choice.to_json())["rows"][0]["candidate"]["later_loops"]) == 1
+
+
+def test_loops_of_unlike_stages_as_they_are_written():
+    case = next(program for program in PROGRAMS if program.name == "loops_of_unlike_stages").case()
+    args = case.state, *case.batch
+    choice = mpmd.plan(case.step, *args, cluster=CLUSTER, simulate=1)
+    assert "as written" in {row.label for row in choice.rows}
+    assert {"one device", "data parallel"} <= {row.label for row in choice.rows}
+    expected = jax.jit(case.step)(*args)
+    with choice.mesh() as mesh:
+        step = choice.jit(mesh, donate_argnums=())
+        assert_close(step(*args), expected)
+        numbers = [(loop.num_stages, loop.num_microbatches) for loop in step.lower(*args).plan.loops]
+    assert numbers == [(len(c.layers_per_stage), c.num_microbatches) for c in choice.candidate.loops]
+
+
+def test_loops_cannot_have_more_groups_than_layers():
+    with pytest.raises(ValueError, match="loop 0: groups=5 need a stage each; the step has 4 layers"):
+        mpmd.plan(adversarial_step, *adversarial_arguments(), cluster=CLUSTER, groups=5)
+
+
+@pytest.mark.parametrize("submesh", [None, {"data": 2, "model": 2}])
+def test_a_step_without_a_loop_is_shared_by_one_group(submesh):
+    choice = check_computes_the_same(
+        step_without_a_loop, arguments(open_step), submesh=submesh, fsdp=submesh and True
+    )
+    assert len(choice.candidate.submeshes) == 1 and choice.examples == 16
+    assert choice.in_shardings[2] == P("data") and choice.donate_argnums == (0, 1)
+    if submesh:
+        assert choice.in_shardings[0][0]["up"] == P("data", "model")
+        assert choice.in_shardings[1][0].mu[0]["up"] == P("data", "model")
+
+
+def test_a_function_that_updates_nothing():
+    def model(params, x):
+        for layer in params:
+            x = layer_of(layer, x)
+        return x.sum(-1)
+
+    args = params_of(), batch()[0]
+    choice = mpmd.plan(model, *args, cluster=CLUSTER, submesh={"data": 4}, fsdp=True)
+    assert choice.in_shardings[1] == P("data"), "the rows of the batch depend on nothing else"
+    assert choice.in_shardings[0][0]["up"] == P(None, "data") and choice.donate_argnums == ()
+    with choice.mesh() as mesh:
+        assert_close(choice.jit(mesh)(*args), model(*args))
 
 
 class Model(nn.Module):
@@ -197,5 +260,3 @@ def test_steps_that_are_none():
         mpmd.plan(3, *args, cluster=CLUSTER)
     with pytest.raises(TypeError, match=r"not what mpmd\.jit has made of it"):
         mpmd.plan(mpmd.jit(open_step, mpmd.AbstractMpmdMesh([{}])), *args, cluster=CLUSTER)
-    with pytest.raises(ValueError, match="one treduce; found none"):
-        mpmd.plan(lambda x: x + 1, np.ones(3), cluster=CLUSTER)

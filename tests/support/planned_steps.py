@@ -96,3 +96,39 @@ def arguments(step, cut=False):
         params = jax.tree.map(lambda *layers: jnp.stack(layers), *params)
     x, y = mpmd.microbatches(batch(), 4) if cut else batch()
     return params, ADAM.init(params), x, y
+
+
+def adversarial_step(generator, discriminator, x, z):
+    """Two loops, whose stages and microbatches are open; the second reads what the first has updated."""
+
+    def judged(params, x):
+        for layer in params:
+            x = layer_of(layer, x)
+        return x.mean(-1)
+
+    def of_discriminator(params, x, fake):
+        return jnp.mean(jax.nn.softplus(-judged(params, x)) + jax.nn.softplus(judged(params, fake)))
+
+    fake = jax.lax.stop_gradient(z @ generator["first"])
+    lost, grads = mpmd.value_and_grad(of_discriminator)(discriminator, x, fake)
+    discriminator = jax.tree.map(lambda p, g: p - 0.1 * g, discriminator, grads)
+
+    def of_generator(generator, z):
+        made = jnp.tanh(z @ generator["first"]) @ generator["second"]
+        return jnp.mean(jax.nn.softplus(-judged(discriminator, made)))
+
+    fooled, grads = mpmd.value_and_grad(of_generator)(generator, z)
+    generator = jax.tree.map(lambda p, g: p - 0.1 * g, generator, grads)
+    return generator, discriminator, lost + fooled
+
+
+def adversarial_arguments():
+    first, second = (jnp.eye(WIDTH) + 0.1 * i for i in range(2))
+    return {"first": first, "second": second}, params_of(2), *batch()
+
+
+def step_without_a_loop(params, state, x, y):
+    """A whole step of one batch: how its devices share it is all that is open."""
+    loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+    params, state = updated(params, state, grads)
+    return params, state, loss

@@ -188,6 +188,7 @@ def _loop(eqn: JaxprEqn) -> Loop:
         results=results,
         num_microbatches=eqn.params["length"],
         schedule=eqn.params["schedule"],
+        decided=eqn.params["number"],
     )
 
 

@@ -15,26 +15,27 @@ from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.stacks import iterations_of, marks_in
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.decisions import Decisions, decided
-from mpmd.errors import CompileError
 from mpmd.reduce import treduce_p
 from mpmd.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """The stages of a step, and its loop.
+    """The stages of a loop of a step.
 
     Attributes:
       count: how many there are.
       are_written: whether their user said where they end, rather than leave it to ``mpmd.auto_marks``.
       num_microbatches: of the loop.
       schedule: of the loop; ``None`` if it is open.
+      decided: which of the step's decisions it is traced under.
     """
 
     count: int
     are_written: bool
     num_microbatches: int
     schedule: Schedule | None
+    decided: int = 0
 
 
 ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.Auto,) * 3)
@@ -46,29 +47,33 @@ EACH_LAYER = Decisions(layers_per_stage=())
 
 def stages_of(
     step: Callable, args: tuple, kwargs: Mapping[str, Any] | None = None, decisions: Decisions = EACH_LAYER
-) -> Stages:
-    """Traces a step and counts the stages of its loop.
+) -> tuple[Stages, ...]:
+    """Traces a step and counts the stages of each of its loops, in order.
 
     Args:
       step: static arguments are already bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
       decisions: under which it is traced. By default, the stages that it leaves open are its layers.
 
-    Raises: ``CompileError`` for a step without a loop, or with several; ``ValueError`` for marks that do not
-      fit their scans.
+    Raises: ``ValueError`` for marks that do not fit their scans.
     """
     closed, _ = traced_within_submesh(decided(step, decisions), args, dict(kwargs or {}), [ONE_DEVICE], None)
-    loops = list(_loops(closed.jaxpr))
-    if len(loops) != 1:
-        found = " and ".join(map(where, loops)) or "none"
-        raise CompileError(f"a plan is for a step with one treduce; found {found}")
-    (loop,) = loops
+    return tuple(map(_of_loop, _loops(closed.jaxpr)))
+
+
+def _of_loop(loop: JaxprEqn) -> Stages:
     body: Jaxpr = loop.params["body"]
     ends = _longest_chain(body)
     written = any(not mark.boundary.found for _, mark in marks_in(body))
     schedule = loop.params["schedule"]
     ends_with_mark = written and schedule is not None and schedule.num_stages == ends
-    return Stages(ends if ends_with_mark else ends + 1, written, loop.params["length"], schedule)
+    return Stages(
+        count=ends if ends_with_mark else ends + 1,
+        are_written=written,
+        num_microbatches=loop.params["length"],
+        schedule=schedule,
+        decided=loop.params["number"],
+    )
 
 
 def _loops(jaxpr: Jaxpr) -> list[JaxprEqn]:

@@ -10,6 +10,7 @@ section 3.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Container, Iterable, Mapping, Set
 
@@ -18,7 +19,7 @@ from mpmd.ir import TaskType
 from mpmd.planner.profile import Kind
 from mpmd.planner.profiling.class_costs import ClassCosts
 from mpmd.planner.profiling.classes import Class
-from mpmd.planner.profiling.layered_step import LayeredStep
+from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep
 
 _OPERATIONS_PER_BYTE = 200
 """What a byte of weights that a device need not hold counts for, beside operations: about what accelerators
@@ -39,22 +40,17 @@ _MOST_OF_WEIGHTS = 1 / 4
 
 
 def choose_classes(
-    step: LayeredStep, operations: float, accumulated: Mapping[TaskType, Container[Value]]
+    step: LayeredStep, operations: Mapping[TaskType, float], accumulated: Mapping[TaskType, Container[Value]]
 ) -> dict[Kind, frozenset[Class]]:
-    """The classes of each kind.
+    """The classes of each kind; rows and sequences are found for each loop.
 
     Args:
-      operations: of all tasks.
+      operations: of each task.
       accumulated: for each task, the values that only add to accumulators.
     """
-    microbatch = [step.classes.of(dim.value, dim.dim) for dim in step.microbatch]
-    between = [
-        one
-        for layer in range(step.num_layers)
-        for var, _ in step.received(layer)
-        for one in step.classes.of_value(step.flat.value(var))
-    ]
-    costs = ClassCosts(step, {*microbatch, *between})
+    rows = [_of_microbatch(step, loop) for loop in step.loops]
+    between = [_between_layers(step, loop) for loop in step.loops]
+    costs = ClassCosts(step, {*itertools.chain(*rows, *between)})
     allowed = _without_weights(step, costs)
 
     def cheapest(candidates: Iterable[Class], least: float) -> frozenset[Class]:
@@ -68,10 +64,26 @@ def choose_classes(
         }
         return frozenset({min(enough, key=lambda one: enough[one])} if enough else ())
 
-    data = cheapest(microbatch, 1.0)
-    others = (one for one in between or microbatch if one not in data)
-    sequence = cheapest(others, _LEAST_OF_WORK * operations)
+    data = frozenset[Class]().union(*(cheapest(of_loop, 1.0) for of_loop in rows))
+    sequence: frozenset[Class] = frozenset()
+    for loop, of_rows, of_loop in zip(step.loops, rows, between, strict=True):
+        most = sum(number for work, number in operations.items() if work.stage in loop.layers)
+        others = (one for one in of_loop or of_rows if one not in data)
+        sequence |= cheapest(others, _LEAST_OF_WORK * most)
     return {"data": data, "sequence": sequence, "model": _of_weights(costs, data, data | sequence)}
+
+
+def _of_microbatch(step: LayeredStep, loop: LayeredLoop) -> list[Class]:
+    return [step.classes.of(dim.value, dim.dim) for dim in loop.microbatch]
+
+
+def _between_layers(step: LayeredStep, loop: LayeredLoop) -> list[Class]:
+    return [
+        one
+        for layer in loop.layers
+        for var, _ in step.received(layer)
+        for one in step.classes.of_value(step.flat.value(var))
+    ]
 
 
 def _without_weights(step: LayeredStep, costs: ClassCosts) -> set[Class]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable
 
@@ -10,7 +11,7 @@ from mpmd.ir import TaskType
 from mpmd.planner.profile import Division, Kind
 from mpmd.planner.profiling.accumulated import Accumulated
 from mpmd.planner.profiling.choose_classes import choose_classes
-from mpmd.planner.profiling.layered_step import LayeredStep
+from mpmd.planner.profiling.layered_step import LayeredStep, before_loops
 from mpmd.planner.profiling.microbatch import origin_of
 from mpmd.planner.profiling.sharing import Shared, Sharing
 
@@ -25,7 +26,7 @@ class Divider:
             for work, members in step.tasks.items()
         }
         self._accumulated = {work: self._accumulated_by(work) for work in step.tasks}
-        self.classes = choose_classes(step, sum(self._operations.values()), self._accumulated)
+        self.classes = choose_classes(step, self._operations, self._accumulated)
         self._sharing = {
             kind: Sharing(step.flat, step.classes, divided) for kind, divided in self.classes.items()
         }
@@ -90,16 +91,16 @@ class Divider:
         """For each kind, which dimension of leaves of the arguments is divided, by the leaf's position."""
         found: dict[Kind, dict[int, int]] = {kind: {} for kind in self.classes}
         step = self._step
-        leaf_of = step.leaf_of_argument()
+        leaf_of, before = step.leaf_of_argument(), before_loops(step.graph)
         for kind, sharing in self._sharing.items():
             like = {**{var: var for var in step.belongings.weights}, **step.belongings.like}
             for var, weight in like.items():
                 dim = sharing.dim(step.flat.value(weight))
                 if var in leaf_of and dim is not None:
                     found[kind][leaf_of[var]] = dim
-            for taken in step.microbatch:
+            for taken in itertools.chain.from_iterable(loop.microbatch for loop in step.loops):
                 if step.classes.of(taken.value, taken.dim) in self.classes[kind]:
-                    origin = origin_of(taken.batch, taken.batch_dim, step.graph.traced.outside[0])
+                    origin = origin_of(taken.batch, taken.batch_dim, before)
                     if origin is not None and origin[0] in leaf_of:
                         found[kind].setdefault(leaf_of[origin[0]], origin[1])
         return found

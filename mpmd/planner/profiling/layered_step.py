@@ -8,15 +8,32 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from jax.extend.core import Var
+from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import Loop, StageWork, TaskGraph
-from mpmd.compiler.jaxprs.flat import FlatEquations, Value
+from mpmd.compiler.graph import StageWork, TaskGraph
+from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
 from mpmd.ir import TaskType
 from mpmd.planner.profiling.belongings import Belongings, belongings
 from mpmd.planner.profiling.classes import ClassedOperation, DimensionClasses, classed
 from mpmd.planner.profiling.microbatch import MicrobatchDim, microbatch_dims
 from mpmd.stack import per_part
+
+
+@dataclasses.dataclass(frozen=True)
+class LayeredLoop:
+    """The layers of a loop.
+
+    Attributes:
+      layers: their numbers, which run through all loops.
+      microbatch: the dimensions of a microbatch.
+      num_microbatches: of the loop.
+      decided: which of the step's decisions it was traced under.
+    """
+
+    layers: range
+    microbatch: Sequence[MicrobatchDim]
+    num_microbatches: int
+    decided: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +43,9 @@ class LayeredStep:
     Attributes:
       graph: its tasks; each stage is a layer.
       belongings: which arguments are whose weights.
-      flat, classes: the values of its tasks, and of what is computed before the loop.
+      flat, classes: the values of its tasks, and of what is computed before loops.
       tasks: the operations of each task.
-      microbatch: the dimensions of a microbatch.
+      loops: in order.
     """
 
     graph: TaskGraph
@@ -36,17 +53,11 @@ class LayeredStep:
     flat: FlatEquations
     classes: DimensionClasses
     tasks: Mapping[TaskType, Sequence[ClassedOperation]]
-    microbatch: Sequence[MicrobatchDim]
-
-    @property
-    def loop(self) -> Loop:
-        """The one loop that a step with a plan has."""
-        (loop,) = self.graph.traced.loops
-        return loop
+    loops: Sequence[LayeredLoop]
 
     @property
     def num_layers(self) -> int:
-        return self.loop.schedule.num_stages
+        return sum(len(loop.layers) for loop in self.loops)
 
     def reads(self, work: TaskType) -> tuple[Var, ...]:
         """The variables that a task reads; none of a task that is not there."""
@@ -98,16 +109,48 @@ def layered(graph: TaskGraph) -> LayeredStep:
     """What follows from the equations of a graph whose stages are layers."""
     belong = belongings(graph)
     flat = FlatEquations()
-    before = flat.add(graph.traced.outside[0])
+    before = flat.add(before_loops(graph))
     tasks = {member.work: flat.add(member.eqns) for member in graph.stage_work}
+    loops = [
+        LayeredLoop(
+            layers=loop.stages,
+            microbatch=microbatch_dims(flat, _within(tasks, loop.stages), belong.sliced),
+            num_microbatches=loop.num_microbatches,
+            decided=loop.decided,
+        )
+        for loop in graph.traced.loops
+    ]
+    return with_classes(graph, belong, flat, tasks, before, loops)
+
+
+def before_loops(graph: TaskGraph) -> list[JaxprEqn]:
+    """The equations before the first loop, and between loops."""
+    return [*itertools.chain(*graph.traced.outside[:-1])]
+
+
+def _within(tasks: Mapping[TaskType, Sequence[Operation]], layers: range) -> Iterator[Operation]:
+    for work, members in tasks.items():
+        if work.stage in layers:
+            yield from members
+
+
+def with_classes(
+    graph: TaskGraph,
+    belong: Belongings,
+    flat: FlatEquations,
+    tasks: Mapping[TaskType, Sequence[Operation]],
+    before: Sequence[Operation],
+    loops: Sequence[LayeredLoop],
+) -> LayeredStep:
+    """The step with the classes of its dimensions.
+
+    Args:
+      flat: to which the operations of the tasks, and those before loops, have been added.
+    """
     for var in belong.weights:
         flat.value(var)  # classes are of the values that are numbered by now
-    parts = _parts(graph, flat, belong)
-    classes, with_classes = classed(flat, tasks, before, parts)
-    members = itertools.chain.from_iterable(tasks.values())
-    return LayeredStep(
-        graph, belong, flat, classes, with_classes, microbatch_dims(flat, members, belong.sliced)
-    )
+    classes, members = classed(flat, tasks, before, _parts(graph, flat, belong))
+    return LayeredStep(graph, belong, flat, classes, members, loops)
 
 
 def _parts(graph: TaskGraph, flat: FlatEquations, belong: Belongings) -> list[list[tuple[Value, int]]]:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mpmd.compiler.graph import TaskGraph
-from mpmd.decisions import Decisions
 from mpmd.garbage import without_garbage_collection
-from mpmd.planner.layers.stages_of import Stages, stages_of
+from mpmd.planner.layers.stages_of import EACH_LAYER, Stages, stages_of
 from mpmd.planner.profile import Profile
-from mpmd.planner.profiling.profile_step import profile_of_graph
+from mpmd.planner.profiling.profile_step import profiles_of_graph
 from mpmd.planner.profiling.tracing import traced_layers
 
 
 class ProfiledStep(NamedTuple):
-    """What a search knows of a step, with the stages that it has as it is written, and what was traced.
+    """What a search knows of each loop of a step, as the step is written, and what was traced.
 
-    Each stage of the graph is a layer.
+    A step without a loop has one profile, and nothing written. Each stage of the graph is a layer.
     """
 
-    profile: Profile
-    written: Stages
+    profiles: tuple[Profile, ...]
+    written: tuple[Stages, ...]
     graph: TaskGraph
 
 
@@ -31,30 +31,56 @@ def profile_step(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Prof
     """What a search knows of ``step(*args, **kwargs)``.
 
     Args:
-      step: a train step with a loop over microbatches; static arguments are bound.
+      step: a train step with loops over microbatches, or without; static arguments are bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
 
-    Raises: ``CompileError`` as ``mpmd.jit``, and for a step without a loop.
+    Raises: ``CompileError`` as ``mpmd.jit``.
     """
     written = stages_of(step, args, kwargs)
     graph = traced_layers(step, args, kwargs, written)
-    profile = dataclasses.replace(profile_of_graph(graph), are_stages=written.are_written)
-    if _leaves_microbatches_open(step, args, kwargs, written, profile.rows):
-        profile = dataclasses.replace(profile, num_microbatches=None)
-    return ProfiledStep(profile, written, graph)
+    profiles = profiles_of_graph(graph)
+    if not written:
+        return ProfiledStep(profiles, (), graph)
+    # Loops that no result needs are not in the graph.
+    of_loop = {loop.decided: loop for loop in written}
+    live = tuple(of_loop[loop.decided] for loop in graph.traced.loops)
+    rows = math.gcd(*(profile.rows for profile in profiles if profile.num_microbatches == 1))
+    open_loops = _open_loops(step, args, kwargs, written, rows)
+    return ProfiledStep(
+        tuple(
+            dataclasses.replace(
+                profile,
+                are_stages=loop.are_written,
+                num_microbatches=None if loop.decided in open_loops else profile.num_microbatches,
+            )
+            for profile, loop in zip(profiles, live, strict=True)
+        ),
+        live,
+        graph,
+    )
 
 
 def profile_of(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Profile:
-    """The profile of ``profile_step``."""
-    return profile_step(step, args, kwargs).profile
+    """The profile of a step with one loop, or none."""
+    (profile,) = profile_step(step, args, kwargs).profiles
+    return profile
 
 
-def _leaves_microbatches_open(
-    step: Callable, args: tuple, kwargs: Mapping[str, Any], written: Stages, rows: int
-) -> bool:
-    """Whether the loop has as many microbatches as is decided: it has one when nothing is."""
-    if written.num_microbatches > 1 or rows == 1:
-        return False
+def _open_loops(
+    step: Callable, args: tuple, kwargs: Mapping[str, Any], written: Sequence[Stages], rows: int
+) -> frozenset[int]:
+    """The loops that have as many microbatches as is decided: they have one when nothing is.
+
+    Args:
+      rows: by which those of all loops of one microbatch divide; 0 if there are none.
+    """
+    if rows < 2:  # no rows to cut, or no loop of one microbatch
+        return frozenset()
     number = next(factor for factor in range(2, rows + 1) if rows % factor == 0)
-    decisions = Decisions(num_microbatches=number, layers_per_stage=())
-    return stages_of(step, args, kwargs, decisions).num_microbatches == number
+    decisions = dataclasses.replace(EACH_LAYER, num_microbatches=number)
+    found = stages_of(step, args, kwargs, decisions)
+    return frozenset(
+        one.decided
+        for one, other in zip(written, found, strict=True)
+        if one.num_microbatches == 1 and other.num_microbatches == number
+    )

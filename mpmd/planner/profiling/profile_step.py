@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 
 from mpmd.compiler.graph import TaskGraph
-from mpmd.compiler.jaxprs.equations import operands
-from mpmd.compiler.jaxprs.flat import FlatEquations, Value
-from mpmd.compiler.jaxprs.work import total_operations
+from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir import TaskType
-from mpmd.planner.profile import Layer, Profile, TaskWork
+from mpmd.planner.profile import Kind, Layer, Profile, TaskWork
 from mpmd.planner.profiling.belongings import nbytes
 from mpmd.planner.profiling.divide import Divider
-from mpmd.planner.profiling.layered_step import LayeredStep, layered
+from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep, layered
+from mpmd.planner.profiling.outside import work_outside
 from mpmd.planner.profiling.traffic import traffic
+from mpmd.planner.profiling.whole_step import whole_step
 
 
-def profile_of_graph(graph: TaskGraph) -> Profile:
-    """What a search knows of a step that is cut into layers: of each stage of the graph."""
-    return _Profiler(layered(graph)).profile()
+def profiles_of_graph(graph: TaskGraph) -> tuple[Profile, ...]:
+    """What a search knows of each loop of a step whose stages are layers; one of a step without loops."""
+    step = layered(graph) if graph.traced.loops else whole_step(graph)
+    return tuple(map(_Profiler(step).profile, range(len(step.loops))))
 
 
 class _Profiler:
@@ -28,52 +30,71 @@ class _Profiler:
     def __init__(self, step: LayeredStep):
         self._step = step
         self._divider = Divider(step)
-        [*rows] = self._divider.classes["data"]
-        self._rows = rows[0] if rows else None
+        self._rows = self._divider.classes["data"]
+        self._outside = work_outside(step)
 
-    def profile(self) -> Profile:
-        """The table."""
-        step, loop = self._step, self._step.loop
-        rows = next((d.size for d in step.microbatch if step.classes.of(d.value, d.dim) == self._rows), 1)
-        shared: dict[tuple[int, ...], int] = collections.Counter()
-        for var, layers in step.belongings.weights.items():
-            if len(layers) > 1:
-                shared[layers] += nbytes(var)
+    def profile(self, number: int) -> Profile:
+        """The table of a loop."""
+        step, loop = self._step, self._step.loops[number]
+        rows = next((d.size for d in loop.microbatch if step.classes.of(d.value, d.dim) in self._rows), 1)
         return Profile(
-            layers=tuple(map(self._layer, range(step.num_layers))),
+            layers=tuple(self._layer(layer, loop) for layer in loop.layers),
             rows=rows * loop.num_microbatches,
             microbatch_rows=rows,
             num_microbatches=loop.num_microbatches,
             are_stages=True,
-            skips=tuple(self._skips()),
-            tied=tuple(shared.items()),
-            outside=self._outside(),
+            skips=tuple(self._skips(loop)),
+            tied=tuple(self._tied(loop).items()),
+            outside=self._outside[number],
             batch=sum(map(nbytes, step.belongings.batch)),
-            has_backward=any(work.kind != "fwd" for work in step.tasks),
-            specs=self._divider.specs(),
+            has_backward=any(work.kind != "fwd" for work in step.tasks if work.stage in loop.layers),
+            specs=self._specs,
+            decided=loop.decided if step.graph.traced.loops else None,
         )
 
-    def _layer(self, layer: int) -> Layer:
+    @functools.cached_property
+    def _specs(self) -> Mapping[Kind, Mapping[int, int]]:
+        return self._divider.specs()
+
+    def _tied(self, loop: LayeredLoop) -> Mapping[tuple[int, ...], int]:
+        """The layers of a loop that share weights, with the bytes."""
+        shared: dict[tuple[int, ...], int] = collections.Counter()
+        for var, layers in self._step.belongings.weights.items():
+            own = tuple(layer - loop.layers.start for layer in layers if layer in loop.layers)
+            if len(own) > 1:
+                shared[own] += nbytes(var)
+        return shared
+
+    def _elsewhere(self, loop: LayeredLoop) -> int:
+        """The bytes of what layers of other loops have, and the layers of this loop not."""
+        belong = self._step.belongings
+        weights = (var for var, layers in belong.weights.items() if not {*layers} & {*loop.layers})
+        state = (var for var, layer in belong.state.items() if layer not in loop.layers)
+        return sum(map(nbytes, weights)) + sum(map(nbytes, state))
+
+    def _layer(self, layer: int, loop: LayeredLoop) -> Layer:
         step, belong = self._step, self._step.belongings
+        state = sum(nbytes(var) for var, owner in belong.state.items() if owner == layer)
         return Layer(
-            name=f"stage {layer}",
+            name=f"stage {layer - loop.layers.start}",
             forward=self._work(TaskType("fwd", layer)),
             backward=self._work(TaskType("bwd", layer)),
             weights=sum(map(nbytes, belong.weights_of(layer))),
-            state=sum(nbytes(var) for var, owner in belong.state.items() if owner == layer),
+            state=state + self._elsewhere(loop) // len(loop.layers),
             gradients=sum(nbytes(a.result) for a in step.graph.accumulators if a.work.stage == layer),
             residuals=sum(map(nbytes, step.residuals(layer))),
             entering=sum(nbytes(var) for var, source in step.received(layer) if source == layer - 1),
             divisions=self._divider.of_layer(layer),
         )
 
-    def _skips(self) -> Iterator[tuple[int, int, int]]:
+    def _skips(self, loop: LayeredLoop) -> Iterator[tuple[int, int, int]]:
         """From which layer to which values go past others, and their bytes."""
         found: dict[tuple[int, int], int] = collections.Counter()
-        for layer in range(self._step.num_layers):
+        first = loop.layers.start
+        for layer in loop.layers:
             for var, source in self._step.received(layer):
                 if source < layer - 1:
-                    found[source, layer] += nbytes(var)
+                    found[source - first, layer - first] += nbytes(var)
         yield from ((*ends, total) for ends, total in sorted(found.items()))
 
     def _work(self, work: TaskType) -> TaskWork:
@@ -86,20 +107,5 @@ class _Profiler:
 
     def _nbytes_of_rows(self, value: Value) -> float:
         """The bytes of a value that depends on the rows; of any value, if there are none."""
-        depends = self._rows is None or self._rows in self._step.classes.of_value(value)
+        depends = not self._rows or not self._rows.isdisjoint(self._step.classes.of_value(value))
         return self._step.nbytes(value) if depends else 0.0
-
-    def _outside(self) -> TaskWork:
-        """The work outside of the loop, with each value that enters or leaves it once in memory.
-
-        Optimizers are elementwise but for few, so that no product hides what they read and write.
-        """
-        graph = self._step.graph
-        entering = {argument.var for argument in graph.traced.arguments}
-        entering |= {accumulator.result for accumulator in graph.accumulators}
-        read = {var for eqn in graph.outer for var in operands(eqn)} & entering
-        made = {var for eqn in graph.outer for var in eqn.outvars}
-        made &= {result.var for result in graph.traced.results}
-        operations = sum(one.times * total_operations([one.eqn]) for one in FlatEquations().add(graph.outer))
-        moved = float(sum(map(nbytes, read | made)))
-        return TaskWork(float(operations), moved, moved)

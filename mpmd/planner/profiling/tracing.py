@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
-from mpmd.decisions import Decisions, decided
-from mpmd.planner.layers.stages_of import ONE_DEVICE, Stages
+from mpmd.decisions import Decisions, decided, in_order
+from mpmd.planner.layers.stages_of import EACH_LAYER, ONE_DEVICE, Stages
 from mpmd.schedules import ForwardOnly, GPipe
 
 
-def traced_layers(step: Callable, args: tuple, kwargs: Mapping[str, Any], stages: Stages) -> TaskGraph:
+def traced_layers(
+    step: Callable, args: tuple, kwargs: Mapping[str, Any], loops: Sequence[Stages]
+) -> TaskGraph:
     """The tasks of a step in which each layer, or each stage that the user marked, is a stage.
 
     It is traced within a mesh of one device with an axis for each kind of division, which specs in the step
     may name.
 
     Args:
-      stages: as ``stages_of`` finds them.
+      loops: as ``stages_of`` finds them.
 
     Raises: ``CompileError`` as ``mpmd.jit``.
     """
-    # The order of the tasks does not matter here, and halves of backwards would be tasks of their own.
-    order = ForwardOnly if _is_forward_only(stages) else GPipe
-    decisions = Decisions(schedule=order.of_size(stages.count, stages.count), layers_per_stage=())
+    of_loops = {loop.decided: _decisions(loop) for loop in loops}
+    decisions = dataclasses.replace(EACH_LAYER, of_loops=in_order(of_loops)) if loops else Decisions()
     return split(trace(decided(step, decisions), args, dict(kwargs), [ONE_DEVICE]))
+
+
+def _decisions(loop: Stages) -> Decisions:
+    """The order of the tasks does not matter here, and halves of backwards would be tasks of their own."""
+    order = ForwardOnly if _is_forward_only(loop) else GPipe
+    return dataclasses.replace(EACH_LAYER, schedule=order.of_size(loop.count, loop.count))
 
 
 def _is_forward_only(stages: Stages) -> bool:

@@ -14,7 +14,7 @@ from mpmd.planner.candidate import Row
 from mpmd.planner.fixed import Fixed
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Profile
-from mpmd.planner.reasons import shortage, slower_because
+from mpmd.planner.reasons import ranked, shortage
 from mpmd.planner.search.alternatives import alternatives
 from mpmd.planner.search.candidates import best_of_shape
 from mpmd.planner.search.columns import Way
@@ -98,7 +98,8 @@ def find(profile: Profile, cluster: Cluster, fixed: Fixed = OPEN, effort: Effort
     labelled = [pair for text, pair in others.items() if text not in known] + alone
     if all(shortage(evaluation.prediction, cluster) for _, evaluation in labelled):
         raise ValueError(nothing_fits(space))
-    return Found(_rows(labelled, cluster), exact, len(found) + len(alone))
+    rows = [Row(evaluation.candidate, evaluation.prediction, label) for label, evaluation in labelled]
+    return Found(ranked(rows, cluster, NUM_ROWS), exact, len(found) + len(alone))
 
 
 def as_written(profile: Profile, cluster: Cluster, schedule: Schedule, fixed: Fixed = OPEN) -> Row | None:
@@ -169,24 +170,3 @@ def _uneven_shapes(space: Space, ordered: list[Evaluation], effort: Effort) -> I
 def _stages_per_group(evaluation: Evaluation) -> tuple[int]:
     schedule = evaluation.candidate.schedule
     return (max(1, schedule.num_stages // schedule.mpmd_dim),)
-
-
-def _rows(labelled: list[tuple[str, Evaluation]], cluster: Cluster) -> tuple[Row, ...]:
-    """The best first; what does not fit last."""
-
-    def key(pair: tuple[str, Evaluation]) -> tuple[bool, float]:
-        return bool(shortage(pair[1].prediction, cluster)), pair[1].seconds
-
-    ordered = sorted(labelled, key=key)
-    best = ordered[0][1]
-    rows: list[Row] = []
-    for label, evaluation in ordered:
-        prediction = evaluation.prediction
-        if label or sum(not row.label for row in rows) < NUM_ROWS:
-            reason = shortage(prediction, cluster) or (
-                slower_because(evaluation.candidate, prediction, best.candidate, best.prediction)
-                if rows
-                else ""
-            )
-            rows.append(Row(evaluation.candidate, prediction, label, reason))
-    return tuple(rows)

@@ -133,6 +133,8 @@ class Space:
     def _sharded(self, several: bool) -> list[tuple[bool, bool]]:
         """Whether weights are divided over ``data``, and gathered once; not along a single device."""
         choices = [(False, False), *([(True, False), (True, True)] if several else [])]
+        if self.profile.decided is None:
+            choices = choices[:2]  # a step without a loop is one task
         return [choice for choice in choices if self.fixed.fsdp in (None, choice[0])]
 
     @functools.cached_property

@@ -9,12 +9,13 @@ from typing import Any
 import jax
 
 from mpmd.abstract_mesh import AbstractMpmdMesh
-from mpmd.decisions import Decisions, decided
+from mpmd.decisions import Decisions, decided, in_order
 from mpmd.ir import Plan
 from mpmd.lowered_step import LoweredStep
 from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.planner.collectives import Place, places_of
 from mpmd.planner.hardware import Cluster
+from mpmd.planner.profile import Profile
 from mpmd.planner.shared_cores import groups_at_once, time_alone, time_alone_of
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_summing, task_seconds
@@ -39,18 +40,22 @@ class Realized:
         return simulate(self.plan, self.costs, topology=self.step.topology)
 
 
-def decisions_of(candidate: Candidate, are_stages: bool) -> Decisions:
+def decisions_of(candidate: Candidate, profiles: Sequence[Profile]) -> Decisions:
     """What a step is traced under.
 
     Args:
-      are_stages: whether the step itself says where its stages end.
+      profiles: of its loops.
     """
-    return Decisions(
-        schedule=candidate.schedule,
-        num_microbatches=candidate.num_microbatches,
-        layers_per_stage=None if are_stages else candidate.layers_per_stage,
-        remat=candidate.remat,
-    )
+    of_loops, number = {}, None
+    for loop, profile in zip(candidate.loops, profiles, strict=True):
+        if profile.decided is None:
+            return Decisions()
+        # A step that itself says where stages end is left as it is.
+        layers = None if profile.are_stages else loop.layers_per_stage
+        of_loops[profile.decided] = Decisions(loop.schedule, layers_per_stage=layers, remat=loop.remat)
+        if profile.num_microbatches is None:
+            number = loop.num_microbatches
+    return Decisions(num_microbatches=number, of_loops=in_order(of_loops))
 
 
 def options_of(candidate: Candidate) -> dict[str, Any]:

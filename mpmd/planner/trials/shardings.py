@@ -45,7 +45,7 @@ def argument_specs(
             found = [divided[axis][other] for other in (leaf, *like) if other in divided.get(axis, {})]
             if found and sizes[axis] > 1:
                 _divide(entries, shape, found[0], axis, sizes)
-        is_weight = not arguments.weights.isdisjoint(like) and leaf in arguments.updated
+        is_weight = not arguments.weights.isdisjoint(like) and leaf in (arguments.updated or like)
         if candidate.fsdp and is_weight and sizes["data"] > 1 and not any("data" in e for e in entries):
             _divide_some(entries, shape, arguments.stacked.get(leaf), sizes)
         specs[leaf] = _as_spec(entries)

@@ -21,7 +21,8 @@ class StepArguments:
     Attributes:
       shapes: of each leaf.
       updated: those that the step returns updated.
-      weights: those of them that the loop reads.
+      weights: those of them that loops read; all of them, without a loop. Of a step that updates nothing,
+        all that are read, the batch too.
       linked: for each leaf those that it is combined with element by element, itself among them: a weight
         and what the optimizer keeps for it.
       stacked: the dimension of a leaf that counts layers and is cut between stages.
@@ -49,8 +50,10 @@ def step_arguments(traced: TracedStep) -> StepArguments:
         for position in together:
             linked[position] |= together
     updated = frozenset(argument for argument, _ in traced.carried_leaves)
+    everything = frozenset(range(len(leaves)))
     read = _read_by_loop(traced)
-    weights = {leaf_of[i] for i, var in enumerate(variables) if var in read} & updated
+    used = {leaf_of[i] for i, var in enumerate(variables) if var in read} if traced.loops else everything
+    weights = used & (updated or everything)
     return StepArguments(
         shapes=tuple(leaf.shape for leaf in leaves),
         updated=updated,

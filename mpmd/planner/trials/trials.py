@@ -87,8 +87,8 @@ class Trials:
     def __init__(self, subject: Subject, cluster: Cluster):
         self._subject, self._cluster = subject, cluster
         profiled = profile_step(subject.function, *subject.arguments)
-        self.profile: Profile = profiled.profile
-        self.written_schedule = profiled.written.schedule
+        self.profiles: tuple[Profile, ...] = profiled.profiles
+        self.written_schedules = tuple(loop.schedule for loop in profiled.written)
         self._arguments = step_arguments(profiled.graph.traced)
 
     @functools.cached_property
@@ -109,7 +109,7 @@ class Trials:
         if all(size == 1 for submesh in candidate.submeshes for size in submesh.values()):
             return None
         subject = self._subject
-        specs = argument_specs(self._arguments, self.profile.specs, candidate, subject.given_specs)
+        specs = argument_specs(self._arguments, self.profiles[0].specs, candidate, subject.given_specs)
         args, _ = jax.tree.unflatten(subject.call.treedef, [PartitionSpec(*spec) for spec in specs])
         return args
 
@@ -123,7 +123,7 @@ class Trials:
         lowered = lower(
             subject.function,
             candidate,
-            decisions_of(candidate, self.profile.are_stages),
+            decisions_of(candidate, self.profiles),
             args,
             kwargs,
             self.in_shardings(candidate),

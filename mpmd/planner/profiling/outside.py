@@ -1,0 +1,65 @@
+"""The work outside of loops, such as optimizers: what follows each loop, and of the first what is before.
+
+Each value that enters or leaves it is once in memory. Optimizers are elementwise but for few, so that no
+product hides what they read and write.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.graph import TaskGraph
+from mpmd.compiler.jaxprs.equations import operands
+from mpmd.compiler.jaxprs.flat import FlatEquations
+from mpmd.compiler.jaxprs.work import total_operations
+from mpmd.planner.profile import TaskWork
+from mpmd.planner.profiling.belongings import nbytes
+from mpmd.planner.profiling.layered_step import LayeredStep
+
+
+def work_outside(step: LayeredStep) -> tuple[TaskWork, ...]:
+    """The work for each loop. A step without loops updates its weights in its one task, and not outside."""
+    graph = step.graph
+    if not graph.traced.loops:
+        return (_work((), 2 * sum(map(nbytes, step.belongings.weights))),)
+    places = _by_loop(graph)
+    entering = {argument.var for argument in graph.traced.arguments}
+    entering |= {accumulator.result for accumulator in graph.accumulators}
+    found = []
+    for number, eqns in enumerate(places):
+        made = {var for eqn in eqns for var in eqn.outvars}
+        read = {var for eqn in eqns for var in operands(eqn)} & entering
+        moved = read | (made & _read_after(graph, places, number))
+        found.append(_work(eqns, sum(map(nbytes, moved))))
+        entering |= made
+    return tuple(found)
+
+
+def _by_loop(graph: TaskGraph) -> list[list[JaxprEqn]]:
+    """For each loop the equations that depend on its results, and not on those of a later one."""
+    after: dict[Var, int] = {a.result: graph.traced.loop_of(a.work.stage) for a in graph.accumulators}
+    places: list[list[JaxprEqn]] = [[] for _ in graph.traced.loops]
+    for eqn in graph.outer:
+        place = max((after.get(var, 0) for var in operands(eqn)), default=0)
+        places[place].append(eqn)
+        after |= dict.fromkeys(eqn.outvars, place)
+    return places
+
+
+def _read_after(graph: TaskGraph, places: Sequence[Sequence[JaxprEqn]], number: int) -> set[Var]:
+    """What is a result, or read after the loop's own equations outside."""
+    read = {result.var for result in graph.traced.results}
+    for eqn in itertools.chain.from_iterable(places[number + 1 :]):
+        read.update(operands(eqn))
+    for member in graph.stage_work:
+        if graph.traced.loop_of(member.work.stage) > number:
+            read.update(member.reads)
+    return read
+
+
+def _work(eqns: Iterable[JaxprEqn], moved: float) -> TaskWork:
+    operations = sum(one.times * total_operations([one.eqn]) for one in FlatEquations().add(eqns))
+    return TaskWork(float(operations), float(moved), float(moved))

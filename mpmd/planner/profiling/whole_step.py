@@ -1,0 +1,64 @@
+"""A step without a loop, as one layer: only how the devices of one group share it is left to choose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from jax.extend.core import Var
+
+from mpmd.compiler.graph import StageWork, TaskGraph
+from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.jaxprs.flat import FlatEquations
+from mpmd.ir import TaskType
+from mpmd.planner.profiling.belongings import Belongings
+from mpmd.planner.profiling.choose_classes import choose_classes
+from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep, with_classes
+from mpmd.planner.profiling.microbatch import MicrobatchDim
+
+_WORK = TaskType("fwd", 0)
+
+
+def whole_step(graph: TaskGraph) -> LayeredStep:
+    """The step as one task, which takes the whole batch.
+
+    What it returns updated are its weights, and all else is its batch. Of a function that updates nothing,
+    the batch is what has the dimension by which most of the work is divided and the least is summed: rows do
+    not depend on one another.
+    """
+    traced = graph.traced
+    updated = {traced.arguments[argument].var for argument, _ in traced.carried_state}
+    step = _step(graph, updated)
+    if updated:
+        return step
+    rows = choose_classes(step, {}, {_WORK: ()})["data"]
+    with_rows = {dim.batch for dim in step.loops[0].microbatch if step.classes.of(dim.value, dim.dim) in rows}
+    return _step(graph, {argument.var for argument in traced.arguments} - with_rows)
+
+
+def _step(graph: TaskGraph, weights: Collection[Var]) -> LayeredStep:
+    """The step with these weights."""
+    traced = graph.traced
+    arguments = [argument.var for argument in traced.arguments]
+    batch = [var for var in arguments if var not in weights]
+    made = tuple(dict.fromkeys(result.var for result in traced.results))
+    constants = [constant.var for constant in traced.constants]
+    task = StageWork(_WORK, graph.outer, reads=(*arguments, *constants), makes=made)
+    flat = FlatEquations()
+    tasks = {_WORK: flat.add(graph.outer)}
+    dims = [
+        MicrobatchDim(var, dim, flat.value(var), dim, size)
+        for var in batch
+        for dim, size in enumerate(aval_of(var).shape)
+        if size > 1
+    ]
+    belong = Belongings(
+        batch=frozenset(batch),
+        sliced=frozenset(batch),
+        weights={var: (0,) for var in arguments if var in weights},
+        state={},
+        like={},
+    )
+    loop = LayeredLoop(range(1), dims, num_microbatches=1, decided=0)
+    graph = dataclasses.replace(graph, outer=(), stage_work=(task,))
+    return with_classes(graph, belong, flat, tasks, (), [loop])
