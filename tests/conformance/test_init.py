@@ -38,6 +38,18 @@ def compiled_on(mesh, sharded):
     return step.compile(state_shapes(), *batch_shapes())
 
 
+@pytest.fixture(scope="module")
+def mesh():
+    with mesh_of(GROUPS) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+def step(mesh):
+    """The step on groups of one device each. Tests leave it usable."""
+    return compiled_on(mesh, sharded=False)
+
+
 def assert_bits_equal(actual, expected):
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
@@ -52,7 +64,7 @@ def assert_placed(state, step):
 
 
 @pytest.mark.parametrize(
-    "mesh",
+    "of_groups",
     [
         lambda: mesh_of(GROUPS),
         lambda: mesh_of(GROUPS, data=2),
@@ -61,8 +73,8 @@ def assert_placed(state, step):
     ],
     ids=["one device each", "sharded", "uneven", "a spare group"],
 )
-def test_the_state_has_the_bits_of_jit_and_is_where_the_step_reads_it(mesh):
-    with mesh() as mesh:
+def test_the_state_has_the_bits_of_jit_and_is_where_the_step_reads_it(of_groups):
+    with of_groups() as mesh:
         step = compiled_on(mesh, sharded="data" in mesh.unstack[0].axis_names)
         state = step.init(init_fn, jax.random.key(3))
         assert_bits_equal(state, jax.jit(init_fn)(jax.random.key(3)))
@@ -99,17 +111,16 @@ def test_the_same_function_is_compiled_once_and_dropped_with_its_user():
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-@pytest.mark.parametrize("legacy", [False, True], ids=["keys", "integers"])
-def test_keys_of_all_kinds(impl, legacy):
+def test_keys_of_all_kinds(impl):
     """On this platform what ``rbg`` draws does not depend on how it is sharded, though nobody promises it."""
+
+    def init_of_integers(key):
+        return init_fn(jax.random.wrap_key_data(key))
+
     with mesh_of(GROUPS, data=2) as mesh, jax.default_prng_impl(impl):
-        key = jax.random.PRNGKey(5) if legacy else jax.random.key(5)
-
-        def init(key):
-            return init_fn(jax.random.wrap_key_data(key) if legacy else key)
-
-        state = compiled_on(mesh, sharded=True).init(init, key)
-        assert_bits_equal(state, jax.jit(init)(key))
+        step = compiled_on(mesh, sharded=True)
+        for init, key in [(init_fn, jax.random.key(5)), (init_of_integers, jax.random.PRNGKey(5))]:
+            assert_bits_equal(step.init(init, key), jax.jit(init)(key))
 
 
 def draws(compiled):
@@ -122,11 +133,9 @@ def draws(compiled):
     ]
 
 
-def test_what_several_groups_want_is_drawn_once_and_each_group_makes_its_share():
-    with mesh_of(GROUPS) as mesh:
-        step = compiled_on(mesh, sharded=False)
-        call = CallSignature.of(init_fn, (), (), ()).bind((jax.random.key(0),), {})
-        compiled = compile_init(init_fn, call, step.argument_leaves(), mesh)
+def test_what_several_groups_want_is_drawn_once_and_each_group_makes_its_share(mesh, step):
+    call = CallSignature.of(init_fn, (), (), ()).bind((jax.random.key(0),), {})
+    compiled = compile_init(init_fn, call, step.argument_leaves(), mesh)
     assert draws(compiled) == [0]
     plan = compiled.program.plan
     sent = [value for program in plan.programs for i in program.instructions for value in sends(i)]
@@ -227,12 +236,6 @@ REFUSED = {
         r"reads an argument of the structure",
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def step():
-    with mesh_of(GROUPS) as mesh:
-        yield compiled_on(mesh, sharded=False)
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)

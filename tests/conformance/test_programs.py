@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 def as_parameters(programs):
     """For ``pytest.mark.parametrize``."""
     return [
-        pytest.param(program, id=program.name, marks=[] if program.on_ray else [pytest.mark.slow])
+        pytest.param(program, id=program.name, marks=[] if program.usual else [pytest.mark.slow])
         for program in programs
     ]
 

@@ -83,7 +83,7 @@ def language_model(step_loss, data, params=None, **of_case):
     return Case(step, params, data, **of_case)
 
 
-@program(on_ray=True)
+@program(usual=True)
 def transformer_with_rotary_embeddings_and_causal_mask():
     def loss(params, tokens):
         mask = jnp.tril(jnp.ones((TOKENS, TOKENS), bool))
@@ -169,7 +169,7 @@ def mixture_of_experts(which):
     return train(loss, params)
 
 
-@program(on_ray=True)
+@program(usual=True)
 def low_rank_adapters_of_some_stages():
     def step(state, xs, ys):
         adapters, base = state
@@ -195,7 +195,7 @@ def low_rank_adapters_of_some_stages():
     return Case(step, (adapters, weights(3)), batch(), holds=holds)
 
 
-@program(on_ray=True)
+@program(usual=True)
 def u_net():
     """Every stage on the way up reads what its counterpart on the way down made."""
 

@@ -83,7 +83,7 @@ def updated_on_their_stages(loaded):
 
 @program(
     {"batch": batch_norm, "running": running_norm, "computed again": computed_again},
-    on_ray={"batch", "computed again"},
+    usual={"batch", "computed again"},
 )
 def normalised(norm):
     holds = updated_on_their_stages if norm is batch_norm else None
@@ -98,7 +98,8 @@ def normalised(norm):
         "eager": mpmd.Eager1F1B(4),
         "V": mpmd.DualPipeV(4, 2),
     },
-    on_ray={"interleaved", "zero bubble"},
+    on_ray={"zero bubble"},
+    usual={"interleaved"},
 )
 def in_order(schedule):
     data = batch(8)
@@ -214,7 +215,7 @@ class ResNet(nn.Module):
         return nn.Dense(3)(x.mean((1, 2)))
 
 
-@program(on_ray=True)
+@program(usual=True)
 def flax_resnet():
     model, optimizer = ResNet(), optax.sgd(0.05, momentum=0.9)
     images = jax.random.normal(keys(1)[0], (4, 4, 6, 6, 3))

@@ -46,7 +46,7 @@ def the_whole_model_before_the_loop():
     return Case(step, weights(3), batch())
 
 
-@program(on_ray=True)
+@program(usual=True)
 def embedding_before_the_loop():
     def step(state, tokens, ys):
         table, params = state
@@ -58,7 +58,7 @@ def embedding_before_the_loop():
     return Case(step, (table, weights(3)), (tokens, batch()[1]))
 
 
-@program(on_ray=True)
+@program(usual=True)
 def weights_of_all_stages_made_from_one_vector():
     """A hypernetwork, differentiated through by hand."""
 

@@ -41,7 +41,7 @@ POLICIES = {
 }
 
 
-@program(POLICIES, on_ray={"full", "dots"})
+@program(POLICIES, usual={"full", "dots"})
 def checkpoint(policy):
     return stages_of(jax.checkpoint(two_layers, policy=policy))
 
@@ -86,7 +86,7 @@ def checkpoint_of_a_scan_over_layers():
     return stages_of(stage)
 
 
-@program({"plain": 1, "unrolled": 2}, on_ray={"plain"})
+@program({"plain": 1, "unrolled": 2}, usual={"plain"})
 def scan_over_layers(unroll):
     def loss(params, x, y):
         h = x
@@ -144,7 +144,7 @@ def while_loop_without_a_gradient():
     return stages_of(stage)
 
 
-@program(["of data", "of the index", "of a parameter"], on_ray={"of data"})
+@program(["of data", "of the index", "of a parameter"], usual={"of data"})
 def cond(which):
     def step(state, xs, ys):
         def loss(params, i):
@@ -238,7 +238,7 @@ def jit_within_stages():
     return stages_of(jax.jit(lambda p, h: jax.jit(layer)(p, jnp.sin(h))))
 
 
-@program(on_ray=True)
+@program(usual=True)
 def marks_inside_jit():
     @jax.jit
     def stage(params, h):

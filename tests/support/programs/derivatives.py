@@ -19,7 +19,7 @@ def clipped_gradient(h):
 clipped_gradient.defvjp(lambda h: (h, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
 
 
-@program(on_ray=True)
+@program(usual=True)
 def custom_vjp():
     return stages_of(lambda p, h: clipped_gradient(layer(p, clipped_gradient(h))))
 
@@ -77,7 +77,7 @@ def straight_through_estimator():
     return stages_of(lambda p, h: layer(p, h + jax.lax.stop_gradient(jnp.round(h) - h)))
 
 
-@program(on_ray=True)
+@program(usual=True)
 def gradient_penalty_within_the_last_stage():
     """Second derivatives, with respect to what the stage gets."""
 

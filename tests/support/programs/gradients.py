@@ -36,7 +36,7 @@ def train(loss, params, data=(X, Y), optimizer=CLIPPED_ADAM, stages=2, case=None
     return Case(step, init(params, optimizer), data, stages, **(case or {}))
 
 
-@program({"mean": "mean", "sum": "sum"}, on_ray={"sum"})
+@program({"mean": "mean", "sum": "sum"}, usual={"sum"})
 def reductions(reduction):
     def loss(params, x, y):
         return mse(params, x, y) * (len(x) if reduction == "sum" else 1)
@@ -83,7 +83,7 @@ def language_model():
     return {"table": table, "first": first, "last": last}
 
 
-@program(on_ray=True)
+@program(usual=True)
 def weights_by_tokens():
     """A microbatch of empty sentences counts nothing."""
     return train(language_model_loss, language_model(), (TOKENS, LENGTHS), reduction=tokens_in)
@@ -178,7 +178,7 @@ class Network(nn.Module):
         return nn.Dense(3)(x)
 
 
-@program(on_ray=True)
+@program(usual=True)
 def flax_train_state():
     """The step of flax's guide, with that one word changed, and its metrics."""
     model = Network()
@@ -214,7 +214,7 @@ def equinox_modules():
     return train(loss, params, stages=3)
 
 
-@program({"none": None, "rematerialized": jax.checkpoint}, on_ray={"rematerialized"})
+@program({"none": None, "rematerialized": jax.checkpoint}, usual={"rematerialized"})
 def scanned_layers(remat):
     """Each group holds its layers, also of the gradients."""
     layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights(6))

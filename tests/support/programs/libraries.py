@@ -68,7 +68,7 @@ class FullState(train_state.TrainState):
     key: jax.Array
 
 
-@program(on_ray=True)
+@program(usual=True)
 def linen_with_batch_norm_and_dropout():
     model = Pipeline(Block(dropout=0.5, normalise=True))
 

@@ -73,10 +73,10 @@ OPTIMIZERS = {
     "trust ratio": optax.chain(optax.scale_by_trust_ratio(), SGD),
     "factored": optax.chain(optax.scale_by_factored_rms(), optax.scale(-0.01)),
 }
-ON_RAY = {"clipped", "skipping what is not finite", "accumulating", "one rate per kind", "noisy"}
+USUAL = {"skipping what is not finite", "accumulating", "one rate per kind", "noisy"}
 
 
-@program(OPTIMIZERS, ON_RAY)
+@program(OPTIMIZERS, on_ray={"clipped"}, usual=USUAL)
 def trained_with(optimizer):
     def holds(loaded):
         held = [group.parameter_bytes for group in loaded.report().groups]
@@ -131,7 +131,7 @@ def a_part_of_a_parameter_is_unused():
     return train(loss, weights(2), stages=2, optimizer=ADAMW)
 
 
-@program(["added up", "counted before the loop", "weights of tokens"], on_ray={"added up"})
+@program(["added up", "counted before the loop", "weights of tokens"], usual={"added up"})
 def gradients_divided_by_a_token_count(how):
     def step(state, xs, ys):
         def loss(params, x, y):
@@ -199,7 +199,8 @@ def decide_with_cond_of_operands(finite, params, grads):
         for decide in (decide_with_where, decide_with_cond, decide_with_cond_of_operands)
         for scale in (1024.0, math.inf)
     },
-    on_ray={"finite, decide_with_where", "infinite, decide_with_cond"},
+    on_ray={"infinite, decide_with_cond"},
+    usual={"finite, decide_with_where"},
 )
 def loss_scaling(how):
     decide, scale = how
@@ -242,7 +243,7 @@ def norms_as_metrics():
     return Case(step, weights(3), batch())
 
 
-@program(on_ray=True)
+@program(usual=True)
 def gradients_as_one_vector():
     def step(state, xs, ys):
         total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys))

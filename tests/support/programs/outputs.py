@@ -92,7 +92,8 @@ OPERATIONS = {
 
 @program(
     OPERATIONS,
-    on_ray={"max of integers", "concat along 1", "last", "histogram"},
+    on_ray={"concat along 1", "histogram"},
+    usual={"max of integers", "last"},
 )
 def auxiliary_output_under(entry):
     operation, make = entry
@@ -244,7 +245,7 @@ def none_and_empty_outputs():
     return Case(step, (weights(3), None), batch())
 
 
-@program(on_ray=True)
+@program(usual=True)
 def gradients_alone():
     def step(state, params, xs, ys):
         return state, loop(lambda x, y: jax.grad(mse)(params, x, y), (xs, ys))

@@ -38,7 +38,7 @@ def wasserstein(params, x, y, apply=scores):
     return apply(params, y).mean() - apply(params, x).mean() + 10 * penalty
 
 
-@program(on_ray=True)
+@program(usual=True)
 def gradient_penalty_of_a_critic():
     """As of a Wasserstein GAN: of points between real and generated ones."""
     return train(wasserstein, weights(3), optimizer=CLIPPED_ADAM, warns=THROUGH_MARKS)
@@ -187,7 +187,7 @@ def dropped_twice(params, x, y):
     return squares(one, y) + squares(one, other)
 
 
-@program({f.__name__: f for f in (siamese, preferences, dropped_twice)}, on_ray=["siamese"])
+@program({f.__name__: f for f in (siamese, preferences, dropped_twice)}, usual=["siamese"])
 def calls_beside_one_another(loss):
     def holds(loaded):
         assert homes_of(loaded) == [(0,), (0,), (1,), (1,), (2,), (2,)]

@@ -24,7 +24,7 @@ def parameters_of_half_precision_and_a_batch_of_full():
     return train(mse, weights(3, jnp.bfloat16), tolerance=2e-2)
 
 
-@program(on_ray=True)
+@program(usual=True)
 def computing_in_half_precision_with_parameters_in_full():
     def loss(params, x, y):
         h = mlp(cast(params, jnp.bfloat16), x.astype(jnp.bfloat16))

@@ -53,7 +53,7 @@ def dropout_with_a_key_folded_with_the_index(make_key):
     return Case(step_with_keys(loss), (weights(3), make_key()), batch())
 
 
-@program(KEYS, on_ray={"typed", "raw"})
+@program(KEYS, on_ray={"raw"}, usual={"typed"})
 def dropout_with_the_key_in_the_anchor(make_key):
     def loss(params, x, y, key, i):
         h, key = x, jax.random.fold_in(key, i)
@@ -116,7 +116,7 @@ def a_key_from_outside_of_the_step():
     return Case(step, weights(3), batch())
 
 
-@program(on_ray=True)
+@program(usual=True)
 def a_key_made_of_the_step_counter():
     def step(state, xs, ys):
         params, count = state

@@ -87,7 +87,7 @@ OPTIMIZERS = {
 }
 
 
-@program(OPTIMIZERS, on_ray={"clipped adamw"})
+@program(OPTIMIZERS, usual={"clipped adamw"})
 def scanned_layers_with(optimizer):
     return train(model(), stacked(), optimizer=optimizer, holds=no_stack_travels_after_the_loop)
 
@@ -174,7 +174,7 @@ def remat_of_the_layer_without_its_mark(options):
     return train(model(body), stacked(), holds=WEIGHTS)
 
 
-@program(REMAT, on_ray={"full"})
+@program(REMAT, usual={"full"})
 def remat_of_a_whole_loss_with_a_scan(options):
     loss = jax.checkpoint(model(lambda h, p: two_products(p, h)), **options)
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)

@@ -95,7 +95,7 @@ def mlp_without_marks(params, x):
     return x
 
 
-@program(on_ray=True)
+@program(usual=True)
 def adversarial_loops_over_the_same_stages():
     """Both loops pass both networks; the discriminator's loss has a frozen generator."""
 
@@ -148,7 +148,7 @@ def critic_with_a_penalty_before_its_generator():
     )
 
 
-@program({"2": 2, "3": 3}, on_ray=["2"])
+@program({"2": 2, "3": 3}, usual=["2"])
 def epochs_of_policy_optimisation(epochs):
     """Epochs over the same rollouts, each in another order; what they read was computed before all."""
 
@@ -259,7 +259,7 @@ def loops_of_unlike_stages():
     return Case(step, state, batch(), steps=3, holds=holds)
 
 
-@program(on_ray=True)
+@program(usual=True)
 def distillation():
     """The first loop stacks what a frozen teacher says, without gradients; the student's reads it."""
 
@@ -311,7 +311,7 @@ def loops_with_carries():
     return Case(step, (weights(3), jnp.zeros(WIDTH)), batch(), steps=3)
 
 
-@program(on_ray=True)
+@program(usual=True)
 def loops_over_scanned_layers():
     """A stack is held in the same parts for both loops, and updated between them."""
     loss = model()

@@ -15,7 +15,7 @@ from tests.support.programs.table import Case, descend, loop, program, train
 ACTIONS = 3
 
 
-@program(on_ray=True)
+@program(usual=True)
 def a_teacher_with_a_centre_that_follows_the_student():
     """As in self-distillation: the teacher sees another view, and has no gradient."""
 
@@ -98,7 +98,7 @@ def advantages_of(rewards, values, dones, discount=0.99, decay=0.95):
     return jax.lax.scan(backwards, start, (rewards, values, dones), reverse=True)[1]
 
 
-@program(on_ray=True)
+@program(usual=True)
 def proximal_policy_optimization():
     """Each step is an epoch over the same rollouts: advantages, a shuffle, a clipped objective."""
     model = ActorCritic()

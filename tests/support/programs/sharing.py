@@ -114,7 +114,7 @@ def tied_embeddings_without_weight_decay():
     return train(language_model, tied(), optimizer=optax.adamw(1e-2, eps=1e-3, mask=mask))
 
 
-@program(on_ray=True)
+@program(usual=True)
 def two_equal_weights_used_by_the_same_two_stages():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], layer(params[1], x)))
@@ -123,7 +123,7 @@ def two_equal_weights_used_by_the_same_two_stages():
     return train(loss, weights(2), stages=2)
 
 
-@program([2, 3, 4], on_ray={"3"})
+@program([2, 3, 4], usual={"3"})
 def a_layer_shared_by_all_of_several_stages(stages):
     def loss(params, x, y):
         h = x
@@ -203,7 +203,7 @@ def weights_unravelled_from_one_vector():
     return train(lambda vector, x, y: mse(unravel(vector), x, y), flat)
 
 
-@program(on_ray=True)
+@program(usual=True)
 def a_weight_used_twice_in_one_stage():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], layer(params[0], x)))
@@ -250,7 +250,7 @@ class Weighted:
 
 @program(
     {"mean": Mean, "weighted": Weighted, "max": lambda: mpmd.Max, "concat": mpmd.Concat},
-    on_ray={"mean"},
+    usual={"mean"},
 )
 def shared_weights_under_another_operation(make):
     def step(state, xs, ys):

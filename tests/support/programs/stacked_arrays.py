@@ -21,7 +21,7 @@ from tests.support.programs.scanned_layers import (
 from tests.support.programs.table import Case, descend, loop, program, train
 
 
-@program(on_ray=True)
+@program(usual=True)
 def layers_along_another_axis():
     def loss(params, x, y):
         layers = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), params["layers"])

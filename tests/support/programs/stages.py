@@ -26,7 +26,11 @@ def sends_nothing_but_activations(loaded):
     assert sent == expected, f"sends {sent} bytes, not {expected}"
 
 
-@program({s.name: s for s in (mpmd.GPipe(3), mpmd.Std1F1B(3), mpmd.Eager1F1B(3))}, on_ray=True)
+@program(
+    {s.name: s for s in (mpmd.GPipe(3), mpmd.Std1F1B(3), mpmd.Eager1F1B(3))},
+    on_ray={"Std1F1B"},
+    usual={"GPipe", "Eager1F1B"},
+)
 def mlp_under_a_schedule(schedule):
     return train(mse, weights(3), schedule=schedule, holds=sends_nothing_but_activations)
 
@@ -117,7 +121,7 @@ def frozen_stages(frozen):
     return train(loss, weights(3), holds=holds)
 
 
-@program({"head": [2], "middle": [1], "prefix": [0]}, on_ray={"head"})
+@program({"head": [2], "middle": [1], "prefix": [0]}, usual={"head"})
 def only_some_parameters_are_trained(trained):
     """The others are an argument of their own, without a gradient; each lives where its stage is."""
 
@@ -229,7 +233,7 @@ def an_integer_and_a_boolean_skip_a_stage():
     return train(loss, weights(3))
 
 
-@program(on_ray=True)
+@program(usual=True)
 def stages_of_different_widths_and_ranks():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(jnp.tanh(x.reshape(2, 2, WIDTH) @ params[0]))
@@ -256,7 +260,7 @@ def labels_read_by_every_stage():
     return train(loss, weights(3))
 
 
-@program(["in the anchor", "beside the anchor"], on_ray={"beside the anchor"})
+@program(["in the anchor", "beside the anchor"], usual={"beside the anchor"})
 def auxiliary_losses(where):
     def loss(params, x, y):
         h, auxiliary = x, jnp.zeros(())
@@ -274,7 +278,7 @@ def auxiliary_losses(where):
     return train(loss, weights(3))
 
 
-@program(on_ray=True)
+@program(usual=True)
 def penalties_on_all_weights():
     def loss(params, x, y):
         leaves = jax.tree.leaves(params)
@@ -288,7 +292,7 @@ def penalties_on_all_weights():
     return train(loss, weights(3), holds=holds)
 
 
-@program(on_ray=True)
+@program(usual=True)
 def masks_and_positions():
     def loss(params, x, y):
         mask = jnp.tril(jnp.ones((BATCH, BATCH))) > 0
@@ -370,7 +374,7 @@ def gradients_of_the_inputs():
     return Case(step, weights(3), batch())
 
 
-@program([1, -1, 2], on_ray={"1"})
+@program([1, -1, 2], usual={"1"})
 def microbatches_along_another_axis(axis):
     def step(state, xs, ys):
         total, grads = mpmd.treduce(

@@ -298,7 +298,8 @@ def tiny_transformer_parameters():
         "FSDP": (mpmd.Std1F1B(2), "all", P("fsdp")),
         "no partial sums": (mpmd.Std1F1B(2), "none", P()),
     },
-    on_ray={"1F1B", "FSDP"},
+    on_ray={"FSDP"},
+    usual={"1F1B"},
 )
 def data_parallel_transformer(variant):
     schedule, partial_sums, spec = variant

@@ -53,36 +53,43 @@ class Program:
     """An entry: makes a case, when it is its turn.
 
     Attributes:
-      on_ray: it is one of those that stand for the others: every run of the tests has them, in process and
-        on Ray actors; all others are left to the slow tests.
+      usual: it is one of those that stand for the others: every run of the tests has them, in process; all
+        others are left to the slow tests.
+      on_ray: it is one of those of the usual ones that every run also has on Ray actors, because of what
+        crosses processes, or is kept by them; the slow tests have all usual ones there.
     """
 
     name: str
     case: Callable[[], Case]
+    usual: bool
     on_ray: bool
 
 
 def program(
-    variants: Any = None, on_ray: bool | Collection[str] = False
+    variants: Any = None, on_ray: bool | Collection[str] = False, usual: bool | Collection[str] = False
 ) -> Callable[[Callable[..., Case]], tuple[Program, ...]]:
     """Makes entries of a function that returns a case: one, or one for each of the variants.
 
     Args:
       variants: what to call the function with, by name; or names alone.
-      on_ray: of all the entries, or the names of the variants for which it holds.
+      on_ray, usual: of all the entries, or the names of the variants for which it holds. What is on Ray is
+        usual, too.
     """
 
+    def entry(name: str, variant: str, case: Callable[[], Case]) -> Program:
+        runs_on_ray, is_usual = (
+            chosen if isinstance(chosen, bool) else variant in chosen for chosen in (on_ray, usual)
+        )
+        return Program(name, case, runs_on_ray or is_usual, runs_on_ray)
+
     def entries(function: Callable[..., Case]) -> tuple[Program, ...]:
+        name = function.__name__
         if variants is None:
-            return (Program(function.__name__, function, bool(on_ray)),)
+            return (entry(name, name, function),)
         arguments = variants if isinstance(variants, Mapping) else {str(v): v for v in variants}
         return tuple(
-            Program(
-                f"{function.__name__}[{name}]",
-                partial(function, argument),
-                on_ray if isinstance(on_ray, bool) else name in on_ray,
-            )
-            for name, argument in arguments.items()
+            entry(f"{name}[{variant}]", variant, partial(function, argument))
+            for variant, argument in arguments.items()
         )
 
     return entries

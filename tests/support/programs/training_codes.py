@@ -55,7 +55,7 @@ class DecoderLayer(hk.Module):
 hk.mixed_precision.set_policy(DecoderLayer, HALF)
 
 
-@program(on_ray=True)
+@program(usual=True)
 def haiku_transformer_with_a_dynamic_loss_scale():
     """The first step is skipped: the scale makes its gradients infinite in half precision."""
     optimizer = optax.adam(1e-2, eps=1e-3)
@@ -163,7 +163,7 @@ class Classifier(eqx.Module):
         return self.head(x)
 
 
-@program(on_ray=True)
+@program(usual=True)
 def equinox_filtered_model_and_optimizer():
     """Marks under ``vmap``; the gradient of a whole model, and what is no array put back in every step."""
     optimizer = optax.adamw(1e-2, eps=1e-3)
@@ -260,7 +260,7 @@ class NnxClassifier(nnx.Module):
         return self.head(self.dropout(x))
 
 
-@program(on_ray=True)
+@program(usual=True)
 def nnx_with_an_optimizer_and_metrics():
     """All that a microbatch changes but the parameters is carried: statistics, counts of keys, metrics."""
     model = NnxClassifier(nnx.Rngs(0))
