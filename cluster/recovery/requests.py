@@ -212,7 +212,7 @@ class Requests:
                 return
             if self._copied_snapshot != self.journal.committed:
                 self._copied_snapshot = self.journal.committed
-                self.fleet.mark_committed()
+                self.fleet.copies.mark_committed()
             self.unload_unused()
             for request, mpmd_idx, result, error in outcomes:
                 future = self._futures.pop((request, mpmd_idx))
