@@ -93,7 +93,7 @@ class Mover:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether every group is where it is to be. A move gives places back at its end."""
+        """Whether each group is where it is to be, and no move is under way: its end gives places back."""
         return not self._late and not self._requests.is_paused
 
     @property
