@@ -118,7 +118,7 @@ class Fleet:
     ) -> Replacement:
         """Puts new processes in place of those of dead groups, and has all go back to a snapshot.
 
-        Again and again while other groups die; then the new processes of before stay.
+        Again and again while other groups die; processes that were started before stay.
 
         Args:
           dead: the groups.

@@ -179,7 +179,7 @@ class Requests:
     def _replies(self, request: LoggedRequest) -> Mapping[int, Future]:
         match request:
             case LoggedStep():
-                number = self._next_handle()  # groups refuse those of before
+                number = self._next_handle()  # groups refuse earlier ones
                 return self.groups.submit_step(
                     {i: dataclasses.replace(asked, step=number) for i, asked in request.requests.items()}
                 )
