@@ -48,13 +48,13 @@ def main() -> None:
     facts = machine_facts()
     results = run_suites(args)
     targets = [target for result in results.values() for target in result.targets]
-    closing = [str(Target.table(targets)), str(Table("Machine", ("", "value"), tuple(facts.items())))]
-    print("\n\n".join(closing))
+    machine = str(Table("Machine", ("", "value"), tuple(facts.items())))
+    print(f"{Target.table(targets)}\n\n{machine}")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(document(facts, results), indent=1) + "\n")
     if args.into:
-        insert("\n\n".join([*map(str, results.values()), *closing]), args.into)
+        insert("\n\n".join([*map(str, results.values()), machine]), args.into)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -88,7 +88,7 @@ class RayRuntime(RuntimeBase):
         self._holdings = dict(holdings)
 
     def attach(self, calls: ActorCalls) -> None:
-        """From now on, makes calls on these actors, one for each process; those of before were detached."""
+        """From now on, makes calls on these actors, one for each process; earlier ones were detached."""
         self._calls = calls
         self._finalizer = weakref.finalize(self, calls.close_soon)
         self._finalizer.atexit = False  # at exit, the groups close themselves

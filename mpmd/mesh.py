@@ -133,7 +133,7 @@ class MpmdMesh:
     def close(self) -> None:
         """Ends the groups' threads after the steps already submitted, and frees what the groups hold.
 
-        The mesh can be used again: functions are compiled again, and results of before are lost.
+        The mesh can be used again: functions are compiled again, and earlier results are lost.
         """
         if runtime := self.__dict__.pop("runtime", None):
             runtime.close()

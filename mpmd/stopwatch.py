@@ -1,4 +1,4 @@
-"""How long it takes to compile a step, pass by pass."""
+"""How long each phase of something takes, such as the passes of a compilation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 @dataclasses.dataclass
 class Stopwatch:
-    """Adds up the seconds of named passes.
+    """Adds up the seconds of named phases.
 
-    A pass that runs within another counts for itself alone, so the seconds add up to the time that passed::
+    A phase that runs within another counts for itself alone, so the seconds add up to the time that passed::
 
         watch = Stopwatch()
         with watch("trace"):
@@ -27,7 +27,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Adds the time within to the pass ``name``."""
+        """Adds the time within to the phase ``name``."""
         self.seconds.setdefault(name, 0.0)
         before = self._unaccounted()
         try:
@@ -36,7 +36,7 @@ class Stopwatch:
             self.seconds[name] += self._unaccounted() - before
 
     def timed(self, name: str, fun: Callable) -> Callable:
-        """``fun``, with the time of its calls added to the pass ``name``."""
+        """``fun``, with the time of its calls added to the phase ``name``."""
 
         @functools.wraps(fun)
         def call(*args, **kwargs):

@@ -7,8 +7,8 @@ To read in order:
   (to storage);
 - what happens to groups: ``replacer`` (when one dies), ``mover`` and ``departures`` (when one has to leave
   its place), ``fleet`` (the processes), ``waits`` (for them), ``replacements`` (what takes their place),
-  ``places`` and ``sharing`` (where that is), ``termination`` (what is told to end), ``keepers`` (who has
-  whose copies);
+  ``places`` and ``sharing`` (where that is), ``termination`` (what is told to end), ``keepers`` and
+  ``copies`` (who has whose copies);
 - in a process: ``actor`` and ``store`` (of copies);
 - ``policy`` (when to copy, and when to give up), ``report`` and ``metrics``.
 """

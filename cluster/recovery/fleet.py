@@ -1,4 +1,4 @@
-"""The processes of a mesh that recovers: replaces dead ones, connects all anew, and copies snapshots.
+"""The processes of a mesh that recovers: replaces dead ones, and connects all anew.
 
 What is called here blocks until it is done, and raises when another process dies meanwhile, or ``stop`` was
 set. ``find_dead`` then tells which, and the replacement starts again.
@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import ray
 from ray.actor import ActorHandle
 
 from cluster.calls.actor_calls import ActorCalls
@@ -19,8 +18,8 @@ from cluster.connect import StartingActors, connect_driver, connect_groups, open
 from cluster.driver import LoadRequests
 from cluster.process_info import Placement, ProcessInfo
 from cluster.ray_session import RaySession
+from cluster.recovery.copies import Copies, CopiesLostError
 from cluster.recovery.journal import BEGINNING
-from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
 from cluster.recovery.places import NodeGoneError, NoPlaceError
 from cluster.recovery.replacements import Replacements
 from cluster.recovery.waits import Calls, Pings, ProcessLostError, SupersededError, Waits
@@ -30,10 +29,6 @@ from cluster.versions import versions_here
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.ir import Edge
 from mpmd.stopwatch import Stopwatch
-
-
-class CopiesLostError(RuntimeError):
-    """A process has died, and so has the one that kept its snapshot."""
 
 
 class Replacement(NamedTuple):
@@ -61,6 +56,10 @@ class Fleet:
       gathering: the edges over which values are gathered, as loaded programs know them.
       timeout: seconds that a process may take to start, and the connections to be made.
       limits: a process that is in one task for longer, when others have died, counts as dead as well.
+
+    Attributes:
+      copies: of the processes' values.
+      stop: is set when the mesh is closed.
     """
 
     def __init__(
@@ -87,11 +86,10 @@ class Fleet:
         self.timeout = timeout
         self._limits = limits
         self._session = RaySession()
-        self._keepers = choose_keepers(self._infos)
-        self._holders = CopyHolders(self._keepers)
         self._unopened: set[int] = set()  # the groups whose new processes have not taken their devices yet,
         self._unloaded: set[int] = set()  # and those that may not have the programs
         self._waits = Waits(self.actors, self.processes, limits)
+        self.copies = Copies(self.actors, self.processes, self._infos, self._waits)
         self.stop = self._waits.stop
 
     @property
@@ -120,7 +118,7 @@ class Fleet:
     ) -> Replacement:
         """Puts new processes in place of those of dead groups, and has all go back to a snapshot.
 
-        Again and again while other groups die; then the new processes of before stay.
+        Again and again while other groups die; processes that were started before stay.
 
         Args:
           dead: the groups.
@@ -175,13 +173,13 @@ class Fleet:
             self._start(dead)  # may wait for room
             self._open_started(resetting, count_failure)
             self._waits.wait_for(resetting, limits=self._limits)  # nobody else watches the steps that end now
-        self._check_copies(snapshot)
+        self.copies.check(snapshot)
         with watch("connected"):
             self._connect()  # after which a process knows what a program's messages need
         with watch("loaded"):
             self._load(self._numbers_of(self._unloaded), loads)
         with watch("restored"):
-            self._restore(snapshot)
+            self.copies.restore(snapshot, self._infos)
         with watch("connected"):
             return self._connect_driver()
 
@@ -212,7 +210,7 @@ class Fleet:
         gone = self._numbers_of(groups)
         for number in gone:
             self._session.kill(self.actors[number])
-        self._holders.lose(gone)
+        self.copies.lose(gone)
         self._unopened |= set(groups)
         self._unloaded |= set(groups)
 
@@ -227,14 +225,6 @@ class Fleet:
 
     def _numbers_outside(self, groups: Collection[int]) -> list[int]:
         return [number for number, process in enumerate(self.processes) if process.mpmd_idx not in groups]
-
-    def _check_copies(self, snapshot: int) -> None:
-        if snapshot != BEGINNING and (lost := self._holders.lost):
-            names = " and ".join(
-                f"{self.processes[i].name} and {self.processes[self._keepers[i]].name}, which kept its values"
-                for i in lost
-            )
-            raise CopiesLostError(f"{names}, have died together")
 
     def _open_started(self, resetting: Calls, count_failure: Callable[[Exception], None]) -> None:
         """Has new processes take their devices. They start together: also for those that die meanwhile."""
@@ -316,60 +306,9 @@ class Fleet:
             undo.pop_all()
         return connections
 
-    def _restore(self, snapshot: int) -> None:
-        """Also makes up for the copies that dead processes have kept, so that any group may die next."""
-        keepers = choose_keepers(self._infos)
-        if snapshot != BEGINNING:
-            self._copy(self._holders.missing(keepers), snapshot, BEGINNING)
-            self._holders = CopyHolders(keepers)
-        self._keepers = keepers
-        kept = [[owner for owner, keeper in enumerate(keepers) if keeper == i] for i in range(len(keepers))]
-        self._waits.wait_for(
-            {actor.restore.remote(snapshot, kept[i]): i for i, actor in enumerate(self.actors)}
-        )
-
     def find_dead(self) -> set[int]:
         """The groups of which a process is gone, does not answer, or is stuck."""
         return self._waits.find_dead()
-
-    # Snapshots.
-
-    def copy_away(self, snapshot: int, base: int, is_wanted: Callable[[], bool]) -> None:
-        """Copies what every process has copied for a snapshot, and not for the base, to its keeper.
-
-        Raises: ``SupersededError`` when it is no longer wanted, and when a process dies whatever Ray raises.
-        """
-        copies = [Copy(owner, owner, keeper) for owner, keeper in enumerate(self._keepers)]
-        self._copy(copies, snapshot, base, is_wanted)
-
-    def mark_committed(self) -> None:
-        """The last snapshot is committed: all processes and their keepers have it."""
-        self._holders = CopyHolders(self._keepers)
-
-    def _copy(
-        self, copies: Sequence[Copy], snapshot: int, base: int, is_wanted: Callable[[], bool] = lambda: True
-    ) -> None:
-        """Part by part, which Ray carries, so that neither the driver nor Ray's memory has to hold it all."""
-        actors = self.actors
-        counting: Calls = {
-            actors[copy.src].count_chunks.remote(copy.owner, snapshot, base): copy.src for copy in copies
-        }
-        self._waits.wait_for(counting, is_wanted)
-        counts = dict(zip(copies, ray.get(list(counting)), strict=True))
-        for index in range(max(counts.values(), default=0)):
-            current = [copy for copy in copies if index < counts[copy]]
-            parts: list[ray.ObjectRef] = [
-                actors[c.src].hand_over.remote(c.owner, snapshot, base, index) for c in current
-            ]
-            # An actor's later calls wait for those whose arguments are not there yet, so they have to be.
-            handing_over = {part: copy.src for part, copy in zip(parts, current, strict=True)}
-            self._waits.wait_for(handing_over, is_wanted, fetch=False)
-            keeping: Calls = {
-                actors[c.dst].keep.remote(c.owner, snapshot, base, index, part): c.dst
-                for c, part in zip(current, parts, strict=True)
-            }
-            del parts, handing_over
-            self._waits.wait_for(keeping, is_wanted)
 
     def release(self) -> None:
         """Ends all processes, and gives their resources back."""

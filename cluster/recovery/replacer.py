@@ -92,7 +92,7 @@ class Replacer:
           death: the first one.
           step: what its group was running.
           kind: as of ``RecoveryReport``.
-          watch: has the phases of before, and gets those of this.
+          watch: has the earlier phases, and gets those of this.
         """
         requests, watch = self._requests, watch or Stopwatch()
         try:

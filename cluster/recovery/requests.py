@@ -179,7 +179,7 @@ class Requests:
     def _replies(self, request: LoggedRequest) -> Mapping[int, Future]:
         match request:
             case LoggedStep():
-                number = self._next_handle()  # groups refuse those of before
+                number = self._next_handle()  # groups refuse earlier ones
                 return self.groups.submit_step(
                     {i: dataclasses.replace(asked, step=number) for i, asked in request.requests.items()}
                 )
@@ -212,7 +212,7 @@ class Requests:
                 return
             if self._copied_snapshot != self.journal.committed:
                 self._copied_snapshot = self.journal.committed
-                self.fleet.mark_committed()
+                self.fleet.copies.mark_committed()
             self.unload_unused()
             for request, mpmd_idx, result, error in outcomes:
                 future = self._futures.pop((request, mpmd_idx))

@@ -72,7 +72,7 @@ class Snapshots:
         try:
             for copied in copying:
                 copied.result()
-            requests.fleet.copy_away(*numbers, lambda: attempt == journal.attempt)
+            requests.fleet.copies.copy_away(*numbers, lambda: attempt == journal.attempt)
         except SupersededError:
             pass
         except Exception as error:  # a consequence of a death, of which the driver will hear, or a fault

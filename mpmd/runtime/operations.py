@@ -11,7 +11,20 @@ import jax
 
 from mpmd.errors import NonFiniteError, TaskError
 from mpmd.events import Event, Wait
-from mpmd.ir import AnyTask, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send, Task, Tell
+from mpmd.ir import (
+    AnyTask,
+    Free,
+    GroupProgram,
+    Instruction,
+    Name,
+    OutsideTask,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    Task,
+    Tell,
+)
 from mpmd.runtime.activity import Activity, Kind
 from mpmd.runtime.nonfinite import Refused, first_refused, passed_on
 from mpmd.runtime.requests import Told
@@ -202,69 +215,106 @@ def operations_of(
       program, plan, executables, shardings, transport, synchronous: are those of
         ``mpmd.runtime.executor.Executor``.
     """
-    here = program.mpmd_idx
-    posted: dict[Name, Recv] = {}
-    texts = passed_on(plan, program)
-    unchecked: list[CheckValues] = []
-    dead: list[Name] = []
-
-    def slots_of(names: Sequence[Name]) -> tuple[int, ...]:
-        return tuple(slots.setdefault(name, len(slots)) for name in names)
-
-    def free() -> Iterator[Operation]:
-        if dead:
-            yield FreeValues(slots_of(dead))
-            dead.clear()
-
-    def receive(names: Sequence[Name]) -> Iterator[Operation]:
-        for recv in dict.fromkeys(posted[name] for name in names if name in posted):
-            yield from free()
-            wanted = tuple(shardings[name] for name in recv.values)
-            yield ReceiveMessage(
-                transport=transport,
-                values=slots_of(recv.values),
-                shardings=wanted,
-                src=recv.src,
-                dst=here,
-                tag=recv.tag,
-                on_devices=not synchronous,
-            )
-            for name in recv.values:
-                del posted[name]
-
+    made = _Operations(program, plan, slots, executables, shardings, transport, synchronous)
     for instruction in program.instructions:
+        yield from made.of(instruction)
+    yield from made.at_end()
+
+
+class _Operations:
+    """What ``operations_of`` knows on its way through the instructions. Its arguments are the same."""
+
+    def __init__(
+        self,
+        program: GroupProgram,
+        plan: Plan,
+        slots: dict[Name, int],
+        executables: Mapping[str, Compiled],
+        shardings: Mapping[Name, jax.sharding.Sharding],
+        transport: Transport,
+        synchronous: bool,
+    ):
+        self._here = program.mpmd_idx
+        self._plan = plan
+        self._slots = slots
+        self._executables = executables
+        self._shardings = shardings
+        self._transport = transport
+        self._synchronous = synchronous
+        self._texts = passed_on(plan, program)
+        self._posted: dict[Name, Recv] = {}  # the messages that are not received yet, by their values
+        self._unchecked: list[CheckValues] = []
+        self._dead: list[Name] = []
+
+    def of(self, instruction: Instruction) -> Iterator[Operation]:
+        """What an instruction leads to now; of a receive and a free, that is said later."""
         if not isinstance(instruction, Tell):
-            yield from unchecked
-            unchecked.clear()
+            yield from self._checks()
         match instruction:
             case Recv(values):
-                posted.update(dict.fromkeys(values, instruction))
-            case Run(task, executable, inputs, outputs):
-                yield from free()
-                yield from receive(inputs)
-                yield RunTask(
-                    task=task,
-                    text=plan.task_text(task),
-                    mpmd_idx=here,
-                    call=executables[executable],
-                    inputs=slots_of(inputs),
-                    outputs=slots_of(outputs),
-                    donated=slots_of([inputs[position] for position in plan.executable(executable).donated]),
-                    synchronous=synchronous,
-                )
-                if passed := [name for name in outputs if name in texts]:
-                    said = tuple(texts[name] for name in passed)
-                    text = plan.task_text(task)
-                    unchecked.append(CheckValues(task, text, here, slots_of(passed), said))
+                self._posted.update(dict.fromkeys(values, instruction))
+            case Run():
+                yield from self._free()
+                yield from self._run(instruction)
             case Send(values, dst, tag):
-                yield from receive(values)
-                yield SendMessage(transport=transport, values=slots_of(values), src=here, dst=dst, tag=tag)
+                yield from self._receive(values)
+                slots = self._slots_of(values)
+                yield SendMessage(self._transport, slots, src=self._here, dst=dst, tag=tag)
             case Tell(values, callback, task):
-                yield from receive(values)
-                yield TellDriver(values=slots_of(values), callback=callback, task=task)
+                yield from self._receive(values)
+                yield TellDriver(self._slots_of(values), callback, task)
             case Free(values):
-                yield from receive(values)
-                dead.extend(values)
-    yield from unchecked
-    yield from free()
-    yield from receive(tuple(posted))  # they are results of the step
+                yield from self._receive(values)
+                self._dead.extend(values)
+
+    def at_end(self) -> Iterator[Operation]:
+        """What is left after the last instruction."""
+        yield from self._checks()
+        yield from self._free()
+        yield from self._receive(tuple(self._posted))  # they are results of the step
+
+    def _slots_of(self, names: Sequence[Name]) -> tuple[int, ...]:
+        return tuple(self._slots.setdefault(name, len(self._slots)) for name in names)
+
+    def _run(self, run: Run) -> Iterator[Operation]:
+        yield from self._receive(run.inputs)
+        donated = self._plan.executable(run.executable).donated
+        text = self._plan.task_text(run.task)
+        yield RunTask(
+            task=run.task,
+            text=text,
+            mpmd_idx=self._here,
+            call=self._executables[run.executable],
+            inputs=self._slots_of(run.inputs),
+            outputs=self._slots_of(run.outputs),
+            donated=self._slots_of([run.inputs[position] for position in donated]),
+            synchronous=self._synchronous,
+        )
+        if passed := [name for name in run.outputs if name in self._texts]:
+            said = tuple(self._texts[name] for name in passed)
+            check = CheckValues(run.task, text, self._here, self._slots_of(passed), said)
+            self._unchecked.append(check)
+
+    def _checks(self) -> Iterator[Operation]:
+        yield from self._unchecked
+        self._unchecked.clear()
+
+    def _free(self) -> Iterator[Operation]:
+        if self._dead:
+            yield FreeValues(self._slots_of(self._dead))
+            self._dead.clear()
+
+    def _receive(self, names: Sequence[Name]) -> Iterator[Operation]:
+        for recv in dict.fromkeys(self._posted[name] for name in names if name in self._posted):
+            yield from self._free()
+            yield ReceiveMessage(
+                transport=self._transport,
+                values=self._slots_of(recv.values),
+                shardings=tuple(self._shardings[name] for name in recv.values),
+                src=recv.src,
+                dst=self._here,
+                tag=recv.tag,
+                on_devices=not self._synchronous,
+            )
+            for name in recv.values:
+                del self._posted[name]

@@ -159,7 +159,6 @@ class GroupWorker:
 
         Returns: what XLA needs to run it, and the seconds that XLA took, with those of ``compile``.
         """
-        mine = plan.programs[self.mpmd_idx]
         ahead = self._ahead.pop(number, _CompiledAhead())
         compiled = {
             executable.name: ahead.calls[compiled_ahead[executable.name]]
@@ -172,11 +171,25 @@ class GroupWorker:
             )
             for executable in plan.executables_of(self.mpmd_idx)
         }
+        self._programs[number] = self._program(plan, compiled, constants)
+        memory = {name: memory_of(call) for name, call in compiled.items()}
+        return LoadReply(
+            xla_seconds=ahead.watch.seconds.get("xla", 0.0),
+            memory={name: needed for name, needed in memory.items() if needed},
+        )
+
+    def _program(
+        self,
+        plan: Plan,
+        compiled: Mapping[str, jax.stages.Compiled],
+        constants: Mapping[Name, np.ndarray],
+    ) -> _CompiledProgram:
+        """This group's part of a plan, with its executables."""
         specs = held_specs(plan, self.mpmd_idx, self.submesh.shape)
         shardings = {name: to_sharding(spec, self.submesh) for name, spec in specs.items()}
         here = [leaf.name for leaf in plan.constants_of(self.mpmd_idx)]
         executor = Executor(
-            program=mine,
+            program=plan.programs[self.mpmd_idx],
             plan=plan,
             executables=compiled,
             constants={name: _put(constants[name], shardings[name]) for name in here},
@@ -187,7 +200,7 @@ class GroupWorker:
         )
         leaves = plan.inputs_of(self.mpmd_idx).values()
         results = plan.outputs_of(self.mpmd_idx).values()
-        self._programs[number] = _CompiledProgram(
+        return _CompiledProgram(
             executor=executor,
             shardings=tuple(to_sharding(leaf.spec, self.submesh) for leaf in leaves),
             donated=tuple(leaf.donated for leaf in leaves),
@@ -197,11 +210,6 @@ class GroupWorker:
                 if leaf.aval.nbytes <= INLINE_BYTES and _is_readable(shardings[leaf.name])
             ),
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
-        )
-        memory = {name: memory_of(call) for name, call in compiled.items()}
-        return LoadReply(
-            xla_seconds=ahead.watch.seconds.get("xla", 0.0),
-            memory={name: needed for name, needed in memory.items() if needed},
         )
 
     def run_step(self, request: StepRequest, host_arrays: dict[Handle, np.ndarray | HostParts]) -> StepReply:

@@ -7,7 +7,8 @@ import pytest
 from cluster.calls.watchdog import Limits
 from cluster.endpoint import endpoints
 from cluster.process_info import Placement, ProcessInfo
-from cluster.recovery.fleet import CopiesLostError, Fleet
+from cluster.recovery.copies import CopiesLostError
+from cluster.recovery.fleet import Fleet
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.places import NodeGoneError, NoPlaceError
 from cluster.recovery.waits import ProcessLostError

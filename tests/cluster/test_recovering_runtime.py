@@ -1,11 +1,13 @@
 """The runtime that recovers, with groups and a fleet that only pretend."""
 
 import threading
+import weakref
 
 import jax
 import numpy as np
 import pytest
 
+from cluster.packing import PackedValue, pack
 from cluster.recovery import Recovery
 from cluster.recovery.journal import BEGINNING
 from mpmd.errors import RecoveryError, StateLostError, StepTimeoutError, TaskError
@@ -283,3 +285,15 @@ def test_closing_fails_what_is_asked():
     for future in (*futures.values(), value, *driven.step().values(), driven.fetch(0, 1)):
         with pytest.raises(RuntimeError, match="the cluster mesh is closed"):
             future.result(SOON)
+
+
+def test_groups_end_with_the_last_reference_to_their_runtime():
+    """And not when garbage is collected: none of its parts refers to a later one."""
+    driven = runtime()
+    value = driven.fetch(0, 7)
+    driven.attempts[0].future("fetch").set_result(PackedValue((), ((None, pack(np.array(2.0))),)))
+    assert value.result(SOON) == 2.0
+    driven.attempts[0].made.clear()  # which refers to who was told of the reply
+    groups = weakref.ref(driven._groups)
+    del driven
+    assert groups() is None

@@ -9,7 +9,8 @@ from cluster.driver import RayRuntime
 from cluster.endpoint import endpoints
 from cluster.process_info import ProcessInfo
 from cluster.recovery import Recovery
-from cluster.recovery.fleet import CopiesLostError, Replacement
+from cluster.recovery.copies import CopiesLostError
+from cluster.recovery.fleet import Replacement
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import GroupDiedError
@@ -86,7 +87,7 @@ class Fleet:
         self.attempts = []
         self.infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
         self.actors = ()
-        self.replacements = self
+        self.replacements = self.copies = self
         self.stop = threading.Event()
         self.failures = list(failures)
         self.copied = []

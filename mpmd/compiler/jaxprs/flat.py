@@ -54,6 +54,14 @@ class Passed(NamedTuple):
     into: bool
 
 
+class _Scope(NamedTuple):
+    """Where equations are: the numbers of variables, how often they are computed, and where operations go."""
+
+    numbers: dict[Var, Value]
+    times: int
+    found: list[Operation]
+
+
 @dataclasses.dataclass
 class FlatEquations:
     """A builder: ``add`` appends equations.
@@ -74,7 +82,7 @@ class FlatEquations:
     def add(self, eqns: Iterable[JaxprEqn]) -> list[Operation]:
         """The operations of equations."""
         found: list[Operation] = []
-        self._add(eqns, self._numbers, 1, found)
+        self._add(eqns, _Scope(self._numbers, 1, found))
         return found
 
     def _number(self, var: Var, numbers: dict[Var, Value]) -> Value:
@@ -86,25 +94,23 @@ class FlatEquations:
         self.avals.append(aval)
         return len(self.avals) - 1
 
-    def _add(
-        self, eqns: Iterable[JaxprEqn], numbers: dict[Var, Value], times: int, found: list[Operation]
-    ) -> None:
+    def _add(self, eqns: Iterable[JaxprEqn], scope: _Scope) -> None:
         for eqn in eqns:
-            reads = tuple(self._of_atom(atom, numbers) for atom in eqn.invars)
+            reads = tuple(self._of_atom(atom, scope.numbers) for atom in eqn.invars)
             inner = called(eqn)
             if inner is not None:
-                self._call(inner.jaxpr, reads, eqn, numbers, times, found)
+                self._call(inner.jaxpr, eqn, reads, scope)
             elif is_remat(eqn):
-                self._call(eqn.params["jaxpr"], reads, eqn, numbers, times, found)
+                self._call(eqn.params["jaxpr"], eqn, reads, scope)
             elif eqn.primitive is scan_p:
-                self._scan(eqn, reads, numbers, times, found)
+                self._scan(eqn, reads, scope)
             elif eqn.primitive.name == "while":
-                self._while(eqn, reads, numbers, times, found)
+                self._while(eqn, reads, scope)
             elif eqn.primitive.name == "cond":
-                self._cond(eqn, reads, numbers, times, found)
+                self._cond(eqn, reads, scope)
             else:
-                makes = tuple(self._number(var, numbers) for var in eqn.outvars)
-                found.append(Operation(eqn, reads, makes, times))
+                makes = tuple(self._number(var, scope.numbers) for var in eqn.outvars)
+                scope.found.append(Operation(eqn, reads, makes, scope.times))
 
     def _of_atom(self, atom: Atom, numbers: dict[Var, Value]) -> Value | None:
         return self._number(atom, numbers) if isinstance(atom, Var) else None
@@ -115,57 +121,36 @@ class FlatEquations:
         """Adds the equations of a jaxpr that reads values. Returns the values of its results."""
         given = zip(jaxpr.invars, reads, strict=True)
         inside = {var: self._new(var.aval) if value is None else value for var, value in given}
-        self._add(jaxpr.eqns, inside, times, found)
+        self._add(jaxpr.eqns, _Scope(inside, times, found))
         return [self._of_atom(atom, inside) for atom in jaxpr.outvars]
 
-    def _call(
-        self,
-        jaxpr: Jaxpr,
-        reads: Iterable[Value | None],
-        eqn: JaxprEqn,
-        numbers: dict[Var, Value],
-        times: int,
-        found: list[Operation],
-    ) -> None:
-        for var, value in zip(eqn.outvars, self._body(jaxpr, reads, times, found), strict=True):
-            if value is None or var in numbers:
-                self._hand(self._number(var, numbers), value, 0, into=False)
+    def _call(self, jaxpr: Jaxpr, eqn: JaxprEqn, reads: Iterable[Value | None], scope: _Scope) -> None:
+        results = self._body(jaxpr, reads, scope.times, scope.found)
+        for var, value in zip(eqn.outvars, results, strict=True):
+            if value is None or var in scope.numbers:
+                self._hand(self._number(var, scope.numbers), value, 0, into=False)
             else:
-                numbers[var] = value
+                scope.numbers[var] = value
 
     def _hand(self, outer: Value | None, inner: Value | None, axis: int, into: bool) -> None:
         if outer is not None and inner is not None:
             self.passed.append(Passed(outer, inner, axis, into))
 
-    def _scan(
-        self,
-        eqn: JaxprEqn,
-        reads: tuple[Value | None, ...],
-        numbers: dict[Var, Value],
-        times: int,
-        found: list[Operation],
-    ) -> None:
+    def _scan(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
         body: Jaxpr = eqn.params["jaxpr"].jaxpr
         positions = scan_operands(eqn)
         given = list(reads)
         for i, var in enumerate(body.invars[positions.consts.stop :], positions.consts.stop):
             given[i] = self._new(var.aval)
             self._hand(reads[i], given[i], int(i >= positions.xs.start), into=True)
-        results = self._body(body, given, times * eqn.params["length"], found)
+        results = self._body(body, given, scope.times * eqn.params["length"], scope.found)
         for i, (var, value) in enumerate(zip(eqn.outvars, results, strict=True)):
             is_stacked = i >= positions.num_carry
-            self._hand(self._number(var, numbers), value, int(is_stacked), into=False)
+            self._hand(self._number(var, scope.numbers), value, int(is_stacked), into=False)
             if not is_stacked:
                 self._hand(value, given[positions.carry.start + i], 0, into=True)
 
-    def _while(
-        self,
-        eqn: JaxprEqn,
-        reads: tuple[Value | None, ...],
-        numbers: dict[Var, Value],
-        times: int,
-        found: list[Operation],
-    ) -> None:
+    def _while(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
         """How often a ``while`` runs is not known; it counts once."""
         body: Jaxpr = eqn.params["body_jaxpr"].jaxpr
         first = eqn.params["cond_nconsts"]
@@ -174,22 +159,15 @@ class FlatEquations:
         carried = [self._new(var.aval) for var in body.invars[constants:]]
         for value, inside in zip(reads[first + constants :], carried, strict=True):
             self._hand(value, inside, 0, into=True)
-        results = self._body(body, [*given, *carried], times, found)
+        results = self._body(body, [*given, *carried], scope.times, scope.found)
         for var, value, inside in zip(eqn.outvars, results, carried, strict=True):
-            self._hand(self._number(var, numbers), value, 0, into=False)
+            self._hand(self._number(var, scope.numbers), value, 0, into=False)
             self._hand(value, inside, 0, into=True)
 
-    def _cond(
-        self,
-        eqn: JaxprEqn,
-        reads: tuple[Value | None, ...],
-        numbers: dict[Var, Value],
-        times: int,
-        found: list[Operation],
-    ) -> None:
+    def _cond(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
         """The branch with the most equations stands for all."""
         longest = max((branch.jaxpr for branch in eqn.params["branches"]), key=lambda jaxpr: len(jaxpr.eqns))
-        self._call(longest, reads[1:], eqn, numbers, times, found)
+        self._call(longest, eqn, reads[1:], scope)
 
 
 def readers(operations: Iterable[Operation]) -> Mapping[Value, list[Operation]]:

@@ -1,0 +1,107 @@
+"""The copies of what processes have: has them travel to where they outlive their process, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import ray
+from ray.actor import ActorHandle
+
+from cluster.endpoint import Endpoint
+from cluster.process_info import ProcessInfo
+from cluster.recovery.journal import BEGINNING
+from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
+from cluster.recovery.waits import Calls, Waits
+
+
+class CopiesLostError(RuntimeError):
+    """A process has died, and so has the one that kept its snapshot."""
+
+
+class Copies:
+    """Knows which process keeps whose snapshots, in its host's memory. Blocks, and raises as ``Waits`` does.
+
+    Args:
+      actors: one for each process; who replaces one of them changes it here.
+      processes: which process of which group each of them is.
+      infos: where they are.
+      waits: waits for them.
+    """
+
+    def __init__(
+        self,
+        actors: Sequence[ActorHandle],
+        processes: Sequence[Endpoint],
+        infos: Sequence[ProcessInfo],
+        waits: Waits,
+    ):
+        self._actors = actors
+        self._processes = processes
+        self._waits = waits
+        self._keepers = choose_keepers(infos)
+        self._holders = CopyHolders(self._keepers)
+
+    def lose(self, processes: Iterable[int]) -> None:
+        """These processes are gone, with all that they had and kept."""
+        self._holders.lose(processes)
+
+    def check(self, snapshot: int) -> None:
+        """Raises: ``CopiesLostError`` when nobody has the committed snapshot of a process."""
+        if snapshot != BEGINNING and (lost := self._holders.lost):
+            names = " and ".join(
+                f"{self._processes[owner].name} and {self._processes[keeper].name}, which kept its values"
+                for owner, keeper in ((owner, self._keepers[owner]) for owner in lost)
+            )
+            raise CopiesLostError(f"{names}, have died together")
+
+    def copy_away(self, snapshot: int, base: int, is_wanted: Callable[[], bool]) -> None:
+        """Copies what every process has copied for a snapshot, and not for the base, to its keeper.
+
+        Raises: ``SupersededError`` when it is no longer wanted, and when a process dies whatever Ray raises.
+        """
+        copies = [Copy(owner, owner, keeper) for owner, keeper in enumerate(self._keepers)]
+        self._copy(copies, snapshot, base, is_wanted)
+
+    def mark_committed(self) -> None:
+        """The last snapshot is committed: all processes and their keepers have it."""
+        self._holders = CopyHolders(self._keepers)
+
+    def restore(self, snapshot: int, infos: Sequence[ProcessInfo]) -> None:
+        """Has all processes go back to a snapshot, and others keep what dead ones have kept.
+
+        So any group may die next.
+        """
+        keepers = choose_keepers(infos)
+        if snapshot != BEGINNING:
+            self._copy(self._holders.missing(keepers), snapshot, BEGINNING)
+            self._holders = CopyHolders(keepers)
+        self._keepers = keepers
+        kept = [[owner for owner, keeper in enumerate(keepers) if keeper == i] for i in range(len(keepers))]
+        self._waits.wait_for(
+            {actor.restore.remote(snapshot, kept[i]): i for i, actor in enumerate(self._actors)}
+        )
+
+    def _copy(
+        self, copies: Sequence[Copy], snapshot: int, base: int, is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Part by part, which Ray carries, so that neither the driver nor Ray's memory has to hold it all."""
+        actors = self._actors
+        counting: Calls = {
+            actors[copy.src].count_chunks.remote(copy.owner, snapshot, base): copy.src for copy in copies
+        }
+        self._waits.wait_for(counting, is_wanted)
+        counts = dict(zip(copies, ray.get(list(counting)), strict=True))
+        for index in range(max(counts.values(), default=0)):
+            current = [copy for copy in copies if index < counts[copy]]
+            parts: list[ray.ObjectRef] = [
+                actors[c.src].hand_over.remote(c.owner, snapshot, base, index) for c in current
+            ]
+            # An actor's later calls wait for those whose arguments are not there yet, so they have to be.
+            handing_over = {part: copy.src for part, copy in zip(parts, current, strict=True)}
+            self._waits.wait_for(handing_over, is_wanted, fetch=False)
+            keeping: Calls = {
+                actors[c.dst].keep.remote(c.owner, snapshot, base, index, part): c.dst
+                for c, part in zip(current, parts, strict=True)
+            }
+            del parts, handing_over
+            self._waits.wait_for(keeping, is_wanted)
