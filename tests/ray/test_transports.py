@@ -1,9 +1,5 @@
 """All transports behave alike within a mesh."""
 
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -24,6 +20,7 @@ from tests.ray.hand_written_programs import (
     train_reference,
     train_values,
 )
+from tests.support.subprocesses import run_code
 
 SECONDS = 60
 SOON = 20
@@ -126,14 +123,5 @@ TWO_NODES = """
 
 def test_groups_on_two_nodes():
     """Two raylets on this machine: groups of one share memory, others use the network."""
-    variables = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "XLA_FLAGS")}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(TWO_NODES)],
-        env={**variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "nodes=2) ['network', 'network', 'shared_memory']" in done.stdout
+    printed, _ = run_code(TWO_NODES, seconds=180)
+    assert "nodes=2) ['network', 'network', 'shared_memory']" in printed
