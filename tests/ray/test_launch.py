@@ -121,7 +121,8 @@ def test_without_ray_a_local_one_is_started_with_a_message_and_ended():
     assert err.count("started Ray on this machine") == 1
 
 
-@pytest.mark.parametrize("given_as", ["argument", "variable"])
+# Jobs, which have a test of their own, find the cluster by the variable.
+@pytest.mark.parametrize("given_as", ["argument", pytest.param("variable", marks=pytest.mark.slow)])
 def test_launch_joins_the_cluster_at_an_address(local_ray, given_as):
     """The driver exits without closing the mesh, which ends the groups."""
     address = ray.get_runtime_context().gcs_address
@@ -140,6 +141,7 @@ def test_launch_joins_the_cluster_at_an_address(local_ray, given_as):
     assert free_cpus_become(free)
 
 
+@pytest.mark.slow
 def test_shutting_ray_down_under_the_mesh_fails_pending_calls_and_starts_no_other_ray():
     out, _ = run_code(
         """
