@@ -1,7 +1,6 @@
 """All transports behave alike within a mesh."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from tests.ray.hand_written_programs import (
     train_program,
     train_reference,
     train_values,
+    wait_until_relaying,
 )
 from tests.support.subprocesses import run_code
 
@@ -82,7 +82,7 @@ def test_a_killed_actor_is_named_in_all_pending_steps(mesh):
     """The last test that uses the mesh."""
     driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
     queued = [driver.step() for _ in range(2)]
-    time.sleep(0.5)
+    wait_until_relaying(mesh)
     ray.kill(mesh.runtime.actors[0])
     for future in (future for futures, _ in queued for future in futures.values()):
         error = future.exception(SOON)
