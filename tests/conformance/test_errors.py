@@ -381,26 +381,6 @@ def test_what_the_users_code_raises_stays_as_it_is(error):
     assert __file__ in {str(entry.path) for entry in caught.traceback}
 
 
-def test_a_mesh_that_has_no_groups():
-    with pytest.raises(TypeError, match=r"mpmd\.MpmdMesh"):
-        mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh_of(2).jax_mesh)(weights(2), *batch())
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda f: jax.jit(lambda *args: f(*args)),
-        lambda f: jax.grad(lambda *args: f(*args)[1]),
-        lambda f: jax.vmap(lambda state, *args: f(state, *args), in_axes=(None, 0, 0)),
-        lambda f: lambda *args: jax.eval_shape(f, *args),
-    ],
-    ids=["jit", "grad", "vmap", "eval_shape"],
-)
-def test_a_compiled_step_cannot_be_transformed(transform):
-    with mesh_of(2) as mesh, pytest.raises(TypeError, match="cannot be traced"):
-        transform(mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh))(weights(2), *batch())
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -35,16 +35,18 @@ def test_a_mesh_without_groups():
 
 
 @pytest.mark.parametrize(
-    "call",
+    "transform",
     [
-        lambda: jax.jit(lambda *args: compiled()(*args))(STATE, *batch()),
-        lambda: jax.eval_shape(compiled(), STATE, *batch()),
+        lambda f: jax.jit(lambda *args: f(*args)),
+        lambda f: jax.grad(lambda *args: f(*args)[1][0]),
+        lambda f: jax.vmap(lambda state, *args: f(state, *args), in_axes=(None, 0, 0)),
+        lambda f: lambda *args: jax.eval_shape(f, *args),
     ],
-    ids=["jit", "eval_shape"],
+    ids=["jit", "grad", "vmap", "eval_shape"],
 )
-def test_a_compiled_step_cannot_be_traced(call):
+def test_a_compiled_step_cannot_be_transformed(transform):
     with pytest.raises(TypeError, match=r"cannot be traced: call it outside of jax.jit"):
-        call()
+        transform(compiled())(STATE, *batch())
 
 
 @pytest.mark.parametrize("transform", [jax.grad, lambda f: lambda p: jax.vmap(f)(jax.tree.map(double, p))])

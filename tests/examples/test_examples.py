@@ -1,7 +1,6 @@
 """Every example in one process, with small sizes: that it runs, and that it prints what it is for."""
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -9,19 +8,18 @@ import sys
 
 import pytest
 
+from tests.support.subprocesses import environment
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run_example(name: str, *arguments: object, returncode: int = 0) -> str:
     """Runs ``python examples/name.py`` from the root, which is to end so; what it printed."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", flags)  # the example asks for its own
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     finished = subprocess.run(
         [sys.executable, f"examples/{name}.py", *map(str, arguments)],
         check=False,
         cwd=ROOT,
-        env=environment,
+        env=environment(PYTHONPATH=str(ROOT)),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

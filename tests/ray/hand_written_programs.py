@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -234,3 +236,14 @@ def relay_program(work, shape=()):
         (OutputLeaf("end", "end", a, (0,), ()), OutputLeaf("z", "z", a, (1,), ())),
     )
     return Program(plan, {"work": work, "next": lambda x: (x + 1,)}, {})
+
+
+def wait_until_relaying(mesh, seconds=20):
+    """Waits until group 0 runs the work of ``relay_program``, and group 1 waits for what it makes."""
+    end = time.monotonic() + seconds
+    while True:
+        zero, one = (process.state for process in mesh.status().processes)
+        if zero.startswith("running fwd_0__0") and one.startswith("waiting for message 0 of group 0 in step"):
+            return
+        assert time.monotonic() < end, f"group 0 is {zero}, group 1 is {one}"
+        time.sleep(0.01)

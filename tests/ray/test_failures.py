@@ -32,6 +32,7 @@ from tests.ray.hand_written_programs import (
     relay_program,
     train_program,
     train_values,
+    wait_until_relaying,
 )
 from tests.support.models import batch, init, make_step, mse, weights
 
@@ -202,7 +203,7 @@ def test_an_actor_killed_in_a_step_is_named_at_once(disposable_mesh, victim):
     driver = ProgramDriver(disposable_mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
     steps = [driver.step() for _ in range(3)]
     fetch = disposable_mesh.runtime.fetch(victim, driver.handles["x"])
-    time.sleep(1)
+    wait_until_relaying(disposable_mesh)
     start = time.monotonic()
     ray.kill(disposable_mesh.runtime.actors[victim])
     for future in [fetch, *(future for futures, _ in steps for future in futures.values())]:
@@ -252,10 +253,8 @@ def test_a_task_that_never_ends_is_named_and_its_group_ended(local_ray, monkeypa
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, step_timeout=2) as mesh:
         driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
         futures, _ = driver.step()
-        time.sleep(0.5)
-        zero, one = mesh.status().processes
-        assert zero.state.startswith("running fwd_0__0 in step") and zero.pending == 1
-        assert one.state.startswith("waiting for message 0 of group 0 in step")
+        wait_until_relaying(mesh)
+        assert mesh.status().processes[0].pending == 1
         errors = [outcome(futures[i], 2 * SOON) for i in range(2)]
         assert [type(error) for error in errors] == [
             mpmd.errors.GroupStuckError,  # nothing can interrupt its task

@@ -1,7 +1,6 @@
 """``ray job submit`` with the real command line, against a head node with its dashboard."""
 
 import contextlib
-import os
 import pathlib
 import socket
 import subprocess
@@ -12,13 +11,12 @@ import urllib.request
 
 import pytest
 
+from tests.support.subprocesses import environment
+
 ROOT = pathlib.Path(__file__).parents[2]
 RAY = str(pathlib.Path(sys.executable).parent / "ray")
 # A busy machine may take longer to start the dashboard than Ray's limit of a minute.
-ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180"}
-# The head and the jobs must not inherit the tests' fake devices or cluster.
-for name in ("XLA_FLAGS", "RAY_ADDRESS"):
-    ENVIRONMENT.pop(name, None)
+ENVIRONMENT = environment(RAY_AUTH_MODE="token", RAY_DASHBOARD_STARTUP_TIMEOUT_S="180")
 
 
 def free_port():

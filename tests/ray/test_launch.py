@@ -1,9 +1,6 @@
 """Starting groups, the failures of that, and ending them."""
 
 import os
-import subprocess
-import sys
-import textwrap
 import time
 
 import jax
@@ -15,6 +12,7 @@ import cluster
 import mpmd
 from mpmd.mesh import GroupMesh
 from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.subprocesses import run_code
 
 
 def free_cpus_become(amount, seconds=20):
@@ -24,21 +22,6 @@ def free_cpus_become(amount, seconds=20):
             return True
         time.sleep(0.1)
     return False
-
-
-def run_python(code, **environment):
-    """Runs a driver script in a process of its own. Returns its stdout and stderr."""
-    variables = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "XLA_FLAGS")}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
 
 
 def test_a_cluster_mesh_is_a_group_mesh(two_groups):
@@ -125,7 +108,7 @@ def test_the_users_runtime_env_reaches_the_groups(local_ray):
 
 
 def test_without_ray_a_local_one_is_started_with_a_message_and_ended():
-    out, err = run_python(
+    out, err = run_code(
         """
         import cluster, ray
         if __name__ == "__main__":
@@ -138,13 +121,14 @@ def test_without_ray_a_local_one_is_started_with_a_message_and_ended():
     assert err.count("started Ray on this machine") == 1
 
 
-@pytest.mark.parametrize("given_as", ["argument", "variable"])
+# Jobs, which have a test of their own, find the cluster by the variable.
+@pytest.mark.parametrize("given_as", ["argument", pytest.param("variable", marks=pytest.mark.slow)])
 def test_launch_joins_the_cluster_at_an_address(local_ray, given_as):
     """The driver exits without closing the mesh, which ends the groups."""
     address = ray.get_runtime_context().gcs_address
     free = ray.available_resources()["CPU"]
     given = repr(address) if given_as == "argument" else None
-    out, err = run_python(
+    out, err = run_code(
         f"""
         import cluster, ray
         mesh = cluster.launch({{"stage": 1}}, "stage", cpus_per_group=0.25, address={given})
@@ -157,8 +141,9 @@ def test_launch_joins_the_cluster_at_an_address(local_ray, given_as):
     assert free_cpus_become(free)
 
 
+@pytest.mark.slow
 def test_shutting_ray_down_under_the_mesh_fails_pending_calls_and_starts_no_other_ray():
-    out, _ = run_python(
+    out, _ = run_code(
         """
         import cluster, ray
         ray.init(address="local", num_cpus=1, include_dashboard=False)

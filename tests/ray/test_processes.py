@@ -122,7 +122,8 @@ def check_replicated_readers(mesh, copies):
 
 
 @pytest.mark.parametrize(
-    "transport", ["network", pytest.param("device", marks=pytest.mark.slow), "object_store"]
+    "transport",
+    ["network", *(pytest.param(name, marks=pytest.mark.slow) for name in ("device", "object_store"))],
 )
 def test_other_transports_carry_parts_as_well(local_ray, transport):
     with launch(transport=transport) as mesh:

@@ -1,12 +1,12 @@
 """Recovery where nodes die, and where processes are killed at random. Each has a Ray of its own."""
 
-import os
 import re
-import subprocess
-import sys
-import textwrap
 
 import pytest
+
+from tests.support.subprocesses import run_code, run_python
+
+SECONDS = 280
 
 NODE_DIES = """
 import jax, numpy as np, ray
@@ -113,34 +113,19 @@ started.shutdown()
 """
 
 
-def run(arguments, **environment):
-    variables = {
-        name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "XLA_FLAGS")
-    }
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_the_groups_of_a_node_that_dies_move_to_another_one():
-    run(["-c", textwrap.dedent(NODE_DIES)], RAY_AUTH_MODE="disabled")
+    run_code(NODE_DIES, SECONDS, RAY_AUTH_MODE="disabled")
 
 
 @pytest.mark.slow
 def test_a_group_shares_while_there_is_no_room_and_moves_to_nodes_that_come_from_those_that_go():
-    run(["-c", textwrap.dedent(NODES_COME_AND_GO)], RAY_AUTH_MODE="disabled")
+    run_code(NODES_COME_AND_GO, SECONDS, RAY_AUTH_MODE="disabled")
 
 
 @pytest.mark.slow
 def test_a_little_chaos():
-    out = run(["-m", "benchmarks.chaos", "--kills", "4", "--seed", "1", "--stop", "0"])
+    arguments = "-m benchmarks.chaos --kills 4 --seed 1 --stop 0".split()
+    out, _ = run_python(*arguments, seconds=SECONDS)
     assert re.search("^[45] processes killed or stopped", out, re.M)  # the last two may die together
     assert "all losses and states equal, bit by bit" in out

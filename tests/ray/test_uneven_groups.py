@@ -16,7 +16,7 @@ GROUPS = [{"data": 2}, {"data": 2, "model": 2}, {"data": 1}]
 PROCESSES = [2, 1, 1]
 
 
-@pytest.fixture(scope="module", params=["shared_memory", "device"])
+@pytest.fixture(scope="module", params=["device", pytest.param("shared_memory", marks=pytest.mark.slow)])
 def mesh(local_ray, request):
     """Three groups of two, four and one devices; the first one has two processes."""
     with cluster.launch(

@@ -1,7 +1,9 @@
 """Train steps that users write, by theme: what plain JAX computes, a pipeline has to compute."""
 
 from tests.support.programs import (
+    adversarial_loops,
     architectures,
+    auxiliary_outputs,
     carried,
     composition,
     control_flow,
@@ -16,6 +18,7 @@ from tests.support.programs import (
     passes,
     precision,
     randomness,
+    scaling,
     scanned_decoders,
     scanned_layers,
     scanned_libraries,
@@ -23,17 +26,22 @@ from tests.support.programs import (
     several_models,
     sharing,
     stacked_arrays,
+    stage_inputs,
     stages,
     submeshes,
     training_codes,
+    updates,
 )
 from tests.support.programs.table import entries_of
 
 THEMES = (
     stages,
+    stage_inputs,
     sharing,
     optimizers,
+    scaling,
     outputs,
+    auxiliary_outputs,
     randomness,
     control_flow,
     derivatives,
@@ -41,12 +49,14 @@ THEMES = (
     carried,
     objectives,
     composition,
+    updates,
     libraries,
     precision,
     submeshes,
     experts,
     training_codes,
     several_loops,
+    adversarial_loops,
     several_models,
     passes,
     scanned_layers,

@@ -10,7 +10,7 @@ from flax.training import train_state
 
 import mpmd
 from tests.support.models import SGD, WIDTH, batch
-from tests.support.programs.outputs import Last
+from tests.support.programs.auxiliary_outputs import Last
 from tests.support.programs.table import Case, descend, loop, program
 
 ADAMW = optax.adamw(1e-2, eps=1e-3)

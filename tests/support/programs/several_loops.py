@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 import mpmd
 from tests.support.models import (
@@ -17,7 +16,7 @@ from tests.support.models import (
     mse,
     weights,
 )
-from tests.support.programs.passes import homes_of, stays_on_one_group_each, wasserstein
+from tests.support.programs.passes import homes_of, stays_on_one_group_each
 from tests.support.programs.scanned_layers import WEIGHTS, model, stacked
 from tests.support.programs.several_models import advantages_of
 from tests.support.programs.table import Case, descend, program
@@ -44,108 +43,6 @@ def microbatches(arrays, count):
 
 def stages_of(loaded):
     return [(loop.schedule, loop.num_stages, loop.num_microbatches) for loop in loaded.plan.loops]
-
-
-@program(on_ray=True)
-def generative_adversarial_network():
-    """The discriminator learns first; the generator then learns from the discriminator as it is after that.
-
-    The second loop has the generator's stages and then the discriminator's, which are where the first loop
-    has them, so no weight is on two groups.
-    """
-
-    def judged(discriminator, x):
-        return jnp.mean(mlp(discriminator, x), -1)
-
-    def step(state, xs, noise):
-        generator, discriminator, moments = state
-
-        def loss_of_discriminator(discriminator, x, fake):
-            return jnp.mean(
-                jax.nn.softplus(-judged(discriminator, x)) + jax.nn.softplus(judged(discriminator, fake))
-            )
-
-        fakes = jax.vmap(lambda z: mlp_without_marks(generator, z))(noise)
-        lost, grads = gradients(
-            loss_of_discriminator, discriminator, (xs, lax.stop_gradient(fakes)), mpmd.GPipe(2)
-        )
-        discriminator, ours = updated(discriminator, moments[1], grads, CLIPPED_ADAM)
-
-        def loss_of_generator(generator, z):
-            fake = mpmd.mark_stage_end(mlp(generator, z))
-            return jnp.mean(jax.nn.softplus(-judged(discriminator, fake)))
-
-        fooled, grads = gradients(loss_of_generator, generator, (noise,), mpmd.Std1F1B(4))
-        generator, theirs = updated(generator, moments[0], grads)
-        return (generator, discriminator, (theirs, ours)), (lost, fooled)
-
-    def holds(loaded):
-        assert stages_of(loaded) == [("GPipe", 2, 4), ("Std1F1B", 4, 4)]
-        assert homes_of(loaded, "args[0][1]") == [(0,), (0,), (1,), (1,)]
-        assert {homes[0] for homes in homes_of(loaded, "args[0][0]")} >= {2, 3}
-
-    generator, discriminator = weights(4)[:2], weights(4)[2:]
-    moments = ADAM.init(generator), CLIPPED_ADAM.init(discriminator)
-    return Case(step, (generator, discriminator, moments), batch(), groups=4, steps=3, holds=holds)
-
-
-def mlp_without_marks(params, x):
-    for p in params:
-        x = layer(p, x)
-    return x
-
-
-@program(usual=True)
-def adversarial_loops_over_the_same_stages():
-    """Both loops pass both networks; the discriminator's loss has a frozen generator."""
-
-    def step(state, xs, noise):
-        generator, discriminator = state
-
-        def through_both(generator, discriminator, z):
-            h = layer(generator[0], z)
-            h = mpmd.mark_stage_end(layer(generator[1], mpmd.mark_stage_end(h)))
-            return jnp.mean(layer(discriminator, h), -1)
-
-        def of_discriminator(discriminator, z, x):
-            real = jnp.mean(layer(discriminator, x), -1)
-            fake = through_both(lax.stop_gradient(generator), discriminator, z)
-            return jnp.mean(jax.nn.softplus(fake) + jax.nn.softplus(-real))
-
-        lost, grads = gradients(of_discriminator, discriminator, (noise, xs), mpmd.Std1F1B(3))
-        discriminator = descend(discriminator, grads)
-        fooled, grads = gradients(
-            lambda g, z: jnp.mean(jax.nn.softplus(-through_both(g, discriminator, z))),
-            generator,
-            (noise,),
-            mpmd.ZeroBubble(3),
-        )
-        return (descend(generator, grads), discriminator), (lost, fooled)
-
-    def holds(loaded):
-        assert homes_of(loaded, "args[0]") == [(0,), (0,), (1,), (1,), (2,), (2,)]
-
-    params = weights(3)
-    return Case(step, (params[:2], params[2]), batch(), steps=3, holds=holds)
-
-
-@program()
-def critic_with_a_penalty_before_its_generator():
-    """A Wasserstein GAN: the penalty on the critic's slope is a second derivative through marks."""
-
-    def step(state, xs, noise):
-        generator, critic = state
-        fakes = jax.vmap(lambda z: layer(generator, z))(noise)
-        lost, grads = gradients(wasserstein, critic, (lax.stop_gradient(fakes), xs), mpmd.Std1F1B(3))
-        critic = descend(critic, grads, 0.01)
-        fooled, grads = gradients(
-            lambda g, z: -jnp.mean(mlp(critic, layer(g, z))), generator, (noise,), mpmd.Std1F1B(3)
-        )
-        return (descend(generator, grads), critic), (lost, fooled)
-
-    return Case(
-        step, (weights(4)[3], weights(3)), batch(), warns="the loss takes derivatives through mark_stage_end"
-    )
 
 
 @program({"2": 2, "3": 3}, usual=["2"])

@@ -1,0 +1,218 @@
+"""Updates of the state that are more than a rule for each weight."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import mpmd
+from tests.support.models import BATCH, SGD, WIDTH, batch, layer, mlp, weights
+from tests.support.programs.composition import trains, without_marks
+from tests.support.programs.table import Case, descend, loop, program
+
+
+@program()
+def curriculum_by_the_step():
+    """What the loop computes depends on a counter in the state."""
+
+    def step(state, xs, ys):
+        params, count = state
+
+        def loss(params, x, y):
+            hard = jnp.mean((mlp(params, x) - y) ** 4)
+            easy = jnp.mean(jnp.abs(x))
+            return jax.lax.cond(count > 0, lambda: hard, lambda: hard * 0.5 + easy)
+
+        total, grads = trains(params, (xs, ys), loss)
+        return (descend(params, grads, 0.01), count + 1), total
+
+    return Case(step, (weights(3), 0), batch())
+
+
+@program()
+def a_queue_of_old_features():
+    """Momentum contrast: the state holds outputs of earlier steps, of fixed size."""
+
+    def step(state, xs, ys):
+        params, queue = state
+
+        def loss(params, x, y):
+            h = mlp(params, x)
+            return jnp.mean((h @ queue.T) ** 2) + jnp.mean((h - y) ** 2), jax.lax.stop_gradient(h)
+
+        (total, features), grads = loop(
+            lambda x, y: jax.value_and_grad(loss, has_aux=True)(params, x, y),
+            (xs, ys),
+            operation=((mpmd.Add, mpmd.Concat()), mpmd.Add),
+        )
+        queue = jnp.roll(queue, BATCH, 0).at[:BATCH].set(features[-1])
+        return (descend(params, grads, 0.01), queue), total
+
+    return Case(step, (weights(3), jnp.ones((2 * BATCH, WIDTH)) / 4), batch())
+
+
+@program()
+def evolution_of_norms_kept_in_the_state():
+    """A ring buffer of scalars written at a position that is in the state."""
+
+    def step(state, xs, ys):
+        params, history, position = state
+        total, grads = trains(params, (xs, ys))
+        history = history.at[position % 4].set(optax.tree.norm(grads))
+        rate = jnp.where(position > 0, 0.1 / (1 + history.max()), 0.1)
+        return (descend(params, grads, rate), history, position + 1), (total, history.mean())
+
+    return Case(step, (weights(3), jnp.zeros(4), jnp.int32(0)), batch())
+
+
+@program()
+def statistics_of_the_batch_as_part_of_the_state():
+    def step(state, xs, ys):
+        params, mean, count = state
+        mean = (mean * count + xs.mean((0, 1))) / (count + 1)
+        total, grads = trains(params, (xs - mean, ys))
+        return (descend(params, grads), mean, count + 1), total
+
+    return Case(step, (weights(3), jnp.zeros(WIDTH), jnp.float32(0)), batch())
+
+
+@program()
+def updates_of_one_group_that_depend_on_anothers():
+    """Layer by layer, each rate follows from the norm of the layer before."""
+
+    def step(state, xs, ys):
+        total, grads = trains(state, (xs, ys))
+        new, rate = [], 0.1
+        for p, g in zip(state, grads, strict=True):
+            new.append(descend(p, g, rate))
+            rate = 0.1 / (1 + jnp.linalg.norm(new[-1]["w"]))
+        return new, (total, rate)
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def exchanged_weights():
+    """Each layer is mixed with its neighbour after the update."""
+
+    def step(state, xs, ys):
+        total, grads = trains(state, (xs, ys))
+        new = descend(state, grads)
+        mixed = [jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, new[i], new[(i + 1) % 3]) for i in range(3)]
+        return mixed, total
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def an_optimizer_that_knows_the_hessian():
+    """Kronecker factors from activations and gradients of the loop, solved after it."""
+
+    def step(state, xs, ys):
+        def loss(params, x, y):
+            h, factors = x, []
+            for i, p in enumerate(params):
+                factors.append(h.T @ h)
+                h = layer(p, h)
+                if i < 2:
+                    h = mpmd.mark_stage_end(h)
+            return jnp.mean((h - y) ** 2), jax.lax.stop_gradient(factors)
+
+        (total, factors), grads = loop(
+            lambda x, y: jax.value_and_grad(loss, has_aux=True)(state, x, y), (xs, ys)
+        )
+        damped = [jnp.linalg.inv(f / 16 + jnp.eye(WIDTH)) for f in factors]
+        new = [
+            {"w": p["w"] - 0.1 * inverse @ g["w"], "b": p["b"] - 0.1 * g["b"]}
+            for p, g, inverse in zip(state, grads, damped, strict=True)
+        ]
+        return new, total
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def steps_skipped_by_the_batch():
+    """Everything, the optimizer's state too, is kept when the batch says so."""
+
+    def step(state, xs, ys, skip):
+        params, opt_state = state
+        total, grads = trains(params, (xs, ys))
+
+        def update():
+            updates, new = optimizer.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), new
+
+        return jax.lax.cond(skip, lambda: (params, opt_state), update), total
+
+    optimizer = optax.adam(1e-2, eps=1e-3)
+    params = weights(3)
+    return Case(step, (params, optimizer.init(params)), (*batch(), True))
+
+
+@program()
+def an_update_chosen_by_a_switch():
+    def step(state, xs, ys):
+        params, count = state
+        total, grads = trains(params, (xs, ys))
+        rules = [lambda p, g: p - 0.1 * g, lambda p, g: p - 0.01 * jnp.sign(g), lambda p, g: p * 0.99]
+        new = jax.tree.map(lambda p, g: jax.lax.switch(count % 3, rules, p, g), params, grads)
+        return (new, count + 1), total
+
+    return Case(step, (weights(3), 0), batch())
+
+
+@program()
+def an_update_repeated_by_a_scan():
+    def step(state, xs, ys):
+        total, grads = trains(state, (xs, ys))
+        new = jax.lax.scan(lambda p, _: (descend(p, grads, 0.03), None), state, None, length=3)[0]
+        return new, total
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def a_line_search_over_rates():
+    """The update is tried on the last microbatch without marks, until it helps."""
+
+    def step(state, xs, ys):
+        total, grads = trains(state, (xs, ys))
+
+        def value(rate):
+            return jnp.mean((without_marks(descend(state, grads, rate), xs[-1]) - ys[-1]) ** 2)
+
+        rate = jax.lax.while_loop(lambda r: (value(r) > value(0.0)) & (r > 1e-3), lambda r: r / 2, 1.0)
+        return descend(state, grads, rate), (total, rate)
+
+    return Case(step, weights(3), batch())
+
+
+@program()
+def sharpness_aware_by_an_ascent_from_the_last_step():
+    """The perturbation comes from the last step's gradient, which is in the state."""
+
+    def step(state, xs, ys):
+        params, ascent = state
+        norm = optax.tree.norm(ascent) + 1e-3
+        moved = jax.tree.map(lambda p, a: p + 0.05 * a / norm, params, ascent)
+        total, grads = trains(moved, (xs, ys))
+        return (descend(params, grads), grads), total
+
+    def holds(loaded):
+        homes = [leaf.mpmd_idxs for leaf in loaded.plan.inputs[:12]]
+        assert homes == [(0,), (0,), (1,), (1,), (2,), (2,)] * 2, f"the state is on {homes}"
+
+    return Case(step, (weights(3), jax.tree.map(jnp.ones_like, weights(3))), batch(), holds=holds)
+
+
+@program()
+def gradients_averaged_with_those_of_the_last_step():
+    def step(state, xs, ys):
+        params, (older, opt_state) = state
+        total, grads = trains(params, (xs, ys))
+        mean = jax.tree.map(lambda a, b: (a + b) / 2, grads, older)
+        updates, opt_state = SGD.update(mean, opt_state, params)
+        return (optax.apply_updates(params, updates), (grads, opt_state)), total
+
+    params = weights(3)
+    return Case(step, (params, (jax.tree.map(jnp.zeros_like, params), SGD.init(params))), batch())

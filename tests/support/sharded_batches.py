@@ -1,0 +1,189 @@
+"""Losses over a sharded batch, whose gradients are sums over examples on several devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.collectives import collectives_of
+from tests.support.parity import assert_parity_on, mesh_of
+
+D = 8
+MICROBATCHES, ROWS = 2, 4
+BATCH = P(None, "data")
+ONE_F_ONE_B = mpmd.Std1F1B(2)
+
+
+def normal(seed, *shape, dtype=jnp.float32):
+    return jax.random.normal(jax.random.key(seed), shape, dtype) * 0.3
+
+
+def tokens(*shape):
+    return jax.random.randint(jax.random.key(9), shape, 0, D)
+
+
+XS = normal(1, MICROBATCHES, ROWS, D)
+TOKENS = tokens(MICROBATCHES, ROWS, 3)
+
+
+def on_second_stage(loss):
+    """``loss`` behind a stage that has nothing to do with it, as a loop needs two."""
+
+    def staged(params, x):
+        first = lax.stop_gradient(params["first"])
+        zero = mpmd.mark_stage_end(jnp.dot(first, first))
+        return loss(params["second"], x + zero.astype(x.dtype))
+
+    return staged
+
+
+def train(loss, schedule=ONE_F_ONE_B, operation=mpmd.Add):
+    """A step of gradient descent; ``loss`` takes parameters and a microbatch."""
+
+    def step(params, xs):
+        value, grads = mpmd.treduce(
+            lambda x: jax.value_and_grad(loss)(params, x), xs, schedule=schedule, operation=operation
+        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g.astype(p.dtype), params, grads), value
+
+    return step
+
+
+def run(step, params, xs, axes=None, tolerance=2e-5, **options):
+    """Compares a step with plain JAX. Returns it, its collectives in microbatches, and those outside."""
+    with mesh_of(2, **(axes or {"data": 2})) as mesh:
+        options = {"in_specs": (P(), BATCH), "donate_argnums": 0, **options}
+        loaded = assert_parity_on(mesh, step, params, xs, tolerance=tolerance, **options)
+        return loaded, *collectives_of(loaded, mesh)
+
+
+def with_first(params):
+    return {"first": jnp.zeros(3), "second": params}
+
+
+def mean(h):
+    return jnp.mean(h**2)
+
+
+def dense(params, x):
+    return mean(jnp.tanh(x @ params["w"] + params["b"]) * params["scale"][:, None].T)
+
+
+def embedded(params, x):
+    h = params["table"][x] + params["positions"][: x.shape[1]]
+    logits = h @ params["table"].T
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), x[..., None], -1))
+
+
+def scanned(params, x, wrap=lambda f: f):
+    """A scan over layers, whose gradients are stacked."""
+
+    def layer(h, p):
+        return h + jax.nn.gelu(h @ p["up"] + p["b"]) @ p["down"], None
+
+    return mean(lax.scan(wrap(layer), x, params)[0])
+
+
+def shared_in_scan(params, x, wrap=lambda f: f):
+    """A scan over time with the same weights, whose gradients are carried."""
+    return mean(lax.scan(wrap(lambda h, _: (jnp.tanh(h @ params["w"]), h)), x, None, length=3)[0])
+
+
+def nested_scans(params, x):
+    def layer(h, w):
+        return lax.scan(lambda h, _: (jnp.tanh(h @ w), None), h, None, length=2)[0], None
+
+    return mean(lax.scan(layer, x, params["layers"])[0])
+
+
+def indexed_layers(params, x):
+    for i in range(2):
+        x = jnp.tanh(x @ params["layers"][i])
+    return mean(x)
+
+
+def split_weights(params, x):
+    q, k = jnp.split(params["qk"], 2, axis=-1)
+    joined = jnp.concatenate([params["a"], params["b"]])
+    return mean((x @ q) * (x @ k) @ joined)
+
+
+def masked_weights(params, x):
+    mask = jnp.arange(D)[:, None] >= jnp.arange(D)
+    return mean(x @ jnp.where(mask, params["w"], 0.0)) + mean(x @ (params["v"] * mask))
+
+
+def weight_penalty(params, x):
+    return mean(x @ params["w"]) + 0.1 * jnp.sum(params["w"] ** 2)
+
+
+def low_rank(params, x):
+    return mean(jnp.tanh(x @ (params["w"] + params["a"] @ params["b"])))
+
+
+def casts_of_weights(params, x):
+    h = x.astype(jnp.bfloat16) @ params["w"].astype(jnp.bfloat16)
+    return mean(h.astype(jnp.float32))
+
+
+def used_twice(params, x):
+    return mean(jnp.tanh(x @ params["w"]) @ params["w"].T)
+
+
+def scaled_loss(params, x):
+    return dense(params, x) * 1024.0 / params["scale"].shape[0]
+
+
+def checkpointed(params, x):
+    return mean(jax.checkpoint(lambda h: jnp.tanh(jnp.tanh(h @ params["w"]) @ params["w"]))(x))
+
+
+def merged_dimensions(params, x):
+    h = x.reshape(ROWS, 2, D // 2)
+    h = jnp.einsum("btd,df->btf", h, params["w"]).reshape(-1, D // 2)
+    return mean(jnp.tanh(h) @ params["w"])
+
+
+def picked_logits(params, x):
+    """A cross entropy by indexing, whose transposition scatters."""
+    logits = jax.nn.log_softmax(params["table"][x[:, 0]] @ params["head"])
+    return -jnp.mean(logits[jnp.arange(ROWS), x[:, 1]])
+
+
+def under_jit(params, x):
+    return jax.jit(dense)(params, x)
+
+
+w = normal(2, D, D)
+LAYERS = {"layers": normal(3, 2, D, D)}
+STACKED = {"up": normal(4, 2, D, 2 * D), "b": normal(5, 2, 2 * D), "down": normal(6, 2, 2 * D, D)}
+DENSE = {"w": w, "b": jnp.zeros(D), "scale": jnp.ones(D)}
+TABLE = {"table": normal(7, D, 4), "positions": normal(8, 5, 4)}
+
+IN_PARTS = {
+    "dense": (dense, DENSE, XS),
+    "embedded": (embedded, TABLE, TOKENS),
+    "scan over layers": (scanned, STACKED, XS),
+    "checkpointed scan": (functools.partial(scanned, wrap=jax.checkpoint), STACKED, XS),
+    "weights that a scan shares": (shared_in_scan, {"w": w}, XS),
+    "weights that a checkpointed scan shares": (
+        functools.partial(shared_in_scan, wrap=jax.checkpoint),
+        {"w": w},
+        XS,
+    ),
+    "nested scans": (nested_scans, LAYERS, XS),
+    "indexed layers": (indexed_layers, LAYERS, XS),
+    "split weights": (split_weights, {"qk": normal(3, D, 2 * D), "a": w[:3], "b": w[3:]}, XS),
+    "masked weights": (masked_weights, {"w": w, "v": w}, XS),
+    "weight penalty": (weight_penalty, {"w": w}, XS),
+    "low rank": (low_rank, {"w": w, "a": normal(3, D, 2), "b": normal(4, 2, D)}, XS),
+    "casts of weights": (casts_of_weights, {"w": w}, XS),
+    "used twice": (used_twice, {"w": w}, XS),
+    "scaled loss": (scaled_loss, DENSE, XS),
+    "checkpointed": (checkpointed, {"w": w}, XS),
+    "merged dimensions": (merged_dimensions, {"w": normal(2, D // 2, D // 2)}, XS),
+    "under jit": (under_jit, DENSE, XS),
+}

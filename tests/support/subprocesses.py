@@ -1,0 +1,33 @@
+"""Programs that tests start: they compile as tests do, and have neither their fake devices nor their Ray."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a program, with more variables."""
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", kept.get("XLA_FLAGS", ""))
+    return {**kept, "XLA_FLAGS": flags.strip(), **more}
+
+
+def run_python(*arguments: str, seconds: float, **variables: str) -> tuple[str, str]:
+    """Runs Python with these arguments, finding what the tests find. Returns its stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path)), **variables),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def run_code(code: str, seconds: float = 120, **variables: str) -> tuple[str, str]:
+    """The same for a program that is a text within a test."""
+    return run_python("-c", textwrap.dedent(code), seconds=seconds, **variables)
