@@ -14,7 +14,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.groups import Where, groups_at, places_of
-from benchmarks.host import Host
 from benchmarks.measure import Conditions, Result, Table, Target
 from benchmarks.predicted_steps import Case, Peak, Times
 from mpmd import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble
@@ -37,7 +36,10 @@ def run(conditions: Conditions) -> Result:
     for where in places:
         with groups_at(where, conditions) as host:
             facts.append((str(where), host.call("described")))
-            computed[where] = _compute(where, conditions, host)
+            computed[where] = {
+                case: host.call("times", case, conditions.effort.repetitions)
+                for case in cases_of(where, conditions)
+            }
     peaks = _allocate(conditions)
     ranked = [_ranking(where, times) for where, times in computed.items()]
     tables = [
@@ -74,7 +76,8 @@ def _sleep(where: Where, conditions: Conditions) -> Iterator[tuple[Case, Times]]
 # Tasks that compute.
 
 
-def _compute(where: Where, conditions: Conditions, host: Host) -> dict[Case, Times]:
+def cases_of(where: Where, conditions: Conditions) -> list[Case]:
+    """The steps that run at a place: even and uneven stages, several schedules, 4 to 32 microbatches."""
     groups = where.groups
     even, uneven = ((2, 2), (1, 3)) if groups == 2 else ((1, 2, 2, 1), (3, 1, 1, 1))
     interleaved = (1,) * 4 if groups == 2 else (1, 1, 1, 0, 1, 1, 1, 0)
@@ -89,8 +92,7 @@ def _compute(where: Where, conditions: Conditions, host: Host) -> dict[Case, Tim
     ]
     if conditions.quick:
         ways = ways[:3]
-    cases = [Case(layers, schedule, m, WIDTH, ROWS) for layers, schedule, m in ways]
-    return {case: host.call("times", case, conditions.effort.repetitions) for case in cases}
+    return [Case(layers, schedule, m, WIDTH, ROWS) for layers, schedule, m in ways]
 
 
 def _ranking(where: Where, times: Mapping[Case, Times]) -> tuple[Where, Case, Case, float]:
