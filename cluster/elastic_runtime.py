@@ -98,7 +98,7 @@ class ElasticRuntime(RecoveringRuntime):
 
     @property
     def _is_settled(self) -> bool:
-        """Whether every group is where it is to be, and no move is under way, which gives places back at its end."""
+        """Whether each group is where it is to be, and no move is under way: its end gives places back."""
         return not self._late and not self._is_paused
 
     @property

@@ -273,6 +273,24 @@ def test_resizing_moves_groups_or_says_why_not(elastic):
     assert [report.kind for report in elastic.reports] == [SHRUNK, GROWN]
 
 
+def test_resizing_ends_when_what_groups_have_left_is_given_back(elastic, monkeypatch):
+    giving_back, may_go_on = threading.Event(), threading.Event()
+
+    def give_back():
+        giving_back.set()
+        assert may_go_on.wait(SOON)
+
+    monkeypatch.setattr(elastic._fleet.replacements, "start_spares", give_back)
+    resizing = in_thread(resize, elastic, 1, {1: SHRUNK})
+    assert giving_back.wait(SOON)
+    settling = in_thread(elastic.resize, 1, SOON)
+    with pytest.raises(TimeoutError):
+        settling.result(0.05)
+    may_go_on.set()
+    resizing.result(SOON)
+    settling.result(SOON)
+
+
 @pytest.mark.parametrize(
     ("number", "error"), [(0, ValueError), (3, ValueError), (True, TypeError), (1.0, TypeError)]
 )
