@@ -73,10 +73,8 @@ def _row(stage: Stage, cluster: mpmd.Cluster) -> tuple[str, ...]:
     compiled = jax.jit(stage.backward).lower(weights, x).compile()
     compiling = time.perf_counter() - start
     start = time.perf_counter()
-    [times] = repeat_together(
-        [lambda: seconds_of(lambda: jax.block_until_ready(compiled(weights, x)))], SECONDS
-    )
-    taken = statistics.median(times)
+    run = functools.partial(seconds_of, lambda: jax.block_until_ready(compiled(weights, x)))
+    taken = statistics.median(*repeat_together([run], SECONDS))
     timing = time.perf_counter() - start
     analysis = compiled.cost_analysis()
     jaxpr = jax.make_jaxpr(stage.backward)(weights, x).jaxpr

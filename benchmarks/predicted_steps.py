@@ -34,6 +34,9 @@ from mpmd.schedules import Schedule
 from mpmd.simulate import Costs, simulate
 
 SLEEP_SECONDS = 0.01
+MEASUREMENTS = 3
+"""How often the tasks of a step are measured."""
+
 RETURNED_BYTES = 2**18
 """What is as large is given back to the system when it is freed, so that it does not count any more."""
 
@@ -85,6 +88,11 @@ class Times:
     @property
     def median(self) -> float:
         return statistics.median(self.run)
+
+    @property
+    def spread(self) -> float:
+        """How far measurements of the same step are apart, as a share of their median."""
+        return (max(self.run) - min(self.run)) / self.median
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,18 +173,19 @@ class Groups:
         return step.compile(state, xs, ys), case.init, xs, ys
 
     def times(self, case: Case, repetitions: int) -> Times:
-        """Predicts a case, runs it, and measures its tasks before and after."""
+        """Predicts a case, and runs it and measures its tasks in turns."""
         formula, measure_tasks = self._realize(case)
         step = RunningStep(*self._compiled(case))
         step.seconds()  # the first steps are slower
-        before = in_a_row(measure_tasks())
-        run, events = [], []
-        for _ in range(repetitions):
+        run, by_tasks, events = [], [], []
+        for repetition in range(repetitions):
+            if repetition < MEASUREMENTS:
+                by_tasks.append(in_a_row(measure_tasks()))
             run.append(step.seconds())
             events += step.profile()
         return Times(
             formula=in_a_row(formula),
-            measured_tasks=statistics.fmean([before, in_a_row(measure_tasks())]),
+            measured_tasks=statistics.median(by_tasks),
             run_tasks=seconds_in_a_row(step.plan, Costs.measured(events), step.topology),
             run=tuple(run),
         )

@@ -14,7 +14,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.groups import Where, groups_at, places_of
-from benchmarks.host import Host
 from benchmarks.measure import Conditions, Result, Table, Target
 from benchmarks.predicted_steps import Case, Peak, Times
 from mpmd import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble
@@ -24,17 +23,23 @@ EXACT_BAR, TASKS_BAR, FORMULA_BAR, RANKING_BAR, MEMORY_BAR = 0.10, 0.10, 0.25, 0
 WIDTH, ROWS = 768, 2048
 MEMORY_WIDTH, MEMORY_ROWS = 2048, 8192
 TINY_WIDTH, TINY_ROWS = 8, 64
+SLEEPING_REPETITIONS = 2
+"""Of tasks that take an exact time."""
+
 UNEVEN = (1.0, 1.5, 1.0, 2.0)
 
 
 def run(conditions: Conditions) -> Result:
     places = places_of(conditions)
-    slept = {where: dict(_sleep(where, conditions)) for where in places}
+    slept = {where: dict(_sleep(where, conditions)) for where in (Where(2, False), Where(4, True))}
     computed, facts = {}, []
     for where in places:
         with groups_at(where, conditions) as host:
             facts.append((str(where), host.call("described")))
-            computed[where] = _compute(where, conditions, host)
+            computed[where] = {
+                case: host.call("times", case, conditions.effort.repetitions)
+                for case in cases_of(where, conditions)
+            }
     peaks = _allocate(conditions)
     ranked = [_ranking(where, times) for where, times in computed.items()]
     tables = [
@@ -65,31 +70,29 @@ def _sleep(where: Where, conditions: Conditions) -> Iterator[tuple[Case, Times]]
     ]
     with groups_at(where, conditions, sleeps) as host:
         for case in cases[: 3 if conditions.quick else None]:
-            yield case, host.call("sleeping", case, sleeps, conditions.effort.repetitions)
+            yield case, host.call("sleeping", case, sleeps, SLEEPING_REPETITIONS)
 
 
 # Tasks that compute.
 
 
-def _compute(where: Where, conditions: Conditions, host: Host) -> dict[Case, Times]:
+def cases_of(where: Where, conditions: Conditions) -> list[Case]:
+    """The steps that run at a place: even and uneven stages, several schedules, 4 to 32 microbatches."""
     groups = where.groups
     even, uneven = ((2, 2), (1, 3)) if groups == 2 else ((1, 2, 2, 1), (3, 1, 1, 1))
+    interleaved = (1,) * 4 if groups == 2 else (1, 1, 1, 0, 1, 1, 1, 0)
     ways = [
         (even, Std1F1B(groups), 4),
-        (even, Std1F1B(groups), 8),
         (uneven, Std1F1B(groups), 8),
         (even, ZeroBubble(groups), 8),
+        (uneven, GPipe(groups), 4),
+        (even, Eager1F1B(groups), 16),
+        (interleaved, Interleaved1F1B(2 * groups, groups), 8),
+        (even, Std1F1B(groups), 32),
     ]
-    if not conditions.quick:
-        ways += [
-            (even, Std1F1B(groups), 32),
-            (uneven, GPipe(groups), 4),
-            (even, GPipe(groups), 8),
-            (even, Eager1F1B(groups), 16),
-            ((1,) * 4 if groups == 2 else (1, 1, 1, 0, 1, 1, 1, 0), Interleaved1F1B(2 * groups, groups), 8),
-        ]
-    cases = [Case(layers, schedule, m, WIDTH, ROWS) for layers, schedule, m in ways]
-    return {case: host.call("times", case, conditions.effort.repetitions) for case in cases}
+    if conditions.quick:
+        ways = ways[:3]
+    return [Case(layers, schedule, m, WIDTH, ROWS) for layers, schedule, m in ways]
 
 
 def _ranking(where: Where, times: Mapping[Case, Times]) -> tuple[Where, Case, Case, float]:
@@ -135,6 +138,7 @@ def _computing_table(computed: Mapping[Where, Mapping[Case, Times]]) -> Table:
         (
             f"{where}, {case}",
             f"{times.median * 1e3:.0f}",
+            f"{times.spread:.2f}",
             f"{times.measured_tasks * 1e3:.0f}",
             *_judged(times.measured_tasks, times.median, TASKS_BAR),
             f"{times.formula * 1e3:.0f}",
@@ -147,6 +151,7 @@ def _computing_table(computed: Mapping[Where, Mapping[Case, Times]]) -> Table:
     header = (
         "ms of a step, tasks that compute",
         "measured",
+        "spread",
         "measured tasks",
         "ratio",
         "within bar",

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules",
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
-    "mpmd.planner.shared_cores": "mpmd.planner.hardware mpmd.simulate",
+    "mpmd.planner.shared_cores": "mpmd.planner.hardware",
     "mpmd.planner.layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.compiler.trace "
     "mpmd.decisions mpmd.reduce mpmd.schedules mpmd.tables",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
@@ -59,9 +59,10 @@ MAY_IMPORT = {
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
     "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores "
     "mpmd.schedules mpmd.simulate mpmd.tables mpmd.tasks",
-    "mpmd.planner.trials": "mpmd.abstract_mesh mpmd.arguments mpmd.compiler.graph mpmd.compiler.jaxprs "
-    "mpmd.decisions mpmd.executable_memory mpmd.ir mpmd.lowered_step mpmd.memory mpmd.planned_step "
-    "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware mpmd.planner.profile "
+    "mpmd.planner.trials": "mpmd.abstract_mesh mpmd.arguments mpmd.compat mpmd.compiler.graph "
+    "mpmd.compiler.jaxprs mpmd.decisions mpmd.events mpmd.executable_memory mpmd.ir "
+    "mpmd.lowered_step mpmd.memory mpmd.planned_step mpmd.planner.candidate mpmd.planner.collectives "
+    "mpmd.planner.hardware mpmd.planner.profile "
     "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.program mpmd.routes mpmd.runtime mpmd.sharding "
     "mpmd.simulate mpmd.specs mpmd.step",
     "mpmd.planner.contest": "mpmd.errors mpmd.planner.candidate mpmd.planner.hardware "

@@ -74,8 +74,9 @@ def plan(
       donate_argnums: the arguments that the step may take over; by default those that it returns updated.
       simulate: how many of the best candidates are planned and simulated, beside the alternatives.
       seconds: after which no further one is.
-      measure: of how many of the best the tasks are compiled and run, each by itself, on the devices of this
-        process, which have to be of the cluster's kind.
+      measure: of how many of the best the tasks are compiled and run, without a pipeline, on the devices of
+        this process, which have to be of the cluster's kind. CPU devices share their host, so the process
+        should have as many devices and threads as a node of the cluster.
 
     Raises: ``ValueError`` for what is not valid, for fixes that contradict one another or the step, for a
       step that cannot be cut as asked, and for one that fits nowhere, with what is missing and the nearest

@@ -66,7 +66,7 @@ class Rehearsal:
     def step(self) -> list[tuple[str, Event]]:
         """Runs a step; returns its tasks in order, each with the name of its executable."""
         inputs = [
-            jax.device_put(some_values(aval), sharding) if kept is None else kept
+            jax.device_put(some_values(aval), sharding, may_alias=False) if kept is None else kept
             for kept, (aval, sharding, _) in zip(self._kept, self._leaves, strict=True)
         ]
         jax.block_until_ready(inputs)
