@@ -105,6 +105,7 @@ def compile_step(
             submeshes,
             argument_stacks=[placement.stack for placement in held or ()],
             result_stacks=[placement.stack for placement in wanted or ()],
+            donated=donated,
         )
         traced = step(specs=(known := given_or_held(in_specs, held)))
         if traced.loops and traced.typed and known != in_specs:
@@ -133,7 +134,7 @@ def compile_step(
             asked = [frozenset(placement.mpmd_idxs) for placement in wanted]
             placed = place(sharded, submeshes, there, asked)
         else:
-            placed = place(sharded, submeshes)
+            placed = place(sharded, submeshes, donated=donated)
         check_placed_graph(placed)
         check_specs(placed, submeshes, specs, given)
     with watch("lower"):

@@ -275,7 +275,7 @@ REFUSED = {
         of_loss(every_outside_of_a_scan),
         [HERE, "not in the body of a lax.scan: leave out every and num_stages"],
     ),
-    "map": (of_loss(marks_in_a_map), [HERE, "does not carry what it returns to the next iteration"]),
+    "map": (of_loss(marks_in_a_map), [HERE, "carries nothing, such as jax.lax.map", "call jax.vmap instead"]),
     "switch": (
         of_loss(marks_in_a_switch),
         [HERE, r"inside a lax\.cond or lax\.switch; put the mark outside"],

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 import mpmd
 from mpmd.ir import Free, Recv, Run, Send, Tell
+from mpmd.memory.sizes import sizes_on_devices
 from tests.support.parity import assert_stays, raw, uneven_mesh_of
 from tests.support.random_programs import (
     arguments_of,
@@ -72,9 +73,9 @@ def assert_same(actual, expected, tolerance, what):
 
 def check_plan(plan, peak_bytes):
     """What a group receives it reads, it keeps nothing longer than needed, and its peak is as reported."""
-    sizes = {name: aval.nbytes for name, aval in plan.avals().items()}
     for program, peak in zip(plan.programs, peak_bytes, strict=True):
         group, instructions = f"group {program.mpmd_idx}", program.instructions
+        sizes = sizes_on_devices(plan, program.mpmd_idx)
         results = {leaf.name for leaf in plan.outputs if program.mpmd_idx in leaf.mpmd_idxs}
         kept = results | {leaf.name for leaf in plan.inputs if not leaf.donated}
         kept |= {leaf.name for leaf in plan.constants}
@@ -88,7 +89,8 @@ def check_plan(plan, peak_bytes):
         for instruction in instructions:
             alive.append(alive_after(plan, instruction, alive[-1]))
         held = in_memory(instructions, alive)
-        assert max(sum(sizes[name] for name in names) for names in held) == peak, group
+        most = max(sum(sizes[name] for name in names) for names in held)
+        assert most == peak, f"{group} holds {most} bytes, and its peak is {peak}"
         needed = kept
         for i in reversed(range(len(instructions))):
             # A free comes right after the instruction that is the last to need the value.

@@ -22,6 +22,7 @@ nothing, such as zeros, integers and keys, is computed by each.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
@@ -32,6 +33,7 @@ from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph, TaskGraph
 from mpmd.compiler.jaxprs.conditionals import as_selections, only_computes, with_results
 from mpmd.compiler.jaxprs.cost import is_cheap, is_exact
 from mpmd.compiler.jaxprs.equations import operands, size
+from mpmd.compiler.place.early_updates import advance
 from mpmd.compiler.place.exchanges import number_exchanges
 from mpmd.compiler.place.place_stages import place_stages
 from mpmd.ir import Spec
@@ -44,6 +46,7 @@ def place(
     submeshes: Sequence[AbstractMesh],
     held: Sequence[GroupSet] | None = None,
     wanted: Sequence[GroupSet] | None = None,
+    donated: Sequence[bool] = (),
 ) -> PlacedGraph:
     """Places a sharded graph on groups.
 
@@ -53,11 +56,12 @@ def place(
         caller sends to whoever reads it. ``None``: the caller sends all.
       wanted: for each result of such a function, the groups that are to have it; none, or ``None`` for all:
         where it is made.
+      donated: for each argument, whether the caller gives it up; none if none is.
 
     Raises: ``CompileError`` when a schedule needs more groups.
     """
     graph = sharded.graph
-    placer = _Placer(graph, place_stages(graph, submeshes), sharded.gathered, held or ())
+    placer = _Placer(graph, place_stages(graph, submeshes), sharded.gathered, held or (), donated)
     return placer.run(len(submeshes), sharded.specs, wanted or ())
 
 
@@ -68,6 +72,7 @@ class _Placer:
         stage_groups: tuple[int, ...],
         gathered: Mapping[Var, Var],
         held: Sequence[GroupSet],
+        donated: Sequence[bool],
     ):
         self._graph = graph
         self._gathered = gathered
@@ -78,6 +83,7 @@ class _Placer:
         self._results = [result.var for result in graph.traced.results]
         self._returned = set(self._results)
         self._held = {var: groups for var, groups in zip(self._arguments, held, strict=False) if groups}
+        self._donated = set(itertools.compress(self._arguments, donated))
         self._stage_groups = stage_groups
         self._loop_reads = self._groups_reading_in_loop()
         self._accumulated = {a.result: frozenset({stage_groups[a.work.stage]}) for a in graph.accumulators}
@@ -90,11 +96,14 @@ class _Placer:
         required = self._required_state() if self._has_loop else self._required_results(wanted)
         runs, demanded = self._demand(required)
         homes = self._homes(runs, demanded)
+        places = advance(
+            self._graph, self._stage_groups, self._eqns, runs, self._places, homes, self._donated
+        )
         return PlacedGraph(
             graph=self._graph,
             mpmd_dim=mpmd_dim,
             stage_groups=self._stage_groups,
-            eqns=number_exchanges(self._eqns, runs, self._places),
+            eqns=number_exchanges(self._eqns, runs, places),
             homes=homes,
             output_groups=tuple(required.get(i) or homes[var] for i, var in enumerate(self._results)),
             specs=specs,
@@ -148,7 +157,8 @@ class _Placer:
     def _places_of_equations(self) -> list[int]:
         """How many loops run before each equation: those before the first one that needs it.
 
-        What no loop needs comes after all, so that no loop waits for it. Callbacks stay where they are.
+        What no loop needs comes after all, so that no loop waits for it, unless ``early_updates.py`` finds
+        a better place. Callbacks stay where they are.
         """
         needed_by = self._first_loops()
         after = len(self._traced.loops)

@@ -27,13 +27,14 @@ from mpmd.compiler.jaxprs.equations import (
     is_remat,
     lookup,
     make_jaxpr,
+    operands,
     substitute,
     traced_eqns,
     with_eqns,
 )
 from mpmd.compiler.jaxprs.linear_solves import solution
 from mpmd.compiler.jaxprs.scan_parts import named
-from mpmd.compiler.jaxprs.scans import ScanOperands, computed, scan_operands
+from mpmd.compiler.jaxprs.scans import ScanOperands, computed, scan_operands, without_copies
 from mpmd.compiler.stacks.accesses import Rows
 from mpmd.compiler.stacks.integers import Integers, Iterated
 from mpmd.compiler.stacks.row_blocks import Blocks, some_rows, with_some_rows
@@ -59,7 +60,7 @@ def with_rows_scanned(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> Jaxpr:
 def _with_rows_scanned(jaxpr: Jaxpr, integers: Integers) -> Jaxpr:
     renamed: dict[Var, Atom] = {}
     eqns: list[JaxprEqn] = []
-    made_by_scans: set[Atom] = set()
+    made_by_scans: set[Var] = set()
     for eqn in jaxpr.eqns:
         eqn = substitute(eqn, renamed)
         if eqn.primitive is treduce_p:
@@ -90,7 +91,10 @@ def _open(eqn: JaxprEqn) -> Jaxpr | None:
     if is_remat(eqn):
         body: Jaxpr = eqn.params["jaxpr"]
         inside = inlined_eqns(body.eqns, _open)
-        takes_rows = any(e.primitive.name in _INDEXED and e.invars[0] in body.invars for e in inside)
+        given = set(body.invars)
+        takes_rows = any(
+            e.primitive.name in _INDEXED and not given.isdisjoint(operands(e)[:1]) for e in inside
+        )
         return body if takes_rows else None
     inner = called(eqn)
     return inner.jaxpr if inner is not None and not inner.consts else solution(eqn)
@@ -105,7 +109,7 @@ class _CountedScan:
         self._roles = scan_operands(eqn)
 
     def written(
-        self, integers: Integers, made_by_scans: Collection[Atom], renamed: dict[Var, Atom]
+        self, integers: Integers, made_by_scans: Collection[Var], renamed: dict[Var, Atom]
     ) -> list[JaxprEqn]:
         """The equations that take the scan's place: itself, if it takes no rows and carries no counter.
 
@@ -131,7 +135,7 @@ class _CountedScan:
             blocks.add(eqn)
         return _Rewriting(self._eqn, self._body, found, blocks, counters, self.iterated).eqns(renamed)
 
-    def _counters(self, made_by_scans: Collection[Atom]) -> dict[Var, range]:
+    def _counters(self, made_by_scans: Collection[Var]) -> dict[Var, range]:
         """What is carried, or was stacked by a scan, and is an element of a range."""
         counters = {}
         for i, var in enumerate(self._body.invars[self._roles.carry]):
@@ -140,7 +144,8 @@ class _CountedScan:
         for var, atom in zip(
             self._body.invars[self._roles.xs], self._eqn.invars[self._roles.xs], strict=True
         ):
-            known = self.iterated.rows.get(var) if atom in made_by_scans else None
+            was_stacked = isinstance(atom, Var) and atom in made_by_scans
+            known = self.iterated.rows.get(var) if was_stacked else None
             if known is not None and (values := _as_range(known)):
                 counters[var] = values
         return counters
@@ -215,6 +220,7 @@ class _Rewriting:
         made, values = traced_eqns(run, [self._outside[var] for var in read])
         names = [self._eqn.outvars[i] for i in positions]
         names = [Var(var.aval) if is_dropped(var) else var for var in names]
+        made = [without_copies(eqn) if eqn.primitive.name == "scan" else eqn for eqn in made]
         return named([eqn.replace(source_info=self._eqn.source_info) for eqn in made], values, names)
 
     def _results(self, values: Mapping[Var, Any]) -> dict[int, Any]:

@@ -117,11 +117,7 @@ def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) ->
         outs = jaxpr.outvars[: roles.num_carry]
         carried = [i for i, atom in enumerate(outs) if isinstance(atom, Var) and atom in reached]
         if written and not carried:
-            raise ValueError(
-                f"mark_stage_end at {where(member)} is in a scan that does not carry what it returns to the "
-                "next iteration, so no stage can end there: mark what the scan carries, and return it as the "
-                "carry"
-            )
+            raise ValueError(_not_carried(where(member), has_carry=bool(outs)))
     else:
         needed = _before_marks(jaxpr)
         carried = [i for i, var in enumerate(jaxpr.invars[roles.carry]) if var in needed]
@@ -137,6 +133,21 @@ def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) ->
         linear=not (forward and written),
         carried=tuple(i for i in carried if i not in added_to),
         ends=ends,
+    )
+
+
+def _not_carried(line: str, has_carry: bool) -> str:
+    """What is wrong with a mark of what its scan does not carry, and what to write instead."""
+    if has_carry:
+        return (
+            f"mark_stage_end at {line} is in a scan that does not carry what it returns to the next "
+            "iteration, so no stage can end there: mark what the scan carries, and return it as the carry"
+        )
+    return (
+        f"mark_stage_end at {line} is in a scan that carries nothing, such as jax.lax.map: its iterations do "
+        "not follow one another as stages do. To divide into stages what is done for each element, call "
+        "jax.vmap instead of jax.lax.map; for layers that follow one another, use jax.lax.scan, mark what "
+        "one hands to the next, and return it as the carry"
     )
 
 

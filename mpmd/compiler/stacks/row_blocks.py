@@ -57,7 +57,7 @@ class Blocks:
         access, tracked = self._found.accesses.get(id(eqn)), self._found.source
         if access is not None and eqn.outvars[0] in tracked:
             self._blocks[eqn.outvars[0]] = self._changed(access)
-        elif access is not None and access.update is None and eqn.invars[0] in tracked:
+        elif access is not None and access.update is None and self._is_tracked(eqn.invars[0]):
             self._renamed[eqn.outvars[0]] = self._taken(access)
         elif mark_of(eqn):
             self._mark(eqn)
@@ -65,6 +65,9 @@ class Blocks:
             self._blocks[eqn.outvars[0]] = self._sum(eqn)
         else:
             self.eqns.append(substitute(eqn, self._renamed))
+
+    def _is_tracked(self, atom: Atom) -> bool:
+        return isinstance(atom, Var) and atom in self._found.source
 
     def _taken(self, access: Access) -> Atom:
         eqn, dim = access.eqn, access.rows.dim

@@ -10,7 +10,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.annotate import mark_of
 from mpmd.compiler.jaxprs.axis import shape_of
-from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.jaxprs.equations import Atom, operands
 from mpmd.compiler.jaxprs.scans import ScanOperands
 from mpmd.compiler.stacks.accesses import Access, Rows, access_of
 
@@ -48,13 +48,21 @@ def row_wise(
     length = len(next(iter(integers.values())))
     accesses = {id(eqn): found for eqn in eqns if (found := access_of(eqn, integers, length))}
     given = {var for var in body.invars[: roles.carry.stop] if shape_of(var)}
+    given.difference_update(*(_read_otherwise(eqn, accesses) for eqn in eqns))
     refused: set[Var] = set()
     while True:  # an array that is read otherwise may have been added to others
         reading = _Reading(body, roles, accesses, zeros, given - refused, refused)
         reading.walk(eqns)
-        if not reading.refused - refused:
+        if reading.refused <= refused:
             return RowWise(reading.rows, reading.source, accesses)
         refused |= reading.refused
+
+
+def _read_otherwise(eqn: JaxprEqn, accesses: Mapping[int, Access]) -> list[Var]:
+    """What an equation reads that it can only read whole."""
+    if eqn.primitive.name in ("add", "add_any") or mark_of(eqn):
+        return []
+    return operands(eqn)[1:] if id(eqn) in accesses else operands(eqn)
 
 
 class _Reading:
@@ -93,9 +101,10 @@ class _Reading:
         sources = [self._source(atom) for atom in eqn.invars]
         found = [source for source in sources if source is not None]
         access = self._accesses.get(id(eqn))
+        if access is not None and sources[0] is not None:
+            self._settle(sources[0], access.rows)
         if access is not None and not any(sources[1:]):
             if sources[0] is not None:
-                self._settle(sources[0], access.rows)
                 if access.update is not None:
                     self.source[eqn.outvars[0]] = sources[0]
                 return
@@ -114,7 +123,9 @@ class _Reading:
 
     def _is_new(self, eqn: JaxprEqn) -> bool:
         """Whether an equation makes an array of zeros but for some rows."""
-        return eqn.invars[0] in self._zeros and eqn.outvars[0] not in self.refused
+        first = eqn.invars[0]
+        is_zero = isinstance(first, Var) and first in self._zeros
+        return is_zero and eqn.outvars[0] not in self.refused
 
     def _add(self, var: Var, left: Var, right: Var) -> None:
         """The sum of an array and of what is zero but for the rows of an iteration."""

@@ -12,31 +12,44 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands
+from mpmd.compiler.trace.batches import find_batches
 from mpmd.compiler.trace.dead_code import live_eqns
 
 
-def find_carried_state(args: Sequence[Any], step: Jaxpr, out_shape: Any) -> tuple[tuple[int, int], ...]:
+def find_carried_state(
+    args: Sequence[Any], step: Jaxpr, out_shape: Any, donated: Sequence[bool] = ()
+) -> tuple[tuple[int, int], ...]:
     """Pairs (argument leaf, result leaf) that a training loop will connect.
 
     A part of the result is paired with the first argument that has the same structure, shapes and dtypes and
     is not paired yet. A single array is paired only with an argument that it depends on, and a scalar only
-    with one of the same weak type, which distinguishes a step counter from a loss. A wrong guess costs a
-    transfer when the step is called; it never makes a number wrong.
+    with one of the same weak type, which distinguishes a step counter from a loss. An argument of which the
+    step takes microbatches, and no more, is a batch: what the step makes of each row, such as the tokens that
+    it predicts, is not the next batch, however alike they look. If the caller gives the argument up, it is
+    state of each row, such as the state of a recurrent network. A wrong guess costs a transfer when the step
+    is called; it never makes a number wrong.
 
     Args:
       args: the step's arguments, positional ones and those given by name.
       step: a jaxpr of their leaves.
       out_shape: its results as a pytree.
+      donated: for each leaf, whether the caller gives it up; not, if it is not said.
     """
     arguments, results = step.invars, step.outvars
     starts = [0]
     for argument in args:
         starts.append(starts[-1] + len(jax.tree.leaves(argument)))
     free: dict[Any, dict[int, None]] = collections.defaultdict(dict)
+    live = live_eqns(step.eqns, step.outvars)
+    batches = find_batches(step, live) - set(itertools.compress(arguments, donated))
+    read = {atom for atom in step.outvars if isinstance(atom, Var)}
+    read.update(*map(operands, live))
     for i, argument in enumerate(args):
-        free[_structure_of(argument)][i] = None
+        leaves = read.intersection(arguments[starts[i] : starts[i + 1]])
+        if not leaves or not batches.issuperset(leaves):
+            free[_structure_of(argument)][i] = None
     single = [arguments[start] for start, end in itertools.pairwise(starts) if end == start + 1]
-    reached = _reached(single, live_eqns(step.eqns, step.outvars))
+    reached = _reached(single, live)
 
     def connected(argument: Var, result: Atom) -> bool:
         there, here = aval_of(argument), aval_of(result)

@@ -40,6 +40,7 @@ def trace(
     specs: Sequence[Spec | None] | None = None,
     argument_stacks: Sequence[Stack | None] = (),
     result_stacks: Sequence[Stack | None] = (),
+    donated: Sequence[bool] = (),
 ) -> TracedStep:
     """Traces ``fun(*args, **kwargs)`` under the first group's submesh, with the state as the step returns it.
 
@@ -55,6 +56,7 @@ def trace(
         explicit axes types say so.
       argument_stacks, result_stacks: for a function without a loop, how each leaf of the arguments and of the
         result is in parts; ``None`` for one that is whole, none if all are.
+      donated: for each leaf of the arguments, whether the caller gives it up; none if none is.
 
     Raises: ``CompileError`` for loops that cannot be pipelined, and for marks that do not make the stages of
       the schedules.
@@ -62,7 +64,7 @@ def trace(
     """
 
     def trace_once(args: tuple, kwargs: dict[str, Any]) -> TracedStep:
-        written = write_down(fun, args, kwargs, submeshes, specs)
+        written = write_down(fun, args, kwargs, submeshes, specs, donated)
         given = () if written.has_loop else (argument_stacks, result_stacks)
         cut = cut_stacks(written.jaxpr, written.constants, written.carried_leaves, *given)
         return _traced(written, cut)

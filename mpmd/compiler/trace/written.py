@@ -68,6 +68,7 @@ def write_down(
     kwargs: dict[str, Any],
     submeshes: Sequence[AbstractMesh],
     specs: Sequence[Spec | None] | None,
+    donated: Sequence[bool] = (),
 ) -> WrittenStep:
     """Has JAX trace ``fun(*args, **kwargs)``, for arguments as of ``trace``.
 
@@ -92,7 +93,7 @@ def write_down(
         typed=untyped.specs,
         argument_paths=argument_paths(args, kwargs),
         out_shape=out_shape,
-        carried_leaves=find_carried_state((*args, *kwargs.values()), jaxpr, out_shape),
+        carried_leaves=find_carried_state((*args, *kwargs.values()), jaxpr, out_shape, donated),
     )
 
 

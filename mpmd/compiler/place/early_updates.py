@@ -1,0 +1,147 @@
+"""Has what no later loop needs run before it, where that frees memory and has no group wait.
+
+An optimizer's update of weights that later loops do not read may come after all loops, but the gradients are
+in memory until then. It runs before a loop if all that it reads is on its group, so that no group waits for
+another one; if the group would wait at the beginning of the loop, or is the one that is done last with it
+anyway, so that the step takes no longer; and if it gives up more memory than it needs.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection, Mapping, Sequence
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.graph import GroupSet, TaskGraph
+from mpmd.compiler.jaxprs.equations import aval_of, operands, size
+
+_Slot = tuple[int, int]
+"""How many loops run before, and a group."""
+
+
+def advance(
+    graph: TaskGraph,
+    stage_groups: Sequence[int],
+    eqns: Sequence[JaxprEqn],
+    runs: Sequence[GroupSet],
+    places: Sequence[int],
+    homes: Mapping[Var, GroupSet],
+    donated: Collection[Var],
+) -> list[int]:
+    """How many loops run before each equation, given how many may at most.
+
+    Args:
+      stage_groups: the group of each stage.
+      runs: the groups that run each equation.
+      homes: those that hold each value.
+      donated: the arguments that the caller gives up.
+    """
+    advance = _Advance(graph, stage_groups, eqns, runs, places, homes, donated)
+    refused: set[_Slot] = set()
+    while True:  # what reads the results of others can only run as early as they do
+        found = advance.attempt(refused)
+        useless = {slot for slot in advance.slots(found) if advance.growth(found, slot) >= 0}
+        if not useless:
+            return found
+        refused |= useless
+
+
+class _Advance:
+    def __init__(
+        self,
+        graph: TaskGraph,
+        stage_groups: Sequence[int],
+        eqns: Sequence[JaxprEqn],
+        runs: Sequence[GroupSet],
+        places: Sequence[int],
+        homes: Mapping[Var, GroupSet],
+        donated: Collection[Var],
+    ):
+        traced = graph.traced
+        self._eqns, self._runs, self._places, self._homes = eqns, runs, places, homes
+        self._end = len(traced.loops)
+        self._given = dict.fromkeys(homes, 0)
+        self._given |= {a.result: traced.loop_of(a.work.stage) + 1 for a in graph.accumulators}
+        for eqn in eqns:
+            for var in eqn.outvars:
+                self._given.pop(var, None)
+        self._freed = {a.result for a in graph.accumulators} | set(donated)
+        self._returned = {result.var for result in traced.results}
+        self._last_loop: dict[Var, int] = collections.defaultdict(lambda: -1)
+        for member in graph.stage_work:
+            for var in member.reads:
+                self._last_loop[var] = max(self._last_loop[var], traced.loop_of(member.work.stage))
+        self._readers: dict[Var, set[int]] = collections.defaultdict(set)
+        for i, eqn in enumerate(eqns):
+            for var in operands(eqn):
+                self._readers[var].add(i)
+        self._busy = [_busy_group(graph, stage_groups, loop.first_stage) for loop in traced.loops]
+
+    def attempt(self, refused: Collection[_Slot]) -> list[int]:
+        """The places of equations, but for updates in slots that are refused."""
+        known = dict(self._given)
+        found = list(self._places)
+        for i, eqn in enumerate(self._eqns):
+            if self._places[i] < self._end:
+                known.update(dict.fromkeys(eqn.outvars, self._places[i]))
+            elif (earliest := self._earliest(i, known)) is not None:
+                if earliest:
+                    found[i] = self._first_slot(earliest, self._runs[i], refused)
+                if found[i] < self._end or not earliest:
+                    known.update(dict.fromkeys(eqn.outvars, found[i] if earliest else 0))
+        return self._with_operands(found)
+
+    def _earliest(self, i: int, known: Mapping[Var, int]) -> int | None:
+        """How many loops run before all that an equation reads is on its groups; ``None`` if it is not."""
+        eqn = self._eqns[i]
+        if eqn.effects or any(
+            var not in known or not self._runs[i] <= self._homes[var] for var in operands(eqn)
+        ):
+            return None
+        return max((known[var] for var in operands(eqn)), default=0)
+
+    def _first_slot(self, earliest: int, groups: GroupSet, refused: Collection[_Slot]) -> int:
+        for place in range(earliest, self._end):
+            free = self._busy[place] not in groups and not any((place, group) in refused for group in groups)
+            if free:
+                return place
+        return self._end
+
+    def _with_operands(self, found: list[int]) -> list[int]:
+        """With what is made of arguments alone, such as a learning rate, where it is read first."""
+        for i, eqn in reversed(list(enumerate(self._eqns))):
+            readers = [found[r] for var in eqn.outvars for r in self._readers[var]]
+            found[i] = min([found[i], *readers])
+        return found
+
+    def slots(self, found: Sequence[int]) -> set[_Slot]:
+        """Where updates are that have been advanced."""
+        return {(found[i], group) for i in self._advanced(found) for group in self._runs[i]}
+
+    def _advanced(self, found: Sequence[int]) -> list[int]:
+        return [i for i, place in enumerate(found) if place < self._places[i]]
+
+    def growth(self, found: Sequence[int], slot: _Slot) -> int:
+        """By how many bytes the memory of a group grows during the loop behind a slot."""
+        place, group = slot
+        moved = {i for i in self._advanced(found) if found[i] == place and group in self._runs[i]}
+        read = {var for i in moved for var in operands(self._eqns[i])}
+        made = {var for i in moved for var in self._eqns[i].outvars}
+        kept = [var for var in made if var in self._returned or self._readers[var] - moved]
+        freed = [
+            var
+            for var in (read - made) & self._freed
+            if var not in self._returned and self._last_loop[var] < place and self._readers[var] <= moved
+        ]
+        return sum(map(_bytes, kept)) - sum(map(_bytes, freed))
+
+
+def _busy_group(graph: TaskGraph, stage_groups: Sequence[int], stage: int) -> int | None:
+    """The group that a loop waits for, of its first stage, unless the loop also ends there."""
+    ends = any(member.work.stage == stage and member.work.kind != "fwd" for member in graph.stage_work)
+    return None if ends else stage_groups[stage]
+
+
+def _bytes(var: Var) -> int:
+    return size(var) * aval_of(var).dtype.itemsize

@@ -1,0 +1,68 @@
+"""Finds the arguments of which loops take microbatches, and nothing else is read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from mpmd.compiler.jaxprs.equations import Atom, called, operands, size
+from mpmd.reduce import treduce_p
+
+_REARRANGED = frozenset(
+    "broadcast_in_dim convert_element_type copy reshape sharding_constraint slice squeeze transpose".split()
+)
+_TAKEN = frozenset({"dynamic_slice", "gather"})
+
+
+def find_batches(step: Jaxpr, eqns: Sequence[JaxprEqn]) -> set[Var]:
+    """The arguments of a step of which all that it reads are the microbatches.
+
+    Args:
+      eqns: those of the step's equations that its results need.
+    """
+    read_otherwise = set(_variables(step.outvars))
+    taken: set[Var] = set()
+    for eqn in reversed(eqns):
+        found: set[Var] = set()
+        if eqn.primitive is treduce_p:
+            found = _taken_by(eqn)
+        elif eqn.primitive.name in _REARRANGED and taken.difference(read_otherwise).issuperset(eqn.outvars):
+            found = set(operands(eqn))
+        taken |= found
+        read_otherwise.update(var for var in operands(eqn) if var not in found)
+    return taken.difference(read_otherwise).intersection(step.invars)
+
+
+def _taken_by(loop: JaxprEqn) -> set[Var]:
+    """What a loop reads at the microbatch index alone."""
+    body: Jaxpr = loop.params["body"]
+    closed_over = len(loop.invars) - len(loop.outvars)
+    whole = _read_whole(body, [body.invars[closed_over]])
+    read = {var for eqn in body.eqns for var in operands(eqn)} - whole
+    pairs = zip(body.invars[:closed_over], loop.invars, strict=False)
+    taken = set(_variables(atom for var, atom in pairs if var in read))
+    return taken.difference(_variables(loop.invars[closed_over:]))
+
+
+def _read_whole(jaxpr: Jaxpr, indices: Collection[Var]) -> set[Var]:
+    """What equations read other than at one of the indices."""
+    counted = set(indices)
+    whole = set(_variables(jaxpr.outvars))
+    for eqn in jaxpr.eqns:
+        if (inner := called(eqn)) is not None:
+            pairs = zip(inner.jaxpr.invars, eqn.invars, strict=True)
+            passed = {var: atom for var, atom in pairs if isinstance(atom, Var)}
+            read = _read_whole(inner.jaxpr, [var for var, atom in passed.items() if atom in counted])
+            whole.update(atom for var, atom in passed.items() if var in read)
+        elif eqn.primitive.name in _TAKEN and not counted.isdisjoint(operands(eqn)[1:]):
+            whole.update(operands(eqn)[1:])
+        else:
+            whole.update(operands(eqn))
+        if not counted.isdisjoint(operands(eqn)) and all(size(var) == 1 for var in eqn.outvars):
+            counted.update(eqn.outvars)
+    return whole
+
+
+def _variables(atoms: Iterable[Atom]) -> Iterator[Var]:
+    return (atom for atom in atoms if isinstance(atom, Var))

@@ -1,0 +1,116 @@
+"""Updates that no later loop needs run before it, if that takes no time and frees memory."""
+
+import importlib
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import mpmd
+from mpmd.compiler.pipeline import compile_step
+from tests.support.models import CLIPPED_ADAM, batch, mse, weights
+from tests.support.parity import assert_parity, mesh_of
+
+ADAM = optax.adam(1e-2)
+STAGES = 2
+
+
+def of_two_models(optimizer=ADAM, *, second_learns=True, keeps_gradients=False, later_reads=False):
+    """Trains a model in a loop of its own, and then another one, which does not depend on the first."""
+
+    def step(state, xs, ys):
+        (first, second), (first_state, second_state) = state
+
+        def learn(params, batch):
+            return mpmd.treduce(
+                lambda mb: jax.value_and_grad(mse)(params, *mb), batch, schedule=mpmd.Std1F1B(STAGES)
+            )
+
+        loss, grads = learn(first, (xs, ys))
+        updates, first_state = optimizer.update(grads, first_state, first)
+        new = optax.apply_updates(first, updates)
+        given = ys if not later_reads else ys + jax.tree.leaves(new)[0][0]
+        if second_learns:
+            other_loss, others = learn(second, (xs, given))
+            updates, second_state = optimizer.update(others, second_state, second)
+            second = optax.apply_updates(second, updates)
+        else:
+            other_loss = mpmd.treduce(
+                lambda mb: mse(second, *mb),
+                (xs, given),
+                schedule=mpmd.ForwardOnly(STAGES, STAGES),
+                operation=mpmd.Add,
+            )
+        return ((new, second), (first_state, second_state)), (
+            loss,
+            other_loss,
+            grads if keeps_gradients else (),
+        )
+
+    return step
+
+
+def state_of(optimizer=ADAM):
+    models = weights(STAGES), weights(STAGES)
+    return models, tuple(map(optimizer.init, models))
+
+
+def tasks_of(step, state, donated=True):
+    """The groups that update the first model between the loops; and the most that each has in memory."""
+    leaves, more = jax.tree.leaves(state), jax.tree.leaves(batch())
+    with mesh_of(STAGES) as mesh:
+        compiled = compile_step(
+            step,
+            (state, *batch()),
+            {},
+            submeshes=mesh.abstract_submeshes,
+            donated=[donated] * len(leaves) + [False] * len(more),
+        )
+    plan = compiled.program.plan
+    updated = {leaf.name for leaf in plan.outputs if leaf.path.startswith("[0][0][0]")}
+    between = {
+        program.mpmd_idx
+        for program in plan.programs
+        for run in program.runs
+        if str(run.task).startswith("between") and not updated.isdisjoint(run.outputs)
+    }
+    return between, compiled.verified.live_bytes
+
+
+def test_updates_run_between_loops_and_gradients_are_given_up(monkeypatch):
+    between, early = tasks_of(of_two_models(), state_of())
+    assert between == {0, 1}
+    placing = importlib.import_module("mpmd.compiler.place.place")  # the package has a function of that name
+    monkeypatch.setattr(placing, "advance", lambda *args: list(args[4]))
+    between, late = tasks_of(of_two_models(), state_of())
+    assert not between
+    of_a_stage = sum(leaf.nbytes for leaf in jax.tree.leaves(weights(1)))
+    np.testing.assert_array_equal(np.subtract(late, early), [of_a_stage] * STAGES)
+
+
+LATE = {
+    "groups would wait for a norm": (of_two_models(CLIPPED_ADAM), CLIPPED_ADAM, True),
+    "gradients are returned": (of_two_models(keeps_gradients=True), ADAM, True),
+    "the state is not given up": (of_two_models(), ADAM, False),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_other_updates_come_after_all_loops(name):
+    step, optimizer, donated = LATE[name]
+    between, _ = tasks_of(step, state_of(optimizer), donated)
+    assert not between
+
+
+def test_a_loop_without_a_backward_does_not_wait_for_its_first_group():
+    """Its first group is done first, and can update its weights while the others go on."""
+    between, _ = tasks_of(of_two_models(second_learns=False), state_of())
+    assert between == {1}
+
+
+@pytest.mark.parametrize("options", [{}, {"second_learns": False}, {"later_reads": True}], ids=str)
+def test_numbers_are_those_of_plain_jax(options):
+    assert_parity(
+        of_two_models(**options), state_of(), *batch(), mesh=mesh_of(STAGES), donate_argnums=0, tolerance=1e-5
+    )
