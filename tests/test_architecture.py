@@ -57,7 +57,8 @@ MAY_IMPORT = {
     "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.ir mpmd.keys "
     "mpmd.planner.layers mpmd.planner.profile mpmd.schedules mpmd.stack",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
-    "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores "
+    "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.profile mpmd.planner.reasons "
+    "mpmd.planner.shared_cores "
     "mpmd.schedules mpmd.simulate mpmd.tables mpmd.tasks",
     "mpmd.planner.trials": "mpmd.abstract_mesh mpmd.arguments mpmd.compat mpmd.compiler.graph "
     "mpmd.compiler.jaxprs mpmd.decisions mpmd.events mpmd.executable_memory mpmd.ir "
@@ -65,8 +66,9 @@ MAY_IMPORT = {
     "mpmd.planner.hardware mpmd.planner.profile "
     "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.program mpmd.routes mpmd.runtime mpmd.sharding "
     "mpmd.simulate mpmd.specs mpmd.step",
-    "mpmd.planner.contest": "mpmd.errors mpmd.planner.candidate mpmd.planner.hardware "
-    "mpmd.planner.reasons mpmd.planner.trials",
+    "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.profile",
+    "mpmd.planner.contest": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
+    "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.trials",
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
     "mpmd.planner.profile mpmd.tables",
     "mpmd.planner.choice": "mpmd.decisions mpmd.mesh mpmd.planner.candidate mpmd.planner.choice_table "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         of_cluster.add_argument(_option(name), type=number, nargs=2, metavar=("S", "B"), help=text)
     fixed = parser.add_argument_group("what is fixed; --groups and --submesh are, too")
     fixed.add_argument("--num-stages", type=count, metavar="S", help="stages of all groups")
-    fixed.add_argument("--schedule", choices=FAMILIES, metavar="NAME", help=", ".join(FAMILIES))
+    fixed.add_argument("--schedule", metavar="NAME", help=", ".join(FAMILIES))
     fixed.add_argument("--num-microbatches", type=count, metavar="M", help="of a step")
     for name, text in (("remat", "compute layers again in the backward"), ("fsdp", "divide weights, too")):
         fixed.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
@@ -134,9 +135,16 @@ def _of_file(path: Path) -> dict[str, Any]:
 
 
 def _link(path: Path, name: str, fields: Any) -> Link:
-    if not isinstance(fields, dict) or set(fields) != {"latency", "bandwidth"}:
+    """A link; a bandwidth of ``null`` is infinite, as in the JSON of a table."""
+    if not isinstance(fields, dict) or set(fields) != {"latency", "bandwidth"} or not _are_numbers(fields):
         raise ValueError(
             f"{path}: {name} must have a latency in seconds and a bandwidth in bytes per second, got "
             f"{fields!r}"
         )
-    return Link(**fields)
+    bandwidth = fields["bandwidth"]
+    return Link(fields["latency"], math.inf if bandwidth is None else bandwidth)
+
+
+def _are_numbers(fields: dict[str, Any]) -> bool:
+    found = {name: value for name, value in fields.items() if (name, value) != ("bandwidth", None)}
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in found.values())

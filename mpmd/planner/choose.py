@@ -99,7 +99,10 @@ def plan(
         step, args, kwargs or {}, in_shardings, static_argnums, static_argnames, donate_argnums
     )
     trials = Trials(subject, cluster)
-    rows = _rows(trials, cluster, fixed)
+
+    def rows(memory: float) -> tuple[Row, ...]:
+        return _rows(trials, dataclasses.replace(cluster, memory=memory), fixed)
+
     measuring = functools.partial(measured, cluster=cluster, devices=None)
     result = compete(rows, trials.realize, measuring, cluster, limits)
     best: Row = result.rows[0]

@@ -9,18 +9,26 @@ from collections.abc import Callable, Sequence
 
 from mpmd.errors import CompileError, PerformanceWarning
 from mpmd.planner.candidate import Candidate, Row
+from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.hardware import Cluster
+from mpmd.planner.labels import relabelled
 from mpmd.planner.reasons import shortage, slower_because
 from mpmd.planner.trials.realize import Realized
 
 HOPELESS = 1.5
 """Candidates that take that many times the best one's time by the formulas are not planned."""
 
+MOST_SEARCHES = 4
+"""How often less memory is searched for, when what fits by the formulas does not by its plans."""
+
 Realize = Callable[[Candidate], Realized]
 """Makes the plan of a candidate and predicts from it. Raises ``CompileError``."""
 
 Measure = Callable[[Realized, Candidate], Realized]
 """Predicts from tasks that it runs."""
+
+Search = Callable[[float], Sequence[Row]]
+"""The rows by formula for devices with so many bytes of memory. Raises ``ValueError`` if nothing fits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,20 +55,26 @@ class Result:
     notes: tuple[str, ...]
 
 
-def compete(
-    rows: Sequence[Row], realize: Realize, measure: Measure, cluster: Cluster, limits: Limits
-) -> Result:
+def compete(search: Search, realize: Realize, measure: Measure, cluster: Cluster, limits: Limits) -> Result:
     """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks them anew.
 
-    When the best candidates of the formulas do not fit by their plans, it goes on until one does.
+    When the best candidates of the formulas do not fit by their plans, it goes on until one does. If none
+    does, it searches as if devices had less memory, by what the plan that needs least has too little.
 
-    Args:
-      rows: by formula, the best first.
-
-    Raises: ``ValueError`` when none of them fits or can be compiled.
+    Raises: ``ValueError`` when none of them fits or can be compiled; as ``search`` for the cluster's memory.
     """
     contest = _Contest(cluster)
+    memory, rows = cluster.memory, search(cluster.memory)
     waiting = contest.simulate(rows, realize, limits)
+    for _ in range(MOST_SEARCHES):
+        if contest.has_fitting or not contest.least_needed:
+            break
+        memory *= min(cluster.memory / contest.least_needed, 0.95)
+        try:
+            rows = search(memory)
+        except ValueError:  # so much less memory is too little by the formulas, too
+            break
+        waiting = contest.simulate(contest.new(rows, memory), realize, limits)
     contest.measure(measure, limits.measure)
     return contest.result(waiting, limits)
 
@@ -73,6 +87,26 @@ class _Contest:
         self._fitting: list[tuple[Row, Realized]] = []
         self._refused: list[Row] = []
         self._count = 0  # of candidates that are to be planned
+
+    @property
+    def has_fitting(self) -> bool:
+        """Whether the plan of any candidate fits."""
+        return bool(self._fitting)
+
+    @property
+    def least_needed(self) -> float:
+        """The bytes of the plan that needs least of those that do not fit; 0 if there is none."""
+        needed = (row.prediction.memory.total for row in self._refused)
+        return min((total for total in needed if total > self._cluster.memory), default=0.0)
+
+    def new(self, rows: Sequence[Row], memory: float) -> list[Row]:
+        """Those that were not planned yet, of what is found for devices with less memory."""
+        known = {repr(row.candidate) for row in self._refused}
+        return [
+            row
+            for row in rows
+            if repr(row.candidate) not in known and (row.label or row.prediction.memory.total <= memory)
+        ]
 
     def simulate(self, rows: Sequence[Row], realize: Realize, limits: Limits) -> list[Row]:
         """Goes through the rows; returns those that are left."""
@@ -141,10 +175,7 @@ class _Contest:
           waiting: the rows of which formulas alone say what they cost.
         """
         if not self._fitting:
-            raise ValueError(
-                "no candidate can be run; those that fit by the formulas of the search are refused:\n  "
-                + "\n  ".join(dict.fromkeys(row.reason for row in self._refused))
-            )
+            raise ValueError(self._nothing_can_be_run())
         (best, winner), *losers = self._fitting
         ranked = (
             best,
@@ -161,9 +192,25 @@ class _Contest:
                 if not shortage(row.prediction, self._cluster)
             ),
             *self._refused,
-            *(row for row in waiting if shortage(row.prediction, self._cluster)),
+            *(
+                dataclasses.replace(row, reason=missing)
+                for row in waiting
+                if (missing := shortage(row.prediction, self._cluster))
+            ),
         )
-        return Result(ranked, winner, tuple(self._notes(waiting, limits)))
+        return Result(relabelled(ranked), winner, tuple(self._notes(waiting, limits)))
+
+    def _nothing_can_be_run(self) -> str:
+        """What the plan that needs least needs, and what keeps others from being compiled."""
+        lines = []
+        short = [row for row in self._refused if shortage(row.prediction, self._cluster)]
+        if short:
+            least = min(short, key=lambda row: row.prediction.memory.total)
+            text = candidate_text(least.candidate)
+            lines.append(f"{text}, which needs least of those that were planned, {least.reason}")
+            lines.append("give devices more memory, take more of them, or fix less")
+        lines += dict.fromkeys(row.reason for row in self._refused if row not in short)
+        return "no candidate can be run:\n  " + "\n  ".join(lines)
 
     def _notes(self, waiting: Sequence[Row], limits: Limits) -> list[str]:
         done = len(self._fitting) + len(self._refused)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,8 @@ from mpmd.simulate import Link
 
 ENTRY_POINT_GROUP = "mpmd.clusters"
 """Packages say in their installation, under the name of a kind of cluster, what describes one."""
+
+_UNITS = {"memory": "bytes", "flops": "operations per second", "memory_bandwidth": "bytes per second"}
 
 Amount = TypeVar("Amount", float, np.ndarray)
 
@@ -34,7 +37,7 @@ class Cluster:
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
         they share cores, as the CPU devices of a process, and those of more groups than there are cores.
 
-    Raises ``ValueError`` for what no cluster has: fewer than one node or device, nothing to compute with.
+    Raises ``ValueError`` for what no cluster has, such as no devices, or memory that is no number.
     """
 
     nodes: int
@@ -49,28 +52,30 @@ class Cluster:
     holding: Holding = Holding.RECEIVER
 
     def __post_init__(self) -> None:
-        counts = ("nodes", "devices_per_node")
-        faults = [
-            f"{name} is a whole number of at least 1, not {getattr(self, name)!r}"
-            for name in counts
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1
-        ]
-        faults += [
-            f"{name} is more than 0, not {getattr(self, name)!r}"
-            for name in ("memory", "flops", "memory_bandwidth")
-            if not getattr(self, name) > 0
-        ]
-        if not self.task_overhead >= 0:
-            faults.append(f"task_overhead is at least 0, not {self.task_overhead!r}")
-        if not self.alone >= 1:
-            faults.append(f"alone is at least 1, not {self.alone!r}")
-        places = [holding.value for holding in Holding]
-        if self.holding in places:
+        if isinstance(self.holding, str) and self.holding in [holding.value for holding in Holding]:
             object.__setattr__(self, "holding", Holding(self.holding))
-        elif not isinstance(self.holding, Holding):
-            faults.append(f"holding is one of {', '.join(places)}, not {self.holding!r}")
-        if faults:
+        if faults := [*self._faults()]:
             raise ValueError("no cluster is like this:\n  " + "\n  ".join(faults))
+
+    def _faults(self) -> Iterator[str]:
+        for name in ("nodes", "devices_per_node"):
+            if not isinstance(value := getattr(self, name), int) or value < 1:
+                yield f"{name} is a whole number of at least 1, not {value!r}"
+        for name, unit in _UNITS.items():
+            if not _is_number(value := getattr(self, name)) or not value > 0:
+                yield f"{name} is a number of {unit}, more than 0, not {value!r}"
+        for name in ("device_link", "node_link"):
+            if not isinstance(value := getattr(self, name), Link):
+                yield (
+                    f"{name} is an mpmd.simulate.Link of seconds and bytes per second, such as "
+                    f"Link(1e-6, 1e10), not {value!r}"
+                )
+        for name, least in (("task_overhead", 0), ("alone", 1)):
+            if not _is_number(value := getattr(self, name)) or not value >= least:
+                yield f"{name} is a number of at least {least}, not {value!r}"
+        if not isinstance(self.holding, Holding):
+            places = ", ".join(holding.value for holding in Holding)
+            yield f"holding is one of {places}, not {self.holding!r}"
 
     def seconds(self, operations: Amount, nbytes_of_products: Amount, nbytes_beside: Amount) -> Amount:
         """What a device takes for a task, without what it exchanges.
@@ -141,6 +146,10 @@ class Cluster:
         devices = here.checked(devices)
         found = {"nodes": 1, "devices_per_node": len(devices), "memory": here.memory_of(devices)}
         return completed(found, given, (lambda: here.measured(devices, dtype)) if measure else None)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def completed(

@@ -77,7 +77,11 @@ def _work_text(work: float, candidate: Candidate, best: Candidate) -> str:
     text = f"devices compute {work:.2f} times as much"
     if candidate.remat and not best.remat:
         return f"{text}, layers again in the backward"
-    return f"{text}, each what is not divided"
+    if candidate.submeshes == best.submeshes and candidate.num_microbatches > best.num_microbatches:
+        return f"{text}: each microbatch reads weights and adds gradients"
+    if _num_devices(candidate) > len(candidate.submeshes):
+        return f"{text}, each what is not divided"
+    return text
 
 
 def _lost_text(prediction: Prediction, best: Prediction) -> str:

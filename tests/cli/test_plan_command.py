@@ -93,12 +93,27 @@ def test_a_choice_for_a_cluster(capsys, program):
 
 def test_a_cluster_in_options(capsys, program):
     numbers = "--nodes 1 --devices-per-node 2 --memory 1e30 --flops 1e12 --memory-bandwidth 1e12"
-    links = "--device-link 1e-6 1e11 --node-link 1e-5 1e10 --schedule GPipe --no-remat"
+    links = "--device-link 1e-6 1e11 --node-link 1e-5 1e10 --schedule gpipe --no-remat"
     shapes = ("--shapes", f"{program}:shapes")
     code, out, _ = run(capsys, f"{program}:train_step", *shapes, *numbers.split(), *links.split())
     assert code == 0 and "GPipe, 3 microbatches" in out
+    code, _, err = run(
+        capsys, f"{program}:train_step", *shapes, *numbers.split(), *links.split(), "--schedule", "Best"
+    )
+    assert code == 2 and "one of the families GPipe" in err
     code, _, err = run(capsys, f"{program}:train_step", *shapes, *numbers.split())
     assert code == 2 and "not known without --device-link, --node-link" in err
+
+
+def test_the_cluster_of_a_table_describes_one(capsys, program):
+    cluster, data = program.with_name("cluster.json"), program.with_name("choice.json")
+    cluster.write_text(json.dumps(CLUSTER | {"node_link": {"latency": 0.0, "bandwidth": None}}))
+    for _ in range(2):
+        shapes = ("--shapes", f"{program}:shapes", "--cluster", cluster, "--groups", 2, "-o", data)
+        code, _, err = run(capsys, f"{program}:train_step", *shapes)
+        assert (code, err) == (0, "")
+        cluster.write_text(json.dumps(json.loads(data.read_text())["cluster"]))
+    assert json.loads(cluster.read_text())["node_link"] == {"latency": 0.0, "bandwidth": None}
 
 
 def test_a_cluster_that_is_none(capsys, program):
@@ -108,6 +123,10 @@ def test_a_cluster_that_is_none(capsys, program):
         ("[", "is no JSON"),
         ('{"node": 1}', "must have an object with the fields nodes, devices_per_node"),
         ('{"node_link": 3}', "must have a latency in seconds and a bandwidth"),
+        (
+            '{"node_link": {"latency": 1, "bandwidth": "fast"}}',
+            "must have a latency in seconds and a bandwidth",
+        ),
     ]:
         cluster.write_text(fields)
         code, _, err = run(capsys, f"{program}:train_step", *shapes)

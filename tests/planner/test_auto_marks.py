@@ -1,6 +1,7 @@
 """``auto_marks`` changes no number, marks what it is asked to, and says what it cannot do."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import mpmd
+from mpmd.annotate import mark_p
 from mpmd.compiler.jaxprs.equations import is_remat, subjaxprs
 from mpmd.compiler.stacks import marks_in
 from mpmd.decisions import Decisions, decided
@@ -226,6 +228,27 @@ def test_loops_of_a_function_that_is_traced_once_are_decided_together():
         assert numbers == [0, 1, 2, 2]
 
 
+def narrow_ends(params, x):
+    for w in params:
+        x = jnp.tanh(x @ w)
+    return jnp.sum(x)
+
+
+def test_as_many_layers_are_found_for_microbatches_of_other_sizes():
+    widths = (16, 64, 64, 64, 64, 64, 4)
+    params = [jnp.ones(shape) for shape in itertools.pairwise(widths)]
+
+    def ends(rows, decisions):
+        fun = decided(mpmd.auto_marks(narrow_ends), decisions)
+        jaxpr = jax.make_jaxpr(fun)(params, jnp.ones((rows, 16)))
+        return sum(eqn.primitive is mark_p for eqn in jaxpr.eqns)
+
+    found = {rows: 1 + ends(rows, Decisions(layers_per_stage=())) for rows in (1, 32)}
+    assert found[1] != found[32], "what is small depends on the rows"
+    for rows, layers in itertools.product(found, found.values()):
+        assert ends(rows, Decisions(layers_per_stage=(1,) * layers)) == layers - 1
+
+
 def nothing(x):
     return jnp.sum(x)
 
@@ -238,8 +261,8 @@ def nothing(x):
         (
             mpmd.auto_marks(loss),
             ARGS,
-            Decisions(layers_per_stage=(2, 3)),
-            r"\(2, 3\) divides 5 .* found 6 in",
+            Decisions(layers_per_stage=(40, 30)),
+            r"\(40, 30\) divides 70 .* found \d+ in",
         ),
         (mpmd.auto_marks(loss), ARGS, Decisions(layers_per_stage=(6, 0)), r"each stage has one at least"),
     ],

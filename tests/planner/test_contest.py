@@ -26,13 +26,15 @@ def prediction(seconds, memory, source):
     return Prediction(seconds, 0.1, 0.2, Memory(0, memory, 0, 0, 0, 0, 0), (seconds,), source)
 
 
-def run(rows, plans, simulate=8, measure=0, seconds=60.0):
+def run(rows, plans, simulate=8, measure=0, seconds=60.0, again=(), searched=None):
     """The numbers of microbatches in the order of the result; what was planned; and the result.
 
     Args:
       plans: by the number of microbatches, the seconds and bytes that the plan shows, or the error.
+      again: the rows for devices with less memory.
+      searched: gets the memory of each search.
     """
-    planned = []
+    planned, searched = [], [] if searched is None else searched
 
     def realize(candidate):
         number = candidate.num_microbatches
@@ -46,7 +48,11 @@ def run(rows, plans, simulate=8, measure=0, seconds=60.0):
         seconds = 10 - realized.prediction.seconds
         return dataclasses.replace(realized, prediction=prediction(seconds, 50.0, "measurement"))
 
-    result = compete(rows, realize, measured, CLUSTER, Limits(simulate, seconds, measure))
+    def search(memory):
+        searched.append(memory)
+        return rows if memory == CLUSTER.memory else again
+
+    result = compete(search, realize, measured, CLUSTER, Limits(simulate, seconds, measure))
     return [found.candidate.num_microbatches for found in result.rows], planned, result
 
 
@@ -96,6 +102,27 @@ def test_measured_tasks_rank_before_the_others():
     assert [found.prediction.source for found in result.rows] == ["measurement", "measurement", "simulation"]
 
 
+def test_less_memory_is_searched_for_when_no_plan_fits():
+    searched = []
+    order, planned, result = run(
+        [row(1, 1.0), row(2, 2.0)],
+        {1: (1.0, 200.0), 2: (2.0, 125.0)},
+        again=[row(2, 2.0), row(3, 3.0)],
+        searched=searched,
+    )
+    assert (planned, order, searched) == ([1, 2, 3], [3, 1, 2], [100.0, 80.0])
+    assert result.rows[1].reason.startswith("does not fit: needs 200 B of 100 B")
+
+
+def test_the_best_of_an_alternative_has_its_label():
+    plans = {1: (3.0, 50.0), 2: (2.0, 50.0), 3: (4.0, 50.0)}
+    _, _, result = run([row(1, 1.0, label="one device"), row(2, 1.1), row(3, 1.2, label="as written")], plans)
+    assert [found.label for found in result.rows] == ["one device", "", "as written"]
+    assert result.rows[0].candidate.num_microbatches == 2
+
+
 def test_nothing_can_be_run():
-    with pytest.raises(ValueError, match=r"no candidate can be run.*\n.*needs 200 B.*\n.*marks are wrong"):
-        run([row(1, 1.0), row(2, 2.0)], {1: (1.0, 200.0), 2: CompileError("marks are wrong")})
+    plans = {1: (1.0, 200.0), 2: CompileError("marks are wrong"), 3: (1.0, 150.0)}
+    message = r"(?s)no candidate can be run:.*3 microbatches.*needs 150 B of 100.*more memory.*marks are"
+    with pytest.raises(ValueError, match=message):
+        run([row(1, 1.0), row(2, 2.0), row(3, 3.0)], plans)

@@ -99,6 +99,27 @@ def test_what_is_needed_again_is_in_memory_until_then():
     assert work.temporaries == (2 * 8 * 64 + 8 * 16) * 4
 
 
+def test_gradients_are_scattered_to_accumulators_that_are_divided():
+    def added(accumulator, bias, x, dy):
+        return accumulator + x.T @ dy, bias + dy.sum(0)
+
+    specs = (("data",), ("data",), ("data",), ("data",))
+    work = work_of(added, specs, {"data": 4}, ((16, 64), (64,), (8, 16), (8, 64)))
+    # A scatter takes half of the time of a sum; that of the products is of the matrix, then of the bias.
+    assert work.summed == {"data": 4 * (16 * 64 + 64) / 2}
+    assert work.operations == pytest.approx((2 * 8 * 16 * 64 + 16 * 64 + 8 * 64 + 2 * 64) / 4, rel=0.1)
+
+
+def test_gradients_that_a_scan_stacks_are_divided_like_their_accumulators():
+    def of_layers(accumulators, xs, dys):
+        return accumulators + jax.lax.scan(lambda _, xy: (None, xy[0].T @ xy[1]), None, (xs, dys))[1]
+
+    shapes = ((4, 16, 64), (4, 8, 16), (4, 8, 64))
+    work = work_of(of_layers, ((None, "data"), (None, "data"), (None, "data")), {"data": 4}, shapes)
+    assert work.temporaries < 4 * (4 * 16 * 64)
+    assert work.summed == {"data": 4 * 4 * 16 * 64 / 2}
+
+
 def test_zeros_that_are_scattered_into_are_sharded_like_the_result():
     def of_labels(scores, labels):
         def picked(scores):

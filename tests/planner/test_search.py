@@ -107,6 +107,8 @@ def test_without_backwards_there_are_forwards_alone():
         (Fixed(submesh={"model": 3}), ["model=3 does not divide 16"]),
         (Fixed(submesh={"sequence": 2}), ["the step has nothing to divide along sequence"]),
         (Fixed(submesh={"model": 2}, fsdp=True), ["along which submesh={'model': 2} has one device"]),
+        (Fixed(groups=8, fsdp=True), ["fsdp=True needs a group of several devices; groups=8 have one each"]),
+        (Fixed(schedule="ZeroBubbleV", num_stages=3), ["ZeroBubbleV", "num_stages"]),
     ],
 )
 def test_contradictions_are_said_with_numbers(fixed, texts):

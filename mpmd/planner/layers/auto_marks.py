@@ -16,6 +16,7 @@ from mpmd.annotate import mark_p
 from mpmd.compiler.jaxprs.equations import contains
 from mpmd.compiler.jaxprs.source import where
 from mpmd.decisions import current_decisions
+from mpmd.errors import CompileError
 from mpmd.planner.layers.crossing import Crossing
 from mpmd.planner.layers.even_stages import even_stages
 from mpmd.planner.layers.find_layers import Layer, find_layers, opened_for_layers
@@ -65,7 +66,7 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
             return loss_fn(*args, **kwargs)
         opened = opened_for_layers(traced.closed)
         crossing = Crossing(opened.jaxpr)
-        layers = find_layers(opened.jaxpr, crossing)
+        layers = find_layers(opened.jaxpr, crossing, sum(decisions.layers_per_stage or ()) or None)
         found = _Found(_name(loss_fn), layers, _last_lines(layers, opened.jaxpr))
         counts = found.layers_per_stage(decisions.layers_per_stage, num_stages)
         ends = [layers[last - 1].end for last in itertools.accumulate(counts)][:-1]
@@ -149,7 +150,7 @@ class _Found:
         """The number of layers of each stage. Raises ``ValueError`` if they cannot be so."""
         if decided is not None:
             if decided and (sum(decided) != len(self.layers) or min(decided) < 1):
-                raise ValueError(
+                raise CompileError(
                     f"layers_per_stage={decided} divides {sum(decided)} layers, of which each stage has one "
                     f"at least, but auto_marks found {self}"
                 )

@@ -65,14 +65,18 @@ class Layer:
     leaving: int
 
 
-def find_layers(jaxpr: Jaxpr, crossing: Crossing | None = None) -> tuple[Layer, ...]:
+def find_layers(
+    jaxpr: Jaxpr, crossing: Crossing | None = None, count: int | None = None
+) -> tuple[Layer, ...]:
     """The layers of a function, in order; one for a function that cannot be cut.
 
     Args:
       jaxpr: without calls that hide layers, as ``open_function`` makes it.
       crossing: of this jaxpr, if there is one.
+      count: how many layers were found for a batch of another size, in which other parts may be small; as
+        many are found, if there are.
     """
-    return _Finder(jaxpr, crossing or Crossing(jaxpr)).layers()
+    return _Finder(jaxpr, crossing or Crossing(jaxpr)).layers(count)
 
 
 def opened_for_layers(function: ClosedJaxpr) -> OpenFunction:
@@ -125,12 +129,14 @@ class _Finder:
     def work_between(self, start: int, stop: int) -> float:
         return self._before[stop] - self._before[start]
 
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self, count: int | None) -> tuple[Layer, ...]:
         places = sorted({*self._of_blocks(), *self._of_the_rest()})
         places = [Place(0), *(place for place in places if self._leaving(place)), Place(len(self._eqns))]
         layers = [self._layer(start, end) for start, end in itertools.pairwise(places)]
         usual = self._typical_work()
-        return tuple(_merged(layers, lambda layer: usual * (_SMALL if self._has_product(layer) else 1.0)))
+        return tuple(
+            _merged(layers, lambda layer: usual * (_SMALL if self._has_product(layer) else 1.0), count)
+        )
 
     def _find_runs(self) -> Iterator[Run]:
         tokens = _tokens(self._eqns)
@@ -210,16 +216,16 @@ def _gaps(ranges: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int,
     yield from ((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
 
 
-def _merged(layers: Sequence[Layer], least: Callable[[Layer], float]) -> list[Layer]:
+def _merged(layers: Sequence[Layer], least: Callable[[Layer], float], count: int | None) -> list[Layer]:
     """Layers with the work that they need at least: a smaller one is in one with a neighbour.
 
-    It is the neighbour that it shares more with.
+    It is the neighbour that it shares more with. If a ``count`` is given, there are as many instead.
     """
     merged = list(layers)
-    while len(merged) > 1:
+    while len(merged) > (count or 1):
         shares = [layer.work / (least(layer) or 1.0) for layer in merged]
         i = shares.index(min(shares))
-        if shares[i] >= 1:
+        if shares[i] >= 1 and count is None:
             break
         to_next = merged[i].leaving if i + 1 < len(merged) else -1
         to_previous = merged[i - 1].leaving if i else -1

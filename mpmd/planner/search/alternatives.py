@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from mpmd.planner.collectives import INNERMOST_FIRST
+from mpmd.planner.labels import ALTERNATIVES
 from mpmd.planner.profile import Kind
 from mpmd.planner.search.candidates import best_of, best_of_shape
 from mpmd.planner.search.formula import Evaluation
 from mpmd.planner.search.sweep import Shape, Space, divisors
 from mpmd.schedules import ForwardOnly, Interleaved1F1B, Schedule, Std1F1B
-
-ALTERNATIVES: dict[str, tuple[Kind | None, bool]] = {
-    "one device": (None, False),
-    "data parallel": ("data", False),
-    "FSDP": ("data", True),
-    "tensor parallel": ("model", False),
-}
-"""By label, the axis along which all devices are, and whether weights are divided over it."""
 
 
 def alternatives(space: Space) -> list[tuple[str, Evaluation]]:

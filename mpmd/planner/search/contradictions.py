@@ -32,7 +32,7 @@ def contradictions(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator
     """All of them, each with the numbers. ``fixed`` is as ``combined`` returns it."""
     yield from _of_stages(fixed, profile)
     yield from _of_groups(fixed, profile, cluster)
-    yield from _of_schedule(fixed, profile)
+    yield from _of_schedule(fixed, profile, cluster.nodes * cluster.devices_per_node)
     yield from _of_microbatches(fixed, profile)
     yield from _of_submesh(fixed, profile, cluster)
 
@@ -63,7 +63,7 @@ def _of_groups(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator[str
         yield f"groups={groups} need a stage each; the step has {stages} {what}"
 
 
-def _of_schedule(fixed: Fixed, profile: Profile) -> Iterator[str]:
+def _of_schedule(fixed: Fixed, profile: Profile, devices: int) -> Iterator[str]:
     schedule = fixed.schedule
     if schedule is None:
         return
@@ -77,11 +77,25 @@ def _of_schedule(fixed: Fixed, profile: Profile) -> Iterator[str]:
             if getattr(fixed, field) not in (None, size):
                 what = field.removeprefix("num_")
                 yield f"{schedule} has {size} {what}, and {what} were fixed to {getattr(fixed, field)}"
-    elif fixed.groups is not None and fixed.num_stages is not None:
-        try:
-            FAMILIES[schedule].build(fixed.groups, fixed.num_stages)
-        except ValueError as error:
-            yield str(error)
+    else:
+        yield from _of_family(fixed, profile, devices)
+
+
+def _of_family(fixed: Fixed, profile: Profile, devices: int) -> Iterator[str]:
+    """What the family says of the last of the sizes that are open, if it has none of them."""
+    assert isinstance(fixed.schedule, str), f"{fixed.schedule} has a size"
+    most = fixed.num_stages or len(profile.layers)
+    refusal = ""
+    for groups in [fixed.groups] if fixed.groups else range(1, min(devices, most) + 1):
+        for stages in [fixed.num_stages] if fixed.num_stages else range(groups, most + 1):
+            try:
+                FAMILIES[fixed.schedule].build(groups, stages)
+            except ValueError as error:
+                refusal = str(error)
+            else:
+                return
+    if refusal:
+        yield refusal
 
 
 def _of_microbatches(fixed: Fixed, profile: Profile) -> Iterator[str]:
@@ -96,11 +110,13 @@ def _of_microbatches(fixed: Fixed, profile: Profile) -> Iterator[str]:
 
 
 def _of_submesh(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator[str]:
-    if fixed.submesh is None:
-        if fixed.fsdp and cluster.nodes * cluster.devices_per_node == 1:
-            yield "fsdp=True needs several devices; the cluster has one"
-        return
     devices, groups = cluster.nodes * cluster.devices_per_node, fixed.groups or 1
+    if fixed.submesh is None:
+        if fixed.fsdp and devices == 1:
+            yield "fsdp=True needs several devices; the cluster has one"
+        elif fixed.fsdp and groups == devices:
+            yield f"fsdp=True needs a group of several devices; groups={groups} have one each"
+        return
     size = math.prod(fixed.submesh.values())
     if size * groups > devices:
         which = f"{groups} groups" if groups > 1 else "a group"

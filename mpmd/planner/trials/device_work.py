@@ -1,7 +1,7 @@
 """What the equations of a task cost on each device: operations, bytes, sums over devices, temporaries.
 
 An estimate of what XLA makes of them: calls are entered, a chain of elementwise equations is one pass over
-memory (a *fusion*), and values are sharded as they would be if shardings only went forwards.
+memory (a *fusion*), and values are sharded as what they are made of, or else as what is made of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p, remat_p, scan_p
 
-from mpmd.compiler.jaxprs.cost import has_reduction, is_fused, is_renamed, is_window
+from mpmd.compiler.jaxprs.cost import has_reduction, is_elementwise, is_fused, is_renamed, is_window
 from mpmd.compiler.jaxprs.dimensions import Dimensions, axes_in, follow, follow_into_scan, sharded
 from mpmd.compiler.jaxprs.equations import (
     Atom,
@@ -100,6 +100,7 @@ def device_work(
     for atom, wanted in zip(jaxpr.outvars, outputs or (), strict=False):
         if isinstance(atom, Var) and wanted is not None and not any(sharded(atom, known)):
             known[atom] = wanted
+    known = _with_addends(jaxpr, eqns, known)
     work = _Fusions(jaxpr, eqns, known, mesh).work()
     for atom, wanted in zip(jaxpr.outvars, outputs or (), strict=False):
         if isinstance(atom, Var) and wanted is not None:
@@ -123,6 +124,31 @@ def _with_constants(eqns: Sequence[JaxprEqn], known: Mapping[Var, Dimensions]) -
             if isinstance(atom, Var) and atom in constants and atom not in found:
                 like = next((var for var in made if aval_of(var).shape == aval_of(atom).shape), None)
                 found |= {} if like is None else {atom: found[like]}
+    return found
+
+
+def _with_addends(
+    jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], known: Mapping[Var, Dimensions]
+) -> dict[Var, Dimensions]:
+    """What is known of values, and of those that nothing says anything of but their only reader.
+
+    So a gradient is sharded like the accumulator that it is added to, and each device gets its part of the
+    sum over devices.
+    """
+    readers = collections.Counter(atom for eqn in eqns for atom in set(operands(eqn)))
+    readers.update(atom for atom in jaxpr.outvars if isinstance(atom, Var))
+    fixed = {*jaxpr.invars, *(atom for atom, count in readers.items() if count > 1)}
+    found = dict(known)
+    for eqn in reversed(eqns):
+        wanted = found.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        if wanted is None or not (is_elementwise(eqn) or eqn.primitive.name == "transpose"):
+            continue
+        if eqn.primitive.name == "transpose":
+            permutation = eqn.params["permutation"]
+            wanted = tuple(wanted[permutation.index(d)] for d in range(len(wanted)))
+        for atom in operands(eqn):
+            if atom not in fixed and atom not in found and len(aval_of(atom).shape) == len(wanted):
+                found[atom] = wanted
     return found
 
 
@@ -212,13 +238,12 @@ class _Fusions:
         if bodies := subjaxprs(eqn):
             return self._of_bodies(eqn, bodies)
         axes = set().union(*(axes_in(sharded(var, self._known)) for var in eqn.outvars))
-        summed, gathered = _crossing(eqn, [sharded(atom, self._known) for atom in eqn.invars], axes)
+        summed, moved = _crossing(eqn, [sharded(atom, self._known) for atom in eqn.invars], axes)
         written = [var for var in eqn.outvars if var in self._written and not is_dropped(var)]
         read = self._read(operands(eqn)) if written else ()
         made = sum(map(self._bytes, written))
         crossing = dict.fromkeys(summed, made)
-        for axis, position in gathered.items():
-            atom = eqn.invars[position]
+        for axis, atom in moved.items():
             crossing[axis] = crossing.get(axis, 0) + self._bytes(atom) * self._mesh[axis] / 2
         crossing = {axis: nbytes for axis, nbytes in crossing.items() if self._mesh[axis] > 1}
         nbytes = made + sum(map(self._bytes, read))
@@ -241,7 +266,11 @@ class _Fusions:
                 sharded(var, found) if i < positions.xs.start else dimensions[1:]
                 for i, (var, dimensions) in enumerate(zip(body.invars, given, strict=True))
             ]
-            return device_work(body, inside, self._mesh).times(eqn.params["length"])
+            made = [
+                dimensions[1:] if i >= positions.num_carry and any(dimensions) else None
+                for i, dimensions in enumerate(sharded(var, self._known) for var in eqn.outvars)
+            ]
+            return device_work(body, inside, self._mesh, made).times(eqn.params["length"])
         works = []
         for body in bodies:
             # The last operands are those of every branch, and the first ones of a loop its constants.
@@ -263,36 +292,40 @@ class _Fusions:
         return size(atom) * getattr(aval.dtype, "itemsize", 4) / parts
 
 
-def _crossing(eqn: JaxprEqn, given: Sequence[Dimensions], made: set[str]) -> tuple[set[str], dict[str, int]]:
-    """The axes over which the results are summed, and those along which an operand is gathered.
+def _crossing(eqn: JaxprEqn, given: Sequence[Dimensions], made: set[str]) -> tuple[set[str], dict[str, Atom]]:
+    """The axes over which the results are summed, and those along which a value is gathered or scattered.
 
     A dimension that a product contracts, or a reduction removes, and that is sharded along an axis means
-    that each device has a part of the sum; if the result is sharded along that axis by another dimension,
-    each device needs the whole operand instead.
+    that each device has a part of the sum. If the result is sharded along that axis by another dimension,
+    the sum is scattered, or, where only one of the operands of a product is sharded so, that is gathered.
 
     Args:
       given: how operands are sharded.
       made: the axes that shard the results.
     """
     gone: list[tuple[int, str]] = []
-    if eqn.primitive.name == "dot_general":
-        contracted, _ = eqn.params["dimension_numbers"]
+    name, numbers = eqn.primitive.name, eqn.params.get("dimension_numbers")
+    if name == "dot_general":
+        contracted, _ = numbers
         gone = [
             (position, axis)
             for position, dimensions in enumerate(contracted)
             for d in dimensions
             for axis in given[position][d]
         ]
-    elif eqn.primitive.name.startswith("reduce_") and "axes" in eqn.params:
+    elif name.startswith("reduce_") and "axes" in eqn.params:
         gone = [(0, axis) for d in eqn.params["axes"] for axis in given[0][d]]
-    elif eqn.primitive.name == "gather":
-        offsets = eqn.params["dimension_numbers"].start_index_map
-        gone = [(0, axis) for d in offsets for axis in given[0][d]]
-    elif eqn.primitive.name == "scatter-add":
+    elif name == "gather":
+        gone = [(0, axis) for d in numbers.start_index_map for axis in given[0][d]]
+    elif name == "scatter-add":
         gone = [(2, axis) for dimensions in given[2] for axis in dimensions if axis not in made]
-    elif eqn.primitive.name == "conv_general_dilated":
-        numbers = eqn.params["dimension_numbers"]
+    elif name == "conv_general_dilated":
         gone = [(0, axis) for axis in given[0][numbers.lhs_spec[1]]]
         gone += [(1, axis) for axis in given[1][numbers.rhs_spec[1]]]
     summed = {axis for _, axis in gone if axis not in made}
-    return summed, {axis: position for position, axis in gone if axis in made}
+    moved: dict[str, Atom] = {}
+    for position, axis in gone:
+        if axis in made:
+            is_sum = name.startswith("reduce_") or (1 - position, axis) in gone
+            moved[axis] = eqn.outvars[0] if is_sum else eqn.invars[position]
+    return summed, moved
