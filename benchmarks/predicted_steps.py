@@ -160,7 +160,7 @@ class Groups:
             case.layers, ({"data": 1},) * self._groups, case.schedule, case.microbatches, False, False
         )
         arguments = (jax.eval_shape(lambda: init(case)), *batches(case))
-        lowered = lower(step_of(case), candidate, Decisions(), arguments, {}, None, (0,))
+        lowered = lower(step_of(case), candidate, Decisions(), arguments, {}, (None, None), (0,))
         formula = simulated(lowered, candidate, self.cluster)
         return formula, lambda: measured(formula, candidate, self.cluster, None)
 

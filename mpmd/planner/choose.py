@@ -32,10 +32,11 @@ def plan(
     layers_per_stage: Sequence[int] | None = None,
     schedule: Schedule | type[Schedule] | str | None = None,
     num_microbatches: int | None = None,
-    submesh: Mapping[Kind, int] | None = None,
+    submesh: Mapping[Kind, int] | Sequence[Mapping[Kind, int]] | None = None,
     remat: bool | None = None,
     fsdp: bool | None = None,
     in_shardings: Any = None,
+    kwarg_shardings: Mapping[str, Any] | None = None,
     static_argnums: int | Iterable[int] = (),
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] | None = None,
@@ -66,10 +67,11 @@ def plan(
       kwargs: arguments that the step is called with by name.
       groups, num_stages, layers_per_stage, schedule, num_microbatches, submesh, remat, fsdp: what is fixed;
         ``None`` is open. A schedule may be one of a size, or a family, by class or name. ``submesh`` has the
-        devices of each group along ``data``, ``model`` and ``sequence``. Of several loops, what is fixed
-        holds for each.
+        devices of each group along ``data``, ``model`` and ``sequence``; or a list of these, one for each
+        group. Of several loops, what is fixed holds for each.
       in_shardings: a pytree prefix of the positional arguments with a ``PartitionSpec`` over these axes
         where it is fixed, ``None`` where it is open.
+      kwarg_shardings: the same for arguments that are passed by name, by name.
       static_argnums, static_argnames: as those of ``mpmd.jit``.
       donate_argnums: the arguments that the step may take over; by default those that it returns updated.
       simulate: how many of the best candidates are planned and simulated, beside the alternatives.
@@ -95,19 +97,28 @@ def plan(
         fsdp=fsdp,
     )
     subject = Subject.of(
-        step, args, kwargs or {}, in_shardings, static_argnums, static_argnames, donate_argnums
+        step,
+        args,
+        kwargs or {},
+        in_shardings,
+        kwarg_shardings,
+        static_argnums,
+        static_argnames,
+        donate_argnums,
     )
     trials = Trials(subject, cluster)
     rows = _rows(trials, cluster, fixed)
     measuring = functools.partial(measured, cluster=cluster, devices=None)
     result = compete(rows, trials.realize, measuring, cluster, limits)
     best: Row = result.rows[0]
+    in_shardings, kwarg_shardings = trials.shardings(best.candidate)
     return Choice(
         rows=result.rows,
         cluster=cluster,
         examples=trials.profiles[0].rows,
         decisions=decisions_of(best.candidate, trials.profiles),
-        in_shardings=trials.in_shardings(best.candidate),
+        in_shardings=in_shardings,
+        kwarg_shardings=kwarg_shardings,
         donate_argnums=trials.donate_argnums,
         notes=result.notes,
         _step=step,

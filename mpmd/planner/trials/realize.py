@@ -74,15 +74,21 @@ def lower(
     decisions: Decisions,
     args: tuple,
     kwargs: Mapping[str, Any],
-    in_shardings: Any,
+    shardings: tuple[Any, Mapping[str, Any] | None],
     donate_argnums: Sequence[int],
 ) -> LoweredStep:
-    """The plan of a candidate, for groups that are not there."""
+    """The plan of a candidate, for groups that are not there.
+
+    Args:
+      shardings: the specs of the arguments by position, and of those by name.
+    """
+    in_shardings, kwarg_shardings = shardings
     mesh = AbstractMpmdMesh(submeshes_of(candidate))
     planned = jit(
         decided(step, decisions),
         mesh,
         in_shardings=in_shardings,
+        kwarg_shardings=kwarg_shardings,
         donate_argnums=tuple(donate_argnums),
         **options_of(candidate),
     )
