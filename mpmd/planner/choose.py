@@ -41,7 +41,7 @@ def plan(
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] | None = None,
     simulate: int = 32,
-    seconds: float = 10.0,
+    seconds: float | None = None,
     measure: int = 0,
 ) -> Choice:
     """Chooses how a cluster runs a train step, and says what that costs.
@@ -75,7 +75,8 @@ def plan(
       static_argnums, static_argnames: as those of ``mpmd.jit``.
       donate_argnums: the arguments that the step may take over; by default those that it returns updated.
       simulate: how many of the best candidates are planned and simulated, beside the alternatives.
-      seconds: after which no further one is.
+      seconds: after which no further one is. By default no clock decides, so that the answer does not depend
+        on the machine: it ends when the plans so far are large enough to have taken about ten seconds.
       measure: of how many of the best the tasks are compiled and run, each by itself, on the devices of this
         process, which have to be of the cluster's kind.
 
@@ -177,8 +178,10 @@ def _limits(simulate: Any, seconds: Any, measure: Any) -> Limits:
         for name, value, least in (("simulate", simulate, 1), ("measure", measure, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 yield f"{name} must be a whole number of at least {least}, got {value!r}"
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-            yield f"seconds must be a number above 0, got {seconds!r}"
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0
+        ):
+            yield f"seconds must be a number above 0, or None, got {seconds!r}"
         if isinstance(measure, int) and isinstance(simulate, int) and measure > simulate:
             yield f"measure={measure} candidates cannot be measured when simulate={simulate} are simulated"
 

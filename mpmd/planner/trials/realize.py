@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,26 +19,38 @@ from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Profile
 from mpmd.planner.shared_cores import of_busy_devices, of_lone_devices
 from mpmd.planner.trials.measure import costs_of, measure_tasks
-from mpmd.planner.trials.planned_costs import edge_links, longest_summing, task_seconds
+from mpmd.planner.trials.planned_costs import edge_links, longest_summing, message_bytes, task_seconds
 from mpmd.planner.trials.predict import predict
 from mpmd.planner.trials.predicted_plan import predicted_plan
 from mpmd.planner.trials.shardings import AXES
-from mpmd.simulate import Costs, Simulation, simulate
+from mpmd.simulate import Costs, MessageBytes, Simulation, simulate
 from mpmd.step import jit
 
 
 @dataclasses.dataclass(frozen=True)
 class Realized:
-    """A candidate's plan, with what the groups' compilers add or would add, and its costs in seconds."""
+    """A candidate's plan, with what the groups' compilers add or would add, and its costs in seconds.
+
+    Attributes:
+      message_bytes: what its messages have on the links of ``costs``.
+    """
 
     step: LoweredStep
     plan: Plan
     costs: Costs
     prediction: Prediction
+    message_bytes: MessageBytes | None = None
+
+    @functools.cached_property
+    def work(self) -> int:
+        """How large the plan is, in equations: what it takes to make one is about proportional to that."""
+        jaxprs = {id(jaxpr): jaxpr for jaxpr in self.step.compiled.program.jaxprs.values()}
+        instructions = sum(len(program.instructions) for program in self.plan.programs)
+        return sum(len(jaxpr.eqns) for jaxpr in jaxprs.values()) + instructions // 2
 
     def simulation(self) -> Simulation:
         """When each group does what."""
-        return simulate(self.plan, self.costs, topology=self.step.topology)
+        return simulate(self.plan, self.costs, topology=self.message_bytes)
 
 
 def decisions_of(candidate: Candidate, profiles: Sequence[Profile]) -> Decisions:
@@ -102,7 +115,8 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: Cluster) -> Real
     seconds = task_seconds(predicted.plan, predicted.work, cluster, places)
     costs = of_busy_devices(costs_of(predicted.plan, seconds), cluster, _mean_devices(places))
     costs = dataclasses.replace(costs, links=edge_links(cluster, places))
-    realized = _realized(step, predicted.plan, costs, cluster, "simulation")
+    sent = message_bytes(predicted.plan, cluster, places)
+    realized = _realized(step, predicted.plan, costs, cluster, sent, "simulation")
     summing = longest_summing(predicted.plan, predicted.work, cluster, places)
     return _communicating(realized, summing / realized.prediction.seconds)
 
@@ -116,7 +130,8 @@ def measured(
     costs = _with_overhead(tasks.costs, cluster.task_overhead)
     costs = of_lone_devices(costs, cluster, _mean_devices(places))
     costs = dataclasses.replace(costs, links=edge_links(cluster, places))
-    realized = _realized(before.step, tasks.plan, costs, cluster, "measurement")
+    sent = message_bytes(tasks.plan, cluster, places)
+    realized = _realized(before.step, tasks.plan, costs, cluster, sent, "measurement")
     return _communicating(realized, before.prediction.communication)
 
 
@@ -139,19 +154,21 @@ def _with_overhead(costs: Costs, seconds: float) -> Costs:
     )
 
 
-def _realized(step: LoweredStep, plan: Plan, costs: Costs, cluster: Cluster, source: str) -> Realized:
+def _realized(
+    step: LoweredStep, plan: Plan, costs: Costs, cluster: Cluster, sent: MessageBytes, source: str
+) -> Realized:
     compiled = step.compiled
     updated = {argument for argument, _ in compiled.traced.carried_state}
     prediction = predict(
         plan,
-        step.topology,
+        sent,
         compiled.verified.arrivals,
         updated,
         costs,
         source,
         holding=cluster.holding,
     )
-    return Realized(step, plan, costs, prediction)
+    return Realized(step, plan, costs, prediction, sent)
 
 
 def _communicating(realized: Realized, share: float) -> Realized:
