@@ -162,7 +162,7 @@ class Groups:
             case.layers, ({"data": 1},) * self._groups, case.schedule, case.microbatches, False, False
         )
         step = scheduled_step(case.layers, case.schedule, OPTIMIZER)
-        lowered = lower(step, candidate, Decisions(), case.arguments(), {}, None, (0,))
+        lowered = lower(step, candidate, Decisions(), case.arguments(), {}, (None, None), (0,))
         formula = simulated(lowered, candidate, self.cluster)
         return formula, lambda: measured(formula, candidate, self.cluster, None)
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args, overload
 
 import jax
@@ -54,6 +54,7 @@ def mpmd_jit_with_loop(
     donate_argnames: str | Iterable[str] | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    kwarg_shardings: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> MpmdFunction | Callable[[Callable], MpmdFunction]:
     """Compiles a train step with a ``treduce`` loop, or another function, for groups of devices.
@@ -87,6 +88,8 @@ def mpmd_jit_with_loop(
         ``"task"``: in every task that reads them. ``"step"``: once per step and group, before its first
         task; from there to the last task that reads it, each device also holds the gathered weight.
       in_shardings, out_shardings: what ``jax.jit`` calls ``in_specs`` and ``out_specs``.
+      kwarg_shardings: the same as ``in_shardings`` for arguments that are passed by name: by name, a pytree
+        prefix of each; open for those that it lacks.
       others: nothing; the other keywords of ``jax.jit`` get an error that says what to use instead.
 
     Raises: ``TypeError`` when ``mpmd_mesh`` is no mesh of groups, and for other keywords; ``ValueError`` for
@@ -112,6 +115,7 @@ def mpmd_jit_with_loop(
         out_specs=specs_or_shardings("out", out_specs, out_shardings),
         partial_sums=partial_sums,
         gather=gather,
+        kwarg_specs=kwarg_shardings,
     )
     arguments = (
         positions(static_argnums),
@@ -139,6 +143,7 @@ class StepOptions:
     out_specs: Any
     partial_sums: PartialSums
     gather: Gather
+    kwarg_specs: Mapping[str, Any] | None
 
 
 class MpmdFunction:
@@ -150,7 +155,9 @@ class MpmdFunction:
         self._mesh = mesh
         self._signature = signature
         self._options = options
-        self._in_specs = SpecsOfCalls(options.in_specs, mesh.abstract_submeshes, mesh.mpmd_axis_name)
+        self._in_specs = SpecsOfCalls(
+            options.in_specs, options.kwarg_specs, mesh.abstract_submeshes, mesh.mpmd_axis_name
+        )
         # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
         self._loaded: weakref.WeakKeyDictionary[Runtime, dict[Any, LoadedStep]] = weakref.WeakKeyDictionary()
 

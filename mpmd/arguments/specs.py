@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,25 +12,39 @@ from mpmd.arguments.call import Call
 from mpmd.errors import CompileError
 from mpmd.ir import Spec
 from mpmd.sharding import to_spec
+from mpmd.tables import first_few
 from mpmd.tree import broadcast_prefix, paths
 
 
 def input_specs(
-    in_specs: Any, call: Call, axis_names: Sequence[str], mpmd_axis_name: str | None
+    in_specs: Any,
+    call: Call,
+    axis_names: Sequence[str],
+    mpmd_axis_name: str | None,
+    of_keywords: Mapping[str, Any] | None = None,
 ) -> list[Spec | None]:
-    """The spec of each argument leaf of a call; ``None`` where none is given, as for one passed by name.
+    """The spec of each argument leaf of a call; ``None`` where none is given.
 
     Args:
       in_specs: a pytree prefix of the positional arguments that are not static.
       axis_names: the axes of every group's submesh.
+      of_keywords: for arguments that are passed by name, a pytree prefix of each.
 
-    Raises: ``CompileError`` that names every leaf whose spec does not fit it, whatever the sizes of the axes.
+    Raises: ``CompileError`` that names every leaf whose spec does not fit it, whatever the sizes of the axes,
+      and arguments that the call does not pass by name.
     """
-    args, _ = jax.tree.unflatten(call.treedef, call.avals)
+    args, kwargs = jax.tree.unflatten(call.treedef, call.avals)
+    named = of_keywords or {}
+    if missing := [repr(name) for name in named if name not in kwargs]:
+        passed = ", ".join(map(repr, kwargs)) or "none"
+        raise CompileError(
+            f"kwarg_shardings has {first_few(missing, 5)}, and passed by name are {passed}: for an argument "
+            "that is passed by position, give in_shardings"
+        )
     # ``args`` is a tuple, whatever sequence the specs come in.
     prefix = tuple(in_specs) if isinstance(in_specs, list) else in_specs
     specs = _flatten_specs(prefix, args, "in_specs")
-    specs += [None] * (len(call.avals) - len(specs))
+    specs += _flatten_specs({name: named.get(name) for name in kwargs}, kwargs, "kwarg_shardings")
     return _check_specs(
         what="in_specs",
         leaf_paths=call.paths,

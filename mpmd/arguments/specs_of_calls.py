@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,13 +24,22 @@ class SpecsOfCalls:
     it: the axes of it that groups have, if it divides by them on every group.
 
     Args:
-      in_specs: what the user gave; ``None``: nothing.
+      in_specs: what the user gave for arguments that are passed by position; ``None``: nothing.
+      of_keywords: what was given for those that are passed by name.
       submeshes: those of the groups.
       mpmd_axis_name: the axis along which the groups are, if any.
     """
 
-    def __init__(self, in_specs: Any, submeshes: Sequence[AbstractMesh], mpmd_axis_name: str | None):
+    def __init__(
+        self,
+        in_specs: Any,
+        of_keywords: Mapping[str, Any] | None,
+        submeshes: Sequence[AbstractMesh],
+        mpmd_axis_name: str | None,
+    ):
         self._in_specs = in_specs
+        self._of_keywords = of_keywords
+        self._is_open = in_specs is None and not of_keywords
         self._axis_names = submeshes[0].axis_names
         self._mpmd_axis_name = mpmd_axis_name
         self._sizes = [dict(submesh.shape) for submesh in submeshes]
@@ -40,7 +49,7 @@ class SpecsOfCalls:
 
     def are_own(self, call: Call) -> tuple[bool, ...]:
         """Whether the spec of each leaf is the array's own, rather than one that the user gave."""
-        if self._in_specs is None:
+        if self._is_open:
             return (True,) * len(call.leaves)
         return tuple(spec is None for spec in self._given_for(call))
 
@@ -49,9 +58,9 @@ class SpecsOfCalls:
 
         Raises: ``CompileError`` that names every leaf whose given spec does not fit it.
         """
-        if self._in_specs is None and not self._can_shard:
+        if self._is_open and not self._can_shard:
             return None
-        if self._in_specs is None:
+        if self._is_open:
             specs = tuple(map(self._carried, call.leaves))
             return specs if any(specs) else None
         given = self._given_for(call)
@@ -63,8 +72,10 @@ class SpecsOfCalls:
     def _given_for(self, call: Call) -> tuple[Spec | None, ...]:
         given = self._given.get(call.key)
         if given is None:
-            given = tuple(input_specs(self._in_specs, call, self._axis_names, self._mpmd_axis_name))
-            self._given[call.key] = given
+            found = input_specs(
+                self._in_specs, call, self._axis_names, self._mpmd_axis_name, self._of_keywords
+            )
+            given = self._given[call.key] = tuple(found)
         return given
 
     def _carried(self, leaf: Any) -> Spec | None:

@@ -51,6 +51,7 @@ class Choice:
       decisions: what the step is traced under.
       in_shardings: for each leaf of the step's positional arguments that are not static, how the devices of
         a group share it; ``None``: every group is one device.
+      kwarg_shardings: the same for the arguments that are passed by name, by name.
       donate_argnums: the arguments that the step returns updated, such as the state.
       notes: what else is to be said, such as how many candidates were simulated.
     """
@@ -60,6 +61,7 @@ class Choice:
     examples: int
     decisions: Decisions
     in_shardings: Any
+    kwarg_shardings: Mapping[str, Any] | None
     donate_argnums: tuple[int, ...]
     notes: tuple[str, ...]
     _step: Callable = dataclasses.field(repr=False)
@@ -129,6 +131,7 @@ class Choice:
             )
         chosen = {
             "in_shardings": self.in_shardings,
+            "kwarg_shardings": self.kwarg_shardings,
             "donate_argnums": self.donate_argnums,
             **options_of(self.candidate),
             **self._static,

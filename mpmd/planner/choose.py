@@ -32,15 +32,16 @@ def plan(
     layers_per_stage: Sequence[int] | None = None,
     schedule: Schedule | type[Schedule] | str | None = None,
     num_microbatches: int | None = None,
-    submesh: Mapping[Kind, int] | None = None,
+    submesh: Mapping[Kind, int] | Sequence[Mapping[Kind, int]] | None = None,
     remat: bool | None = None,
     fsdp: bool | None = None,
     in_shardings: Any = None,
+    kwarg_shardings: Mapping[str, Any] | None = None,
     static_argnums: int | Iterable[int] = (),
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] | None = None,
     simulate: int = 32,
-    seconds: float = 10.0,
+    seconds: float | None = None,
     measure: int = 0,
 ) -> Choice:
     """Chooses how a cluster runs a train step, and says what that costs.
@@ -66,14 +67,16 @@ def plan(
       kwargs: arguments that the step is called with by name.
       groups, num_stages, layers_per_stage, schedule, num_microbatches, submesh, remat, fsdp: what is fixed;
         ``None`` is open. A schedule may be one of a size, or a family, by class or name. ``submesh`` has the
-        devices of each group along ``data``, ``model`` and ``sequence``. Of several loops, what is fixed
-        holds for each.
+        devices of each group along ``data``, ``model`` and ``sequence``; or a list of these, one for each
+        group. Of several loops, what is fixed holds for each.
       in_shardings: a pytree prefix of the positional arguments with a ``PartitionSpec`` over these axes
         where it is fixed, ``None`` where it is open.
+      kwarg_shardings: the same for arguments that are passed by name, by name.
       static_argnums, static_argnames: as those of ``mpmd.jit``.
       donate_argnums: the arguments that the step may take over; by default those that it returns updated.
       simulate: how many of the best candidates are planned and simulated, beside the alternatives.
-      seconds: after which no further one is.
+      seconds: after which no further one is. By default no clock decides, so that the answer does not depend
+        on the machine: it ends when the plans so far are large enough to have taken about ten seconds.
       measure: of how many of the best the tasks are compiled and run, without a pipeline, on the devices of
         this process, which have to be of the cluster's kind. CPU devices share their host, so the process
         should have as many devices and threads as a node of the cluster.
@@ -96,7 +99,14 @@ def plan(
         fsdp=fsdp,
     )
     subject = Subject.of(
-        step, args, kwargs or {}, in_shardings, static_argnums, static_argnames, donate_argnums
+        step,
+        args,
+        kwargs or {},
+        in_shardings,
+        kwarg_shardings,
+        static_argnums,
+        static_argnames,
+        donate_argnums,
     )
     trials = Trials(subject, cluster)
 
@@ -106,12 +116,14 @@ def plan(
     measuring = functools.partial(measured, cluster=cluster, devices=None)
     result = compete(rows, trials.realize, measuring, cluster, limits)
     best: Row = result.rows[0]
+    in_shardings, kwarg_shardings = trials.shardings(best.candidate)
     return Choice(
         rows=result.rows,
         cluster=cluster,
         examples=trials.profiles[0].rows,
         decisions=decisions_of(best.candidate, trials.profiles),
-        in_shardings=trials.in_shardings(best.candidate),
+        in_shardings=in_shardings,
+        kwarg_shardings=kwarg_shardings,
         donate_argnums=trials.donate_argnums,
         notes=result.notes,
         _step=step,
@@ -170,8 +182,10 @@ def _limits(simulate: Any, seconds: Any, measure: Any) -> Limits:
         for name, value, least in (("simulate", simulate, 1), ("measure", measure, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 yield f"{name} must be a whole number of at least {least}, got {value!r}"
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-            yield f"seconds must be a number above 0, got {seconds!r}"
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0
+        ):
+            yield f"seconds must be a number above 0, or None, got {seconds!r}"
         if isinstance(measure, int) and isinstance(simulate, int) and measure > simulate:
             yield f"measure={measure} candidates cannot be measured when simulate={simulate} are simulated"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -93,11 +93,30 @@ def message_link(cluster: Cluster, source: Place, target: Place) -> Link:
     """
     if source.start == target.start:
         return Link()
-    if _same_node(cluster, min(source.start, target.start), max(source.stop, target.stop)):
+    if share_a_node(cluster, source, target):
         return cluster.device_link
     on_a_node = min(target.num_devices, cluster.devices_per_node)
     parts = max(1, on_a_node // target.submesh.get("model", 1))
     return Link(cluster.node_link.latency, cluster.node_link.bandwidth / parts)
+
+
+def share_a_node(cluster: Cluster, source: Place, target: Place) -> bool:
+    """Whether all devices of two groups are on one node."""
+    return _same_node(cluster, min(source.start, target.start), max(source.stop, target.stop))
+
+
+def parts_on_a_node(cluster: Cluster, place: Place, divided: Collection[str]) -> int:
+    """How many parts of a value that is divided along some axes the devices of one node get.
+
+    Where a group begins within a node, that is the most any node gets if it were at its start.
+    """
+    found, left = 1, min(place.num_devices, cluster.devices_per_node)
+    for kind in INNERMOST_FIRST:
+        size = place.submesh.get(kind, 1)
+        if kind in divided:
+            found *= min(size, left)
+        left = max(1, left // size)
+    return found
 
 
 def _same_node(cluster: Cluster, start: int, stop: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,6 +22,12 @@ HOPELESS = 1.5
 MOST_SEARCHES = 4
 """How often less memory is searched for, when what fits by the formulas does not by its plans."""
 
+MOST_WORK = 50_000
+"""After plans with so many equations and instructions no further one is made, unless a time is given.
+
+It takes about ten seconds. Work and not time, so that the answer does not depend on the machine and its load.
+"""
+
 Realize = Callable[[Candidate], Realized]
 """Makes the plan of a candidate and predicts from it. Raises ``CompileError``."""
 
@@ -37,12 +44,12 @@ class Limits:
 
     Attributes:
       simulate: how many are planned and simulated, beside the alternatives to a pipeline.
-      seconds: after which no further one is planned.
+      seconds: after which no further one is planned; ``None``: when plans have had ``MOST_WORK``.
       measure: of how many the tasks are run.
     """
 
     simulate: int
-    seconds: float
+    seconds: float | None
     measure: int
 
 
@@ -87,6 +94,7 @@ class _Contest:
         self._fitting: list[tuple[Row, Realized]] = []
         self._refused: list[Row] = []
         self._count = 0  # of candidates that are to be planned
+        self._work = 0  # of the plans so far
 
     @property
     def has_fitting(self) -> bool:
@@ -110,17 +118,21 @@ class _Contest:
 
     def simulate(self, rows: Sequence[Row], realize: Realize, limits: Limits) -> list[Row]:
         """Goes through the rows; returns those that are left."""
-        start = time.monotonic()
+        end = math.inf if limits.seconds is None else time.monotonic() + limits.seconds
         in_order = self._in_order(rows)
         self._count = count = limits.simulate + sum(bool(row.label) for row in in_order[1:])
         for number, row in enumerate(in_order):
-            is_over = number >= count or time.monotonic() - start > limits.seconds
+            is_over = number >= count or self._is_over(end)
             if (is_over and self._fitting) or shortage(row.prediction, self._cluster):
                 return in_order[number:]
             if self._is_hopeless(row):
                 return in_order[number:]
             self._simulate(row, realize)
         return []
+
+    def _is_over(self, end: float) -> bool:
+        """Whether the time is over, or where it is not limited, what may be planned."""
+        return self._work > MOST_WORK if math.isinf(end) else time.monotonic() > end
 
     def _is_hopeless(self, row: Row) -> bool:
         """Whether the formulas say that a candidate is much slower than the best one is by its plan."""
@@ -149,6 +161,7 @@ class _Contest:
             first = error.faults[0].splitlines()[0]
             self._refused.append(dataclasses.replace(row, reason=f"cannot be compiled: {first}"))
         else:
+            self._work += realized.work
             self._enter(row, realized)
 
     def _enter(self, row: Row, realized: Realized) -> None:
@@ -219,5 +232,7 @@ class _Contest:
             return []
         text = f"{done} candidates were planned and simulated; of {len(fitting)} more, formulas say the costs"
         if done < self._count and not self._is_hopeless(fitting[0]):
-            text += f" (the {limits.seconds:g} seconds for it were over)"
+            timed = limits.seconds is not None
+            over = f"{limits.seconds:g} seconds were over" if timed else "their plans are large"
+            text += f" ({over}; with more seconds= more are planned)"
         return [text]

@@ -21,7 +21,8 @@ class Fixed:
       layers_per_stage: the layers of each stage, in order.
       schedule: a schedule, or the name of a family of ``mpmd.schedules.families.FAMILIES``, of any size.
       num_microbatches: of a step.
-      submesh: the devices of each group along each axis; 1 along an axis that is left out.
+      submesh: the devices of each group along each axis, the same for all groups or one for each; 1 along an
+        axis that is left out.
       remat: whether layers are computed again in the backward.
       fsdp: whether weights are divided over ``data``.
     """
@@ -31,7 +32,7 @@ class Fixed:
     layers_per_stage: tuple[int, ...] | None = None
     schedule: Schedule | str | None = None
     num_microbatches: int | None = None
-    submesh: Mapping[Kind, int] | None = None
+    submesh: Mapping[Kind, int] | tuple[Mapping[Kind, int], ...] | None = None
     remat: bool | None = None
     fsdp: bool | None = None
 
@@ -50,7 +51,16 @@ class Fixed:
             given["schedule"] = _family(schedule)
         if layers is not None:
             given["layers_per_stage"] = tuple(layers)
+        if isinstance(given.get("submesh"), list):
+            given["submesh"] = tuple(given["submesh"])
         return cls(**given)
+
+    @property
+    def submeshes(self) -> tuple[Mapping[Kind, int], ...]:
+        """The submeshes that are fixed: one for each group, one for all of them, or none."""
+        if self.submesh is None:
+            return ()
+        return self.submesh if isinstance(self.submesh, tuple) else (self.submesh,)
 
 
 def _faults(given: Mapping[str, Any]) -> Iterator[str]:
@@ -65,16 +75,22 @@ def _faults(given: Mapping[str, Any]) -> Iterator[str]:
         )
     yield from _schedule_faults(given.get("schedule"))
     submesh, kinds = given.get("submesh"), get_args(Kind)
-    if submesh is not None and not (
-        isinstance(submesh, Mapping) and all(axis in kinds and _is_count(n) for axis, n in submesh.items())
-    ):
+    each = submesh if isinstance(submesh, list | tuple) else [{} if submesh is None else submesh]
+    if not each or not all(map(_is_submesh, each)):
         yield (
             f"submesh must have the devices of each group along the axes {', '.join(kinds)}, such as "
-            f"{{'data': 2, 'model': 4}}, got {submesh!r}"
+            "{'data': 2, 'model': 4}, or be a list with one of these for each group; got "
+            f"{submesh!r}"
         )
     for name in ("remat", "fsdp"):
         if (value := given.get(name)) is not None and not isinstance(value, bool):
             yield f"{name} must be True, False, or None, which leaves it open; got {value!r}"
+
+
+def _is_submesh(submesh: Any) -> bool:
+    return isinstance(submesh, Mapping) and all(
+        axis in get_args(Kind) and _is_count(number) for axis, number in submesh.items()
+    )
 
 
 def _schedule_faults(schedule: Any) -> Iterator[str]:

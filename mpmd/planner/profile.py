@@ -41,10 +41,12 @@ class Division:
       largest: the number of devices has to divide this: the greatest common divisor of the sizes of what is
         divided.
       operations, weights, activations: the shares of the layer's operations, of its weights' bytes, and of
-        the bytes of its residuals and messages that are divided, from 0 to 1; the rest is on every device.
+        the bytes of its residuals and of what it gets from other layers that are divided, from 0 to 1; the
+        rest is on every device.
       reduced_forward, reduced_backward: bytes of the values that are summed over the axis in each microbatch.
         What is gathered, or summed and scattered, counts half.
       reduced_per_step: bytes of gradients that are summed over the axis once per step.
+      received: the share of the bytes of what it gets from other layers alone.
     """
 
     largest: int
@@ -54,6 +56,7 @@ class Division:
     reduced_forward: float = 0.0
     reduced_backward: float = 0.0
     reduced_per_step: float = 0.0
+    received: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,20 +15,20 @@ from mpmd.routes import Topology
 from mpmd.schedules import TaskLists
 from mpmd.schedules.check import total_order
 from mpmd.simulate.costs import Costs, Link
-from mpmd.simulate.plan import plan_workload
+from mpmd.simulate.plan import MessageBytes, plan_workload
 from mpmd.simulate.result import Gap, Simulation
 from mpmd.simulate.schedule import schedule_workload
 from mpmd.simulate.sharing import run_sharing
 from mpmd.simulate.workload import run
 
-__all__ = ["Costs", "Gap", "Link", "Simulation", "simulate"]
+__all__ = ["Costs", "Gap", "Link", "MessageBytes", "Simulation", "simulate"]
 
 
 def simulate(
     program: TaskLists | Plan,
     costs: Costs | None = None,
     steps: int = 1,
-    topology: Topology | None = None,
+    topology: Topology | MessageBytes | None = None,
 ) -> Simulation:
     """When everything happens if each group runs its list in order, each task as early as possible.
 
@@ -43,7 +43,8 @@ def simulate(
       steps: how many steps to run in a row. A group starts the next step as soon as it has ended the one
         before, since its weights are its own; the groups do not wait for one another in between.
       topology: the processes of a plan's groups, ``step.topology``: messages have the bytes that travel
-        between those; without it, as between groups of one process, those of whole values.
+        between those; without it, as between groups of one process, those of whole values. Or a function that
+        says the bytes of a value on an edge.
 
     Raises: ``ValueError`` when the groups deadlock, with what each waits for.
     """

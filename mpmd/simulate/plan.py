@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mpmd.ir import AnyTask, Cell, Edge, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send, Tell
 from mpmd.memory import sizes_on_devices
@@ -14,22 +14,34 @@ _MessageKey = tuple[Edge, int]
 """The edge and the tag of a message."""
 
 
-def plan_workload(plan: Plan, costs: Costs, topology: Topology | None = None) -> Workload:
+MessageBytes = Callable[[Edge, Name], float]
+"""How many bytes a value has on the link of an edge."""
+
+
+def plan_workload(plan: Plan, costs: Costs, sizes: Topology | MessageBytes | None = None) -> Workload:
     """The operations of a plan: its runs.
 
     A receive only posts: the first reader of one of its values waits for the message, and the end of the step
     waits for the step's results. Memory is the bytes on each device of a group: of the values that it holds,
     counted as ``verify`` counts them, of XLA's temporaries if the groups have compiled, and of the messages
     that have been sent to it. Every step starts with the arguments and constants. A message has the bytes
-    that travel between the processes of the ``topology``, or those of its whole values.
+    that travel between the processes of a topology, those that are said, or those of its whole values.
 
     Raises: ``ValueError`` for a kind of task without a time, and for a message that is awaited but never
     sent.
     """
-    builder = _WorkloadBuilder(plan, costs, topology)
+    builder = _WorkloadBuilder(plan, costs, _message_bytes(plan, sizes))
     for program in plan.programs:
         builder.add(program)
     return builder.workload()
+
+
+def _message_bytes(plan: Plan, sizes: Topology | MessageBytes | None) -> MessageBytes:
+    if isinstance(sizes, Topology):
+        routes = Routes(plan, sizes)
+        return lambda edge, name: routes.of_value(edge, name).nbytes
+    whole = {name: aval.nbytes for name, aval in plan.avals().items()}
+    return sizes or (lambda edge, name: whole[name])
 
 
 class _WorkloadBuilder:
@@ -40,11 +52,10 @@ class _WorkloadBuilder:
     on each device of the group that is added.
     """
 
-    def __init__(self, plan: Plan, costs: Costs, topology: Topology | None):
+    def __init__(self, plan: Plan, costs: Costs, message_bytes: MessageBytes):
         self._plan = plan
         self._costs = costs
-        self._routes = Routes(plan, topology) if topology else None
-        self._whole = {name: aval.nbytes for name, aval in plan.avals().items()}
+        self._message_bytes = message_bytes
         self._sizes: Mapping[Name, int] = {}
         tasks = (run.task for program in plan.programs for run in program.runs)
         cells = (task for task in tasks if isinstance(task, Cell))
@@ -138,10 +149,8 @@ class _WorkloadBuilder:
             self._add_operation(Instant(", ".join(values)))
             self._wait(values, pending)
 
-    def _sent_bytes(self, edge: Edge, values: Sequence[Name]) -> int:
-        if self._routes is None:
-            return sum(self._whole[name] for name in values)
-        return sum(self._routes.of_value(edge, name).nbytes for name in values)
+    def _sent_bytes(self, edge: Edge, values: Sequence[Name]) -> float:
+        return sum(self._message_bytes(edge, name) for name in values)
 
     def _bytes(self, values: Iterable[Name]) -> int:
         return sum(self._sizes[name] for name in values)

@@ -119,6 +119,17 @@ def test_specs_are_called_shardings_too(wide):
         mpmd.jit(train, wide, out_specs=P(), out_shardings=P())
 
 
+def test_specs_of_arguments_that_are_passed_by_name(wide):
+    state, (xs, ys) = weights(2), batch()
+    step = mpmd.jit(train, wide, in_shardings=(P(),), kwarg_shardings={"ys": P(None, "data")})
+    loaded = step.compile(state, ys=ys, xs=xs)
+    specs = {leaf.path: leaf.spec for leaf in loaded.plan.inputs}
+    assert specs["kwargs['ys']"] == (None, "data") and specs["kwargs['xs']"] == ()
+    assert_close(loaded(state, ys=ys, xs=xs), jax.jit(train)(state, xs, ys))
+    with pytest.raises(ValueError, match="kwarg_shardings has 'ys', and passed by name are none"):
+        step(state, xs, ys)
+
+
 def placed(tree, mesh, *spec):
     return jax.device_put(tree, NamedSharding(mesh, P(*spec)))
 

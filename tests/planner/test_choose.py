@@ -112,6 +112,14 @@ def test_loops_of_unlike_stages_as_they_are_written():
     assert numbers == [(len(c.layers_per_stage), c.num_microbatches) for c in choice.candidate.loops]
 
 
+def test_a_loop_with_fewer_layers_than_groups_runs_on_the_first_ones():
+    submesh = [{"data": 2}, {}, {}, {"model": 2}]
+    args = adversarial_arguments()
+    choice = check_computes_the_same(adversarial_step, args, submesh=submesh, num_microbatches=4)
+    assert [loop.schedule.mpmd_dim for loop in choice.candidate.loops] == [4, 3]
+    assert choice.launch["groups"] == [{"data": 1, "sequence": 1, "model": 1, **own} for own in submesh]
+
+
 def test_loops_cannot_have_more_groups_than_layers():
     with pytest.raises(ValueError, match="loop 0: groups=5 need a stage each; the step has 4 layers"):
         mpmd.plan(adversarial_step, *adversarial_arguments(), cluster=CLUSTER, groups=5)
@@ -209,12 +217,29 @@ def test_static_arguments_and_arguments_by_name():
         cluster=CLUSTER,
         static_argnums=2,
         groups=2,
+        submesh={"data": 2, "model": 2},
         simulate=1,
     )
+    assert choice.kwarg_shardings == {"y": P("data")} and choice.in_shardings[2] == P("data")
     assert choice.donate_argnums == (0, 1)
     expected = jax.jit(step, static_argnums=2)(params, state, "mean", x, y=y)
     with choice.mesh() as mesh:
         assert_close(choice.jit(mesh)(params, state, "mean", x, y=y), expected)
+    fixed_y = mpmd.plan(
+        step,
+        params,
+        state,
+        "mean",
+        x,
+        kwargs={"y": y},
+        kwarg_shardings={"y": P()},
+        cluster=CLUSTER,
+        static_argnums=2,
+        groups=1,
+        submesh={"data": 2},
+        simulate=1,
+    )
+    assert fixed_y.kwarg_shardings == {"y": P()}
 
 
 def test_a_mesh_of_other_groups():
@@ -240,6 +265,7 @@ def test_groups_of_several_nodes_have_several_processes():
         (ValueError, {"groups": 0, "remat": 1}, "groups must be a whole number.*\nremat must be True"),
         (ValueError, {"schedule": "Best"}, "schedule must be a schedule.*Std1F1B"),
         (ValueError, {"submesh": {"expert": 2}}, "along the axes data, model, sequence"),
+        (ValueError, {"submesh": [{"data": 2}, 2]}, "a list with one of these for each group"),
         (ValueError, {"layers_per_stage": (0, 4)}, "layers_per_stage must have"),
         (ValueError, {"measure": 3, "simulate": 2}, "measure=3 candidates cannot be measured"),
         (ValueError, {"groups": 9}, "the cluster has 8"),

@@ -13,7 +13,14 @@ from mpmd.planner.trials.realize import Realized
 from mpmd.schedules import Std1F1B
 from mpmd.simulate import Costs, Link
 
+WORK = 10
 CLUSTER = Cluster(1, 4, 100.0, 1.0, 1.0, Link(), Link())
+
+
+class Planned(Realized):
+    """A plan of which only the prediction is there."""
+
+    work = WORK
 
 
 def row(number, seconds, memory=50.0, label=""):
@@ -26,7 +33,7 @@ def prediction(seconds, memory, source):
     return Prediction(seconds, 0.1, 0.2, Memory(0, memory, 0, 0, 0, 0, 0), (seconds,), source)
 
 
-def run(rows, plans, simulate=8, measure=0, seconds=60.0, again=(), searched=None):
+def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None):
     """The numbers of microbatches in the order of the result; what was planned; and the result.
 
     Args:
@@ -42,7 +49,7 @@ def run(rows, plans, simulate=8, measure=0, seconds=60.0, again=(), searched=Non
         found = plans.get(number, (float(number), 50.0))
         if isinstance(found, Exception):
             raise found
-        return Realized(None, None, Costs(), prediction(*found, "simulation"))
+        return Planned(None, None, Costs(), prediction(*found, "simulation"))
 
     def measured(realized, candidate):
         seconds = 10 - realized.prediction.seconds
@@ -74,8 +81,15 @@ def test_alternatives_are_planned_before_the_others():
 def test_the_time_for_it_ends(monkeypatch):
     clock = itertools.count(step=40)
     monkeypatch.setattr("mpmd.planner.contest.time.monotonic", lambda: float(next(clock)))
+    _, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {}, seconds=60.0)
+    assert planned == [1] and "(60 seconds were over; " in result.notes[0]
+
+
+def test_without_a_time_the_work_decides_and_no_clock(monkeypatch):
+    monkeypatch.setattr("mpmd.planner.contest.time.monotonic", None)
+    monkeypatch.setattr("mpmd.planner.contest.MOST_WORK", 2 * WORK - 1)
     _, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {})
-    assert planned == [1] and "the 60 seconds for it were over" in result.notes[0]
+    assert planned == [1, 2] and "(their plans are large; " in result.notes[0]
 
 
 def test_what_is_much_slower_by_formula_is_not_planned():

@@ -134,7 +134,7 @@ def test_weights_that_are_gathered_once_take_memory():
 
 def test_shares_of_several_axes_multiply():
     divisions = {
-        "data": Division(8, 1.0, 0.0, 1.0),
+        "data": Division(8, 1.0, 0.0, 1.0, received=1.0),
         "model": Division(8, 0.5, 1.0, 0.5, reduced_forward=4e9),
     }
     work = TaskWork(8e12, 0.0)

@@ -33,7 +33,7 @@ def trials(request):
     params = [{"up": up, "bias": bias, "down": down} for _ in range(LAYERS)]
     x = jax.ShapeDtypeStruct((ROWS, WIDTH), "float32")
     args = (params, jax.eval_shape(ADAM.init, params), x, x)
-    return Trials(Subject.of(open_step, args, {}, None, None, None, None), request.param), request.param
+    return Trials(Subject.of(open_step, args, {}, None, None, None, None, None), request.param), request.param
 
 
 @pytest.mark.parametrize("num_microbatches", [4, 16])
@@ -49,7 +49,7 @@ def test_the_formula_is_near_the_simulation_of_the_plan(trials, groups, submesh,
         remat=False,
         fsdp=False,
     )
-    formula = evaluate(CostModel(made.profile, cluster), candidate).prediction
+    formula = evaluate(CostModel(made.profiles[0], cluster), candidate).prediction
     simulated = made.realize(candidate).prediction
     assert formula.seconds == pytest.approx(simulated.seconds, rel=0.1)
     assert formula.bubble == pytest.approx(simulated.bubble, abs=0.05)

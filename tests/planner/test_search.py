@@ -69,6 +69,15 @@ def test_a_schedule_of_a_size_fixes_stages_and_groups():
         assert [submesh["data"] for submesh in row.candidate.submeshes] == [2] * 4
 
 
+@pytest.mark.parametrize("effort", [Effort(), Effort(exhaustive=False)])
+def test_each_group_has_the_submesh_that_is_fixed_for_it(effort):
+    submesh = ({"data": 4}, {"model": 2}, {})
+    for row in find(SMALL, a100s(nodes=1), Fixed(submesh=submesh), effort).rows:
+        assert row.candidate.schedule.mpmd_dim == 3
+        sizes = [{k: n for k, n in own.items() if n > 1} for own in row.candidate.submeshes]
+        assert sizes == [*submesh]
+
+
 def test_marked_stages_stay():
     made = dataclasses.replace(SMALL, are_stages=True, num_microbatches=8)
     for row in search(made, a100s(nodes=1)):
@@ -104,6 +113,8 @@ def test_without_backwards_there_are_forwards_alone():
         (Fixed(schedule="Interleaved1F1B", groups=2, num_stages=3), ["mpmd_dim=2 takes num_stages=2, 4, 6"]),
         (Fixed(schedule="ForwardOnly"), ["the step has backwards"]),
         (Fixed(submesh={"data": 4}, groups=4), ["would have 16 devices; the cluster has 8"]),
+        (Fixed(submesh=({"data": 4}, {"data": 8})), ["would have 12 devices; the cluster has 8"]),
+        (Fixed(submesh=({}, {}), groups=3), ["the devices of 2 groups, and there are to be 3"]),
         (Fixed(submesh={"model": 3}), ["model=3 does not divide 16"]),
         (Fixed(submesh={"sequence": 2}), ["the step has nothing to divide along sequence"]),
         (Fixed(submesh={"model": 2}, fsdp=True), ["along which submesh={'model': 2} has one device"]),

@@ -28,7 +28,7 @@ def random_problem(seed, most_layers, most_devices):
     for _ in range(draw.randint(2, most_layers)):
         weights, summed = 10**6 * draw.randint(0, 100), 1e6 * draw.randint(0, 5)
         divisions = {
-            "data": Division(1, 1.0, 0.0, 1.0, reduced_per_step=float(weights)),
+            "data": Division(1, 1.0, 0.0, 1.0, received=1.0, reduced_per_step=float(weights)),
             "model": Division(2, 1.0, 1.0, 0.5, summed, summed),
         }
         operations, entering = 1e9 * draw.randint(1, 50), 10**6 * draw.randint(0, 4)

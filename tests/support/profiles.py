@@ -26,7 +26,7 @@ def gpt(
     stream = 2 * length * width
     blocks = [_block(index, width, heads, length) for index in range(num_layers)]
     divisions: dict[Kind, Division] = {
-        "data": Division(rows, 1.0, 0.0, 1.0, reduced_per_step=4.0 * vocabulary * width),
+        "data": Division(rows, 1.0, 0.0, 1.0, received=1.0, reduced_per_step=4.0 * vocabulary * width),
         "model": Division(vocabulary, 1.0, 1.0, 0.0, reduced_forward=stream),
     }
     weights = vocabulary * width
@@ -72,7 +72,7 @@ def _block(index: int, width: int, heads: int, length: int) -> Layer:
         residuals=residuals,
         entering=stream,
         divisions={
-            "data": Division(1, 1.0, 0.0, 1.0, reduced_per_step=4.0 * weights),
+            "data": Division(1, 1.0, 0.0, 1.0, received=1.0, reduced_per_step=4.0 * weights),
             "model": Division(
                 heads,
                 1.0,
@@ -115,7 +115,7 @@ def layer(
     divisions: dict[Kind, Division] | None = None,
 ) -> Layer:
     """A layer whose backward has twice the operations of its forward, and whose rows can be divided."""
-    data = Division(1, 1.0, 0.0, 1.0, reduced_per_step=float(weights))
+    data = Division(1, 1.0, 0.0, 1.0, received=1.0, reduced_per_step=float(weights))
     return Layer(
         name,
         TaskWork(operations, 0.0),

@@ -51,15 +51,16 @@ class Divider:
         forward, backward = shared.get("fwd", Shared()), shared.get("bwd", Shared())
         weights = step.weights(layer)
         kept = [step.flat.value(var) for var in step.residuals(layer)]
-        kept += [step.flat.value(var) for var, _ in step.received(layer)]
+        received = [step.flat.value(var) for var, _ in step.received(layer)]
         operations = sum(self._operations[work] for work in works)
         division = Division(
             largest=math.gcd(*self._sizes(works, weights, sharing)),
             operations=(forward.operations + backward.operations) / max(1, operations),
             weights=self._share(weights, sharing),
-            activations=self._share(kept, sharing),
+            activations=self._share(kept + received, sharing),
             reduced_forward=forward.reduced,
             reduced_backward=backward.reduced,
+            received=self._share(received, sharing),
             reduced_per_step=sum(self._nbytes_per_step(work, shared[work.kind]) for work in works),
         )
         return division if division.largest > 1 else None

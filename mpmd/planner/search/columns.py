@@ -119,10 +119,5 @@ def product(shares: Iterable[Array]) -> Array:
     return math.prod(shares)  # type: ignore[return-value]
 
 
-def between_layers(shares: list[Array]) -> Array:
-    """The share of values between layers, none of which is divided along ``model``."""
-    return product(share for kind, share in zip(INNERMOST_FIRST, shares, strict=True) if kind != "model")
-
-
 def _array(numbers: Iterable[float]) -> Array:
     return np.array([*numbers], dtype=float)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mpmd.planner.fixed import Fixed
 from mpmd.planner.hardware import Cluster
-from mpmd.planner.profile import Profile
+from mpmd.planner.profile import Kind, Profile
 from mpmd.schedules import FAMILIES, Schedule
 
 
@@ -23,9 +23,14 @@ def combined(fixed: Fixed, profile: Profile) -> Fixed:
         fixed,
         layers_per_stage=layers,
         num_stages=fixed.num_stages or stages,
-        groups=fixed.groups or (schedule.mpmd_dim if schedule else None),
+        groups=fixed.groups or (schedule.mpmd_dim if schedule else _num_submeshes(fixed)),
         num_microbatches=fixed.num_microbatches or profile.num_microbatches,
     )
+
+
+def _num_submeshes(fixed: Fixed) -> int | None:
+    """The number of groups, if each has a submesh."""
+    return len(fixed.submesh) if isinstance(fixed.submesh, tuple) else None
 
 
 def contradictions(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator[str]:
@@ -111,20 +116,31 @@ def _of_microbatches(fixed: Fixed, profile: Profile) -> Iterator[str]:
 
 def _of_submesh(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator[str]:
     devices, groups = cluster.nodes * cluster.devices_per_node, fixed.groups or 1
-    if fixed.submesh is None:
+    if not fixed.submeshes:
         if fixed.fsdp and devices == 1:
             yield "fsdp=True needs several devices; the cluster has one"
         elif fixed.fsdp and groups == devices:
             yield f"fsdp=True needs a group of several devices; groups={groups} have one each"
         return
-    size = math.prod(fixed.submesh.values())
-    if size * groups > devices:
-        which = f"{groups} groups" if groups > 1 else "a group"
-        yield f"{which} of {fixed.submesh} would have {size * groups} devices; the cluster has {devices}"
-    if fixed.fsdp and fixed.submesh.get("data", 1) == 1:
+    if _num_submeshes(fixed) not in (None, groups):
+        yield f"submesh has the devices of {_num_submeshes(fixed)} groups, and there are to be {groups}"
+        return
+    each = fixed.submeshes * (1 if isinstance(fixed.submesh, tuple) else groups)
+    if (size := sum(math.prod(submesh.values()) for submesh in each)) > devices:
+        if isinstance(fixed.submesh, tuple):
+            which = "groups of submesh"
+        else:
+            which = f"{groups} groups of {fixed.submesh}" if groups > 1 else f"a group of {fixed.submesh}"
+        yield f"{which} would have {size} devices; the cluster has {devices}"
+    if fixed.fsdp and all(submesh.get("data", 1) == 1 for submesh in each):
         yield f"fsdp=True divides weights over data, along which submesh={fixed.submesh} has one device"
+    for submesh in fixed.submeshes:
+        yield from _of_division(submesh, fixed, profile)
+
+
+def _of_division(submesh: Mapping[Kind, int], fixed: Fixed, profile: Profile) -> Iterator[str]:
     rows = profile.rows // (fixed.num_microbatches or 1)
-    for kind, number in fixed.submesh.items():
+    for kind, number in submesh.items():
         sizes = [layer.divisions[kind].largest for layer in profile.layers if kind in layer.divisions]
         if kind == "data" and rows % number:
             yield f"data={number} does not divide the {rows} rows that a microbatch has at most"

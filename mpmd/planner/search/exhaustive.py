@@ -101,9 +101,9 @@ def _schedules(space: Space, groups: int) -> Iterator[Schedule]:
 
 
 def _submeshes(space: Space, groups: int) -> Iterator[tuple[Submesh, ...]]:
-    """All that the devices suffice for; the same for each group where a submesh is fixed."""
+    """All that the devices suffice for, or those that are fixed."""
     if space.fixed.submesh is not None:
-        yield (space.submeshes[0],) * groups
+        yield space.of_groups(space.submeshes[0], groups)
         return
 
     def extended(devices: int, number: int) -> Iterator[tuple[Submesh, ...]]:

@@ -69,7 +69,8 @@ def _schedules(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
             continue
         # Which end of the pipeline is to have the larger groups depends on the schedule.
         orders = [own.submeshes, own.submeshes[::-1]]
-        for submeshes in orders[: 1 if orders[0] == orders[1] else 2]:
+        one = orders[0] == orders[1] or space.fixed.submesh is not None
+        for submeshes in orders[: 1 if one else 2]:
             if (schedule, submeshes) != (own.schedule, own.submeshes):
                 yield best_of_shape(space, dataclasses.replace(own, schedule=schedule, submeshes=submeshes))
 

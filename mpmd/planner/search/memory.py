@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from mpmd.planner.search.columns import Array, Columns, Setting, between_layers, product
+from mpmd.planner.search.columns import Array, Columns, Setting, product
 from mpmd.planner.search.costs import DATA
 
 
@@ -40,7 +40,8 @@ def layer_bytes(columns: Columns, setting: Setting) -> LayerBytes:
     held = product(columns.shares("weights", setting.sizes))
     shares = columns.shares("activations", setting.sizes)
     weights, gradients, state = (columns.of(name) * held for name in ("weights", "gradients", "state"))
-    entering = columns.of("entering") * columns.rows(setting) * between_layers(shares)
+    received = product(columns.shares("received", setting.sizes))
+    entering = columns.of("entering") * columns.rows(setting) * received
     residuals = columns.of("residuals") * columns.rows(setting) * product(shares)
     within = np.maximum(columns.forward[-1], columns.backward[-1])
     temporaries = 2 * entering + within * columns.rows(setting) * product(shares)

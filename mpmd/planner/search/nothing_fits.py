@@ -37,9 +37,12 @@ def nothing_fits(space: Space) -> str:
 
 def _words(evaluation: Evaluation) -> str:
     candidate = evaluation.candidate
-    submesh = " x ".join(f"{kind} {size}" for kind, size in candidate.submeshes[0].items() if size > 1)
+    submeshes = dict.fromkeys(
+        " x ".join(f"{kind} {size}" for kind, size in submesh.items() if size > 1) or "one device"
+        for submesh in candidate.submeshes
+    )
     parts = [
-        f"{len(candidate.submeshes)} groups of {submesh or 'one device'}",
+        f"{len(candidate.submeshes)} groups of {' and '.join(submeshes)}",
         f"{candidate.num_microbatches} microbatches",
         candidate.schedule.name,
         *(["remat"] if candidate.remat else []),

@@ -111,7 +111,11 @@ def search_loops(
     loops = _loops({kind: kinds.index(kind) for kind in kinds}, profiles, cluster, fixed, effort)
     rows: list[Row] = []
     num_tasks = 0
+    # What is fixed for the loop with most layers is fixed for the step.
+    groups = max(loop.space.fixed.groups or 0 for loop in loops.values())
     for label, ground in _grounds([*loops.values()]):
+        if groups and len(ground.submeshes) != groups:
+            continue
         if num_tasks > effort.tasks and not label:
             continue
         best, tasks = _best_on(ground, loops, cluster)
@@ -171,10 +175,8 @@ def _loops(
     most = max(len(profile.layers) for profile in profiles)
     of_kinds, faults = {}, []
     for kind in kinds:
-        profile, own = profiles[kind], fixed[kind]
-        if own.groups is not None and own.groups <= most:
-            own = dataclasses.replace(own, groups=min(own.groups, len(profile.layers)))
-        own = of_kinds[kind] = combined(own, profile)
+        profile = profiles[kind]
+        own = of_kinds[kind] = combined(_on_fewer_groups(fixed[kind], len(profile.layers), most), profile)
         faults += [f"loop {kind}: {fault}" for fault in contradictions(own, profile, cluster)]
     if faults:
         raise ValueError("\n".join(faults))
@@ -187,6 +189,21 @@ def _loops(
             raise ValueError(f"loop {kind}: {error}") from error
         loops[kind] = _Loop(Space(CostModel(profile, cluster), own), rows)
     return loops
+
+
+def _on_fewer_groups(fixed: Fixed, num_layers: int, most: int) -> Fixed:
+    """What is fixed for a loop with fewer layers than there are groups.
+
+    Args:
+      most: the layers of the loop that has most.
+    """
+    submesh, groups = fixed.submesh, fixed.groups
+    if isinstance(submesh, tuple):
+        groups = groups or len(submesh)
+    if groups is None or not num_layers < groups <= most:
+        return fixed
+    fewer = submesh[:num_layers] if isinstance(submesh, tuple) else submesh
+    return dataclasses.replace(fixed, groups=num_layers, submesh=fewer)
 
 
 def _grounds(loops: Sequence[_Loop]) -> list[tuple[str, Ground]]:

@@ -10,16 +10,24 @@ from itertools import accumulate
 import numpy as np
 
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.collectives import Place, axis_links, message_link, places_of
+from mpmd.planner.collectives import (
+    INNERMOST_FIRST,
+    Place,
+    axis_links,
+    message_link,
+    places_of,
+    share_a_node,
+)
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Profile
-from mpmd.planner.search.columns import Array, Columns, Setting, Way, between_layers, setting_of
+from mpmd.planner.search.columns import Array, Columns, Setting, Way, product, setting_of
 from mpmd.planner.search.costs import LayerSeconds, layer_seconds
 from mpmd.planner.search.memory import LayerBytes, layer_bytes
 from mpmd.simulate import Link
 from mpmd.tasks import TaskType
 
 SECONDS = tuple(field.name for field in dataclasses.fields(LayerSeconds))
+MODEL = INNERMOST_FIRST.index("model")
 BYTES = tuple(field.name for field in dataclasses.fields(LayerBytes))
 
 
@@ -113,11 +121,23 @@ class Stages:
             before, after = self.homes[stage - 1], self.homes[stage]
             for sender, reader, task in ((before, after, stage - 1), (after, before, stage)):
                 link = message_link(self.model.cluster, self.places[sender], self.places[reader])
-                time = self.message_bytes(stage, reader) / link.bandwidth
+                nbytes = self.message_bytes(stage, reader) * self._copies(stage, sender, reader)
+                time = nbytes / link.bandwidth
                 kinds = ("fwd",) if task < stage else ("bwd", "bwdA")
                 seconds |= {(kind, task): time for kind in kinds}  # type: ignore[misc]
                 links[sender, reader] = Link(link.latency, bandwidth=1.0)
         return seconds, links
+
+    def _copies(self, stage: int, sender: int, reader: int) -> float:
+        """How many times the bytes of a device there are of a message along ``model``.
+
+        Within a node each device gets its own over a link of its own. Between nodes the link has what all of
+        them get, where the message of a whole value counts once.
+        """
+        if share_a_node(self.model.cluster, self.places[sender], self.places[reader]):
+            return 1.0
+        along_model = self.model.columns.shares("received", self.settings[reader].sizes)[MODEL]
+        return 1 / float(along_model[self.firsts[stage]])
 
     def skipped_bytes(self) -> list[float]:
         """For each group, what waits there of values that go past layers, on each device."""
@@ -142,5 +162,5 @@ class Stages:
     def _share(self, group: int, layer: int) -> float:
         """What a device of a group gets of a value between layers, over its bytes in the profile."""
         columns, setting = self.model.columns, self.settings[group]
-        share = between_layers(columns.shares("activations", setting.sizes))
+        share = product(columns.shares("received", setting.sizes))
         return float(share[layer]) * columns.rows(setting)

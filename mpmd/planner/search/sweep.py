@@ -78,12 +78,21 @@ class Space:
 
     @functools.cached_property
     def submeshes(self) -> list[Submesh]:
-        """Those that all groups may have."""
+        """Those that all groups may have. Where each has its own, the smallest stands for them."""
         if self.fixed.submesh is not None:
-            return [{kind: self.fixed.submesh.get(kind, 1) for kind in INNERMOST_FIRST}]
+            return [min(self._fixed_submeshes, key=lambda submesh: math.prod(submesh.values()))]
         sizes = [divisors(self.largest(kind), self.num_devices) for kind in INNERMOST_FIRST]
         found = (dict(zip(INNERMOST_FIRST, choice, strict=True)) for choice in itertools.product(*sizes))
         return [submesh for submesh in found if self._takes_devices(math.prod(submesh.values()))]
+
+    @functools.cached_property
+    def _fixed_submeshes(self) -> tuple[Submesh, ...]:
+        return tuple({kind: own.get(kind, 1) for kind in INNERMOST_FIRST} for own in self.fixed.submeshes)
+
+    def of_groups(self, submesh: Submesh, groups: int) -> tuple[Submesh, ...]:
+        """The submeshes of groups that have one like this, or each the one that is fixed for it."""
+        each = isinstance(self.fixed.submesh, tuple)
+        return self._fixed_submeshes if each else (submesh,) * groups
 
     def largest(self, kind: Kind) -> int:
         """The number that a number of devices along an axis has to divide."""
@@ -194,7 +203,7 @@ def smallest(space: Space) -> list[Shape]:
 def _all_shapes(space: Space, least: bool) -> Iterator[Shape]:
     forms = {number: _Forms.of(space, number) for number in space.numbers_of_microbatches}
     for submesh in space.submeshes:
-        for way in space.ways((submesh,)):
+        for way in space.ways(space.of_groups(submesh, 1)):
             yield from _shapes(space, forms[way.num_microbatches], submesh, way, least)
 
 
@@ -285,7 +294,7 @@ def _shapes(space: Space, forms: _Forms, submesh: Submesh, way: Way, least: bool
     residuals = total["residuals"] * forms.in_flight * forms.residuals
     nbytes = held * forms.held + residuals + table.layers["temporaries"].min()
     allowed = np.isfinite(seconds) & (forms.groups * size <= space.num_devices)
-    if not least:
+    if not least and not isinstance(space.fixed.submesh, tuple):
         allowed &= nbytes <= model.cluster.memory
     order = np.where(allowed, nbytes if least else seconds, math.inf)
     rows = order.argmin(axis=0)
@@ -299,7 +308,7 @@ def _shapes(space: Space, forms: _Forms, submesh: Submesh, way: Way, least: bool
         if schedule is not None:
             yield Shape(
                 schedule,
-                (submesh,) * groups,
+                space.of_groups(submesh, groups),
                 way,
                 float(seconds[row, column]),
                 float(nbytes[row, column]),

@@ -304,7 +304,8 @@ def _crossing(eqn: JaxprEqn, given: Sequence[Dimensions], made: set[str]) -> tup
       made: the axes that shard the results.
     """
     gone: list[tuple[int, str]] = []
-    name, numbers = eqn.primitive.name, eqn.params.get("dimension_numbers")
+    name: str = eqn.primitive.name
+    numbers: Any = eqn.params.get("dimension_numbers")
     if name == "dot_general":
         contracted, _ = numbers
         gone = [

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
-from mpmd.ir import Plan
-from mpmd.planner.collectives import INNERMOST_FIRST, Place, axis_links, message_link
+from mpmd.ir import Edge, Name, Plan
+from mpmd.planner.collectives import INNERMOST_FIRST, Place, axis_links, parts_on_a_node, share_a_node
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.trials.device_work import DeviceWork
-from mpmd.simulate import Link
+from mpmd.routes import held_specs
+from mpmd.simulate import Link, MessageBytes
+from mpmd.specs import axes_of, num_parts
 
 
 def task_seconds(
@@ -57,16 +60,36 @@ def longest_summing(
     return max(sums)[1]
 
 
-def edge_links(cluster: Cluster, places: Sequence[Place]) -> dict[tuple[int, int], Link]:
-    """The link of each edge, for messages with the bytes of whole values.
+def edge_links(cluster: Cluster, places: Sequence[Place]) -> dict[Edge, Link]:
+    """The link of each edge: that of a device within a node, and between nodes that of the node."""
+    return {
+        (source, target): (
+            cluster.device_link
+            if share_a_node(cluster, places[source], places[target])
+            else cluster.node_link
+        )
+        for source, target in itertools.permutations(range(len(places)), 2)
+    }
 
-    Each device of the receiver gets its part of a value over the link of ``collectives.message_link``; along
-    ``model`` all of them get the same.
+
+def message_bytes(plan: Plan, cluster: Cluster, places: Sequence[Place]) -> MessageBytes:
+    """The bytes that a value has on the link of an edge: those that a device of the receiver gets.
+
+    Between nodes they are those that the devices of a node get together; what several of them get comes once.
+
+    Args:
+      plan: without open specs.
     """
-    links = {}
-    for source, target in itertools.permutations(range(len(places)), 2):
-        link = message_link(cluster, places[source], places[target])
-        place = places[target]
-        parts = place.num_devices // place.submesh.get("model", 1)
-        links[source, target] = Link(link.latency, link.bandwidth * parts)
-    return links
+    avals = plan.avals()
+    specs = [held_specs(plan, group, plan.submesh(group)) for group in range(len(places))]
+
+    @functools.cache
+    def nbytes(edge: Edge, name: Name) -> float:
+        source, target = (places[group] for group in edge)
+        axes, spec = plan.submesh(edge[1]), specs[edge[1]][name]
+        of_device = avals[name].nbytes / num_parts(spec, axes)
+        if share_a_node(cluster, source, target):
+            return of_device
+        return of_device * parts_on_a_node(cluster, target, axes_of(spec))
+
+    return nbytes

@@ -9,13 +9,13 @@ from mpmd.ir import Name, OutsideTask, Plan, TaskType
 from mpmd.memory import EarliestArrival, GroupMemory, Holding, device_bytes, group_memories
 from mpmd.planner.candidate import Memory, Prediction
 from mpmd.routes import Topology
-from mpmd.simulate import Costs, simulate
+from mpmd.simulate import Costs, MessageBytes, simulate
 from mpmd.simulate.costs import types_of
 
 
 def predict(
     plan: Plan,
-    topology: Topology,
+    topology: Topology | MessageBytes,
     arrivals: Mapping[tuple[tuple[int, int], int], EarliestArrival],
     updated: Collection[int],
     costs: Costs,
@@ -26,7 +26,7 @@ def predict(
     """What a verified plan costs.
 
     Args:
-      topology: of its groups.
+      topology: of its groups, or the bytes of its messages, as ``simulate`` takes them.
       arrivals: when its messages can be there, as ``mpmd.verify.verify`` says.
       updated: the positions of the arguments that the step returns updated.
       costs: of its tasks and links, in seconds.

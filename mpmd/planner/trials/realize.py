@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,26 +19,38 @@ from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Profile
 from mpmd.planner.shared_cores import groups_at_once, time_alone, time_alone_of
 from mpmd.planner.trials.measure import costs_of, measure_tasks
-from mpmd.planner.trials.planned_costs import edge_links, longest_summing, task_seconds
+from mpmd.planner.trials.planned_costs import edge_links, longest_summing, message_bytes, task_seconds
 from mpmd.planner.trials.predict import predict
 from mpmd.planner.trials.predicted_plan import predicted_plan
 from mpmd.planner.trials.shardings import AXES
-from mpmd.simulate import Costs, Simulation, simulate
+from mpmd.simulate import Costs, MessageBytes, Simulation, simulate
 from mpmd.step import jit
 
 
 @dataclasses.dataclass(frozen=True)
 class Realized:
-    """A candidate's plan, with what the groups' compilers add or would add, and its costs in seconds."""
+    """A candidate's plan, with what the groups' compilers add or would add, and its costs in seconds.
+
+    Attributes:
+      message_bytes: what its messages have on the links of ``costs``.
+    """
 
     step: LoweredStep
     plan: Plan
     costs: Costs
     prediction: Prediction
+    message_bytes: MessageBytes | None = None
+
+    @functools.cached_property
+    def work(self) -> int:
+        """How large the plan is, in equations: what it takes to make one is about proportional to that."""
+        jaxprs = {id(jaxpr): jaxpr for jaxpr in self.step.compiled.program.jaxprs.values()}
+        instructions = sum(len(program.instructions) for program in self.plan.programs)
+        return sum(len(jaxpr.eqns) for jaxpr in jaxprs.values()) + instructions // 2
 
     def simulation(self) -> Simulation:
         """When each group does what."""
-        return simulate(self.plan, self.costs, topology=self.step.topology)
+        return simulate(self.plan, self.costs, topology=self.message_bytes)
 
 
 def decisions_of(candidate: Candidate, profiles: Sequence[Profile]) -> Decisions:
@@ -74,15 +87,21 @@ def lower(
     decisions: Decisions,
     args: tuple,
     kwargs: Mapping[str, Any],
-    in_shardings: Any,
+    shardings: tuple[Any, Mapping[str, Any] | None],
     donate_argnums: Sequence[int],
 ) -> LoweredStep:
-    """The plan of a candidate, for groups that are not there."""
+    """The plan of a candidate, for groups that are not there.
+
+    Args:
+      shardings: the specs of the arguments by position, and of those by name.
+    """
+    in_shardings, kwarg_shardings = shardings
     mesh = AbstractMpmdMesh(submeshes_of(candidate))
     planned = jit(
         decided(step, decisions),
         mesh,
         in_shardings=in_shardings,
+        kwarg_shardings=kwarg_shardings,
         donate_argnums=tuple(donate_argnums),
         **options_of(candidate),
     )
@@ -96,7 +115,8 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: Cluster) -> Real
     seconds = task_seconds(predicted.plan, predicted.work, cluster, places)
     alone = {key: time * time_alone(cluster) for key, time in seconds.items()}
     costs = _costs(predicted.plan, alone, cluster, places)
-    realized = _realized(step, predicted.plan, costs, cluster, "simulation")
+    sent = message_bytes(predicted.plan, cluster, places)
+    realized = _realized(step, predicted.plan, costs, cluster, sent, "simulation")
     summing = longest_summing(predicted.plan, predicted.work, cluster, places)
     return _communicating(realized, summing / realized.prediction.seconds)
 
@@ -115,7 +135,8 @@ def measured(
         for (group, name), time in tasks.seconds.items()
     }
     costs = _costs(tasks.plan, alone, cluster, places)
-    realized = _realized(before.step, tasks.plan, costs, cluster, "measurement")
+    sent = message_bytes(tasks.plan, cluster, places)
+    realized = _realized(before.step, tasks.plan, costs, cluster, sent, "measurement")
     return _communicating(realized, before.prediction.communication)
 
 
@@ -134,19 +155,21 @@ def _mean_devices(places: Sequence[Place]) -> float:
     return sum(place.num_devices for place in places) / len(places)
 
 
-def _realized(step: LoweredStep, plan: Plan, costs: Costs, cluster: Cluster, source: str) -> Realized:
+def _realized(
+    step: LoweredStep, plan: Plan, costs: Costs, cluster: Cluster, sent: MessageBytes, source: str
+) -> Realized:
     compiled = step.compiled
     updated = {argument for argument, _ in compiled.traced.carried_state}
     prediction = predict(
         plan,
-        step.topology,
+        sent,
         compiled.verified.arrivals,
         updated,
         costs,
         source,
         holding=cluster.holding,
     )
-    return Realized(step, plan, costs, prediction)
+    return Realized(step, plan, costs, prediction, sent)
 
 
 def _communicating(realized: Realized, share: float) -> Realized:

@@ -49,6 +49,7 @@ class Subject:
         args: tuple,
         kwargs: Mapping[str, Any],
         in_shardings: Any,
+        kwarg_shardings: Mapping[str, Any] | None,
         static_argnums: Any,
         static_argnames: Any,
         donate_argnums: Any,
@@ -59,8 +60,8 @@ class Subject:
         signature = CallSignature.of(step, static_positions, static_names, donated or ())
         call = signature.bind(args, dict(kwargs))
         specs: list[Spec | None] = [None] * len(call.avals)
-        if in_shardings is not None:
-            specs = input_specs(in_shardings, call, AXES, None)
+        if in_shardings is not None or kwarg_shardings:
+            specs = input_specs(in_shardings, call, AXES, None, kwarg_shardings)
         static = {"static_argnums": static_positions, "static_argnames": static_names}
         return cls(step, call.described_by(call.avals), static, tuple(specs), donated)
 
@@ -104,14 +105,16 @@ class Trials:
                 donated.append(position)
         return tuple(donated)
 
-    def in_shardings(self, candidate: Candidate) -> Any:
-        """The specs of the positional arguments; ``None`` where every group is one device."""
+    def shardings(self, candidate: Candidate) -> tuple[Any, dict[str, Any] | None]:
+        """The specs of the arguments by position, and of those by name.
+
+        ``None`` where every group is one device.
+        """
         if all(size == 1 for submesh in candidate.submeshes for size in submesh.values()):
-            return None
+            return None, None
         subject = self._subject
         specs = argument_specs(self._arguments, self.profiles[0].specs, candidate, subject.given_specs)
-        args, _ = jax.tree.unflatten(subject.call.treedef, [PartitionSpec(*spec) for spec in specs])
-        return args
+        return jax.tree.unflatten(subject.call.treedef, [PartitionSpec(*spec) for spec in specs])
 
     def realize(self, candidate: Candidate) -> Realized:
         """The candidate's plan and costs. Raises ``CompileError`` as ``mpmd.jit``."""
@@ -126,7 +129,7 @@ class Trials:
             decisions_of(candidate, self.profiles),
             args,
             kwargs,
-            self.in_shardings(candidate),
+            self.shardings(candidate),
             donated,
         )
         return simulated(lowered, candidate, self._cluster)
