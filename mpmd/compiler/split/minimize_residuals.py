@@ -143,11 +143,8 @@ class _Residuals:
         self._replicas = replicas
         self._maker = {var: eqn for eqn in forward for var in eqn.outvars}
         self._scans = scans
-        self._read: list[Node] = [
-            scans.rows.get(var, var)
-            for var in free_variables(backward)
-            if var in self._maker or var in unavailable
-        ]
+        read = (var for var in free_variables(backward) if var in self._maker or var in unavailable)
+        self._read: list[Node] = list(dict.fromkeys(scans.rows.get(var, var) for var in read))
 
     def chosen(self) -> tuple[set[Node], set[Var]]:
         """What to keep, and the variables that the backward computes once more; it reads others as before."""
