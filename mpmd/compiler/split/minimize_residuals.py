@@ -143,8 +143,11 @@ class _Residuals:
         self._replicas = replicas
         self._maker = {var: eqn for eqn in forward for var in eqn.outvars}
         self._scans = scans
-        read = (var for var in free_variables(backward) if var in self._maker or var in unavailable)
-        self._read: list[Node] = list(dict.fromkeys(scans.rows.get(var, var) for var in read))
+        self._read: list[Node] = [
+            scans.rows.get(var, var)
+            for var in free_variables(backward)
+            if var in self._maker or var in unavailable
+        ]
 
     def chosen(self) -> tuple[set[Node], set[Var]]:
         """What to keep, and the variables that the backward computes once more; it reads others as before."""
@@ -214,7 +217,8 @@ def _minimum_cut(
             arcs.append((source, enter[var], _UNLIMITED))
         else:
             arcs.extend((leave[operand], enter[var], _UNLIMITED) for operand in sources)
-    arcs.extend((leave[var], sink, _UNLIMITED) for var in targets)
+    # Two stacks may have the same rows; the capacities of two equal arcs would be added, beyond 32 bits.
+    arcs.extend((leave[var], sink, _UNLIMITED) for var in dict.fromkeys(targets))
     tails, heads, capacities = np.array(arcs, np.int32).reshape(-1, 3).T
     size = 2 + 2 * len(derivations)
     network = csr_array((capacities, (tails, heads)), shape=(size, size))
