@@ -185,7 +185,7 @@ def test_sizes_may_be_anything():
 
 @st.composite
 def derivations(draw):
-    """Variables, each to be kept or made of earlier ones, those that are wanted, some twice, and what each costs."""
+    """Variables, each to be kept or made of earlier ones; those wanted, perhaps twice; what each costs."""
     edges, costs = {}, {}
     for _ in range(draw(st.integers(1, 8))):
         sources = draw(st.none() | st.sets(st.sampled_from(list(edges)), max_size=3)) if edges else None

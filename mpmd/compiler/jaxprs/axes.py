@@ -162,7 +162,7 @@ def _pad(eqn: JaxprEqn) -> Iterator[Axis]:
 
 
 def _window(eqn: JaxprEqn) -> Iterator[Axis]:
-    """The dimensions of a ``slice`` or ``dynamic_slice`` that are taken whole, or each n-th element of which."""
+    """The dimensions of a ``slice`` or ``dynamic_slice`` taken whole, or each n-th element of which is."""
     strides = eqn.params.get("strides") or (1,) * len(shape_of(eqn.outvars[0]))
     for d, (size, taken) in enumerate(zip(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), strict=True)):
         if size == taken * strides[d]:

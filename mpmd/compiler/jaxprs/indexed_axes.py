@@ -1,4 +1,4 @@
-"""Which dimensions a ``gather`` or a scatter has in its operands and results alike: those it does not index."""
+"""Which dimensions a gather or a scatter has in its operands and results alike: those it does not index."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def gather_axes(eqn: JaxprEqn) -> Iterator[Axis]:
     numbers: Any = eqn.params["dimension_numbers"]
     operand, rank = shape_of(eqn.invars[0]), len(shape_of(eqn.outvars[0]))
     batch = [j for j in range(rank) if j not in numbers.offset_dims]
-    together = dict(
-        zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True)
-    )
+    together = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
     for i, j in enumerate(batch):  # the last dimension of the indices is that of one index
         yield Axis({1: i} | ({0: together[i]} if i in together else {}), {0: j})
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}

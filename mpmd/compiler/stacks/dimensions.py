@@ -25,7 +25,7 @@ Node = tuple[Any, int]
 
 
 class _Part(NamedTuple):
-    """A dimension that is a part of another one, from ``start``, and ``size`` of it long; or all in reverse."""
+    """A dimension that is a part of another one, from ``start``, ``size`` of it long; or all in reverse."""
 
     whole: Node
     part: Node

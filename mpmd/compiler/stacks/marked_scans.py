@@ -112,6 +112,12 @@ def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) ->
             "iteration, so leave one of them"
         )
     forward = not backward
+    if forward and not roles.num_carry:
+        raise ValueError(
+            f"mark_stage_end at {where(member)} is in a jax.lax.map, or in a scan that carries nothing, so "
+            "no stage can end between its iterations: call jax.vmap instead, if stages are parts of what it "
+            "does to each element, or write a scan that carries what is marked"
+        )
     if forward:
         reached = _behind_marks(jaxpr)
         outs = jaxpr.outvars[: roles.num_carry]
