@@ -19,6 +19,7 @@ class Boundary:
 
     Attributes:
       every, num_stages: after which iterations of the scan around it a stage ends, as the user wrote it.
+      in_scan: whether it is one of the ends of stages that a mark in a scan makes.
       has_rest: whether the scan has more iterations than ``every``, which belong to what follows it.
       found: whether no user wrote it: it is the end of a layer that ``mpmd.auto_marks`` has found.
       stage: the stage that ends there, once the compiler has numbered the marks of a loop.
@@ -28,6 +29,7 @@ class Boundary:
     stage: int | None = None
     every: int | tuple[int, ...] | None = None
     num_stages: int | None = None
+    in_scan: bool = False
     has_rest: bool = False
     found: bool = False
 

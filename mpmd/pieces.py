@@ -72,8 +72,19 @@ def cut_rows(named: Sequence[tuple[str, Any]], n: int, hint: str = "") -> list[A
         raise ValueError(f"the leaves of a batch need the same number of rows, and {all_shapes}{hint}")
     rows = named[0][1].shape[0]
     if rows % n or not rows:
-        raise ValueError(f"{rows} rows do not divide into {n} microbatches of equal size: {all_shapes}{hint}")
+        raise ValueError(
+            f"{rows} rows do not divide into {n} microbatches of equal size{_others(rows, n)}: "
+            f"{all_shapes}{hint}"
+        )
     return [_cut(leaf, n) for _, leaf in named]
+
+
+def _others(rows: int, n: int) -> str:
+    """The numbers of microbatches next to ``n`` into which the rows do divide."""
+    divisors = [d for d in range(1, rows + 1) if rows % d == 0]
+    few, more = (d for d in divisors if d < n), (d for d in divisors if d > n)
+    near = [str(d) for d in (max(few, default=None), min(more, default=None)) if d]
+    return f", but into {' or '.join(near)}" if near else ""
 
 
 def _cut(leaf: Any, n: int) -> Any:

@@ -98,6 +98,19 @@ KEPT = {
     "what is concatenated of slices": lambda x: jnp.concatenate([x[:2] * 2, x[2:] / 2]) + x,
     "a padded slice": lambda x: x + jnp.pad(x[1:4], ((1, 2), (0, 0), (0, 0)), constant_values=7),
     "unstacked": lambda x: jnp.stack(list(x)) + x,
+    "rows taken by indices": lambda x: (
+        jnp.take_along_axis(x, jnp.argsort(x, 1), 1),
+        x[:, jnp.array([3, 0])],
+        jax.vmap(lambda row, i: row[i % 4, jnp.array([0, 2])])(x, jnp.arange(6)),
+        jnp.eye(12)[x[..., 0].astype(jnp.int32)],
+        x.at[:, 9].get(mode="fill", fill_value=7),
+    ),
+    "rows set and added to": lambda x: (
+        x.at[:, 1].set(x[:, 2]),
+        x.at[:, jnp.array([1, 1]), :2].add(2.0),
+        jax.vmap(lambda row, i: row.at[i % 4].multiply(row[0]).at[i % 3, 1].max(1.0))(x, jnp.arange(6)),
+    ),
+    "reversed and back": lambda x: x[::-1][::-1] + jnp.flip(jnp.flip(x, (0, 1)) * 2, 0),
     "differences of layers": lambda x: jnp.pad(x[1:] - x[:-1], ((0, 1), (0, 0), (0, 0))) + x,
 }
 
@@ -152,8 +165,7 @@ FALLBACKS = {
     "cumulative over the layers": (lambda x: jnp.cumsum(x, 0), "cumsum"),
     "sorted layers": (lambda x: jnp.sort(x, 0), "sort"),
     "argmax over the layers": (lambda x: x.argmax(0), "argmax"),
-    "reversed layers": (lambda x: x[::-1] * 2, "rev"),
-    "every second layer": (lambda x: x[::2], "slice"),
+    "every second layer of uneven parts": (lambda x: x[::2], "slice"),
     "some layers": (lambda x: x[jnp.array([3, 1])], "gather"),
     "an unknown layer": (lambda x: x[jnp.int32(x[0, 0, 0])], "dynamic_slice"),
     "layers that are not the major ones of a merge": (
@@ -184,6 +196,27 @@ def test_layers_along_another_axis():
     actual, made = cut(lambda x: jnp.tanh(x).swapaxes(0, 1), x, stack=Stack(1, UNEVEN))
     assert made.result_stacks == (Stack(0, UNEVEN),)
     np.testing.assert_allclose(actual[0], jnp.tanh(x).swapaxes(0, 1), rtol=1e-6)
+
+
+def test_reversed_layers_are_in_reversed_parts():
+    x = argument()
+    (flipped, norm), made = cut(lambda x: (x[::-1] * 2, (x[::-1] ** 2).sum()), x, stack=Stack(0, UNEVEN))
+    assert made.result_stacks == (Stack(0, UNEVEN[::-1]), None)
+    np.testing.assert_array_equal(flipped, x[::-1] * 2)
+    np.testing.assert_allclose(norm, (x**2).sum())
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_every_second_layer_is_in_the_same_shares(start):
+    def fun(x):
+        every_second = x[start::2]
+        return every_second * 2, jax.vjp(lambda x: x[start::2], x)[1](jnp.sin(every_second))[0]
+
+    x = argument((8, 3))
+    (taken, gradient), made = cut(fun, x, stack=Stack(0, (2, 4, 2)))
+    assert made.result_stacks == (Stack(0, (1, 2, 1)), Stack(0, (2, 4, 2)))
+    np.testing.assert_array_equal(taken, fun(x)[0])
+    np.testing.assert_allclose(gradient, fun(x)[1], rtol=1e-6)
 
 
 def test_keys_are_cut_like_numbers():

@@ -29,8 +29,10 @@ def part_params(eqn: JaxprEqn, axis: Axis, size: int) -> dict[str, Any]:
     """The parameters that differ in a part of an equation, of ``size`` elements along an axis of results."""
     shape_name = _SHAPES.get(eqn.primitive.name)
     if eqn.primitive.name == "slice":
+        d = axis.outs[0]
+        stride = (eqn.params["strides"] or [1] * (d + 1))[d]
         limits = list(eqn.params["limit_indices"])
-        limits[axis.outs[0]] = size
+        limits[d] = eqn.params["start_indices"][d] + (size - 1) * stride + 1
         return {"limit_indices": tuple(limits)}
     if eqn.primitive.name == "gather":
         return gather_params(eqn, axis, size)
@@ -182,15 +184,17 @@ def _dot_general(eqn: JaxprEqn) -> Iterator[Axis]:
 
 
 def _pad(eqn: JaxprEqn) -> Iterator[Axis]:
-    for d, config in enumerate(eqn.params["padding_config"]):
-        if tuple(config) == (0, 0, 0):
+    """The dimensions without padding, or with as much around each element as around any other one."""
+    for d, (low, high, interior) in enumerate(eqn.params["padding_config"]):
+        if min(low, high) >= 0 and low + high == interior:
             yield Axis({0: d}, {0: d})
 
 
 def _window(eqn: JaxprEqn) -> Iterator[Axis]:
-    """The dimensions of a ``slice`` or ``dynamic_slice`` that are taken whole."""
+    """The dimensions of a ``slice`` or ``dynamic_slice`` taken whole, or each n-th element of which is."""
+    strides = eqn.params.get("strides") or (1,) * len(shape_of(eqn.outvars[0]))
     for d, (size, taken) in enumerate(zip(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), strict=True)):
-        if size == taken:
+        if size == taken * strides[d]:
             yield Axis({0: d}, {0: d})
 
 

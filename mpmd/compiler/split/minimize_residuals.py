@@ -217,7 +217,8 @@ def _minimum_cut(
             arcs.append((source, enter[var], _UNLIMITED))
         else:
             arcs.extend((leave[operand], enter[var], _UNLIMITED) for operand in sources)
-    arcs.extend((leave[var], sink, _UNLIMITED) for var in targets)
+    # Two stacks may have the same rows; the capacities of two equal arcs would be added, beyond 32 bits.
+    arcs.extend((leave[var], sink, _UNLIMITED) for var in dict.fromkeys(targets))
     tails, heads, capacities = np.array(arcs, np.int32).reshape(-1, 3).T
     size = 2 + 2 * len(derivations)
     network = csr_array((capacities, (tails, heads)), shape=(size, size))

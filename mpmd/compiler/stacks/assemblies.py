@@ -40,12 +40,14 @@ class Assembly:
       whole: the value that is put together or taken apart, along its dimension ``dim``.
       members: what it consists of. Between and around them ``whole`` has what the equation pads with.
       takes_apart: whether ``whole`` is the operand and the members are results.
+      reverses: whether the member, which is all of it, has the elements in reverse.
     """
 
     whole: Atom
     dim: int
     members: tuple[Member, ...]
     takes_apart: bool
+    reverses: bool = False
 
 
 def assemblies_of(eqn: JaxprEqn) -> list[Assembly]:
@@ -68,6 +70,12 @@ def _pad(eqn: JaxprEqn) -> Iterator[Assembly]:
         if interior == 0 and min(low, high) >= 0 and max(low, high) > 0:
             member = Member(eqn.invars[0], low, shape_of(eqn.invars[0])[d])
             yield Assembly(eqn.outvars[0], d, (member,), takes_apart=False)
+
+
+def _rev(eqn: JaxprEqn) -> Iterator[Assembly]:
+    for d in eqn.params["dimensions"]:
+        member = Member(eqn.outvars[0], 0, shape_of(eqn.invars[0])[d])
+        yield Assembly(eqn.invars[0], d, (member,), takes_apart=True, reverses=True)
 
 
 def _in_a_row(atoms: list[Any], dim: int) -> tuple[Member, ...]:
@@ -99,6 +107,7 @@ def _unstack(eqn: JaxprEqn) -> Iterator[Assembly]:
 _RULES: dict[str, Callable[[JaxprEqn], Iterator[Assembly]]] = {
     "concatenate": _concatenate,
     "pad": _pad,
+    "rev": _rev,
     "slice": _slice,
     "split": _split,
     "stack": _stack,

@@ -25,12 +25,22 @@ Node = tuple[Any, int]
 
 
 class _Part(NamedTuple):
-    """A dimension that is a part of another one, from ``start``, and ``size`` of it long."""
+    """A dimension that is a part of another one, from ``start``, ``size`` of it long; or all in reverse."""
 
     whole: Node
     part: Node
     start: Fraction
     size: Fraction
+    reverses: bool
+
+    def below(self, cuts: Iterable[Fraction]) -> set[Fraction]:
+        """Where the part is cut, if the whole is cut there."""
+        return _inner(1 - cut if self.reverses else (cut - self.start) / self.size for cut in cuts)
+
+    def above(self, cuts: Iterable[Fraction]) -> set[Fraction]:
+        """Where the whole is cut, if the part is cut there: also where the part begins and ends."""
+        inside = (1 - cut if self.reverses else self.start + cut * self.size for cut in cuts)
+        return _inner([self.start, self.start + self.size, *inside])
 
 
 class Dimensions:
@@ -53,11 +63,14 @@ class Dimensions:
             for dim in range(len(shape_of(a))):
                 self.join([(a, dim), (b, dim)])
 
-    def add_part(self, whole: tuple[Var, int], part: tuple[Var, int], start: int) -> None:
-        """The dimension ``part`` is the one of ``whole`` from an element on."""
+    def add_part(
+        self, whole: tuple[Var, int], part: tuple[Var, int], start: int, reverses: bool = False
+    ) -> None:
+        """The dimension ``part`` is the one of ``whole`` from an element on, or all of it in reverse."""
         size, length = shape_of(whole[0])[whole[1]], shape_of(part[0])[part[1]]
         if length > 1:  # a single layer cannot be cut
-            self._parts.append(_Part(whole, part, Fraction(start, size), Fraction(length, size)))
+            fractions = Fraction(start, size), Fraction(length, size)
+            self._parts.append(_Part(whole, part, *fractions, reverses))
 
     def cut(self, node: Node, size: int, at: Iterable[int]) -> None:
         """A dimension of some size is in parts that begin and end at these elements; perhaps in one part."""
@@ -79,21 +92,21 @@ class Dimensions:
     def _below(self, cuts: Mapping[Node, set[Fraction]]) -> dict[Node, set[Fraction]]:
         """The cuts of parts of what is cut."""
         new: dict[Node, set[Fraction]] = collections.defaultdict(set)
-        for whole, part, start, size in self._parts:
-            above, below = self._find(whole), self._find(part)
+        for part in self._parts:
+            above, below = self._find(part.whole), self._find(part.part)
             if above in cuts and below not in cuts:
-                new[below] |= _inner((cut - start) / size for cut in cuts[above])
+                new[below] |= part.below(cuts[above])
         return new
 
     def _above(self, cuts: Mapping[Node, set[Fraction]]) -> dict[Node, set[Fraction]]:
         """The cuts of what has parts that are cut; if some are made up of these, of them alone."""
         new: dict[Node, set[Fraction]] = collections.defaultdict(set)
         spans: dict[Node, set[tuple[Fraction, Fraction]]] = collections.defaultdict(set)
-        for whole, part, start, size in self._parts:
-            above, below = self._find(whole), self._find(part)
+        for part in self._parts:
+            above, below = self._find(part.whole), self._find(part.part)
             if below in cuts and above not in cuts:
-                new[above] |= _inner([start, start + size, *(start + cut * size for cut in cuts[below])])
-                spans[above].add((start, start + size))
+                new[above] |= part.above(cuts[below])
+                spans[above].add((part.start, part.start + part.size))
         complete = {node: found for node, found in new.items() if _is_covered(spans[node])}
         return complete or new
 

@@ -99,8 +99,8 @@ class Linker:
         for assembly in assemblies_of(eqn):
             for member in assembly.members:
                 if member.has_dim and isinstance(member.atom, Var) and isinstance(assembly.whole, Var):
-                    dim = assembly.dim
-                    self.dimensions.add_part((assembly.whole, dim), (member.atom, dim), member.start)
+                    whole, part = (assembly.whole, assembly.dim), (member.atom, assembly.dim)
+                    self.dimensions.add_part(whole, part, member.start, assembly.reverses)
 
 
 def loop_operands(eqn: JaxprEqn) -> tuple[list[Atom], list[Atom], list[Var | None]]:

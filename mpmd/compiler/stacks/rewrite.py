@@ -53,7 +53,7 @@ class Rewriter:
                 return
         for assembly in assemblies_of(eqn):
             if _is_cut(values, assembly):
-                (_take_apart if assembly.takes_apart else _put_together)(values, eqn, assembly)
+                _assembled(values, eqn, assembly)
                 return
         values.emit(eqn, [values.whole(atom, eqn) for atom in eqn.invars], eqn.outvars)
 
@@ -174,6 +174,30 @@ def _is_cut(values: Values, assembly: Assembly) -> bool:
     whole = assembly.whole
     stack = values.stack(whole) if assembly.takes_apart else values.planned(whole)
     return _sizes_along(stack, assembly.dim) is not None
+
+
+def _assembled(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
+    if assembly.reverses:
+        _reverse(values, eqn, assembly)
+    elif assembly.takes_apart:
+        _take_apart(values, eqn, assembly)
+    else:
+        _put_together(values, eqn, assembly)
+
+
+def _reverse(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
+    """Each part of the result is what is as far from the other end, in reverse."""
+    (var,), dim = eqn.outvars, assembly.dim
+    stack, length = values.planned(var), aval_of(var).shape[dim]
+    cut = stack if stack is not None and stack.axis == dim else Stack(dim, (length,))
+    parts = values.part_vars(var, cut)
+    for part, s in zip(parts, cut.slices, strict=True):
+        piece = values.piece(assembly.whole, dim, length - s.stop, length - s.start, eqn)
+        values.emit(eqn, [piece], [part])
+    if cut == stack:
+        values.set_parts(var, parts)
+    else:
+        values.set_whole(var, parts[0])
 
 
 def _take_apart(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:

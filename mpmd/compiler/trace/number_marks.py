@@ -16,6 +16,8 @@ from mpmd.errors import CompileError
 from mpmd.schedules import Interleaved1F1B, ListSchedule, Schedule
 from mpmd.schedules.base import AnyPlacement, RoundRobin
 
+Ends = Sequence[tuple[JaxprEqn, Mark]]
+
 
 def number_marks(loops: Sequence[Loop]) -> tuple[Loop, ...]:
     """The loops with numbers in their marks, where these make as many stages as their schedules have.
@@ -151,17 +153,43 @@ def _ends_at(loop: Loop, boundary: Boundary, ends: Sequence[int]) -> Iterator[tu
 def _wrong_number_of_marks(loop: Loop) -> str:
     ends, stages, schedule = _ends(loop), _marks_before(loop), loop.schedule
     found, wanted = max(stages, default=-1) + 1, schedule.num_stages
-    lines = (f"\n  stage {stage} ends at {_place(*end)}" for stage, end in zip(stages, ends, strict=True))
     more = (
         f"; that many stages on {_count(schedule.mpmd_dim, 'group')}, as where calls of a network feed one "
         f"another, are those of {_with_stages(schedule, found)}"
     )
     return (
-        f"the function that treduce at {loop.where} applies has {_count(len(ends), 'call')} of "
-        f"mark_stage_end, which end {_count(found, 'stage')}, but the schedule {schedule} has "
-        f"{_count(wanted, 'stage')}: it needs {_count(wanted - 1, 'mark')}, or {wanted} with one after the "
-        f"last stage{more if found > wanted else ''}.{''.join(lines)}"
+        f"the function that treduce at {loop.where} applies has {_ends_found(ends, found)}, but the schedule "
+        f"{schedule} has {_count(wanted, 'stage')}: it needs {_count(wanted - 1, 'mark')}, or {wanted} with "
+        f"one after the last stage{_for_one_scan(ends, wanted)}{more if found > wanted else ''}."
+        f"{_lines(stages, ends)}"
     )
+
+
+def _ends_found(ends: Ends, stages: int) -> str:
+    if not ends:
+        return "no call of mark_stage_end whose result it uses"
+    if any(mark.boundary.in_scan for _, mark in ends):
+        return f"marks that end {_count(stages, 'stage')}"
+    return f"{_count(len(ends), 'call')} of mark_stage_end, which end {_count(stages, 'stage')}"
+
+
+def _for_one_scan(ends: Ends, wanted: int) -> str:
+    """What to write if all marks are those of one scan."""
+    if all(mark.boundary.in_scan for _, mark in ends) and len({_place(*end) for end in ends}) == 1:
+        return f", which mark_stage_end(..., num_stages={wanted}) in the scan gives"
+    return ""
+
+
+def _lines(stages: Sequence[int], ends: Ends) -> str:
+    """A line for each place where stages end."""
+    lines = []
+    pairs = zip(stages, (_place(*end) for end in ends), strict=True)
+    for place, group in itertools.groupby(pairs, key=lambda pair: pair[1]):
+        numbers = [stage for stage, _ in group]
+        first, last = min(numbers), max(numbers)
+        which = f"stage {first} ends" if first == last else f"stages {first} to {last} end"
+        lines.append(f"\n  {which} at {place}")
+    return "".join(lines)
 
 
 def _with_stages(schedule: Schedule, ends: int) -> str:
