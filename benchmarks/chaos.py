@@ -35,6 +35,7 @@ import cluster
 import cluster.calls.health
 import mpmd
 from benchmarks.chain import OPTIMIZER, train_step
+from cluster.recovery import RecoveryReport
 
 GROUPS = 4
 WIDTH, ROWS, MICROBATCHES = 32, 8, 4
@@ -101,7 +102,7 @@ def run(mesh: cluster.ClusterMesh, directory: pathlib.Path, args: argparse.Names
     report_times(mesh.recoveries, args.spares)
 
 
-def report_times(recoveries: Sequence[cluster.RecoveryReport], spares: int) -> None:
+def report_times(recoveries: Sequence[RecoveryReport], spares: int) -> None:
     """Prints how long recoveries took, and where the time of the longest went."""
     lost = sum(report.lost is not None for report in recoveries)
     print(f"{len(recoveries)} recoveries with {spares} spares, {lost} of them from the last checkpoint")

@@ -20,13 +20,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from cluster.recovery.recovering_runtime import RecoveringRuntime
 
 import cluster
 import mpmd
 from benchmarks.chain import OPTIMIZER, train_step
 from benchmarks.measure import Conditions, Result, Table, interleaved, ratio, seconds_of
 from benchmarks.peers.ours import START_SECONDS
+from cluster.recovery.runtime import RecoveringRuntime
 
 EVERY = 10
 GROUPS, MICROBATCHES = 2, 4

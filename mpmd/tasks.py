@@ -15,7 +15,6 @@ Stages are numbered through all loops of a step: those of a second loop follow t
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from typing import Literal, NamedTuple
 
@@ -47,7 +46,7 @@ class Task:
     def __str__(self) -> str:
         return f"{self.kind}_{self.stage}__{self.microbatch}"
 
-    @functools.cached_property
+    @property
     def type(self) -> TaskType:
         """Its kind and its stage."""
         return TaskType(self.kind, self.stage)

@@ -9,8 +9,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from mpmd.ir import Cell, Task, TaskKind, TaskType
+from mpmd.ir import Cell, Task, TaskKind
 from mpmd.schedules.base import Placement
+
+_Type = tuple[TaskKind, int]
+"""A ``TaskType`` as a plain tuple, of which very many are made."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +66,8 @@ class GroupState:
 
     mpmd_idx: int
     stages: tuple[int, ...]
-    arrived: dict[TaskType, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
-    started: dict[TaskType, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
+    arrived: dict[_Type, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
+    started: dict[_Type, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
     weights: collections.deque[Task] = dataclasses.field(default_factory=collections.deque)
     tasks: list[Cell] = dataclasses.field(default_factory=list)
     in_flight: int = 0
@@ -72,7 +75,7 @@ class GroupState:
 
     def ready(self, kind: TaskKind) -> list[Task]:
         """The next tasks of a kind whose inputs are all there, by ascending stage."""
-        types = [TaskType(kind, stage) for stage in self.stages]
+        types: Iterable[_Type] = ((kind, stage) for stage in self.stages)
         return [
             Task(*task_type, self.started[task_type])
             for task_type in types
@@ -81,14 +84,15 @@ class GroupState:
 
     def can_start(self, task: Task) -> bool:
         """Whether the task is the next of its type, and all its inputs are there."""
-        return self.started[task.type] == task.microbatch < self.arrived[task.type]
+        task_type = task.kind, task.stage
+        return self.started[task_type] == task.microbatch < self.arrived[task_type]
 
     def start(self, task: Task) -> None:
         """Starts a task that can start, and adds it to the list."""
         assert self.can_start(task), f"group {self.mpmd_idx} chose {task}, which cannot start"
         self.busy = True
         self.tasks.append(task)
-        self.started[task.type] += 1
+        self.started[task.kind, task.stage] += 1
         self.in_flight += task.kind == "fwd"
         if task.kind == "bwdW":
             self.weights.remove(task)
@@ -98,10 +102,10 @@ class GroupState:
         self.busy = False
         self.in_flight -= task.kind in ("bwd", "bwdW")
         if task.kind == "bwdA":
-            self.arrive(TaskType("bwdW", task.stage))
+            self.arrive(("bwdW", task.stage))
             self.weights.append(Task("bwdW", task.stage, task.microbatch))
 
-    def arrive(self, task_type: TaskType) -> None:
+    def arrive(self, task_type: _Type) -> None:
         """Notes that the inputs of one more task of a type are there."""
         self.arrived[task_type] += 1
 
@@ -133,9 +137,9 @@ def dispatch(
         for mpmd_idx in range(max(placement) + 1)
     ]
     for _ in range(num_microbatches):
-        groups[placement[0]].arrive(TaskType("fwd", 0))
+        groups[placement[0]].arrive(("fwd", 0))
     # Time, number in order of insertion, group, and the task that ends or the type of which inputs arrive.
-    events: list[tuple[float, int, int, Task | TaskType]] = []
+    events: list[tuple[float, int, int, Task | _Type]] = []
     order = itertools.count()
     now: float = 0
     awake = set(range(len(groups)))
@@ -157,17 +161,17 @@ def dispatch(
                 continue
             groups[mpmd_idx].end(event)
             if task_type := _next_type(event, len(placement), backward):
-                hop = times.hop if placement[task_type.stage] != mpmd_idx else 0
-                heapq.heappush(events, (now + hop, next(order), placement[task_type.stage], task_type))
+                hop = times.hop if placement[task_type[1]] != mpmd_idx else 0
+                heapq.heappush(events, (now + hop, next(order), placement[task_type[1]], task_type))
 
 
-def _next_type(task: Task, num_stages: int, backward: TaskKind | None) -> TaskType | None:
+def _next_type(task: Task, num_stages: int, backward: TaskKind | None) -> _Type | None:
     """The type of the task that continues with the microbatch of a task."""
     if task.kind == "fwd" and task.stage + 1 < num_stages:
-        return TaskType("fwd", task.stage + 1)
+        return "fwd", task.stage + 1
     if task.kind == "fwd":
-        return TaskType(backward, task.stage) if backward else None
-    return TaskType(task.kind, task.stage - 1) if task.kind != "bwdW" and task.stage > 0 else None
+        return (backward, task.stage) if backward else None
+    return (task.kind, task.stage - 1) if task.kind != "bwdW" and task.stage > 0 else None
 
 
 def in_order(lists: Iterable[Iterable[Task]], limit: float = math.inf, fill: bool = False) -> DispatchRule:

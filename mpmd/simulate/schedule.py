@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
-from mpmd.ir import FusedTask, Task, TaskType
+from mpmd.ir import FusedTask, Task, TaskKind, TaskType
 from mpmd.schedules import TaskLists
 from mpmd.schedules.check import StageValue, makes, needs
 from mpmd.simulate.costs import Costs, types_of
@@ -31,7 +31,7 @@ def schedule_workload(tasks: TaskLists, costs: Costs) -> Workload:
     members = [task for cell in cells for task in cell.tasks]
     operations = [operation for operation, cell in enumerate(cells) for _ in cell.tasks]
     types = _types(members, costs)
-    templates = [types[task.type] for task in members]
+    templates = [types[task.kind, task.stage] for task in members]
     durations, at_start = [0.0] * len(cells), [0.0] * len(cells)
     at_end: list[tuple[float, ...]] = [()] * len(cells)
     for operation, template, time in zip(operations, templates, _times(tasks, templates, costs), strict=True):
@@ -72,8 +72,8 @@ class _TaskTemplate:
     at_end: tuple[float, ...]
 
 
-def _types(members: Sequence[Task], costs: Costs) -> dict[TaskType, _TaskTemplate]:
-    present = {task.type for task in members}
+def _types(members: Sequence[Task], costs: Costs) -> dict[tuple[TaskKind, int], _TaskTemplate]:
+    present = {TaskType(*key) for key in {(task.kind, task.stage) for task in members}}
     times = costs.times(present)
     num_stages = 1 + max((task.stage for task in members), default=0)
     num_microbatches = 1 + max((task.microbatch for task in members), default=0)
@@ -84,7 +84,7 @@ def _types(members: Sequence[Task], costs: Costs) -> dict[TaskType, _TaskTemplat
         what, stage, _ = value
         return (2 * stage + (what == "gradient")) * num_microbatches
 
-    types = {}
+    types: dict[tuple[TaskKind, int], _TaskTemplate] = {}
     for task_type in present:
         kind, stage = task_type
         task = Task(kind, stage, 0)

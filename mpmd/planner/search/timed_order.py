@@ -32,14 +32,14 @@ class TimedOrder:
     def __init__(self, tasks: TaskLists, homes: tuple[int, ...]):
         self._workload = schedule_workload(tasks, Costs(atomic=True))
         cells = [cell.tasks for row in tasks for cell in row]
-        kinds = {task.type for members in cells for task in members}
+        kinds = {(task.kind, task.stage) for members in cells for task in members}
         self._numbers = {task_type: number for number, task_type in enumerate(sorted(kinds))}
         self._members, self._first_members = self._numbered(cells)
         self._values, self._first_values = self._numbered(_carried(self._workload, cells, homes))
 
     def _numbered(self, parts: list[tuple[Task, ...]]) -> tuple[np.ndarray, np.ndarray]:
         """The types of all tasks of the parts, and where each part begins."""
-        numbers = [self._numbers[task.type] for part in parts for task in part]
+        numbers = [self._numbers[task.kind, task.stage] for part in parts for task in part]
         begins = np.cumsum([0, *(len(part) for part in parts)])[:-1]
         return np.array(numbers, dtype=int), begins
 
