@@ -18,8 +18,10 @@ HOPELESS = 1.5
 """Candidates that take that many times the best one's time by the formulas are not planned."""
 
 MOST_WORK = 50_000
-"""After plans with so many equations and instructions no further one is made, unless a time is given: it takes
-about ten seconds. Work and not time, so that the answer does not depend on the machine and its load."""
+"""After plans with so many equations and instructions no further one is made, unless a time is given.
+
+It takes about ten seconds. It is work and not time, so that the answer depends on no machine and its load.
+"""
 
 Realize = Callable[[Candidate], Realized]
 """Makes the plan of a candidate and predicts from it. Raises ``CompileError``."""
