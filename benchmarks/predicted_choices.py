@@ -69,7 +69,7 @@ def ranked(
     args = (jax.eval_shape(init), x, y)
     fixes: Mapping[str, Any] = {} if anywhere else {"groups": mesh.mpmd_dim, "submesh": {"data": 1}}
     choice = mpmd.plan(step, *args, cluster=cluster, measure=contest.measure, **fixes)
-    trials = Trials(Subject.of(step, args, {}, None, (), (), None), cluster)
+    trials = Trials(Subject.of(step, args, {}, None, None, (), (), None), cluster)
     rows = choice.rows[: contest.shown]
     with contextlib.ExitStack() as meshes:
         running = []
@@ -77,8 +77,8 @@ def ranked(
             chosen = dataclasses.replace(
                 choice,
                 rows=(row,),
-                decisions=decisions_of(row.candidate, trials.profile.are_stages),
-                in_shardings=trials.in_shardings(row.candidate),
+                decisions=decisions_of(row.candidate, trials.profiles),
+                in_shardings=trials.shardings(row.candidate)[0],
             )
             groups = meshes.enter_context(chosen.mesh()) if anywhere else mesh
             running.append(RunningStep(chosen.jit(groups).compile(*args), init, x, y))

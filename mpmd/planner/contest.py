@@ -25,7 +25,7 @@ MOST_SEARCHES = 4
 MOST_WORK = 50_000
 """After plans with so many equations and instructions no further one is made, unless a time is given.
 
-It takes about ten seconds. Work and not time, so that the answer does not depend on the machine and its load.
+It takes about ten seconds. It is work and not time, so that the answer depends on no machine and its load.
 """
 
 Realize = Callable[[Candidate], Realized]

@@ -75,7 +75,9 @@ def test_the_formula_knows_the_temporaries_of_a_large_vocabulary(submesh):
     bias = jax.ShapeDtypeStruct((WIDTH,), "float32")
     params = (embedding, [{"up": matrix, "bias": bias, "down": matrix}] * 2)
     rows = jax.ShapeDtypeStruct((ROWS,), "int32")
-    made = Trials(Subject.of(step_with_scores, (params, rows, rows), {}, None, None, None, None), CLUSTER)
+    made = Trials(
+        Subject.of(step_with_scores, (params, rows, rows), {}, None, None, None, None, None), CLUSTER
+    )
     number = len(made.profile.layers)
     candidate = Candidate((number,), (submesh,), mpmd.Std1F1B(1), 2, remat=False, fsdp=False)
     formula = evaluate(CostModel(made.profile, CLUSTER), candidate).prediction.memory

@@ -11,6 +11,7 @@ import numpy as np
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import message_link, places_of
 from mpmd.planner.search.columns import Array
+from mpmd.planner.search.even_groups import even_groups
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.partition import Stretches, cuts
@@ -49,7 +50,8 @@ def _cuts(space: Space, shape: Shape) -> list[tuple[int, ...]]:
     memory = space.model.cluster.memory / share
     found = [*cuts(stretches, in_flight, shape.way.num_microbatches, memory)]
     # The memory of groups with several stages is only known of whole cuts.
-    return found or [*cuts(stretches, in_flight, shape.way.num_microbatches, math.inf)]
+    found = found or [*cuts(stretches, in_flight, shape.way.num_microbatches, math.inf)]
+    return [*dict.fromkeys([*found, *(even_groups(stretches, homes, cut) for cut in found)])]
 
 
 def _stretches(space: Space, shape: Shape, homes: tuple[int, ...]) -> list[Stretches]:

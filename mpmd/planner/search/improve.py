@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from mpmd.planner.candidate import Candidate
+from mpmd.planner.collectives import Submesh
 from mpmd.planner.search.candidates import best_of_shape
 from mpmd.planner.search.columns import Way
 from mpmd.planner.search.formula import Evaluation, evaluate
@@ -25,6 +26,9 @@ MOST_GROUPS = 8
 """Of more groups the submeshes are not changed one by one."""
 
 MOST_STAGES_PER_GROUP = 4
+
+MOST_SHAPES = 8
+"""In how many ways groups are divided otherwise, where another number of microbatches needs that."""
 
 
 def improved(space: Space, start: Evaluation, most_tasks: int) -> Evaluation:
@@ -78,11 +82,31 @@ def _schedules(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
 def _microbatches(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
     numbers, own = space.numbers_of_microbatches, Way.of(best.candidate)
     index = numbers.index(own.num_microbatches)
-    near = numbers[max(0, index - 2) : index + 3]
-    for way in space.ways(best.candidate.submeshes):
-        same = dataclasses.replace(way, num_microbatches=own.num_microbatches) == own
-        if same and way != own and way.num_microbatches in near:
-            yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), way=way))
+    for number in numbers[max(0, index - 2) : index + 3]:
+        for submeshes in _dividing(space, best.candidate.submeshes, number):
+            way = dataclasses.replace(own, num_microbatches=number)
+            if way != own and way in space.ways(submeshes):
+                shape = dataclasses.replace(_shape(best.candidate), way=way, submeshes=submeshes)
+                yield best_of_shape(space, shape)
+
+
+def _dividing(
+    space: Space, submeshes: tuple[Submesh, ...], num_microbatches: int
+) -> Iterator[tuple[Submesh, ...]]:
+    """The submeshes, or others of as many devices where these do not divide the rows of a microbatch."""
+    wrong = [submesh for submesh in submeshes if not space.divides((submesh,), num_microbatches)]
+    sizes = sorted({math.prod(submesh.values()) for submesh in wrong})
+    options = [
+        [
+            s
+            for s in space.submeshes
+            if math.prod(s.values()) == size and space.divides((s,), num_microbatches)
+        ]
+        for size in sizes
+    ]
+    for chosen in itertools.islice(itertools.product(*options), MOST_SHAPES):
+        of_size = dict(zip(sizes, chosen, strict=True))
+        yield tuple(of_size[math.prod(own.values())] if own in wrong else own for own in submeshes)
 
 
 def _flags(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:

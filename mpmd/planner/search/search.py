@@ -135,7 +135,7 @@ def _refined(space: Space, swept: list[Evaluation], effort: Effort) -> Iterator[
     starts = _unlike(_best_first(space, swept + uneven))
     if not starts or rank(space, starts[0])[0]:
         least = [*_simulated(space, smallest(space)[: 2 * effort.improved], effort.tasks)]
-        starts = _best_first(space, least + starts)
+        starts = _unlike(_best_first(space, least + starts))
     for evaluation in starts[: effort.improved]:
         yield improved(space, evaluation, effort.tasks_each)
 
@@ -145,9 +145,10 @@ def _best_first(space: Space, found: list[Evaluation]) -> list[Evaluation]:
 
 
 def _unlike(ordered: list[Evaluation]) -> list[Evaluation]:
-    """The best for each number of groups, then the others."""
-    firsts = {id(e) for e in {len(e.places): e for e in reversed(ordered)}.values()}
-    return sorted(ordered, key=lambda evaluation: id(evaluation) not in firsts)
+    """The best for each number of groups, then for each number of stages on them, then the others."""
+    groups = {id(e) for e in {len(e.places): e for e in reversed(ordered)}.values()}
+    stages = {id(e) for e in {(len(e.places), *_stages_per_group(e)): e for e in reversed(ordered)}.values()}
+    return sorted(ordered, key=lambda e: (id(e) not in groups, id(e) not in stages))
 
 
 def _uneven_shapes(space: Space, ordered: list[Evaluation], effort: Effort) -> Iterator[Shape]:
