@@ -25,7 +25,9 @@ def rewritten(fun, *arguments):
     )
     assert not hoisted
     made = with_rows_scanned(jaxpr, constants)
-    return made, jaxpr_as_fun(ClosedJaxpr(made, ()))(*constants.values(), *jax.tree.leaves(arguments))
+    return made, jax.jit(jaxpr_as_fun(ClosedJaxpr(made, ())))(
+        *constants.values(), *jax.tree.leaves(arguments)
+    )
 
 
 def whole_reads(jaxpr, *arrays):
@@ -94,13 +96,17 @@ SOME_ROWS = {
 }
 
 
+REMATERIALISED = {"an index", "filled", "written and used", "pairs"}
+
+
 @pytest.mark.parametrize("name", [*BY_ROWS, *SOME_ROWS])
 def test_rows_are_scanned_over_and_so_are_those_of_gradients(name):
     fun = {**BY_ROWS, **SOME_ROWS}[name]
     w = stack(LENGTH if name in BY_ROWS else 2 * LENGTH)
-    for run in (fun, jax.grad(total(fun)), jax.grad(total(jax.checkpoint(fun)))):
+    recomputed = [jax.grad(total(jax.checkpoint(fun)))] if name in REMATERIALISED else []
+    for run in (fun, jax.grad(total(fun)), *recomputed):
         made, actual = rewritten(run, w)
-        for result, wanted in zip(actual, jax.tree.leaves(run(w)), strict=True):
+        for result, wanted in zip(actual, jax.tree.leaves(jax.jit(run)(w)), strict=True):
             np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
         assert not whole_reads(made, w, jnp.moveaxis(w, 0, 2)), made
 
@@ -143,7 +149,7 @@ def test_other_reads_stay_as_they_are(name):
     fun, w = OTHERS[name], stack()
     for run in (fun, jax.grad(total(fun))):
         made, actual = rewritten(run, w)
-        for result, wanted in zip(actual, jax.tree.leaves(run(w)), strict=True):
+        for result, wanted in zip(actual, jax.tree.leaves(jax.jit(run)(w)), strict=True):
             np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
         assert whole_reads(made, w)
 
