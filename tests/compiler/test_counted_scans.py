@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+import mpmd
 from mpmd.compiler.stacks.counted_scans import with_rows_scanned
 from mpmd.compiler.stacks.inline import with_calls_open
 
@@ -25,7 +26,9 @@ def rewritten(fun, *arguments):
     )
     assert not hoisted
     made = with_rows_scanned(jaxpr, constants)
-    return made, jaxpr_as_fun(ClosedJaxpr(made, ()))(*constants.values(), *jax.tree.leaves(arguments))
+    return made, jax.jit(jaxpr_as_fun(ClosedJaxpr(made, ())))(
+        *constants.values(), *jax.tree.leaves(arguments)
+    )
 
 
 def whole_reads(jaxpr, *arrays):
@@ -54,6 +57,9 @@ def range_scan(body, initial, numbers):
 START = jnp.ones((3, 2))
 
 BY_ROWS = {
+    "keys": lambda w: (
+        lambda keys: loop(lambda i, h: jnp.tanh(h * w[i]) + jax.random.normal(keys[i], (3, 2)), START)
+    )(jax.random.split(jax.random.key(0), LENGTH)),
     "an index": lambda w: loop(lambda i, h: jnp.tanh(h + w[i]), START),
     "a column of a row": lambda w: loop(lambda i, h: h + w[i, :, 1:] * w[i], START),
     "numbers from a range": lambda w: range_scan(lambda i, h: jnp.tanh(h * w[i]), START, jnp.arange(LENGTH)),
@@ -94,13 +100,17 @@ SOME_ROWS = {
 }
 
 
+REMATERIALISED = {"an index", "filled", "written and used", "pairs"}
+
+
 @pytest.mark.parametrize("name", [*BY_ROWS, *SOME_ROWS])
 def test_rows_are_scanned_over_and_so_are_those_of_gradients(name):
     fun = {**BY_ROWS, **SOME_ROWS}[name]
     w = stack(LENGTH if name in BY_ROWS else 2 * LENGTH)
-    for run in (fun, jax.grad(total(fun)), jax.grad(total(jax.checkpoint(fun)))):
+    recomputed = [jax.grad(total(jax.checkpoint(fun)))] if name in REMATERIALISED else []
+    for run in (fun, jax.grad(total(fun)), *recomputed):
         made, actual = rewritten(run, w)
-        for result, wanted in zip(actual, jax.tree.leaves(run(w)), strict=True):
+        for result, wanted in zip(actual, jax.tree.leaves(jax.jit(run)(w)), strict=True):
             np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
         assert not whole_reads(made, w, jnp.moveaxis(w, 0, 2)), made
 
@@ -143,9 +153,17 @@ def test_other_reads_stay_as_they_are(name):
     fun, w = OTHERS[name], stack()
     for run in (fun, jax.grad(total(fun))):
         made, actual = rewritten(run, w)
-        for result, wanted in zip(actual, jax.tree.leaves(run(w)), strict=True):
+        for result, wanted in zip(actual, jax.tree.leaves(jax.jit(run)(w)), strict=True):
             np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
         assert whole_reads(made, w)
+
+
+def test_layers_in_another_order_are_warned_of():
+    def fun(w):
+        return loop(lambda i, h: mpmd.mark_stage_end(jnp.tanh(h * w[LENGTH - 1 - i])), START)
+
+    with pytest.warns(mpmd.PerformanceWarning, match=r"dynamic_slice at \S*test_counted_scans\.py.* layers"):
+        rewritten(fun, stack())
 
 
 def test_a_counter_is_an_element_of_a_range():

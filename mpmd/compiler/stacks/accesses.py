@@ -81,6 +81,12 @@ def access_of(eqn: JaxprEqn, rows: Mapping[Var, np.ndarray], length: int) -> Acc
     return Access(eqn, Rows(dim, step, start), first, size, update)
 
 
+def takes_counted_rows(eqn: JaxprEqn, rows: Mapping[Var, np.ndarray], length: int) -> bool:
+    """Whether an equation reads other rows of its first operand in each iteration, in whatever order."""
+    found = _selected(eqn, rows, length)
+    return found is not None and found[3] is None
+
+
 Selected = tuple[int, np.ndarray, int, int | None]
 """The dimension, the first row in each iteration, how many rows, and the position of the update."""
 

@@ -8,7 +8,8 @@ What iterations count is no longer carried, but an element of a range.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,8 +18,11 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
+from mpmd.annotate import mark_p
+from mpmd.compiler.jaxprs.axis import shape_of
 from mpmd.compiler.jaxprs.equations import (
     Atom,
+    any_inside,
     aval_of,
     called,
     closed,
@@ -28,6 +32,7 @@ from mpmd.compiler.jaxprs.equations import (
     lookup,
     make_jaxpr,
     operands,
+    size,
     substitute,
     traced_eqns,
     with_eqns,
@@ -35,10 +40,12 @@ from mpmd.compiler.jaxprs.equations import (
 from mpmd.compiler.jaxprs.linear_solves import solution
 from mpmd.compiler.jaxprs.scan_parts import named
 from mpmd.compiler.jaxprs.scans import ScanOperands, computed, scan_operands, without_copies
-from mpmd.compiler.stacks.accesses import Rows
+from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.stacks.accesses import Rows, takes_counted_rows
 from mpmd.compiler.stacks.integers import Integers, Iterated
 from mpmd.compiler.stacks.row_blocks import Blocks, some_rows, with_some_rows
 from mpmd.compiler.stacks.row_wise import RowWise, row_wise
+from mpmd.errors import PerformanceWarning
 from mpmd.reduce import treduce_p
 
 _INDEXED = frozenset(
@@ -53,11 +60,17 @@ def with_rows_scanned(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> Jaxpr:
 
     Args:
       constants: the values of the variables that it reads besides its arguments.
+
+    Warns: ``PerformanceWarning`` for scans with marks that take rows in another order.
     """
-    return _with_rows_scanned(jaxpr, Integers(constants))
+    notes: dict[str, None] = {}
+    made = _with_rows_scanned(jaxpr, Integers(constants), notes)
+    for message in notes:
+        warnings.warn(message, PerformanceWarning, stacklevel=2)
+    return made
 
 
-def _with_rows_scanned(jaxpr: Jaxpr, integers: Integers) -> Jaxpr:
+def _with_rows_scanned(jaxpr: Jaxpr, integers: Integers, notes: dict[str, None]) -> Jaxpr:
     renamed: dict[Var, Atom] = {}
     eqns: list[JaxprEqn] = []
     made_by_scans: set[Var] = set()
@@ -65,12 +78,13 @@ def _with_rows_scanned(jaxpr: Jaxpr, integers: Integers) -> Jaxpr:
         eqn = substitute(eqn, renamed)
         if eqn.primitive is treduce_p:
             body = eqn.params["body"]
-            body = _with_rows_scanned(body, integers.within(body.invars, eqn.invars[: -len(eqn.outvars)]))
+            inner = integers.within(body.invars, eqn.invars[: -len(eqn.outvars)])
+            body = _with_rows_scanned(body, inner, notes)
             eqns.append(eqn.replace(params={**eqn.params, "body": body}))
         elif eqn.primitive.name == "scan" and (counted := _counted(eqn, integers)) is not None:
             integers.read_scan(eqn, counted.iterated)
             made_by_scans.update(eqn.outvars)
-            eqns += counted.written(integers, made_by_scans, renamed)
+            eqns += counted.written(integers, made_by_scans, renamed, notes)
         else:
             integers.read(eqn)
             eqns.append(eqn)
@@ -109,13 +123,18 @@ class _CountedScan:
         self._roles = scan_operands(eqn)
 
     def written(
-        self, integers: Integers, made_by_scans: Collection[Var], renamed: dict[Var, Atom]
+        self,
+        integers: Integers,
+        made_by_scans: Collection[Var],
+        renamed: dict[Var, Atom],
+        notes: dict[str, None],
     ) -> list[JaxprEqn]:
         """The equations that take the scan's place: itself, if it takes no rows and carries no counter.
 
         Args:
           made_by_scans: what scans that count have made, perhaps of counters.
           renamed: is given the results that are operands.
+          notes: is given what to warn of.
         """
         inner = integers.within(self._body.invars, self._eqn.invars[self._roles.consts])
         for eqn in self._eqns:
@@ -124,6 +143,7 @@ class _CountedScan:
         found = row_wise(self._body, self._roles, self._eqns, zeros, self.iterated.rows)
         outside = dict(zip(self._body.invars, self._eqn.invars, strict=True))
         given = [var for var in self._body.invars[: self._roles.carry.stop] if var in found.rows]
+        notes |= dict.fromkeys(self._other_orders(found))
         counters = self._counters(made_by_scans)
         if not given and not counters:
             return [self._eqn]
@@ -134,6 +154,20 @@ class _CountedScan:
         for eqn in self._eqns:
             blocks.add(eqn)
         return _Rewriting(self._eqn, self._body, found, blocks, counters, self.iterated).eqns(renamed)
+
+    def _other_orders(self, found: RowWise) -> Iterator[str]:
+        """Of a scan with marks, what takes counted rows of an array that is not scanned over."""
+        arrays = {*self._body.invars[: self._roles.carry.stop]} - found.rows.keys()
+        length: int = self._eqn.params["length"]
+        for eqn in self._eqns if any_inside(self._eqn, mark_p) else ():
+            array = next(iter(operands(eqn)), None)
+            is_taken = array in arrays and takes_counted_rows(eqn, self.iterated.rows, length)
+            if is_taken and array is not None and size(array) > max(shape_of(array)):
+                yield (
+                    f"{eqn.primitive} at {where(eqn)} takes layers of an array of shape {shape_of(array)}, "
+                    "but not one after the other, or the array is also read otherwise: each group keeps all "
+                    "layers. Stack them in the order in which they are applied, and scan over them"
+                )
 
     def _counters(self, made_by_scans: Collection[Var]) -> dict[Var, range]:
         """What is carried, or was stacked by a scan, and is an element of a range."""

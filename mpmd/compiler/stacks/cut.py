@@ -65,7 +65,8 @@ def cut_stacks(
       argument_stacks, result_stacks: for arguments and results that are in parts anyway, how.
 
     Raises: ``CompileError`` for marks that do not fit their scans.
-    Warns: ``PerformanceWarning`` for equations that put parts together.
+    Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
+      counter in another order.
     """
     given = [
         *zip(jaxpr.invars, argument_stacks, strict=False),
