@@ -56,7 +56,8 @@ MAY_IMPORT = {
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
     "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.keys mpmd.planner.layers "
     "mpmd.planner.profile mpmd.schedules mpmd.stack",
-    "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
+    "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
+    "mpmd.planner.collectives mpmd.planner.fixed "
     "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.profile mpmd.planner.reasons "
     "mpmd.planner.shared_cores "
     "mpmd.schedules mpmd.simulate mpmd.tables mpmd.tasks",
