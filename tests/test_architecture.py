@@ -52,14 +52,14 @@ MAY_IMPORT = {
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware",
     "mpmd.planner.layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.compiler.trace "
-    "mpmd.decisions mpmd.reduce mpmd.schedules mpmd.tables",
+    "mpmd.decisions mpmd.errors mpmd.reduce mpmd.schedules mpmd.tables",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
     "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.ir mpmd.keys "
     "mpmd.planner.layers mpmd.planner.profile mpmd.schedules mpmd.stack",
-    "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.fixed "
-    "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.profile mpmd.planner.reasons "
-    "mpmd.planner.shared_cores "
-    "mpmd.schedules mpmd.simulate mpmd.tables mpmd.tasks",
+    "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
+    "mpmd.planner.collectives mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.labels "
+    "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.schedules mpmd.simulate "
+    "mpmd.tables mpmd.tasks",
     "mpmd.planner.trials": "mpmd.abstract_mesh mpmd.arguments mpmd.compat mpmd.compiler.graph "
     "mpmd.compiler.jaxprs mpmd.decisions mpmd.events mpmd.executable_memory mpmd.ir "
     "mpmd.lowered_step mpmd.memory mpmd.planned_step mpmd.planner.candidate mpmd.planner.collectives "

@@ -153,3 +153,22 @@ def test_rows_stay_divided_by_more_devices_than_there_are_microbatches(num_micro
     alone, divided = prediction(1), prediction(4)
     assert divided.memory.residuals == alone.memory.residuals / 4
     assert divided.stage_seconds[0] < 0.7 * alone.stage_seconds[0]
+
+
+def test_masks_are_made_where_they_are_read():
+    def masked(x, ws):
+        fill = jnp.broadcast_to(jnp.float32(-1e9), (4, 64, 64))
+        mask = jnp.broadcast_to(jnp.tril(jnp.ones((64, 64), bool)), (4, 64, 64))
+
+        def layer(x, inputs):
+            w, kept, low = inputs
+            return jnp.where(kept, x @ w, low), None
+
+        return jax.lax.scan(layer, x, (ws, mask, fill))[0]
+
+    def plain(x, ws):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
+
+    shapes = ((64, 64), (4, 64, 64))
+    found, without = (work_of(fun, ((), ()), {}, shapes) for fun in (masked, plain))
+    assert (found.nbytes, found.temporaries) == (without.nbytes, without.temporaries)

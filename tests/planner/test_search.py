@@ -129,6 +129,12 @@ def test_contradictions_are_said_with_numbers(fixed, texts):
         assert text in str(raised.value)
 
 
+def test_marked_stages_are_rematerialised_by_their_user():
+    made = dataclasses.replace(SMALL, are_stages=True)
+    with pytest.raises(ValueError, match=r"put jax\.checkpoint around its own layers"):
+        search(made, a100s(nodes=1), Fixed(remat=True))
+
+
 def test_all_contradictions_are_said_at_once():
     with pytest.raises(ValueError) as raised:
         search(SMALL, a100s(nodes=1), Fixed(groups=9, num_microbatches=3, submesh={"model": 3}))

@@ -54,6 +54,11 @@ def _of_stages(fixed: Fixed, profile: Profile) -> Iterator[str]:
         yield f"layers_per_stage={layers} makes {len(layers)} stages, and num_stages={stages} was asked for"
     elif stages is not None and stages > num_layers:
         yield f"num_stages={stages} needs as many layers; the step has {num_layers}"
+    if fixed.remat and profile.are_stages:
+        yield (
+            "remat=True has layers that are found computed again; this step says its stages itself: put "
+            "jax.checkpoint around its own layers"
+        )
 
 
 def _of_groups(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator[str]:

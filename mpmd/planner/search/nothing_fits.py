@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.fixed import Fixed
 from mpmd.planner.search.candidates import best_of_shape
 from mpmd.planner.search.formula import Evaluation
@@ -31,24 +32,8 @@ def nothing_fits(space: Space) -> str:
     needed = least.prediction.memory.total
     return (
         f"the step does not fit: a device needs at least {human_bytes(needed)} "
-        f"({_words(least)}), and has {human_bytes(cluster.memory)}; {_ways(space)}"
+        f"({candidate_text(least.candidate)}), and has {human_bytes(cluster.memory)}; {_ways(space)}"
     )
-
-
-def _words(evaluation: Evaluation) -> str:
-    candidate = evaluation.candidate
-    submeshes = dict.fromkeys(
-        " x ".join(f"{kind} {size}" for kind, size in submesh.items() if size > 1) or "one device"
-        for submesh in candidate.submeshes
-    )
-    parts = [
-        f"{len(candidate.submeshes)} groups of {' and '.join(submeshes)}",
-        f"{candidate.num_microbatches} microbatches",
-        candidate.schedule.name,
-        *(["remat"] if candidate.remat else []),
-        *(["fsdp"] if candidate.fsdp else []),
-    ]
-    return ", ".join(parts)
 
 
 def _ways(space: Space) -> str:
@@ -72,7 +57,8 @@ def _nearest(space: Space) -> Iterator[str]:
     while nodes <= MOST_NODES:
         model = CostModel(space.profile, dataclasses.replace(cluster, nodes=nodes))
         if fitting := _first_that_fits(Space(model, space.fixed)):
-            yield f"{nodes} nodes of {cluster.devices_per_node} devices ({_words(fitting)})"
+            devices = "one device" if cluster.devices_per_node == 1 else f"{cluster.devices_per_node} devices"
+            yield f"{nodes} nodes of {devices} ({candidate_text(fitting.candidate)})"
             return
         nodes *= 2
 

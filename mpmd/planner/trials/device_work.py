@@ -86,6 +86,7 @@ def device_work(
     inputs: Sequence[Dimensions],
     mesh: Mapping[str, int],
     outputs: Sequence[Dimensions | None] | None = None,
+    given_constants: Collection[Var] = (),
 ) -> DeviceWork:
     """What each device does for a jaxpr.
 
@@ -93,30 +94,41 @@ def device_work(
       inputs: how the jaxpr's inputs are sharded.
       mesh: the size of each axis. Without axes, the work is that of the whole.
       outputs: how results are to be sharded; ``None`` for those that are as they come.
+      given_constants: the inputs that are made where they are read.
     """
     eqns = inlined_eqns(jaxpr.eqns, _body)
     known = dict(zip(jaxpr.invars, inputs, strict=True))
-    known = _with_constants(eqns, follow(eqns, known, mesh))
+    constants = _constants(eqns, given_constants)
+    known = _with_constants(eqns, constants, follow(eqns, known, mesh))
     for atom, wanted in zip(jaxpr.outvars, outputs or (), strict=False):
         if isinstance(atom, Var) and wanted is not None and not any(sharded(atom, known)):
             known[atom] = wanted
     known = _with_addends(jaxpr, eqns, known)
-    work = _Fusions(jaxpr, eqns, known, mesh).work()
+    work = _Fusions(jaxpr, eqns, constants, known, mesh).work()
     for atom, wanted in zip(jaxpr.outvars, outputs or (), strict=False):
         if isinstance(atom, Var) and wanted is not None:
             work += _gathering(atom, sharded(atom, known), wanted, mesh)
     return work
 
 
-def _with_constants(eqns: Sequence[JaxprEqn], known: Mapping[Var, Dimensions]) -> dict[Var, Dimensions]:
+def _constants(eqns: Sequence[JaxprEqn], given: Collection[Var]) -> set[Var]:
+    """The given constants, and the values that are made of nothing else and of scalars, such as masks."""
+    found = set(given)
+    for eqn in eqns:
+        if not subjaxprs(eqn) and all(
+            isinstance(atom, Literal) or atom in found or not aval_of(atom).shape for atom in eqn.invars
+        ):
+            found.update(eqn.outvars)
+    return found
+
+
+def _with_constants(
+    eqns: Sequence[JaxprEqn], constants: Collection[Var], known: Mapping[Var, Dimensions]
+) -> dict[Var, Dimensions]:
     """What is known of values, and of the constants among them, such as zeros that are scattered into.
 
     Nothing says how a constant is sharded but what is made of it: so it is, where that has the same shape.
     """
-    constants: set[Atom] = set()
-    for eqn in eqns:
-        if not subjaxprs(eqn) and all(_is_constant(atom, constants) for atom in eqn.invars):
-            constants.update(eqn.outvars)
     found = dict(known)
     for eqn in reversed(eqns):
         made = [var for var in eqn.outvars if var in found]
@@ -152,11 +164,6 @@ def _with_addends(
     return found
 
 
-def _is_constant(atom: Atom, constants: Collection[Atom]) -> bool:
-    """Whether an operand is the same on all devices, and made where it is read."""
-    return isinstance(atom, Literal) or atom in constants or not aval_of(atom).shape
-
-
 def _gathering(atom: Var, found: Dimensions, wanted: Dimensions, mesh: Mapping[str, int]) -> DeviceWork:
     """What it takes that a result is gathered along the axes by which it is not to be sharded."""
     axes = {axis for axis in axes_in(found) - axes_in(wanted) if mesh[axis] > 1}
@@ -173,19 +180,32 @@ def _body(eqn: JaxprEqn) -> Jaxpr | None:
     return inner.jaxpr if inner is not None and not inner.consts else None
 
 
+def _makes_constants(eqn: JaxprEqn) -> bool:
+    """Whether the constants that an equation reads need not be in memory."""
+    return is_fused(eqn) or eqn.primitive is scan_p
+
+
 class _Fusions:
     """Equations without calls, and which of their results are written to memory.
 
     ``_sources`` has, for each variable, the values in memory that it is computed of: itself, if it is in
     memory. ``_windows`` are parts of values in memory, which their readers read there. ``_last`` has the
-    position of the last equation for which a value in memory is read.
+    position of the last equation for which a value in memory is read. ``_free`` are constants in no memory:
+    fusions make them, and so do loops, in each iteration.
     """
 
     def __init__(
-        self, jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], known: Mapping[Var, Dimensions], mesh: Mapping[str, int]
+        self,
+        jaxpr: Jaxpr,
+        eqns: Sequence[JaxprEqn],
+        constants: Collection[Var],
+        known: Mapping[Var, Dimensions],
+        mesh: Mapping[str, int],
     ):
         self._eqns, self._known, self._mesh = eqns, known, mesh
-        self._kept = {atom for atom in (*jaxpr.invars, *jaxpr.outvars) if isinstance(atom, Var)}
+        in_memory = {atom for eqn in eqns if not _makes_constants(eqn) for atom in operands(eqn)}
+        self._free = {*constants} - in_memory - {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
+        self._kept = {atom for atom in (*jaxpr.invars, *jaxpr.outvars) if isinstance(atom, Var)} - self._free
         self._written = set(self._kept)
         self._windows: set[Var] = set()
         for eqn in eqns:
@@ -200,14 +220,16 @@ class _Fusions:
             if is_renamed(eqn) and not there.isdisjoint(operands(eqn)):
                 self._written.difference_update({*eqn.outvars} - self._kept)
                 there.update(eqn.outvars)
-        self._sources: dict[Var, frozenset[Var]] = {}
+        self._written -= self._free
+        self._sources: dict[Var, frozenset[Var]] = dict.fromkeys(self._free, frozenset())
         self._last: dict[Var, int] = {}
         for position, eqn in enumerate(eqns):
             read = self._read(operands(eqn))
             self._last |= dict.fromkeys(read, position)
             for var in eqn.outvars:
                 is_read_there = var in self._written or var in self._windows
-                self._sources[var] = frozenset({var}) if is_read_there else read
+                if var not in self._free:
+                    self._sources[var] = frozenset({var}) if is_read_there else read
 
     def _read(self, variables: Iterable[Var]) -> frozenset[Var]:
         """The values in memory that variables are computed of."""
@@ -270,7 +292,10 @@ class _Fusions:
                 dimensions[1:] if i >= positions.num_carry and any(dimensions) else None
                 for i, dimensions in enumerate(sharded(var, self._known) for var in eqn.outvars)
             ]
-            return device_work(body, inside, self._mesh, made).times(eqn.params["length"])
+            free = {var for var, atom in zip(body.invars, eqn.invars, strict=True) if atom in self._free} - {
+                *body.invars[positions.carry]
+            }
+            return device_work(body, inside, self._mesh, made, free).times(eqn.params["length"])
         works = []
         for body in bodies:
             # The last operands are those of every branch, and the first ones of a loop its constants.
