@@ -67,6 +67,7 @@ class _Assignment:
         self._own = [i for i, eqn in enumerate(eqns) if not any(var in replicas for var in eqn.outvars)]
         self._maker = {var: i for i in self._own for var in eqns[i].outvars}
         self._positions: list[int | None] = [None] * len(eqns)
+        self._states = {result.state for result in body.results if result.state is not None}
         self._stages_reading: dict[Var, set[int]] = {}  # for each parameter, the stages that read it
         self._passed_again: list[tuple[int, int]] = []
         # For what is carried, the variable that is read, and the next value; what is a literal has no maker.
@@ -157,7 +158,7 @@ class _Assignment:
         for var in operands(self._eqns[i]):
             if var in self._replicas:
                 found |= self._replicas[var].weights
-            elif var not in self._maker and var not in self._carried and is_weight(var):
+            elif var not in self._maker and var not in self._states and is_weight(var):
                 found.add(var)
         return found
 
