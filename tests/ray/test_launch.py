@@ -24,6 +24,20 @@ def free_cpus_become(amount, seconds=20):
     return False
 
 
+@pytest.fixture
+def free(local_ray):
+    """The CPUs that no group has, when those of earlier tests are given back, which takes Ray a moment."""
+    reserved = sum(
+        bundle.get("CPU", 0)
+        for table in ray.util.placement_group_table().values()
+        if table["state"] == "CREATED"
+        for bundle in table["bundles"].values()
+    )
+    cpus = ray.cluster_resources()["CPU"] - reserved
+    assert free_cpus_become(cpus)
+    return cpus
+
+
 def test_a_cluster_mesh_is_a_group_mesh(two_groups):
     mesh: GroupMesh = two_groups
     assert mesh.mpmd_dim == 2
@@ -43,8 +57,7 @@ def test_every_group_has_a_process_with_its_devices(two_groups):
     assert {doing.what for doing in answers} == {"idle"}
 
 
-def test_a_lack_of_resources_shows_what_is_requested_and_available(local_ray, capsys):
-    free = ray.available_resources()["CPU"]
+def test_a_lack_of_resources_shows_what_is_requested_and_available(free, capsys):
     with pytest.raises(RuntimeError) as caught:
         cluster.launch({"stage": 3}, "stage", cpus_per_group=50, gpus_per_group=1, timeout=3)
     message = str(caught.value)
@@ -57,16 +70,14 @@ def test_a_lack_of_resources_shows_what_is_requested_and_available(local_ray, ca
     assert free_cpus_become(free)
 
 
-def test_an_actor_that_cannot_start_names_the_group(local_ray):
-    free = ray.available_resources()["CPU"]
+def test_an_actor_that_cannot_start_names_the_group(free):
     with pytest.raises(RuntimeError, match="group 0 could not start") as caught:
         cluster.launch({"stage": 1}, "stage", platform="nowhere", cpus_per_group=0.25)
     assert "nowhere" in str(caught.value)
     assert free_cpus_become(free)
 
 
-def test_close_gives_the_resources_back_and_may_be_repeated(local_ray):
-    free = ray.available_resources()["CPU"]
+def test_close_gives_the_resources_back_and_may_be_repeated(free):
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.5) as mesh:
         assert free_cpus_become(free - 1)
     mesh.close()
@@ -75,8 +86,7 @@ def test_close_gives_the_resources_back_and_may_be_repeated(local_ray):
     assert ray.is_initialized()
 
 
-def test_dropping_the_mesh_ends_the_groups(local_ray):
-    free = ray.available_resources()["CPU"]
+def test_dropping_the_mesh_ends_the_groups(free):
     mesh = cluster.launch({"stage": 1}, "stage", cpus_per_group=0.5)
     del mesh
     assert free_cpus_become(free)
@@ -123,10 +133,9 @@ def test_without_ray_a_local_one_is_started_with_a_message_and_ended():
 
 # Jobs, which have a test of their own, find the cluster by the variable.
 @pytest.mark.parametrize("given_as", ["argument", pytest.param("variable", marks=pytest.mark.slow)])
-def test_launch_joins_the_cluster_at_an_address(local_ray, given_as):
+def test_launch_joins_the_cluster_at_an_address(free, given_as):
     """The driver exits without closing the mesh, which ends the groups."""
     address = ray.get_runtime_context().gcs_address
-    free = ray.available_resources()["CPU"]
     given = repr(address) if given_as == "argument" else None
     out, err = run_code(
         f"""
