@@ -14,7 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.ir import Free, OutsideTask
-from tests.compiler.test_partial_sums import (
+from tests.support.collectives import bytes_by_operation
+from tests.support.parity import assert_parity, mesh_of, uneven_mesh_of
+from tests.support.sharded_batches import (
     BATCH,
     BIAS,
     DENSE,
@@ -37,8 +39,6 @@ from tests.compiler.test_partial_sums import (
     w,
     with_first,
 )
-from tests.support.collectives import bytes_by_operation
-from tests.support.parity import assert_parity, mesh_of, uneven_mesh_of
 
 ONCE = {"partial_sums": "all", "gather": "step"}
 

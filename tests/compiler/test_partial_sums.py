@@ -16,16 +16,22 @@ from tests.support.collectives import bytes_by_operation, collectives_of
 from tests.support.parity import assert_parity_on, mesh_of
 from tests.support.sharded_batches import (
     BATCH,
+    BIAS,
+    FSDP,
     IN_PARTS,
+    MANY_ROWS,
     MICROBATCHES,
     ONE_F_ONE_B,
     ROWS,
     STACKED,
     TOKENS,
+    WEIGHT,
     XS,
     D,
     casts_of_weights,
     mean,
+    mlp,
+    mlp_weights,
     normal,
     on_second_stage,
     picked_logits,
@@ -53,24 +59,6 @@ def test_what_else_crosses_devices_stays():
     _, in_loop, _ = run(step, with_first({"table": w, "head": w}), TOKENS)
     shapes = {shape for found in in_loop.values() for collective in found for shape in collective.shapes}
     assert shapes and w.shape not in shapes
-
-
-def mlp(params, x):
-    for i, p in enumerate(params):
-        x = jnp.tanh(x @ p["w"] + p["b"])
-        if i < len(params) - 1:
-            x = mpmd.mark_stage_end(x)
-    return mean(x)
-
-
-def mlp_weights(layers=2):
-    return [{"w": normal(i, D, D), "b": jnp.zeros(D)} for i in range(layers)]
-
-
-FSDP = ([{"w": P("data"), "b": P()}] * 2, BATCH)
-MANY_ROWS = normal(1, MICROBATCHES, 64, D)
-"""More than weights are large, so that XLA moves weights and not activations."""
-WEIGHT, BIAS = 4 * D * D, 4 * D
 
 
 def test_without_partial_sums_every_microbatch_reduces():

@@ -187,3 +187,21 @@ IN_PARTS = {
     "merged dimensions": (merged_dimensions, {"w": normal(2, D // 2, D // 2)}, XS),
     "under jit": (under_jit, DENSE, XS),
 }
+
+
+def mlp(params, x):
+    for i, p in enumerate(params):
+        x = jnp.tanh(x @ p["w"] + p["b"])
+        if i < len(params) - 1:
+            x = mpmd.mark_stage_end(x)
+    return mean(x)
+
+
+def mlp_weights(layers=2):
+    return [{"w": normal(i, D, D), "b": jnp.zeros(D)} for i in range(layers)]
+
+
+FSDP = ([{"w": P("data"), "b": P()}] * 2, BATCH)
+MANY_ROWS = normal(1, MICROBATCHES, 64, D)
+"""More than weights are large, so that XLA moves weights and not activations."""
+WEIGHT, BIAS = 4 * D * D, 4 * D

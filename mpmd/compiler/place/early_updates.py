@@ -41,7 +41,7 @@ def advance(
     refused: set[_Slot] = set()
     while True:  # what reads the results of others can only run as early as they do
         found = advance.attempt(refused)
-        useless = {slot for slot in advance.slots(found) if advance.growth(found, slot) >= 0}
+        useless = {slot for slot in advance.slots(found) - refused if advance.growth(found, slot) >= 0}
         if not useless:
             return found
         refused |= useless
