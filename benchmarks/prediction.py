@@ -79,8 +79,8 @@ def _sleep(where: Where, conditions: Conditions) -> Iterator[tuple[Case, Times]]
 def cases_of(where: Where, conditions: Conditions) -> list[Case]:
     """The steps that run at a place: even and uneven stages, several schedules, 4 to 32 microbatches."""
     groups = where.groups
-    even, uneven = ((2, 2), (1, 3)) if groups == 2 else ((1, 2, 2, 1), (3, 1, 1, 1))
-    interleaved = (1,) * 4 if groups == 2 else (1, 1, 1, 0, 1, 1, 1, 0)
+    even, uneven = (2,) * groups, (1, 3) if groups == 2 else (3, 2, 2, 1)
+    interleaved = (1,) * 2 * groups
     ways = [
         (even, Std1F1B(groups), 4),
         (uneven, Std1F1B(groups), 8),
