@@ -13,7 +13,7 @@ from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.labels import relabelled
-from mpmd.planner.reasons import shortage, slower_because
+from mpmd.planner.reasons import AS_FAST, shortage, slower_because
 from mpmd.planner.trials.realize import Realized
 
 HOPELESS = 1.5
@@ -189,7 +189,7 @@ class _Contest:
         """
         if not self._fitting:
             raise ValueError(self._nothing_can_be_run())
-        (best, winner), *losers = self._fitting
+        (best, winner), *losers = self._smallest_first()
         ranked = (
             best,
             *(
@@ -212,6 +212,21 @@ class _Contest:
             ),
         )
         return Result(relabelled(ranked), winner, tuple(self._notes(waiting, limits)))
+
+    def _smallest_first(self) -> list[tuple[Row, Realized]]:
+        """Those that fit; of those that are as fast as the fastest one, the one with the smallest plan first.
+
+        It has fewer tasks and messages, each of which takes time that no prediction knows.
+        """
+        fastest = self._fitting[0][0].prediction
+        as_fast = [
+            entry
+            for entry in self._fitting
+            if entry[0].prediction.source == fastest.source
+            and entry[0].prediction.seconds < AS_FAST * fastest.seconds
+        ]
+        best = min(as_fast, key=lambda entry: entry[1].work)
+        return [best, *(entry for entry in self._fitting if entry is not best)]
 
     def _nothing_can_be_run(self) -> str:
         """What the plan that needs least needs, and what keeps others from being compiled."""

@@ -11,6 +11,9 @@ from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.hardware import Cluster
 from mpmd.tables import human_bytes
 
+AS_FAST = 1.01
+"""Steps whose times differ by less are as fast: no prediction is more exact."""
+
 
 def ranked(rows: Iterable[Row], cluster: Cluster, most: int) -> tuple[Row, ...]:
     """Rows with reasons, the shortest step first; what does not fit last.
@@ -52,7 +55,7 @@ def slower_because(candidate: Candidate, prediction: Prediction, best: Candidate
     that of the time in which they do. What is left of it is waiting, and sums over devices.
     """
     ratio = prediction.seconds / of_best.seconds if of_best.seconds else 1.0
-    if ratio < 1.005:
+    if ratio < AS_FAST:
         return "as fast"
     devices, devices_of_best = _num_devices(candidate), _num_devices(best)
     share, share_of_best = _computing(prediction), _computing(of_best)

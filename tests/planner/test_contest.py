@@ -17,10 +17,11 @@ WORK = 10
 CLUSTER = Cluster(1, 4, 100.0, 1.0, 1.0, Link(), Link())
 
 
+@dataclasses.dataclass(frozen=True)
 class Planned(Realized):
-    """A plan of which only the prediction is there."""
+    """A plan of which only the prediction and the size are there."""
 
-    work = WORK
+    work: int = WORK
 
 
 def row(number, seconds, memory=50.0, label=""):
@@ -33,13 +34,14 @@ def prediction(seconds, memory, source):
     return Prediction(seconds, 0.1, 0.2, Memory(0, memory, 0, 0, 0, 0, 0), (seconds,), source)
 
 
-def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None):
+def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None, work=()):
     """The numbers of microbatches in the order of the result; what was planned; and the result.
 
     Args:
       plans: by the number of microbatches, the seconds and bytes that the plan shows, or the error.
       again: the rows for devices with less memory.
       searched: gets the memory of each search.
+      work: by the number of microbatches, the size of a plan.
     """
     planned, searched = [], [] if searched is None else searched
 
@@ -49,7 +51,8 @@ def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=Non
         found = plans.get(number, (float(number), 50.0))
         if isinstance(found, Exception):
             raise found
-        return Planned(None, None, Costs(), prediction(*found, "simulation"))
+        size = dict(work).get(number, WORK)
+        return Planned(None, None, Costs(), prediction(*found, "simulation"), work=size)
 
     def measured(realized, candidate):
         seconds = 10 - realized.prediction.seconds
@@ -68,6 +71,15 @@ def test_plans_rank_anew():
     assert (order, planned, result.notes) == ([2, 3, 1], [1, 2, 3], ())
     assert result.winner.prediction.seconds == 2.0 and not result.rows[0].reason
     assert result.rows[1].reason.startswith("1.50 times the best")
+
+
+def test_of_equally_fast_ones_the_smallest_plan_wins():
+    plans = {1: (1.0, 50.0), 2: (1.009, 50.0), 3: (1.011, 50.0)}
+    rows = [row(number, seconds) for number, (seconds, _) in plans.items()]
+    order, _, result = run(rows, plans, work={1: 9, 2: 8, 3: 7})
+    assert order == [2, 1, 3] and result.winner.work == 8
+    assert [found.reason.split(":")[0] for found in result.rows] == ["", "as fast", "as fast"]
+    assert run(rows, plans)[0] == [1, 2, 3]
 
 
 def test_alternatives_are_planned_before_the_others():
