@@ -78,9 +78,9 @@ def test_the_formula_knows_the_temporaries_of_a_large_vocabulary(submesh):
     made = Trials(
         Subject.of(step_with_scores, (params, rows, rows), {}, None, None, None, None, None), CLUSTER
     )
-    number = len(made.profile.layers)
+    number = len(made.profiles[0].layers)
     candidate = Candidate((number,), (submesh,), mpmd.Std1F1B(1), 2, remat=False, fsdp=False)
-    formula = evaluate(CostModel(made.profile, CLUSTER), candidate).prediction.memory
+    formula = evaluate(CostModel(made.profiles[0], CLUSTER), candidate).prediction.memory
     simulated = made.realize(candidate).prediction.memory
     assert formula.temporaries > formula.weights / 2
     assert formula.temporaries == pytest.approx(simulated.temporaries, rel=0.3)
