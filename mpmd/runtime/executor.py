@@ -16,7 +16,7 @@ from mpmd.events import Event
 from mpmd.ir import GroupProgram, Name, Plan
 from mpmd.runtime.activity import Activity
 from mpmd.runtime.nonfinite import Refused
-from mpmd.runtime.operations import Compiled, StepState, operations_of
+from mpmd.runtime.operations import Compiled, Operations, StepState
 from mpmd.runtime.requests import Told
 from mpmd.runtime.transport import Transport
 
@@ -55,7 +55,7 @@ class Executor:
         self._constants = tuple(constants.values())
         self._activity = activity
         self._operations = tuple(
-            operations_of(
+            Operations(
                 program=program,
                 plan=plan,
                 slots=slots,

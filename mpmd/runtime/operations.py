@@ -195,15 +195,7 @@ class FreeValues:
 Operation = RunTask | SendMessage | ReceiveMessage | TellDriver | CheckValues | FreeValues
 
 
-def operations_of(
-    program: GroupProgram,
-    plan: Plan,
-    slots: dict[Name, int],
-    executables: Mapping[str, Compiled],
-    shardings: Mapping[Name, jax.sharding.Sharding],
-    transport: Transport,
-    synchronous: bool,
-) -> Iterator[Operation]:
+class Operations:
     """Turns a group's instructions into operations; new names get the next slots.
 
     A message is received right before the first of its values is used: messages arrive without being asked
@@ -215,14 +207,6 @@ def operations_of(
       program, plan, executables, shardings, transport, synchronous: are those of
         ``mpmd.runtime.executor.Executor``.
     """
-    made = _Operations(program, plan, slots, executables, shardings, transport, synchronous)
-    for instruction in program.instructions:
-        yield from made.of(instruction)
-    yield from made.at_end()
-
-
-class _Operations:
-    """What ``operations_of`` knows on its way through the instructions. Its arguments are the same."""
 
     def __init__(
         self,
@@ -234,6 +218,7 @@ class _Operations:
         transport: Transport,
         synchronous: bool,
     ):
+        self._program = program
         self._here = program.mpmd_idx
         self._plan = plan
         self._slots = slots
@@ -246,7 +231,12 @@ class _Operations:
         self._unchecked: list[CheckValues] = []
         self._dead: list[Name] = []
 
-    def of(self, instruction: Instruction) -> Iterator[Operation]:
+    def __iter__(self) -> Iterator[Operation]:
+        for instruction in self._program.instructions:
+            yield from self._of(instruction)
+        yield from self._at_end()
+
+    def _of(self, instruction: Instruction) -> Iterator[Operation]:
         """What an instruction leads to now; of a receive and a free, that is said later."""
         if not isinstance(instruction, Tell):
             yield from self._checks()
@@ -267,7 +257,7 @@ class _Operations:
                 yield from self._receive(values)
                 self._dead.extend(values)
 
-    def at_end(self) -> Iterator[Operation]:
+    def _at_end(self) -> Iterator[Operation]:
         """What is left after the last instruction."""
         yield from self._checks()
         yield from self._free()

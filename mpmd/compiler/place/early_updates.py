@@ -20,15 +20,7 @@ _Slot = tuple[int, int]
 """How many loops run before, and a group."""
 
 
-def advance(
-    graph: TaskGraph,
-    stage_groups: Sequence[int],
-    eqns: Sequence[JaxprEqn],
-    runs: Sequence[GroupSet],
-    places: Sequence[int],
-    homes: Mapping[Var, GroupSet],
-    donated: Collection[Var],
-) -> list[int]:
+class EarlyUpdates:
     """How many loops run before each equation, given how many may at most.
 
     Args:
@@ -37,17 +29,7 @@ def advance(
       homes: those that hold each value.
       donated: the arguments that the caller gives up.
     """
-    advance = _Advance(graph, stage_groups, eqns, runs, places, homes, donated)
-    refused: set[_Slot] = set()
-    while True:  # what reads the results of others can only run as early as they do
-        found = advance.attempt(refused)
-        useless = {slot for slot in advance.slots(found) - refused if advance.growth(found, slot) >= 0}
-        if not useless:
-            return found
-        refused |= useless
 
-
-class _Advance:
     def __init__(
         self,
         graph: TaskGraph,
@@ -78,7 +60,17 @@ class _Advance:
                 self._readers[var].add(i)
         self._busy = [_busy_group(graph, stage_groups, loop.first_stage) for loop in traced.loops]
 
-    def attempt(self, refused: Collection[_Slot]) -> list[int]:
+    def places(self) -> list[int]:
+        """The numbers, of the equations in order."""
+        refused: set[_Slot] = set()
+        while True:  # what reads the results of others can only run as early as they do
+            found = self._attempt(refused)
+            useless = {slot for slot in self._slots(found) - refused if self._growth(found, slot) >= 0}
+            if not useless:
+                return found
+            refused |= useless
+
+    def _attempt(self, refused: Collection[_Slot]) -> list[int]:
         """The places of equations, but for updates in slots that are refused."""
         known = dict(self._given)
         found = list(self._places)
@@ -115,14 +107,14 @@ class _Advance:
             found[i] = min([found[i], *readers])
         return found
 
-    def slots(self, found: Sequence[int]) -> set[_Slot]:
+    def _slots(self, found: Sequence[int]) -> set[_Slot]:
         """Where updates are that have been advanced."""
         return {(found[i], group) for i in self._advanced(found) for group in self._runs[i]}
 
     def _advanced(self, found: Sequence[int]) -> list[int]:
         return [i for i, place in enumerate(found) if place < self._places[i]]
 
-    def growth(self, found: Sequence[int], slot: _Slot) -> int:
+    def _growth(self, found: Sequence[int], slot: _Slot) -> int:
         """By how many bytes the memory of a group grows during the loop behind a slot."""
         place, group = slot
         moved = {i for i in self._advanced(found) if found[i] == place and group in self._runs[i]}

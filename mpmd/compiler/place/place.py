@@ -33,7 +33,7 @@ from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph, TaskGraph
 from mpmd.compiler.jaxprs.conditionals import as_selections, only_computes, with_results
 from mpmd.compiler.jaxprs.cost import is_cheap, is_exact
 from mpmd.compiler.jaxprs.equations import operands, size
-from mpmd.compiler.place.early_updates import advance
+from mpmd.compiler.place.early_updates import EarlyUpdates
 from mpmd.compiler.place.exchanges import number_exchanges
 from mpmd.compiler.place.place_stages import place_stages
 from mpmd.ir import Spec
@@ -96,14 +96,14 @@ class _Placer:
         required = self._required_state() if self._has_loop else self._required_results(wanted)
         runs, demanded = self._demand(required)
         homes = self._homes(runs, demanded)
-        places = advance(
+        updates = EarlyUpdates(
             self._graph, self._stage_groups, self._eqns, runs, self._places, homes, self._donated
         )
         return PlacedGraph(
             graph=self._graph,
             mpmd_dim=mpmd_dim,
             stage_groups=self._stage_groups,
-            eqns=number_exchanges(self._eqns, runs, places),
+            eqns=number_exchanges(self._eqns, runs, updates.places()),
             homes=homes,
             output_groups=tuple(required.get(i) or homes[var] for i, var in enumerate(self._results)),
             specs=specs,
