@@ -111,7 +111,7 @@ MAY_IMPORT = {
     # What runs a plan.
     "mpmd.runtime": "mpmd.callbacks mpmd.compat mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir "
     "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "
-    "mpmd.stopwatch",
+    "mpmd.stopwatch mpmd.tables",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.endpoint": "mpmd.reshard",
     "cluster.environment": "",
@@ -174,7 +174,8 @@ MAY_IMPORT = {
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compat mpmd.compiler.graph mpmd.compiler.pipeline "
-    "mpmd.explanation mpmd.ir mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement mpmd.runtime",
+    "mpmd.events mpmd.explanation mpmd.ir mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement "
+    "mpmd.runtime",
     "mpmd.checking": "mpmd.arguments mpmd.array mpmd.compiler.jaxprs mpmd.loaded_step mpmd.step mpmd.tables "
     "mpmd.tree",
     "mpmd.__main__": "mpmd.cli",
