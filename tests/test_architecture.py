@@ -76,8 +76,8 @@ MAY_IMPORT = {
     "mpmd.planner.choose": "mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
     "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons "
     "mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step",
-    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
-    "mpmd.specs mpmd.tables mpmd.verify",
+    "mpmd.explanation": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory "
+    "mpmd.routes mpmd.simulate mpmd.specs mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
     "mpmd.planner.hardware mpmd.render mpmd.schedules mpmd.simulate mpmd.step mpmd.tables mpmd.version",
     # The compiler. A pass imports no other pass.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -176,6 +177,7 @@ class GroupWorker:
         return LoadReply(
             xla_seconds=ahead.watch.seconds.get("xla", 0.0),
             memory={name: needed for name, needed in memory.items() if needed},
+            memory_limit=self._memory_limit(),
         )
 
     def _program(
@@ -334,6 +336,13 @@ class GroupWorker:
         for number in released.programs:
             self._programs.pop(number, None)
             self._ahead.pop(number, None)
+
+    def _memory_limit(self) -> int:
+        """The bytes that each device of this process has: of its allocator, or its share of the host's."""
+        devices = self.submesh.local_devices
+        limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
+        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min(host // jax.local_device_count() if limit is None else limit for limit in limits)
 
     def measured_peak(self) -> int | None:
         """The most bytes that were ever allocated on one of this process's devices, where JAX counts them.
