@@ -14,7 +14,8 @@ from mpmd.explanation import Explanation
 from mpmd.loaded_step import LoadedStep
 from mpmd.lowered_step import LoweredStep
 from mpmd.step import MpmdFunction
-from tests.support.public_functions import VALUES, Public, public_functions
+from tests.support.public_functions import public_functions
+from tests.support.wrong_arguments import VALUES, Public
 
 PUBLIC = {public.name: public for public in public_functions()}
 
