@@ -25,7 +25,7 @@ def test_only_messages_that_all_is_well_are_hidden_and_only_meanwhile(caplog):
 
 
 def test_only_the_coming_default_of_ray_is_hidden():
-    with ray_compat.without_notices():
+    with warnings.catch_warnings(action="error"), ray_compat.without_notices():
         warnings.warn("Tip: In future versions of Ray, Ray will", FutureWarning, stacklevel=1)
         with pytest.raises(FutureWarning, match="another"):
             warnings.warn("another", FutureWarning, stacklevel=1)
