@@ -60,7 +60,7 @@ def is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
 def int_fault(
     name: str, value: Any, least: float = 1, *, most: float = math.inf, optional: bool = False
 ) -> Fault | None:
-    """What is wrong with an integer from ``least`` to ``most``; ``None`` is valid if it is ``optional``."""
+    """The fault of an integer from ``least`` to ``most``; ``None`` is valid if it is ``optional``."""
     if optional and value is None:
         return None
     bounds = (
@@ -86,7 +86,7 @@ def number_fault(
     finite: bool = False,
     optional: bool = False,
 ) -> Fault | None:
-    """What is wrong with a number, which is not NaN.
+    """The fault of a number, which is not NaN.
 
     Args:
       what: the number, with its unit, such as ``a number of seconds``.
@@ -110,7 +110,7 @@ def number_fault(
 
 
 def type_fault(name: str, value: Any, types: Any, what: str, *, optional: bool = False) -> TypeError | None:
-    """What is wrong with a value that has to be of some types, as ``isinstance`` takes them.
+    """The fault of a value that has to be of some types, as ``isinstance`` takes them.
 
     Args:
       what: the types in words, such as ``a str``.
@@ -121,27 +121,27 @@ def type_fault(name: str, value: Any, types: Any, what: str, *, optional: bool =
 
 
 def str_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
-    """What is wrong with a text."""
+    """The fault of a text."""
     return type_fault(name, value, str, "a str", optional=optional)
 
 
 def bool_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
-    """What is wrong with a flag: numbers are none."""
+    """The fault of a flag: numbers are none."""
     return type_fault(name, value, bool, "True or False", optional=optional)
 
 
 def path_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
-    """What is wrong with a path of the file system."""
+    """The fault of a path of the file system."""
     return type_fault(name, value, str | os.PathLike, "a path, a str or os.PathLike", optional=optional)
 
 
 def callable_fault(name: str, value: Any) -> TypeError | None:
-    """What is wrong with a function."""
+    """The fault of a function."""
     return None if callable(value) else TypeError(f"{name} must be a function, not {shown(value)}")
 
 
 def choice_fault(name: str, value: Any, choices: Collection[str]) -> Fault | None:
-    """What is wrong with one of some words."""
+    """The fault of one of some words."""
     if isinstance(value, str) and value in choices:
         return None
     kind = ValueError if isinstance(value, str) else TypeError
@@ -149,17 +149,17 @@ def choice_fault(name: str, value: Any, choices: Collection[str]) -> Fault | Non
 
 
 def sequence_fault(name: str, value: Any, what: str) -> TypeError | None:
-    """What is wrong with a list, a tuple or the like; a text is none."""
+    """The fault of a list, a tuple or the like; a text is none."""
     return None if is_sequence(value) else TypeError(f"{name} must be {what}, not {shown(value)}")
 
 
 def int_faults(name: str, values: Iterable[Any], least: float = 1) -> Iterator[Fault | None]:
-    """What is wrong with each of some integers."""
+    """The fault of each of some integers."""
     return (int_fault(f"{name}[{i}]", value, least) for i, value in enumerate(values))
 
 
 def positions_faults(name: str, value: Any) -> Iterator[Fault | None]:
-    """What is wrong with the position of an argument, or with the positions of several."""
+    """The fault of the position of an argument, or with the positions of several."""
     if is_int(value):
         return
     yield type_fault(name, value, Iterable, "the position of an argument, or a sequence of positions")
@@ -172,7 +172,7 @@ def positions_faults(name: str, value: Any) -> Iterator[Fault | None]:
 
 
 def names_faults(name: str, value: Any) -> Iterator[Fault | None]:
-    """What is wrong with the name of an argument, or with the names of several."""
+    """The fault of the name of an argument, or with the names of several."""
     if isinstance(value, str):
         return
     if isinstance(value, Iterable) and not isinstance(value, Mapping):

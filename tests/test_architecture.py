@@ -122,7 +122,7 @@ MAY_IMPORT = {
     "cluster.endpoint": "mpmd.reshard",
     "cluster.environment": "",
     "cluster.process_info": "cluster.versions",
-    "cluster.notices": "",
+    "cluster.ray_compat": "",
     "cluster.packing": "",
     "cluster.resources": "",
     "cluster.tcp": "",
@@ -149,12 +149,12 @@ MAY_IMPORT = {
     "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
     "cluster.versions mpmd.ir",
     "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
-    "cluster.driver cluster.endpoint cluster.process_info cluster.ray_session cluster.resources "
-    "cluster.status cluster.tcp cluster.transports cluster.versions mpmd.errors mpmd.ir mpmd.program "
-    "mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
+    "cluster.driver cluster.endpoint cluster.process_info cluster.ray_compat cluster.ray_session "
+    "cluster.resources cluster.status cluster.tcp cluster.transports cluster.versions mpmd.errors mpmd.ir "
+    "mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovery cluster.status mpmd.routes "
     "mpmd.validation",
-    "cluster.ray_connection": "cluster.notices cluster.resources",
+    "cluster.ray_connection": "cluster.ray_compat cluster.resources",
     "cluster.launch": "cluster.actor cluster.actors cluster.calls cluster.connect cluster.driver "
     "cluster.endpoint cluster.environment cluster.mesh cluster.needs cluster.process_info "
     "cluster.ray_connection cluster.recovery cluster.resources cluster.shapes cluster.tcp "
@@ -290,6 +290,11 @@ def test_private_jax_only_in_compat(path):
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_private_orbax_only_in_orbax_internals(path):
     assert path.name == "orbax_internals.py" or not any("checkpoint._src" in name for name in imports(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_private_ray_only_in_ray_compat(path):
+    assert path.name == "ray_compat.py" or "ray._private" not in path.read_text()
 
 
 def test_only_checkpoints_load_orbax():
