@@ -76,7 +76,7 @@ class FrameConnection:
     def read(self) -> Frame:
         """Waits for a frame, whose buffers belong to the caller.
 
-        Raises: ``EOFError`` or ``OSError`` when the connection has ended.
+        Raises: ``EOFError`` or ``OSError`` when the connection has ended, or must end: see ``Connection``.
         """
         number, num_bytes, num_buffers = _HEAD.unpack(self._read_bytes(_HEAD.size))
         sizes = [size for (size,) in _SIZE.iter_unpack(self._read_bytes(num_buffers * _SIZE.size))]
@@ -85,9 +85,7 @@ class FrameConnection:
 
     def _read_bytes(self, num_bytes: int) -> memoryview:
         buffer = np.empty(num_bytes, np.uint8).data
-        rest = buffer
-        while rest:
-            rest = rest[self._connection.read_into(rest) :]
+        self._connection.read_into(buffer)
         return buffer
 
     def end(self) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cluster.transports.inbox import HEADER, Inbox
-from cluster.transports.layouts import ArrayTypes, MessageLayout
+from cluster.transports.inbox import Inbox
+from cluster.transports.layouts import ArrayTypes, MessageLayout, encode_types
 from cluster.transports.shared_memory.announcements import Announcement, announcement, receive
-from cluster.transports.shared_memory.receiver import SLOT_DISCARDED
+from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
 from cluster.transports.shared_memory.slots import Chunk, Slot, allocate, map_counter, slot_size
 from cluster.transports.window import SendWindow
 from mpmd.runtime.transport import Array, MessageId
@@ -28,7 +28,8 @@ class Sender:
       inbox: where the sender waits.
       src: the process that sends.
       dst: the process that receives.
-      connection: the socket to its ``Receiver``.
+      connection: the socket to its ``Receiver``, which does not block, and by which that one has said where
+        the inbox is.
     """
 
     def __init__(self, inbox: Inbox, src: int, dst: int, connection: socket.socket):
@@ -43,7 +44,6 @@ class Sender:
         _, (self._write_fd, counter) = receive(connection)
         self._num_received = map_counter(counter)
         os.close(counter)
-        connection.setblocking(False)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         """As in ``Transport``."""
@@ -56,7 +56,8 @@ class Sender:
         try:
             for destination, array in zip(slot.occupy(layout), arrays, strict=True):
                 _copy(array, destination)
-            header = HEADER.pack(self._src, message.tag, step, slot.number, layout.number)
+            digest = slot.digest(layout)
+            header = SlotHeader(self._src, message.tag, step, slot.number, layout.number, digest).pack()
             if not self._try_write(header):
                 self._wait(step, lambda: self._try_write(header))
         except BaseException:
@@ -70,7 +71,7 @@ class Sender:
     def _layout(self, step: int, types: ArrayTypes) -> MessageLayout:
         layout = self._layouts.get(types)
         if layout is None:
-            self._announce(step, types)
+            self._announce(step, encode_types(types))
             self._layouts[types] = layout = MessageLayout.of(len(self._layouts), types)
         return layout
 
@@ -84,7 +85,7 @@ class Sender:
             descriptor = allocate(chunk.nbytes)
             try:
                 added = chunk.slots(descriptor, self._num_slots)
-                self._announce(step, chunk, descriptor)
+                self._announce(step, chunk.encode(), descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -94,7 +95,7 @@ class Sender:
         slots.extend(added)
         return added[0]
 
-    def _announce(self, step: int, content: ArrayTypes | Chunk, *descriptors: int) -> None:
+    def _announce(self, step: int, content: bytes, *descriptors: int) -> None:
         """Sends the receiver what later headers refer to by number."""
         with announcement(content, *descriptors) as announced:
             self._wait(step, lambda: self._try_announce(announced))
@@ -123,7 +124,8 @@ class Sender:
             self._slots[size] = [slot for slot in slots if not self._discard(slot)]
 
     def _discard(self, slot: Slot) -> bool:
-        return slot.free and self._try_write(HEADER.pack(self._src, SLOT_DISCARDED, 0, slot.number, 0))
+        discarded = SlotHeader(self._src, SLOT_DISCARDED, 0, slot.number, 0, 0)
+        return slot.free and self._try_write(discarded.pack())
 
     def close(self) -> None:
         os.close(self._write_fd)
