@@ -24,7 +24,22 @@ def digest_of_all(pieces: Sequence[memoryview]) -> int:
     """The digest of the bytes of all pieces, one after the other."""
     if len(pieces) == 1:
         return digest_of(pieces[0])
-    state = xxhash.xxh3_64()
+    digest = Digest()
     for piece in pieces:
-        state.update(piece)
-    return state.intdigest()
+        digest.add(piece)
+    return digest.value()
+
+
+class Digest:
+    """The digest of bytes that come one piece after the other."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_64()
+
+    def add(self, piece: memoryview) -> None:
+        """Appends contiguous bytes."""
+        self._state.update(piece)
+
+    def value(self) -> int:
+        """That of all bytes so far."""
+        return self._state.intdigest()

@@ -79,8 +79,15 @@ class Connection:
         """Waits until the buffer is full. One thread at a time may call this.
 
         Raises: ``EOFError`` or ``OSError`` when the connection has ended, ``CorruptedError``, an ``OSError``,
-          when what has arrived is not what was sent. Then the connection must end.
+          when what has arrived is not what was sent. Then the connection has ended at both ends.
         """
+        try:
+            self._read_into(buffer)
+        except OSError:
+            self.end()
+            raise
+
+    def _read_into(self, buffer: memoryview) -> None:
         self._incoming.read_into(buffer)
 
     def end(self) -> None:
@@ -133,7 +140,7 @@ class EncryptedConnection(Connection):
                 encrypted = self._session.outgoing.read()
             yield from super().encoded([memoryview(encrypted)])
 
-    def read_into(self, buffer: memoryview) -> None:
+    def _read_into(self, buffer: memoryview) -> None:
         """Raises: also ``ssl.SSLError``, an ``OSError``, when somebody has changed what arrives."""
         while True:
             with self._lock:

@@ -76,7 +76,7 @@ class FrameConnection:
     def read(self) -> Frame:
         """Waits for a frame, whose buffers belong to the caller.
 
-        Raises: ``EOFError`` or ``OSError`` when the connection has ended, or must end: see ``Connection``.
+        Raises: ``EOFError`` or ``OSError`` when the connection has ended.
         """
         number, num_bytes, num_buffers = _HEAD.unpack(self._read_bytes(_HEAD.size))
         sizes = [size for (size,) in _SIZE.iter_unpack(self._read_bytes(num_buffers * _SIZE.size))]

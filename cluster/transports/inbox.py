@@ -176,9 +176,13 @@ class Inbox:
         self.wake()
 
     def mark_corrupted(self, process: int, here: int, error: CorruptedError) -> None:
-        """Records that what a peer sends to this process, ``here``, does not arrive as it was sent."""
-        name = self.name_of(here)
-        self.mark_disconnected(process, f"what it sends to {name} does not arrive as it was sent: {error}")
+        """Records that what a peer sends to this process, ``here``, does not arrive as it was sent.
+
+        The driver does not know, so no wait is for a reason of its.
+        """
+        reason = f"what it sends to {self.name_of(here)} does not arrive as it was sent: {error}"
+        self._disconnected.setdefault(process, _Loss(time.monotonic() - ABORT_REASON_SECONDS, reason))
+        self.wake()
 
     def abort(self, step: int, reason: str) -> None:
         """Ends every wait of a step, now and later, and drops its messages."""

@@ -17,6 +17,7 @@ from cluster.tcp import sockets
 from cluster.tcp.connection import Connection, EncryptedConnection
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.records import RecordWriter
+from tests.support.proxy import Proxy
 
 SECONDS = 20
 CREDENTIALS = make_credentials(encryption=True)
@@ -43,51 +44,6 @@ def read(connection, num_bytes):
     buffer = bytearray(num_bytes)
     connection.read_into(memoryview(buffer))
     return bytes(buffer)
-
-
-class Proxy:
-    """Stands between two ends, and may change what it passes on.
-
-    Args:
-      address: to which it connects who connects to it; ``address`` is its own.
-      change: is called with the direction, 0 to the listener, and what passes.
-    """
-
-    def __init__(self, address, change=lambda direction, content: content):
-        self.seen = [b"", b""]
-        self.change = change
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.address = address._replace(port=self.listening.getsockname()[1])
-        self.target = address
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
-
-    def run(self):
-        client, _ = self.listening.accept()
-        with client, socket.create_connection(self.target[:2], SECONDS) as server:
-            ways = [
-                threading.Thread(target=self.pump, args=way)
-                for way in ((0, client, server), (1, server, client))
-            ]
-            for way in ways:
-                way.start()
-            for way in ways:
-                way.join()
-
-    def pump(self, direction, source, sink):
-        with contextlib.suppress(OSError):
-            while content := source.recv(65536):
-                self.seen[direction] += content
-                sink.sendall(self.change(direction, content))
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.thread.join(SECONDS)
-        self.listening.close()
 
 
 @pytest.mark.parametrize("encryption", [True, False])

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from cluster.digests import CorruptedError
+from cluster.digests import CorruptedError, digest_of
 from cluster.transports.inbox import Inbox
 from cluster.transports.layouts import MessageLayout, decode_types
 from cluster.transports.shared_memory.announcements import announcement, receive
@@ -55,6 +55,8 @@ class Receiver:
                 self._read_announcement()
         except CorruptedError as error:
             self._disconnect(error)
+            return
+        except EOFError:  # the peer is gone, which the transport notices, too
             return
         if header.tag == SLOT_DISCARDED:
             del self._slots[header.slot]
@@ -103,7 +105,7 @@ class _SlotArrival(NamedTuple):
     digest: int
 
     def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
-        if self.slot.digest(self.layout) != self.digest:
+        if digest_of(self.slot.content(self.layout).data) != self.digest:
             self.receiver.lose(self.message)
         values = self.slot.lend(self.layout)
         self.receiver.count_received()

@@ -7,8 +7,10 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
+from cluster.digests import Digest
 from cluster.transports.inbox import Inbox
 from cluster.transports.layouts import ArrayTypes, MessageLayout, encode_types
 from cluster.transports.shared_memory.announcements import Announcement, announcement, receive
@@ -19,6 +21,9 @@ from mpmd.runtime.transport import Array, MessageId
 
 _POLL_SECONDS = 2e-4
 """How soon a sender that waits for its receiver checks again; later it checks less often."""
+
+_CHUNK_BYTES = 128 * 1024
+"""How much is copied at a time, and added to the digest while it is in a processor's cache."""
 
 
 class Sender:
@@ -54,9 +59,7 @@ class Sender:
         layout = self._layout(step, tuple([(array.dtype, array.shape) for array in arrays]))
         slot = self._free_slot(step, slot_size(layout.nbytes))
         try:
-            for destination, array in zip(slot.occupy(layout), arrays, strict=True):
-                _copy(array, destination)
-            digest = slot.digest(layout)
+            digest = _fill(slot, layout, arrays)
             header = SlotHeader(self._src, message.tag, step, slot.number, layout.number, digest).pack()
             if not self._try_write(header):
                 self._wait(step, lambda: self._try_write(header))
@@ -131,10 +134,30 @@ class Sender:
         os.close(self._write_fd)
 
 
-def _copy(array: Array, destination: np.ndarray) -> None:
-    if isinstance(array, np.ndarray) or array.is_fully_replicated:
-        destination[...] = np.asarray(array)
-        return
+def _fill(slot: Slot, layout: MessageLayout, arrays: Sequence[Array]) -> int:
+    """Copies a message to its slot. Returns the digest of what the slot has then."""
+    views, content, digest = slot.occupy(layout), slot.content(layout), Digest()
+    num_digested = 0
+    for value, destination, array in zip(layout.values, views, arrays, strict=True):
+        if not isinstance(array, np.ndarray) and not array.is_fully_replicated:
+            _copy_shards(array, destination)
+            continue
+        whole = np.asarray(array)
+        if whole.nbytes <= _CHUNK_BYTES or not whole.flags.c_contiguous:
+            destination[...] = whole
+            continue
+        source = whole.reshape(-1).view(np.uint8)
+        for start in range(0, source.nbytes, _CHUNK_BYTES):
+            chunk = source[start : start + _CHUNK_BYTES]
+            stop = value.offset + start + chunk.nbytes
+            content[value.offset + start : stop] = chunk
+            digest.add(content[num_digested:stop].data)
+            num_digested = stop
+    digest.add(content[num_digested:].data)
+    return digest.value()
+
+
+def _copy_shards(array: jax.Array, destination: np.ndarray) -> None:
     for shard in array.addressable_shards:
         if shard.replica_id == 0:
             destination[shard.index] = np.asarray(shard.data)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.digests import digest_of
 from cluster.transports.layouts import ALIGNMENT, MessageLayout, round_up
 
 _CHUNK_BYTES = 2**20
@@ -54,16 +53,13 @@ class Slot:
             self._views[layout.number] = layout.views(self._memory, self._start + ALIGNMENT)
         return self._views[layout.number]
 
-    def digest(self, layout: MessageLayout) -> int:
-        """That of the message, with the padding."""
-        return digest_of(self._content(layout).data)
-
-    def _content(self, layout: MessageLayout) -> np.ndarray:
+    def content(self, layout: MessageLayout) -> np.ndarray:
+        """The bytes of the message, with the padding."""
         return np.ndarray((layout.nbytes,), np.uint8, self._memory, self._start + ALIGNMENT)
 
     def lend(self, layout: MessageLayout) -> list[np.ndarray]:
         """The receiver's arrays, read-only. The slot is free again when nothing refers to any of them."""
-        whole = self._content(layout)
+        whole = self.content(layout)
         whole.flags.writeable = False
         self._lent = weakref.ref(whole, self.release)
         return layout.views(whole, 0)

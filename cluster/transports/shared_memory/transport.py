@@ -46,17 +46,25 @@ class SharedMemoryTransport(PeerTransport):
     def connect(self, addresses: Mapping[int, LocalAddress]) -> None:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
         assert self._listener is not None, "connect comes after listen"
-        wait = Wait(time.monotonic() + CONNECT_SECONDS, self._listener.check)
         self._connections = connect_peers(
             self._listener, connect_locally, self._credentials, self._process, addresses
         )
         for peer, connection in self._connections.items():
             self._receivers[peer] = Receiver(self._inbox, peer, self._process, connection)
+        wait = Wait(time.monotonic() + CONNECT_SECONDS, self._listener.check)
         for peer, connection in self._connections.items():
-            wait.until(connection, select.POLLIN)  # for its inbox and its counter
-            self._senders[peer] = Sender(self._inbox, self._process, peer, connection)
+            self._senders[peer] = self._sender(peer, connection, wait)
         self._watcher = threading.Thread(target=self._watch, name="peers of this node", daemon=True)
         self._watcher.start()
+
+    def _sender(self, peer: int, connection: socket.socket, wait: Wait) -> Sender:
+        """The sender to a peer, once that one has said where its inbox is."""
+        try:
+            wait.until(connection, select.POLLIN)
+            return Sender(self._inbox, self._process, peer, connection)
+        except (TimeoutError, EOFError) as error:
+            name = self._inbox.name_of(peer)
+            raise ConnectionError(f"{name} has not said where its inbox is: {error}") from error
 
     def _watch(self) -> None:
         """Reports peers whose connections end."""
