@@ -1,6 +1,6 @@
 """Messages between processes in host memory, across nodes: by a TCP connection for each two processes.
 
-A connection carries frames. A message is a header and its values, each of which begins at an aligned place,
+A connection carries frames, as bytes that arrive as they were sent or not at all. A message is a header and its values, each of which begins at an aligned place,
 so the receiver reads all of them into one buffer, where executables read them without a copy. Large values
 are written from the sender's own memory. What a message's values are, their dtypes and shapes, is announced
 once, and later messages of the same kind refer to it by number. Once for each step,
