@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import struct
@@ -58,12 +59,17 @@ def encode_types(types: ArrayTypes) -> bytes:
     """
     encoded = bytearray()
     for dtype, shape in types:
-        if dtype.hasobject or np.dtype(dtype.name) != dtype:
-            raise TypeError(f"values of the dtype {dtype} cannot be sent")
-        name = dtype.name.encode()
+        name = _name_of(dtype).encode()
         encoded += _TYPE.pack(len(name), len(shape)) + name
         encoded += struct.pack(_SIZES.format(len(shape)), *shape)
     return bytes(encoded)
+
+
+def _name_of(dtype: np.dtype) -> str:
+    with contextlib.suppress(TypeError):  # it is the name of no dtype
+        if np.dtype(dtype.name) == dtype and not dtype.hasobject:
+            return dtype.name
+    raise TypeError(f"values of the dtype {dtype} cannot be sent")
 
 
 def decode_types(encoded: bytes | bytearray) -> ArrayTypes:
