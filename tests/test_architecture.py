@@ -119,18 +119,20 @@ MAY_IMPORT = {
     "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "
     "mpmd.stopwatch mpmd.validation",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
+    "cluster.digests": "",
     "cluster.endpoint": "mpmd.reshard",
     "cluster.environment": "",
     "cluster.process_info": "cluster.versions",
     "cluster.ray_compat": "",
     "cluster.packing": "",
     "cluster.resources": "",
-    "cluster.tcp": "",
+    "cluster.tcp": "cluster.digests",
     "cluster.versions": "",
     "cluster.world": "mpmd.compat",
     "cluster.agreement": "cluster.tcp cluster.world mpmd.errors mpmd.runtime",
-    "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
-    "cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
+    "cluster.transports": "cluster.agreement cluster.digests cluster.endpoint cluster.packing "
+    "cluster.process_info cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes "
+    "mpmd.runtime mpmd.sharding",
     "cluster.devices": "mpmd.reshard",
     "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
