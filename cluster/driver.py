@@ -233,6 +233,7 @@ class RayRuntime(RuntimeBase):
 
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again."""
+        self.is_closed = True
         self._calls.close()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import gc
 import sys
 import time
+import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,14 +50,19 @@ Bundle = Mapping[str, float]
 def reserve(bundles: Sequence[Bundle], timeout: float) -> PlacementGroup:
     """Reserves the bundles, one for each process, on few nodes if possible.
 
-    Raises: ``RuntimeError`` when that is not possible within ``timeout`` seconds; it says what was requested
-      and what is available. Nothing stays reserved then.
+    Raises: ``RuntimeError`` when that is not possible within ``timeout`` seconds, or at once when meshes of
+      this program are in the way; it says what was requested and what is available. Nothing stays reserved
+      then.
     """
     available = ray.available_resources()
-    group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
+    group = request(bundles)
     try:
         if not group.wait(min(timeout, _QUIET_SECONDS)):
             shortage = describe_shortage(bundles, available, live_nodes())
+            if held := held_by_this_program(bundles, live_nodes(), placement_group_table().values()):
+                gc.collect()  # a mesh that nobody uses any more may be part of a cycle
+                if not group.wait(min(timeout, _QUIET_SECONDS)):
+                    raise RuntimeError(f"no room for the groups: {held}{shortage}")
             waits = max(timeout - _QUIET_SECONDS, 0)
             print(f"cluster.launch: waiting up to {timeout:g} s. {shortage}", file=sys.stderr)
             if not _wait(group, waits):
@@ -69,10 +76,55 @@ def reserve(bundles: Sequence[Bundle], timeout: float) -> PlacementGroup:
 def request(bundles: Sequence[Bundle], avoided: Collection[str] = ()) -> PlacementGroup:
     """Requests bundles on few nodes, and on none of those to avoid. Does not wait for them."""
     selector = {NODE_LABEL: f"!in({','.join(sorted(avoided))})"} if avoided else {}
+    return _requested(bundles, [selector] * len(bundles) if selector else None)
+
+
+def _requested(bundles: Sequence[Bundle], selectors: list[dict[str, str]] | None) -> PlacementGroup:
+    """A placement group whose name says which program has requested it."""
     return placement_group(
         [dict(bundle) for bundle in bundles],
         strategy="PACK",
-        bundle_label_selector=[selector] * len(bundles) if selector else None,
+        name=f"{_names_of_this_program()}{uuid.uuid4().hex}",
+        bundle_label_selector=selectors,
+    )
+
+
+def _names_of_this_program() -> str:
+    """How the names of the placement groups begin that this program has requested."""
+    return f"mpmd {ray.get_runtime_context().get_job_id()} "
+
+
+def held_by_this_program(
+    bundles: Sequence[Bundle], nodes: Sequence[Mapping], groups: Iterable[Mapping]
+) -> str:
+    """Advice where bundles would fit, were it not for meshes that this program has not closed.
+
+    Args:
+      bundles: the resources that are asked for.
+      nodes: those of the cluster, as ``ray.nodes`` describes them.
+      groups: the placement groups of the cluster, as ``placement_group_table`` describes them.
+
+    Returns: the empty text where the bundles fit beside all placement groups, as when those of a closed mesh
+      are just being given back, or would not fit without these meshes either.
+    """
+    ours, others = collections.Counter[str](), collections.Counter[str]()
+    for group in groups:
+        if group["state"] == "CREATED":
+            holders = ours if group["name"].startswith(_names_of_this_program()) else others
+            for bundle in group["bundles"].values():
+                holders.update(bundle)
+    asked, total = collections.Counter[str](), collections.Counter[str]()
+    for bundle in bundles:
+        asked.update(bundle)
+    for node in nodes:
+        total.update(node["Resources"])
+    short = sorted(name for name in asked if asked[name] > total[name] - others[name] - ours[name])
+    if not short or any(asked[name] > total[name] - others[name] for name in short):
+        return ""
+    amounts = ", ".join(f"{ours[name]:g} {name}" for name in short)
+    return (
+        f"meshes that this program has launched and not closed hold {amounts}: close them first, by "
+        "mesh.close() or by leaving `with cluster.launch(...) as mesh`, or ask for less (cpus_per_group). "
     )
 
 
@@ -123,11 +175,7 @@ def reserve_separately(
         together, nodes = reserve_places(bundles, teams, max(deadline - time.monotonic(), 0.0))
         remove_placement_group(together[0].placement_group)
         groups = [
-            placement_group(
-                [dict(bundles[number]) for number in team],
-                strategy="PACK",
-                bundle_label_selector=[{NODE_LABEL: nodes[number]} for number in team],
-            )
+            _requested([bundles[number] for number in team], [{NODE_LABEL: nodes[number]} for number in team])
             for team in teams
         ]
         try:

@@ -180,13 +180,12 @@ class LoadedStep(PlannedStep):
         """Submits a step. Returns its result, and what the groups reply.
 
         Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` within a
-          callback of a step, and when the mesh was closed since; while a result of a step on a cluster is
-          alive, the replies raise that instead.
+          callback of a step, and when the mesh was closed since.
         """
         self._expected.check_serves(call)
         call.check_donations()
         runtime = self._runtime()
-        if runtime is None:
+        if runtime is None or runtime.is_closed:
             raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
         runtime.check_process()
         if runtime.callbacks.is_current():

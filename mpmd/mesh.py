@@ -16,6 +16,7 @@ from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.in_process import InProcessRuntime
 from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.status import GroupStatus, Status
 from mpmd.sharding import with_auto_axes
 from mpmd.validation import Fault, int_fault, is_sequence, raise_faults, shown, str_fault, type_fault
 
@@ -130,6 +131,21 @@ class MpmdMesh:
     @functools.cached_property
     def runtime(self) -> InProcessRuntime:
         return InProcessRuntime([*map(with_auto_axes, self.unstack)], self._max_in_flight)
+
+    def status(self) -> Status:
+        """What every group is doing, and for how long; printable as a table.
+
+        May be called at any time, by any thread: it does not wait for steps.
+        """
+        devices = [tuple(map(str, submesh.devices.flat)) for submesh in self.unstack]
+        runtime = self.__dict__.get("runtime")  # which starts with the first step
+        now = runtime.status() if runtime else [("not started", 0)] * len(devices)
+        return Status(
+            tuple(
+                GroupStatus(i, names, state, pending)
+                for i, (names, (state, pending)) in enumerate(zip(devices, now, strict=True))
+            )
+        )
 
     def close(self) -> None:
         """Ends the groups' threads after the steps already submitted, and frees what the groups hold.

@@ -21,6 +21,7 @@ from mpmd.array import MpmdArray
 from mpmd.compat import trace_context
 from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.events import Event
 from mpmd.explanation import warn_of_uneven_work
 from mpmd.ir import Spec
 from mpmd.loaded_step import LoadedStep
@@ -186,6 +187,25 @@ class MpmdFunction:
         call = self._signature.bind(args, kwargs)
         compiled, stable = self._compile(call, self._in_specs.of(call), self._held(call))
         return LoweredStep(compiled, stable, self._mesh, self._signature)
+
+    def profile(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Event, ...]]:
+        """Runs a step as ``LoadedStep.profile`` does; compiles it first where a call would."""
+        call = self._signature.bind(args, kwargs)
+        return self._load(call).profile(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the compiled step, such as ``report``, if the function was compiled just once."""
+        if name.startswith("_") or not hasattr(LoadedStep, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        compiled = {id(step): step for steps in self._loaded.values() for step in steps.values()}
+        if len(compiled) != 1:
+            state = f"{len(compiled)} kinds of arguments" if compiled else "no arguments yet"
+            raise AttributeError(
+                f"{name} is that of a step for certain arguments, and this one was compiled for {state}: "
+                f"step = step.compile(*args) has step.{name}; args are arrays or ShapeDtypeStructs"
+            )
+        (step,) = compiled.values()
+        return getattr(step, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.bind(args, kwargs)

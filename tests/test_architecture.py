@@ -117,7 +117,7 @@ MAY_IMPORT = {
     # What runs a plan.
     "mpmd.runtime": "mpmd.callbacks mpmd.compat mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir "
     "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "
-    "mpmd.stopwatch mpmd.validation",
+    "mpmd.stopwatch mpmd.tables mpmd.validation",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.digests": "",
     "cluster.endpoint": "mpmd.reshard",
@@ -184,8 +184,8 @@ MAY_IMPORT = {
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes mpmd.validation",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compat mpmd.compiler.graph mpmd.compiler.pipeline "
-    "mpmd.explanation mpmd.ir mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement mpmd.runtime "
-    "mpmd.validation",
+    "mpmd.events mpmd.explanation mpmd.ir mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement "
+    "mpmd.runtime mpmd.validation",
     "mpmd.checking": "mpmd.arguments mpmd.array mpmd.compiler.jaxprs mpmd.loaded_step mpmd.step "
     "mpmd.tables mpmd.tree mpmd.validation",
     "mpmd.__main__": "mpmd.cli",

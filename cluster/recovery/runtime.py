@@ -208,6 +208,7 @@ class RecoveringRuntime(RuntimeBase):
         """Kills the actors; all calls that are under way fail. May be called again. Not in a fork."""
         if os.getpid() != self._process:
             return
+        self.is_closed = True
         with self._requests.changed:
             self._requests.end(RuntimeError("the cluster mesh is closed"))
         self._groups.close()

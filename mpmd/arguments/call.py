@@ -12,6 +12,7 @@ import jax
 from mpmd.array import MpmdArray
 from mpmd.placement import ANYWHERE, Placement
 from mpmd.runtime.protocol import Runtime
+from mpmd.tables import group_leaves
 from mpmd.tree import argument_paths
 from mpmd.validation import is_int, raise_faults, type_fault
 
@@ -149,19 +150,22 @@ class Call:
     def check_donations(self) -> None:
         """Raises ``ValueError`` when a leaf was given up before, or is given up and passed a second time."""
         faults = []
+        arrays = [(i, leaf) for i, leaf in enumerate(self.leaves) if isinstance(leaf, jax.Array)]
+        if deleted := {i for i, leaf in arrays if leaf.is_deleted()}:
+            # One name for a whole argument, rather than one for each leaf.
+            names = group_leaves({path: i in deleted for i, path in enumerate(self.paths)})
+            gone = [name for name, (first, *_) in names if self.paths.index(first) in deleted]
+            were = "was" if len(gone) == 1 else "were"
+            faults.append(
+                f"{_some(gone)} {were} deleted or donated to an earlier call; pass that call's result"
+            )
         first_seen: dict[int, int] = {}
-        for i, leaf in enumerate(self.leaves):
-            if isinstance(leaf, jax.Array):
-                if leaf.is_deleted():
-                    faults.append(
-                        f"{self.paths[i]} was deleted or donated to an earlier call; pass that call's result"
-                    )
-                j = first_seen.setdefault(id(leaf), i)
-                if j != i and (self.donated[i] or self.donated[j]):
-                    faults.append(
-                        f"{self.paths[j]} and {self.paths[i]} are the same array and it is donated; "
-                        "pass a copy"
-                    )
+        for i, leaf in arrays:
+            j = first_seen.setdefault(id(leaf), i)
+            if j != i and (self.donated[i] or self.donated[j]):
+                faults.append(
+                    f"{self.paths[j]} and {self.paths[i]} are the same array and it is donated; pass a copy"
+                )
         if faults:
             raise ValueError("\n".join(faults))
 

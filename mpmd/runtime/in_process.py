@@ -127,6 +127,11 @@ class _GroupThread:
                 if (item := self._calls.get_nowait()) is not None:
                     item[-1].set_exception(RuntimeError(_CLOSED))
 
+    @property
+    def pending(self) -> int:
+        """The number of calls that the thread has not begun."""
+        return self._calls.qsize()
+
     def end(self) -> None:
         """Ends the thread, and frees what the group holds, after the calls already made. Does not wait."""
         self._closed = True
@@ -224,6 +229,10 @@ class InProcessRuntime(RuntimeBase):
         group = self._groups[mpmd_idx]
         return group.submit(partial(group.worker.fetch, handle))
 
+    def status(self) -> tuple[tuple[str, int], ...]:
+        """For each group, what it is doing, and how many calls it has not begun. Does not wait for steps."""
+        return tuple((str(group.worker.activity.read()), group.pending) for group in self._groups)
+
     def measured_peaks(self) -> tuple[int | None, ...]:
         return tuple(group.worker.measured_peak() for group in self._groups)
 
@@ -248,6 +257,7 @@ class InProcessRuntime(RuntimeBase):
         """
         if os.getpid() != self._process:
             return
+        self.is_closed = True
         with self._submitting:
             for group in self._groups:
                 group.end()

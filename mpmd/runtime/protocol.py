@@ -86,6 +86,7 @@ class Runtime(Protocol):
       in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
       last_checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed here, or from which
         groups have read; who saves and restores keeps it up to date.
+      is_closed: whether ``close`` was called: nothing can be asked any more.
     """
 
     arguments: ArgumentCache
@@ -93,6 +94,7 @@ class Runtime(Protocol):
     callbacks: CallbackThread
     in_flight: StepsInFlight
     last_checkpoint: str | None
+    is_closed: bool
 
     def check_process(self) -> None:
         """Raises ``RuntimeError`` in a fork of the process that has made the runtime."""
@@ -178,6 +180,7 @@ class RuntimeBase(Runtime):
     """What runtimes have in common: they number values and programs, and remember which are released."""
 
     last_checkpoint: str | None = None
+    is_closed = False
 
     def __init__(self, num_groups: int, max_in_flight: int = MAX_IN_FLIGHT):
         self._process = os.getpid()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cluster import resources
 from cluster.resources import assign_bundles, describe_shortage, fitting_cpus
 
 
@@ -61,3 +62,26 @@ def test_the_processes_of_a_group_are_on_one_node_where_that_can_be():
 def test_processes_get_bundles_of_their_own_kind():
     bundles = [{"CPU": 1}, {"CPU": 2}, {"CPU": 2}, {"CPU": 1}]
     assert assign_bundles(["a", "a", "b", "b"], bundles, [1, 2, 2, 1]) == [0, 1, 2, 3]
+
+
+HELD = {"name": "mpmd 01 a", "state": "CREATED", "bundles": {0: {"CPU": 1.0}, 1: {"CPU": 1.0}}}
+NODES = [{"Resources": {"CPU": 4.0}}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "groups", "holds"),
+    [
+        (3, [HELD], "2 CPU"),
+        (2, [HELD], None),  # fits: what a closed mesh held may not be free yet
+        (5, [HELD], None),  # would not fit without the mesh either
+        (3, [{**HELD, "state": "REMOVED"}], None),
+        (3, [{**HELD, "name": "mpmd 02 a"}], None),  # of another program
+        (2, [HELD, {**HELD, "name": ""}], "2 CPU"),
+        (3, [HELD, {**HELD, "name": ""}], None),
+    ],
+)
+def test_meshes_of_the_same_program_that_are_in_the_way_are_named(monkeypatch, asked, groups, holds):
+    monkeypatch.setattr(resources, "_names_of_this_program", lambda: "mpmd 01 ")
+    advice = resources.held_by_this_program([{"CPU": 1.0}] * asked, NODES, groups)
+    assert bool(advice) == bool(holds)
+    assert holds is None or f"not closed hold {holds}: close them first" in advice

@@ -246,7 +246,7 @@ def test_donated_arguments_are_dead_afterwards(mesh, donated):
     second = step(first, *batch())
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))
     assert_close(second, expected)
-    with pytest.raises(ValueError, match=r"args\[0\]\[0\]\['b'\] was deleted or donated to an earlier call"):
+    with pytest.raises(ValueError, match=r"^args\[0\] was deleted or donated to an earlier call"):
         step(first, *batch())
 
 

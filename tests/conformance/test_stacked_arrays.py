@@ -51,7 +51,7 @@ def test_it_is_donated_and_deleted_as_one(step):
     new, _ = step(state, *batch())
     old = state[0]["layers"]["w"]
     assert old.is_deleted() and all(part.is_deleted() for part in old.parts) and "deleted" in repr(old)
-    with pytest.raises(ValueError, match=r"args\[0\]\[0\]\['layers'\]\['w'\] was deleted or donated"):
+    with pytest.raises(ValueError, match=r"^args\[0\] was deleted or donated"):
         step(state, *batch())
     with pytest.raises(RuntimeError, match=r"shape=\(7, 4, 4\).* was donated to a step or deleted"):
         np.asarray(old)

@@ -178,7 +178,7 @@ def test_donated_arrays_are_taken_over(mesh, held):
     assert any(executable.donated for executable in loaded.plan.executables)
     assert_close(step(copies, held["params"], 0.5), mpmd.to_host(held["params"]))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(copies))
-    with pytest.raises(ValueError, match=r"args\[0\]\['embedding'\] was deleted or donated"):
+    with pytest.raises(ValueError, match=r"^args\[0\] was deleted or donated"):
         step(copies, held["params"], 0.5)
 
 

@@ -346,6 +346,16 @@ def test_a_closed_mesh_keeps_nothing_of_its_steps(disposable_mesh):
         step(init(weights(2)), *batch())
 
 
+def test_a_step_of_a_closed_mesh_says_so_at_the_call(disposable_mesh):
+    step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=disposable_mesh)
+    loaded = step.compile(init(weights(2)), *batch())
+    kept = loaded(init(weights(2)), *batch())  # as long as it lives, the runtime does
+    disposable_mesh.close()
+    with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
+        loaded(init(weights(2)), *batch())
+    del kept
+
+
 def test_a_message_that_does_not_arrive_aborts_its_receiver(local_ray):
     @ray.remote
     def lose():

@@ -70,6 +70,15 @@ def test_a_lack_of_resources_shows_what_is_requested_and_available(free, capsys)
     assert free_cpus_become(free)
 
 
+def test_a_mesh_of_the_same_program_that_is_in_the_way_is_named_at_once(free):
+    with (
+        cluster.launch({"stage": 1}, "stage", cpus_per_group=free),
+        pytest.raises(RuntimeError, match=r"not closed hold .* CPU: close them first"),
+    ):
+        cluster.launch({"stage": 1}, "stage", cpus_per_group=free, timeout=10_000)
+    assert free_cpus_become(free)
+
+
 def test_an_actor_that_cannot_start_names_the_group(free):
     with pytest.raises(RuntimeError, match="group 0 could not start") as caught:
         cluster.launch({"stage": 1}, "stage", platform="nowhere", cpus_per_group=0.25)

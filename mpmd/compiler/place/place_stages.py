@@ -45,8 +45,10 @@ def _check_sizes(traced: TracedStep, mpmd_dim: int) -> None:
             same = f"; all loops run on the same groups (other loops take {others})" if others else ""
             faults.append(
                 f"the schedule {schedule} of treduce at {loop.where} runs on {schedule.mpmd_dim} groups, but "
-                f"the mesh has {mpmd_dim}{same}; give it as many groups, or put several stages on a group "
-                f"with ListSchedule(num_stages={schedule.num_stages}, mpmd_dim={mpmd_dim})"
+                f"the mesh has {mpmd_dim}{same}; give it as many groups (where JAX has too few devices, "
+                f"JAX_NUM_CPU_DEVICES={schedule.mpmd_dim} in the environment makes that many of a CPU), or "
+                "put several stages on a group with "
+                f"ListSchedule(num_stages={schedule.num_stages}, mpmd_dim={mpmd_dim})"
             )
     if faults:
         raise CompileError(faults)
