@@ -1,11 +1,14 @@
-"""Runs the tests with every combination of Python and JAX that the project supports: ``make test-versions``.
+"""Runs the tests with the releases of Python, JAX and Ray that the project supports: ``make test-versions``.
 
 Each combination is a session with an environment of its own in ``.nox``; the newest releases that the pins in
-``pyproject.toml`` allow are installed there. At the end nox prints a line for each session: ``success``,
-``failed``, or ``skipped`` where this machine does not have that Python. Arguments after ``--`` go to pytest::
+``pyproject.toml`` allow are installed there. All but the slow tests run with every combination of Python and
+JAX. The tests of all uses of Ray run with its oldest release, a middle one and the newest. At the end nox
+prints a line for each session: ``success``, ``failed``, or ``skipped`` where this machine does not have that
+Python. Arguments after ``--`` go to pytest::
 
-    nox                                                              # every combination; all but slow tests
+    nox                                                              # everything
     nox -s "tests(python='3.13', jax='0.12.0.1')" -- tests/compiler
+    nox -s ray                                                       # the releases of Ray
 """
 
 import nox
@@ -17,6 +20,21 @@ JAX_RELEASES = {
     "3.13": ["0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1"],
 }
 """For each Python, the releases of JAX that the tests run with, oldest first."""
+
+RAY_RELEASES = ["2.54.0", "2.57.1", "2.60.0"]
+"""The oldest release of Ray, a middle one and the newest, as ``cluster/ray_compat.py`` names them."""
+
+RAY_TESTS = [
+    "tests/cluster/test_ray_compat.py",
+    "tests/ray/test_launch.py",  # starting, joining, reservations, environments, dead clusters
+    "tests/ray/test_messages.py",  # the object store, and actors that talk to one another
+    "tests/ray/test_failures.py",  # the errors by which Ray says that an actor has died
+    "tests/ray/test_recovery.py",  # actors that are replaced and moved, metrics
+    "tests/ray/test_recovery_nodes.py",  # nodes that die, come and are drained
+    "tests/ray/test_describe.py",
+    "tests/ray/test_job.py",
+]
+"""The smallest set that touches each use of Ray. It runs whole: nodes that die are in slow tests."""
 
 nox.options.reuse_existing_virtualenvs = True
 
@@ -34,3 +52,14 @@ def tests(session: nox.Session, jax: str) -> None:
             f"JAX {jax} and what the project needs do not install together on Python {session.python}"
         )
     session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not slow"]))
+
+
+@nox.session(python="3.11")
+@nox.parametrize("release", RAY_RELEASES)
+def ray(session: nox.Session, release: str) -> None:
+    """Installs the project with a release of Ray, and runs the tests that use Ray."""
+    session.install("--editable", ".[dev]", f"ray[default]=={release}")
+    # Older releases warn of a coming default, and leave the files and processes of a start to the collector.
+    expected = ["FutureWarning", "ResourceWarning", "pytest.PytestUnraisableExceptionWarning"]
+    allowed = [option for warning in expected for option in ("-W", f"ignore::{warning}")]
+    session.run("python", "-m", "pytest", *allowed, *(session.posargs or RAY_TESTS))

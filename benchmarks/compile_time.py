@@ -6,6 +6,8 @@
     python benchmarks/compile_time.py --stages 4 --devices 4    to the end, on groups of 1 and of 4 devices
     python benchmarks/compile_time.py --stages 2 --devices 4 --processes 2 --ray    the same on Ray, in actors
 
+``python -m benchmarks.compile_beside_jit`` compares with ``jax.jit`` of the same step.
+
 Times are medians, without what JAX remembers of an earlier trace. They are compared with how long
 ``jax.make_jaxpr`` takes for the very same function, because any compiler has to trace it.
 """

@@ -116,7 +116,9 @@ class Agreement:
             while (frame := connection.read()).number < step:
                 pass
         except (EOFError, OSError) as error:
-            raise WorldLostError("a process has lost its connection to another one of its group") from error
+            raise WorldLostError(
+                f"a process has lost its connection to another one of its group: {error}"
+            ) from error
         if frame.number > step:  # it has never got the request
             raise WorldLostError(f"a process has missed step {step}")
         return frame.decode()

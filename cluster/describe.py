@@ -19,8 +19,9 @@ from cluster.ray_connection import connect_to_ray, default_platform
 from cluster.resources import live_nodes
 from cluster.shapes import GPU_PLATFORMS
 from mpmd.memory import Holding
-from mpmd.planner.calibrate import calibrate
-from mpmd.planner.hardware import Cluster, completed
+from mpmd.planner.calibrate import calibrate, dtype_fault
+from mpmd.planner.hardware import Cluster, check_known, completed
+from mpmd.validation import bool_fault, number_fault, raise_faults, str_fault
 
 MEASURED_NODES = 2
 """So many nodes tell what the links are like."""
@@ -37,6 +38,16 @@ def describe(
     **given: Any,
 ) -> Cluster:
     """What ``mpmd.Cluster.from_ray`` says."""
+    check_known(given)
+    raise_faults(
+        str_fault("address", address, optional=True),
+        bool_fault("measure", measure),
+        dtype_fault("dtype", dtype),
+        str_fault("platform", platform, optional=True),
+        number_fault("cpus_per_device", cpus_per_device, above=0, finite=True, optional=True),
+        number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
+        title="cluster.describe: ",
+    )
     disconnect = connect_to_ray(address)
     try:
         platform = platform or default_platform()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import AxisType
@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from cluster.actor import GroupActor
 from cluster.actors import ActorStarter
 from cluster.calls.actor_calls import ActorCalls
-from cluster.calls.watchdog import Limits, check_limits
+from cluster.calls.watchdog import Limits, limits_faults
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
 from cluster.driver import RayRuntime
 from cluster.endpoint import Endpoint, Member, endpoints
@@ -41,8 +41,17 @@ from cluster.tcp.connection import Connection
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
 from cluster.versions import versions_here
 from mpmd.routes import Topology
-from mpmd.runtime.in_flight import MAX_IN_FLIGHT, check_max_in_flight
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.stopwatch import Stopwatch
+from mpmd.validation import (
+    Fault,
+    int_fault,
+    number_fault,
+    path_fault,
+    raise_faults,
+    str_fault,
+    type_fault,
+)
 
 COMPILATION_CACHE = "~/.cache/mpmd"
 
@@ -139,9 +148,17 @@ def launch(
     check(request)
     check_name(transport)
     check_encryption(encryption, transport)
-    check_max_in_flight(max_in_flight)
     limits = Limits(step_timeout, stuck_after, load_timeout)
-    check_limits(limits)
+    raise_faults(
+        str_fault("address", address, optional=True),
+        *_environment_faults(runtime_env),
+        path_fault("compilation_cache", compilation_cache, optional=True),
+        type_fault("recovery", recovery, Recovery, "cluster.Recovery(...)", optional=True),
+        number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
+        int_fault("max_in_flight", max_in_flight),
+        *limits_faults(limits),
+        title="cluster.launch: ",
+    )
     submeshes = submeshes_of(request)
     check_recovery(recovery, submeshes)
     watch = Stopwatch()
@@ -212,6 +229,18 @@ def launch(
         recoveries=recoveries,
         on_close=on_close,
     )
+
+
+def _environment_faults(runtime_env: Any) -> Iterator[Fault | None]:
+    """What is wrong with Ray's runtime environment, as far as it is read here."""
+    what = 'a dict as Ray takes it, such as {"env_vars": {"NAME": "value"}}'
+    yield type_fault("runtime_env", runtime_env, Mapping, what, optional=True)
+    variables = runtime_env.get("env_vars") if isinstance(runtime_env, Mapping) else None
+    yield type_fault("runtime_env['env_vars']", variables, Mapping, "a dict of str", optional=True)
+    if isinstance(variables, Mapping):
+        for name, value in variables.items():
+            yield str_fault("the name of a variable in runtime_env", name)
+            yield str_fault(f"runtime_env['env_vars'][{name!r}]", value)
 
 
 def _noting(recoveries: list[RecoveryReport]) -> Callable[[RecoveryReport], None]:

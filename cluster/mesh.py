@@ -14,6 +14,7 @@ from cluster.recovery import RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from cluster.status import ProcessStatus, Status
 from mpmd.routes import Topology
+from mpmd.validation import int_fault, number_fault, raise_faults
 
 
 class ClusterMesh:
@@ -123,6 +124,11 @@ class ClusterMesh:
         Raises: ``ValueError`` or ``TypeError`` for other numbers; ``RuntimeError`` when there is no room, or
           the mesh was launched without ``recovery``.
         """
+        raise_faults(
+            int_fault("num_places", num_places, most=self.mpmd_dim),
+            number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
+            title="resize: ",
+        )
         runtime = self.runtime
         if not isinstance(runtime, RecoveringRuntime):
             raise RuntimeError(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import warnings
 from collections.abc import Callable
 
 import ray
 
-from cluster.notices import without_notices
+from cluster.ray_compat import check_release, without_notices
 from cluster.resources import live_nodes
 
 _REACHABLE_SECONDS = 10
@@ -18,16 +17,18 @@ _REACHABLE_SECONDS = 10
 
 
 def connect_to_ray(address: str | None) -> Callable[[], None]:
-    """Connects with Ray unless this process is connected. Returns the function that undoes it."""
+    """Connects with Ray unless this process is connected. Returns the function that undoes it.
+
+    Raises: ``ConnectionError`` when there is no cluster at the address, ``RuntimeError`` when Ray is too old.
+    """
+    check_release()
     if ray.is_initialized():
         return lambda: None
     address = address or os.environ.get("RAY_ADDRESS")
     if address:
         _join_cluster(address)
     else:
-        with warnings.catch_warnings(), without_notices():
-            # JAX warns of forks; Ray's forks are harmless, because another program is started in them.
-            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        with without_notices():
             ray.init(address="local", include_dashboard=False)
         cpus = ray.cluster_resources().get("CPU", 0)
         print(
@@ -40,7 +41,8 @@ def connect_to_ray(address: str | None) -> Callable[[], None]:
 def _join_cluster(address: str) -> None:
     _check_reachable(address)
     try:
-        ray.init(address=address)
+        with without_notices():
+            ray.init(address=address)
     except ConnectionError as error:
         hint = ""
         if "RAY_AUTH_MODE" not in os.environ:

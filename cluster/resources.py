@@ -43,14 +43,6 @@ def live_nodes() -> list[Mapping]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def draining_nodes() -> frozenset[str]:
-    """The nodes that are to end, as Ray was told: by ``ray drain-node``, an autoscaler, or SIGTERM.
-
-    Ray has no public function for it; Ray Train and Ray Serve call the same one.
-    """
-    return frozenset(ray._private.state.state.get_draining_nodes())
-
-
 Bundle = Mapping[str, float]
 """Resources of one node, by Ray's names."""
 

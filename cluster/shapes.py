@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax.sharding import AxisType
 
 from mpmd.reshard import GroupShape
+from mpmd.validation import (
+    Fault,
+    int_fault,
+    int_faults,
+    is_int,
+    is_sequence,
+    number_fault,
+    raise_faults,
+    sequence_fault,
+    shown,
+    str_fault,
+    type_fault,
+)
 
 GPU_PLATFORMS = ("cuda", "rocm")
 
@@ -32,16 +44,17 @@ def check(request: Request) -> None:
 
     What the nodes can hold is not looked at; ``shapes_of`` does.
     """
-    if faults := [*_faults_of_types(request)]:
-        raise TypeError("\n".join(faults))
-    faults = [*_faults_of_shapes(request)]
-    submeshes = None if faults else submeshes_of(request)
+    faults = [fault for fault in _faults_of_types(request) if fault]
+    if any(isinstance(fault, TypeError) for fault in faults):
+        raise_faults(*faults)
+    of_shapes = [fault for fault in _faults_of_shapes(request) if fault]
+    submeshes = None if of_shapes else submeshes_of(request)
+    faults += of_shapes
     faults += _faults_of_axis_types(request, submeshes)
     faults += _faults_of_resources(request)
     if submeshes and request.processes_per_group is not None:
         faults += _faults_of_processes(request, submeshes)
-    if faults:
-        raise ValueError("\n".join(faults))
+    raise_faults(*faults)
 
 
 def submeshes_of(request: Request) -> list[dict[str, int]]:
@@ -151,98 +164,97 @@ def _check_gpus(shapes: Sequence[GroupShape], gpus: float) -> None:
         raise ValueError("\n".join(faults))
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _faults_of_types(request: Request) -> Iterator[str]:
+def _faults_of_types(request: Request) -> Iterator[Fault | None]:
     shape, groups, processes = request.mesh_shape, request.groups, request.processes_per_group
-    if shape is not None and not isinstance(shape, Mapping):
-        yield f"mesh_shape must map axis names to sizes, as {{'stage': 4}}, not {shape!r}"
-    for name in ("mpmd_axis", "platform"):
-        value = getattr(request, name)
-        if value is not None and not isinstance(value, str):
-            yield f"{name} must be a str, not {value!r}"
-    if groups is not None and (not isinstance(groups, Sequence) or isinstance(groups, str)):
-        yield f"groups must be a sequence with the axes of each group, as [{{'data': 4}}], not {groups!r}"
+    what = "a dict of axis names and sizes, as {'stage': 4}"
+    yield type_fault("mesh_shape", shape, Mapping, what, optional=True)
+    yield str_fault("mpmd_axis", request.mpmd_axis, optional=True)
+    yield str_fault("platform", request.platform, optional=True)
+    if is_sequence(groups):
+        for mpmd_idx, axes in enumerate(groups or ()):
+            yield type_fault(f"groups[{mpmd_idx}]", axes, Mapping, what)
     elif groups is not None:
-        for mpmd_idx, axes in enumerate(groups):
-            if not isinstance(axes, Mapping):
-                yield f"groups[{mpmd_idx}] must map axis names to sizes, as {{'data': 4}}, not {axes!r}"
+        yield sequence_fault("groups", groups, "a sequence with the axes of each group, as [{'data': 4}]")
     kinds = request.axis_types
     for kind in kinds.values() if isinstance(kinds, Mapping) else [] if kinds is None else [kinds]:
-        if not isinstance(kind, AxisType):
-            yield f"axis_types must have values of jax.sharding.AxisType, by the names of axes, not {kind!r}"
-    if isinstance(processes, Sequence) and not isinstance(processes, str):
-        for mpmd_idx, count in enumerate(processes):
-            if not _is_int(count):
-                yield f"processes_per_group[{mpmd_idx}] must be an int, not {count!r}"
-    elif processes is not None and not _is_int(processes):
-        yield f"processes_per_group must be an int, or a sequence with one for each group, not {processes!r}"
-    for name in ("cpus_per_group", "gpus_per_group"):
-        value = getattr(request, name)
-        if value is not None and (not isinstance(value, numbers.Real) or isinstance(value, bool)):
-            yield f"{name} must be a number, not {value!r}"
+        what = "of jax.sharding.AxisType, or a dict of these by the names of axes"
+        yield type_fault("axis_types", kind, AxisType, what)
+    if is_sequence(processes):
+        yield from int_faults("processes_per_group", processes, -math.inf)
+    elif processes is not None and not is_int(processes):
+        yield TypeError(
+            "processes_per_group must be a whole number, or a sequence with one for each group, not "
+            f"{shown(processes)}"
+        )
+    yield number_fault("cpus_per_group", request.cpus_per_group, above=0, finite=True, optional=True)
+    yield number_fault("gpus_per_group", request.gpus_per_group, least=0, finite=True, optional=True)
 
 
-def _faults_of_shapes(request: Request) -> Iterator[str]:
+def _faults_of_shapes(request: Request) -> Iterator[Fault | None]:
     mesh_shape, mpmd_axis, groups = request.mesh_shape, request.mpmd_axis, request.groups
     if groups is not None:
         if mesh_shape is not None or mpmd_axis is not None:
-            yield "give groups, or mesh_shape and mpmd_axis, and not both"
+            yield ValueError("give groups, or mesh_shape and mpmd_axis, and not both")
         if not groups:
-            yield "groups is empty: give the axes of each group's submesh, such as [{'data': 4}, {'data': 2}]"
+            yield ValueError(
+                "groups is empty: give the axes of each group's submesh, such as [{'data': 4}, {'data': 2}]"
+            )
         for mpmd_idx, axes in enumerate(groups):
-            yield from (f"group {mpmd_idx}: {fault}" for fault in _faults_of_sizes(axes))
+            yield from _faults_of_sizes(f"groups[{mpmd_idx}]", axes)
     elif mesh_shape is None or mpmd_axis is None:
-        yield "launch needs mesh_shape and mpmd_axis, or groups"
+        yield ValueError("launch needs mesh_shape and mpmd_axis, or groups")
     else:
         if mpmd_axis not in mesh_shape:
-            yield f"mesh_shape has no axis {mpmd_axis!r}; its axes are {', '.join(mesh_shape)}"
-        yield from _faults_of_sizes(mesh_shape)
+            names = ", ".join(map(str, mesh_shape))
+            yield ValueError(f"mesh_shape has no axis mpmd_axis={mpmd_axis!r}; its axes are {names}")
+        yield from _faults_of_sizes("mesh_shape", mesh_shape)
 
 
-def _faults_of_sizes(axes: Mapping[str, int]) -> Iterator[str]:
+def _faults_of_sizes(name: str, axes: Mapping[str, int]) -> Iterator[Fault | None]:
     for axis, size in axes.items():
-        if not _is_int(size) or size < 1:
-            yield f"the size of axis {axis!r} must be a positive int, not {size!r}"
+        yield str_fault(f"the name of an axis in {name}", axis)
+        yield int_fault(f"{name}[{axis!r}]", size)
 
 
-def _faults_of_axis_types(request: Request, submeshes: Sequence[Mapping[str, int]] | None) -> Iterator[str]:
+def _faults_of_axis_types(request: Request, submeshes: Sequence[Mapping[str, int]] | None) -> Iterator[Fault]:
     given = request.axis_types
     named = given if isinstance(given, Mapping) else {}
     for axis in named:
         if submeshes and axis not in submeshes[0]:
-            yield f"axis_types names the axis {axis!r}; the axes of groups are {', '.join(submeshes[0])}"
+            yield ValueError(
+                f"axis_types names the axis {axis!r}; the axes of groups are {', '.join(submeshes[0])}"
+            )
     if AxisType.Manual in (given, *named.values()):
-        yield "axis_types must be Auto or Explicit: axes are Manual within a jax.shard_map only"
+        yield ValueError("axis_types must be Auto or Explicit: axes are Manual within a jax.shard_map only")
 
 
-def _faults_of_resources(request: Request) -> Iterator[str]:
-    cpus, gpus, platform = request.cpus_per_group, request.gpus_per_group, request.platform
-    if cpus is not None and not 0 < cpus < math.inf:
-        yield f"cpus_per_group must be positive, not {cpus}"
-    if gpus is not None and not 0 <= gpus < math.inf:
-        yield f"gpus_per_group must not be negative, not {gpus}"
-    elif gpus is not None and gpus > 1 and gpus % 1:
-        yield f"gpus_per_group must be whole where it is more than one, not {gpus}"
+def _faults_of_resources(request: Request) -> Iterator[Fault]:
+    gpus, platform = request.gpus_per_group, request.platform
+    if gpus is not None and gpus > 1 and gpus % 1:
+        yield ValueError(f"gpus_per_group must be whole where it is more than one, not {gpus}")
     if platform is not None and (not platform or "," in platform):
-        yield f"platform must be one platform for all processes, such as 'cpu' or 'cuda', not {platform!r}"
+        yield ValueError(
+            f"platform must be one platform for all processes, such as 'cpu' or 'cuda', not {platform!r}"
+        )
 
 
-def _faults_of_processes(request: Request, submeshes: Sequence[Mapping[str, int]]) -> Iterator[str]:
+def _faults_of_processes(request: Request, submeshes: Sequence[Mapping[str, int]]) -> Iterator[Fault]:
     assert request.processes_per_group is not None, "it was asked for"
     counts, gpus = each(request.processes_per_group, len(submeshes)), request.gpus_per_group
     if len(counts) != len(submeshes):
-        yield f"processes_per_group has {len(counts)} numbers, but there are {len(submeshes)} groups"
+        yield ValueError(
+            f"processes_per_group has {len(counts)} numbers, but there are {len(submeshes)} groups"
+        )
         return
     for mpmd_idx, (axes, count) in enumerate(zip(submeshes, counts, strict=True)):
         devices = math.prod(axes.values())
         if count < 1 or devices % count:
             possible = ", ".join(map(str, _divisors(devices)))
-            yield (
+            yield ValueError(
                 f"the {devices} devices of group {mpmd_idx} do not divide over processes_per_group={count}; "
                 f"possible are {possible}"
             )
         elif gpus and gpus >= 1 and not gpus % 1 and gpus % count:
-            yield f"gpus_per_group={gpus:g} does not divide over the {count} processes of group {mpmd_idx}"
+            yield ValueError(
+                f"gpus_per_group={gpus:g} does not divide over the {count} processes of group {mpmd_idx}"
+            )

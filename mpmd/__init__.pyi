@@ -16,6 +16,7 @@ from .errors import (
 )
 from .gradients import grad, value_and_grad
 from .mesh import MpmdMesh
+from .operations import Op
 from .per_group import per_group
 from .pieces import microbatches, stage_ends
 from .planned_step import explain
@@ -23,7 +24,7 @@ from .planner.choice import Choice
 from .planner.choose import plan
 from .planner.hardware import Cluster
 from .planner.layers.auto_marks import auto_marks
-from .reduce import Add, Concat, Max, Mean, Op, treduce, treduce_i
+from .reduce import Add, Concat, Max, Mean, treduce, treduce_i
 from .schedules import (
     CustomSchedule,
     DualPipeV,

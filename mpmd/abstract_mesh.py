@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType
 from mpmd.reshard import GroupShape
 from mpmd.routes import Topology
 from mpmd.runtime.protocol import Runtime
+from mpmd.validation import Fault, int_fault, is_sequence, raise_faults, str_fault, type_fault
 
 Shape = Mapping[str, int] | AbstractMesh
 """The sizes of axes by their names; or a jax mesh without devices, which also has their types."""
@@ -35,11 +36,17 @@ class AbstractMpmdMesh:
 
     def __init__(self, shape: Shape | Sequence[Shape], mpmd_axis_name: str | None = None):
         is_one = isinstance(shape, Mapping | AbstractMesh)
-        shapes: list[Any] = list(shape) if isinstance(shape, Sequence) else [shape]
-        if wrong := [one for one in shapes if not isinstance(one, Mapping | AbstractMesh)]:
-            raise TypeError(f"a shape must be a dict of axes, or a jax AbstractMesh, not {wrong[0]!r}")
-        if faults := [*_faults(shapes, is_one, mpmd_axis_name)]:
-            raise ValueError("\n".join(faults))
+        what = "a dict of axes, or a jax AbstractMesh"
+        if is_sequence(shape):
+            shapes: list[Any] = list(shape)
+            faults = [
+                type_fault(f"shape[{i}]", one, Mapping | AbstractMesh, what) for i, one in enumerate(shapes)
+            ]
+        else:
+            shapes = [shape]
+            faults = [type_fault("shape", shape, Mapping | AbstractMesh, f"{what}; or a list of them")]
+        raise_faults(*faults, str_fault("mpmd_axis_name", mpmd_axis_name, optional=True))
+        raise_faults(*_faults(shapes, is_one, mpmd_axis_name))
         self.mpmd_axis_name = mpmd_axis_name
         self._submeshes = tuple(_submeshes(shapes, mpmd_axis_name))
 
@@ -71,18 +78,18 @@ class AbstractMpmdMesh:
         return f"AbstractMpmdMesh of {self.mpmd_dim} groups: {', '.join(map(str, shapes))}"
 
 
-def _faults(shapes: Sequence[Shape], is_one: bool, mpmd_axis_name: str | None) -> Iterator[str]:
+def _faults(shapes: Sequence[Shape], is_one: bool, mpmd_axis_name: str | None) -> Iterator[Fault | None]:
     if not shapes:
-        yield "there is no shape in the list: give one for each group"
+        yield ValueError("shape is a list without any: give one for each group")
     if is_one and mpmd_axis_name not in _sizes(shapes[0]):
-        names = ", ".join(_sizes(shapes[0])) or "none"
-        yield f"the shape has no axis {mpmd_axis_name!r}; its axes are {names}"
+        names = ", ".join(map(str, _sizes(shapes[0]))) or "none"
+        yield ValueError(f"mpmd_axis_name: the shape has no axis {mpmd_axis_name!r}; its axes are {names}")
     if not is_one and mpmd_axis_name is not None:
-        yield f"leave out {mpmd_axis_name!r}: a list has a shape for each group"
+        yield ValueError(f"leave out mpmd_axis_name={mpmd_axis_name!r}: a list has a shape for each group")
     for shape in shapes:
         for axis, size in _sizes(shape).items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                yield f"axis {axis!r} has the size {size!r}, which is no whole number of at least 1"
+            yield str_fault("the name of an axis in shape", axis)
+            yield int_fault(f"the size of axis {axis!r} in shape", size)
 
 
 def _sizes(shape: Shape) -> Mapping[str, int]:

@@ -10,6 +10,8 @@ import jax
 from jax.extend.core import JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir, partial_eval
 
+from mpmd.validation import int_fault, int_faults, is_sequence, raise_faults, shown, str_fault
+
 Tree = TypeVar("Tree")
 
 
@@ -63,6 +65,18 @@ def mark_of(eqn: JaxprEqn) -> Mark | None:
     return Mark(**eqn.params) if eqn.primitive is mark_p else None
 
 
+def mark_text(eqn: JaxprEqn, line: str | None) -> str:
+    """What users call a mark: where they wrote it or, of one that was chosen for them, what it is.
+
+    Args:
+      line: the user's line that the equation comes from, if it is known.
+    """
+    if eqn.params["boundary"].found:
+        called = f", called at {line}" if line else ""
+        return f"the end of a stage that mpmd.plan or auto_marks(num_stages=...) has chosen{called},"
+    return f"mark_stage_end at {line or 'an unknown line'}"
+
+
 def mark_stage_end(
     x: Tree,
     name: str | None = None,
@@ -96,30 +110,26 @@ def mark_stage_end(
     leaves, treedef = jax.tree.flatten(x)
     arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
     if not arrays:
-        raise TypeError(f"mark_stage_end needs a pytree with at least one array, got {x!r}")
-    boundary = Boundary(name, every=_iterations(every), num_stages=_positive("num_stages", num_stages))
-    if every is not None and num_stages is not None:
-        raise ValueError(f"mark_stage_end takes every={every!r} or num_stages={num_stages!r}, not both")
+        raise TypeError(f"mark_stage_end needs a pytree with at least one array as x, got {shown(x)}")
+    _check_ends(name, every, num_stages)
+    each = tuple(every) if isinstance(every, Sequence) else every
+    boundary = Boundary(name, every=each, num_stages=num_stages)
     marked = mark_p.bind(*(leaves[i] for i in arrays), boundary=boundary, forward=True, linear=False)
     for i, leaf in zip(arrays, marked, strict=True):
         leaves[i] = leaf
     return jax.tree.unflatten(treedef, leaves)
 
 
-def _iterations(every: Any) -> int | tuple[int, ...] | None:
-    if isinstance(every, Sequence) and not isinstance(every, str):
-        return tuple(count for value in every if (count := _positive("every", value)) is not None)
-    return _positive("every", every)
-
-
-def _positive(what: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"mark_stage_end's {what} counts iterations or stages, as an int; got {value!r}")
-    if value < 1:
-        raise ValueError(f"mark_stage_end's {what} must be positive, got {value}")
-    return value
+def _check_ends(name: Any, every: Any, num_stages: Any) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for parameters of a mark that are none."""
+    raise_faults(
+        str_fault("name", name, optional=True),
+        *(int_faults("every", every) if is_sequence(every) else [int_fault("every", every, optional=True)]),
+        int_fault("num_stages", num_stages, optional=True),
+        title="mark_stage_end: ",
+    )
+    if every is not None and num_stages is not None:
+        raise ValueError(f"mark_stage_end takes every={every!r} or num_stages={num_stages!r}, not both")
 
 
 pipeline_enter_stage = mark_stage_end

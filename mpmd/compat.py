@@ -6,6 +6,7 @@ Nothing else in the project reaches below JAX's public modules.
 from __future__ import annotations
 
 import contextlib
+import io
 import traceback
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -108,6 +109,48 @@ def trace_context_for_threads() -> Callable[[], AbstractContextManager]:
         return held
 
     return enter
+
+
+def keeps_compiled_on_disk() -> bool:
+    """Whether JAX's persistent cache may have made an executable that JAX says it has compiled.
+
+    JAX goes on with a cache that was configured once, until it is reset.
+    """
+    from jax._src import compilation_cache
+
+    return compilation_cache.is_persistent_cache_enabled() or compilation_cache._cache is not None
+
+
+def compiled_for(
+    compiled: jax.stages.Compiled, devices: Sequence[jax.Device], others: Sequence[jax.Device]
+) -> jax.stages.Compiled:
+    """The same compiled code for ``others`` in place of ``devices``; XLA does not compile it again.
+
+    JAX's public ``deserialize_and_load`` cannot name other devices than those that the code was compiled for.
+    Its cache can, by options for the compiler. The bytes do not leave this process.
+
+    Code that comes from bytes itself, as from JAX's persistent cache, is lost: a CPU then fails to run it.
+
+    Raises: what JAX raises for code that has calls into Python.
+    """
+    from jax._src import compiler
+    from jax.experimental import serialize_executable
+
+    counterparts = {device.id: other for device, other in zip(devices, others, strict=True)}
+    options = compiler.get_compile_options(1, len(others), [[other.id for other in others]])
+
+    class Unpickler(serialize_executable._JaxPjrtUnpickler):
+        def persistent_load(self, pid):
+            if pid[0] == "exec":
+                return self.backend.deserialize_executable(pid[1], self.execution_devices, options)
+            return counterparts[pid[1]] if pid[0] == "device" else super().persistent_load(pid)
+
+    serialized, in_tree, out_tree = serialize_executable.serialize(compiled)
+    unpickler = Unpickler(io.BytesIO(serialized), others[0].client, others)
+    unloaded, arguments, no_kwargs = unpickler.load()
+    return jax.stages.Compiled(
+        unloaded.load(), [], in_tree.unflatten(arguments), out_tree, no_kwargs=no_kwargs
+    )
 
 
 def use_cpu_collectives_at(host: str) -> None:

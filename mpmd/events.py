@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 from mpmd.ir import AnyTask
+from mpmd.validation import raise_faults, type_fault
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,3 +38,11 @@ class Event:
     def duration(self) -> float:
         """Seconds from start to end."""
         return self.end - self.start
+
+
+def checked_events(name: str, events: Any) -> list[Event]:
+    """The events of an argument of this name. Raises ``TypeError`` for what are none."""
+    raise_faults(type_fault(name, events, Iterable, "the events of a step"))
+    found = list(events)
+    raise_faults(*(type_fault(f"{name}[{i}]", event, Event, "an Event") for i, event in enumerate(found)))
+    return found

@@ -13,13 +13,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mpmd.operations import Op, is_op, operation_faults
 from mpmd.pieces import cut_rows, number_of_microbatches
 from mpmd.planner.layers.auto_marks import auto_marks
-from mpmd.reduce import Add, Concat, Mean, Op, treduce
+from mpmd.reduce import Add, Concat, Mean, treduce
 from mpmd.schedules import Schedule
+from mpmd.schedules.base import schedule_fault
 from mpmd.sharding import explicit_sharding
 from mpmd.tables import first_few
 from mpmd.tree import broadcast_prefix
+from mpmd.validation import bool_fault, callable_fault, int_fault, positions_faults, raise_faults, shown
 
 Reduction = Literal["mean", "sum"] | Callable[..., Any]
 
@@ -77,15 +80,12 @@ def value_and_grad(
         of floats, is reduced as the value is.
 
     Returns: a function of the arguments of ``fun``, that returns what that of ``jax.value_and_grad`` does.
-    Raises: ``ValueError`` for a ``reduction`` that is none. The function that is returned raises what
+    Raises: ``TypeError`` or ``ValueError`` for arguments that are none. The function that is returned raises
       ``jax.value_and_grad`` and ``treduce`` do, ``ValueError`` for arguments that are not there, that are
       both differentiated and cut, or that cannot be cut, and ``TypeError`` for auxiliary output or weights
       that cannot be combined.
     """
-    if reduction not in ("mean", "sum") and not callable(reduction):
-        raise ValueError(
-            f'reduction must be "mean", "sum", or a function that weighs a microbatch, got {reduction!r}'
-        )
+    _check_options(fun, argnums, has_aux, num_microbatches, schedule, batch_argnums, reduction, aux_reduction)
     differentiate = jax.value_and_grad(auto_marks(fun), argnums, has_aux)
     whole = Add if reduction == "sum" else Mean
 
@@ -137,6 +137,31 @@ def grad(
     return of_batch
 
 
+def _check_options(
+    fun: Any,
+    argnums: Any,
+    has_aux: Any,
+    num_microbatches: Any,
+    schedule: Any,
+    batch_argnums: Any,
+    reduction: Any,
+    aux_reduction: Any,
+) -> None:
+    """Raises all that is wrong with the arguments of ``value_and_grad``."""
+    is_word = isinstance(reduction, str) and reduction in ("mean", "sum")
+    reductions = 'reduction must be "mean", "sum", or a function that weighs a microbatch'
+    raise_faults(
+        callable_fault("fun", fun),
+        *positions_faults("argnums", argnums),
+        bool_fault("has_aux", has_aux),
+        int_fault("num_microbatches", num_microbatches, optional=True),
+        schedule_fault("schedule", schedule, optional=True),
+        *([] if batch_argnums is None else positions_faults("batch_argnums", batch_argnums)),
+        None if is_word or callable(reduction) else ValueError(f"{reductions}, not {shown(reduction)}"),
+        *operation_faults("aux_reduction", aux_reduction),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Batch:
     """The arguments of one call.
@@ -158,7 +183,7 @@ class _Batch:
     def of(cls, args: tuple, argnums: Any, batch_argnums: Any, num_microbatches: int | None) -> _Batch:
         """Cuts the arguments that are the batch. Raises ``ValueError``."""
         cut_arguments = _batch_positions(len(args), argnums, batch_argnums)
-        size = number_of_microbatches(num_microbatches)
+        size = number_of_microbatches("num_microbatches", num_microbatches)
         with_paths, treedef = jax.tree_util.tree_flatten_with_path(args)
         named = {
             i: (f"args{jax.tree_util.keystr(path)}", leaf)
@@ -279,7 +304,7 @@ def _aux_rules(
     first = jax.eval_shape(lambda: aux_of([leaf[0] for leaf in batch.microbatches]))
     with_paths, treedef = jax.tree_util.tree_flatten_with_path(first)
     try:
-        ops = broadcast_prefix(given, first, lambda x: x is None or _is_op(x))
+        ops = broadcast_prefix(given, first, lambda x: x is None or is_op(x))
     except ValueError as error:
         raise TypeError(
             f"aux_reduction {given} is not a pytree prefix of the auxiliary output, which has the structure "
@@ -306,10 +331,6 @@ def _aux_rules(
             + first_few(faults, _SHOWN)
         )
     return rules, treedef
-
-
-def _is_op(x: Any) -> bool:
-    return hasattr(x, "state") and hasattr(x, "update") and not isinstance(x, type)
 
 
 def _default_rule(

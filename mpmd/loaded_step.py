@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh
 
-from mpmd.arguments.call import Call
+from mpmd.arguments.call import Call, check_argnum
 from mpmd.arguments.delivered import Argument
 from mpmd.arguments.leaves import ArgumentLeaf, as_described
 from mpmd.arguments.signature import CallSignature
@@ -32,6 +32,7 @@ from mpmd.runtime.requests import Handle, StepRequest
 from mpmd.stack import Leaf, Stack
 from mpmd.stacked_array import StackedMpmdArray
 from mpmd.stopwatch import Stopwatch
+from mpmd.validation import callable_fault, raise_faults
 from mpmd.verify import verify
 
 
@@ -141,6 +142,8 @@ class LoadedStep(PlannedStep):
         Raises: ``CompileError`` naming the leaves that have another shape or dtype than the step reads, or
           that only one of them has; ``ValueError`` as ``argument_leaves``.
         """
+        raise_faults(callable_fault("fun", fun))
+        check_argnum(argnum)
         signature = CallSignature.of(fun, (), (), ())
         call = signature.bind(args, {})
         enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]

@@ -8,9 +8,10 @@ from mpmd.compiler.pipeline import CompiledStep
 from mpmd.explanation import Report, report
 from mpmd.ir import Plan
 from mpmd.loaded_step import LoadedStep
-from mpmd.mesh import GroupMesh
+from mpmd.mesh import GroupMesh, mesh_fault
 from mpmd.planned_step import PlannedStep, explain
 from mpmd.routes import Topology
+from mpmd.validation import raise_faults
 
 
 class LoweredStep(PlannedStep):
@@ -58,6 +59,7 @@ class LoweredStep(PlannedStep):
         Raises: ``ValueError`` for groups of another shape; ``RuntimeError`` for a mesh without devices, and
           for one that was closed.
         """
+        raise_faults(mesh_fault("mpmd_mesh", mpmd_mesh, optional=True))
         mesh = self._mesh if mpmd_mesh is None else mpmd_mesh
         if (planned := _axes(self._mesh)) != (given := _axes(mesh)):
             raise ValueError(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from mpmd.reshard import GroupShape
 from mpmd.routes import Topology
-from mpmd.runtime.in_flight import MAX_IN_FLIGHT, check_max_in_flight
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.in_process import InProcessRuntime
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.status import GroupStatus, Status
 from mpmd.sharding import with_auto_axes
+from mpmd.validation import Fault, int_fault, is_sequence, raise_faults, shown, str_fault, type_fault
 
 
 class GroupMesh(Protocol):
@@ -80,8 +82,7 @@ class MpmdMesh:
         *,
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
-        _check_types(jax_mesh, mpmd_axis_name)
-        check_max_in_flight(max_in_flight)
+        raise_faults(*_type_faults(jax_mesh, mpmd_axis_name, max_in_flight))
         meshes = [jax_mesh] if isinstance(jax_mesh, Mesh) else list(jax_mesh)
         faults = [*_faults_of_all(meshes)]
         if isinstance(jax_mesh, Mesh):
@@ -89,7 +90,7 @@ class MpmdMesh:
             if mpmd_axis_name is None:
                 faults.append(f"name the axis along which the groups are, mpmd_axis_name: one of {axes}")
             elif mpmd_axis_name not in jax_mesh.axis_names:
-                faults.append(f"the mesh has no axis {mpmd_axis_name!r}; its axes are {axes}")
+                faults.append(f"the mesh has no axis mpmd_axis_name={mpmd_axis_name!r}; its axes are {axes}")
         else:
             faults += _faults_of_groups(meshes, mpmd_axis_name)
         if faults:
@@ -164,21 +165,36 @@ class MpmdMesh:
         return f"MpmdMesh(jax_mesh={self.jax_mesh!r}, mpmd_axis_name={self.mpmd_axis_name!r})"
 
 
-def _check_types(jax_mesh: object, mpmd_axis_name: object) -> None:
-    """Raises ``TypeError`` for what is no mesh, no sequence of meshes, or no name of an axis."""
-    faults = []
-    if isinstance(jax_mesh, Sequence):
+def mesh_fault(name: str, mesh: Any, *, optional: bool = False) -> TypeError | None:
+    """What is wrong with an argument of this name that should be a mesh of groups."""
+    if (hasattr(mesh, "abstract_submeshes") and not isinstance(mesh, type)) or (optional and mesh is None):
+        return None
+    return TypeError(
+        f"{name} must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, what cluster.launch "
+        f"returns, or an mpmd.AbstractMpmdMesh, to plan without devices; not {shown(mesh)}"
+    )
+
+
+def devices_faults(name: str, devices: Any) -> Iterator[TypeError | None]:
+    """What is wrong with an argument of this name that should be devices of this process, or ``None``."""
+    if devices is None:
+        return
+    if not isinstance(devices, Sequence | np.ndarray) or isinstance(devices, str):
+        yield TypeError(f"{name} must be a sequence of jax devices, or None, not {shown(devices)}")
+        return
+    for i, device in enumerate(devices):
+        yield type_fault(f"{name}[{i}]", device, jax.Device, "a jax device")
+
+
+def _type_faults(jax_mesh: object, mpmd_axis_name: object, max_in_flight: object) -> Iterator[Fault | None]:
+    if is_sequence(jax_mesh):
         for group, mesh in enumerate(jax_mesh):
-            if not isinstance(mesh, Mesh):
-                faults.append(f"the mesh of group {group} must be a jax.sharding.Mesh, not {mesh!r}")
-    elif not isinstance(jax_mesh, Mesh):
-        faults.append(
-            f"jax_mesh must be a jax.sharding.Mesh, or a list with one for each group, not {jax_mesh!r}"
-        )
-    if mpmd_axis_name is not None and not isinstance(mpmd_axis_name, str):
-        faults.append(f"mpmd_axis_name must be a str, not {mpmd_axis_name!r}")
-    if faults:
-        raise TypeError("\n".join(faults))
+            yield type_fault(f"jax_mesh[{group}]", mesh, Mesh, "a jax.sharding.Mesh")
+    else:
+        what = "a jax.sharding.Mesh, or a list with one for each group"
+        yield type_fault("jax_mesh", jax_mesh, Mesh, what)
+    yield str_fault("mpmd_axis_name", mpmd_axis_name, optional=True)
+    yield int_fault("max_in_flight", max_in_flight)
 
 
 def _faults_of_all(meshes: Sequence[Mesh]) -> Iterator[str]:

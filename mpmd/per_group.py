@@ -13,6 +13,7 @@ from jax.interpreters import mlir
 from jax.sharding import AxisType, PartitionSpec
 
 from mpmd.sharding import described, explicit_sharding
+from mpmd.validation import callable_fault, raise_faults
 
 per_group_p = Primitive("per_group")
 """Computes ``fun`` of flat arrays, a list of arrays; the compiler traces it on the submesh of each group."""
@@ -37,8 +38,9 @@ def per_group(fun: Callable) -> Callable:
       fun: from pytrees of arrays to a pytree of arrays. It closes over no traced array: what it reads are
         its arguments.
 
-    Raises: when called, ``TypeError`` for a function that closes over traced arrays.
+    Raises: ``TypeError`` for what is no function; when called, for one that closes over traced arrays.
     """
+    raise_faults(callable_fault("fun", fun))
 
     def wrapper(*args: Any) -> Any:
         leaves, treedef = jax.tree.flatten(args)

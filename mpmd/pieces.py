@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.decisions import current_decisions
 from mpmd.sharding import explicit_sharding
 from mpmd.tables import first_few
+from mpmd.validation import int_fault, raise_faults
 
 _SHOWN = 5
 """How many leaves an error names: a list of numbers has as many leaves as numbers."""
@@ -35,7 +35,7 @@ def microbatches(batch: Any, n: int | None = None) -> Any:
     Raises: ``ValueError`` that names every leaf that cannot be cut, or when leaves differ in their rows;
       ``TypeError`` for leaves that are not arrays.
     """
-    n = number_of_microbatches(n)
+    n = number_of_microbatches("n", n)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(batch)
     if not leaves:
         raise ValueError("the batch has no array to cut into microbatches")
@@ -44,12 +44,11 @@ def microbatches(batch: Any, n: int | None = None) -> Any:
     )
 
 
-def number_of_microbatches(n: int | None) -> int:
-    """The number that was given, or else decided, or else 1. Raises ``ValueError``."""
+def number_of_microbatches(name: str, n: int | None) -> int:
+    """The number that was given, or else decided, or else 1. Raises ``TypeError`` or ``ValueError``."""
     if n is None:
         n = current_decisions().num_microbatches or 1
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-        raise ValueError(f"the number of microbatches must be a whole number of at least 1, got {n!r}")
+    raise_faults(int_fault(name, n))
     return int(n)
 
 
@@ -116,9 +115,10 @@ def stage_ends(num_layers: int, num_stages: int) -> tuple[int, ...]:
       num_stages: of the schedule.
 
     Returns: the positions of ``num_stages - 1`` layers.
-    Raises: ``ValueError`` for fewer layers than stages, or no stage.
+    Raises: ``ValueError`` for fewer layers than stages, or no stage; ``TypeError`` for what is no number.
     """
-    if not 1 <= num_stages <= num_layers:
+    raise_faults(int_fault("num_layers", num_layers), int_fault("num_stages", num_stages))
+    if num_stages > num_layers:
         raise ValueError(
             f"{num_layers} layers cannot be cut into {num_stages} stages: each stage needs a layer at least"
         )

@@ -10,6 +10,7 @@ from mpmd.ir import Plan
 from mpmd.routes import Topology
 from mpmd.simulate import Costs, Simulation
 from mpmd.simulate import simulate as simulate_plan
+from mpmd.validation import int_fault, raise_faults, shown, type_fault
 
 
 class PlannedStep(abc.ABC):
@@ -47,6 +48,10 @@ class PlannedStep(abc.ABC):
 
         Raises: ``ValueError`` for a speed that is not positive, and as ``mpmd.simulate.simulate``.
         """
+        raise_faults(
+            type_fault("costs", costs, Costs, "Costs", optional=True),
+            int_fault("steps", steps),
+        )
         if costs is None:
             costs = operation_costs(self.plan, explain(self).tasks, operations_per_second)
         return simulate_plan(self.plan, costs, steps, self.topology)
@@ -62,8 +67,8 @@ def explain(step: PlannedStep) -> Explanation:
     """
     if not isinstance(step, PlannedStep):
         raise TypeError(
-            "explain takes a planned or a compiled step, mpmd.jit(...).lower(...) or "
-            f"mpmd.jit(...).compile(...), not {step!r}"
+            "step must be a planned or a compiled step, mpmd.jit(...).lower(...) or "
+            f"mpmd.jit(...).compile(...), not {shown(step)}"
         )
     compiled = step.compiled
     return explain_plan(step.plan, step.topology, compiled.program.jaxprs, compiled.traced.carried_state)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,32 +19,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mpmd.carry import Microbatch
 from mpmd.compat import with_constants_as_inputs
 from mpmd.decisions import current_decisions, next_loop
+from mpmd.operations import Op, is_op, operation_faults
 from mpmd.schedules import Schedule
+from mpmd.schedules.base import schedule_fault
 from mpmd.sharding import described, explicit_sharding
 from mpmd.tables import first_few
-from mpmd.tree import broadcast_prefix
-
-
-class Op(Protocol):
-    """How one leaf of the loop's result is accumulated.
-
-    Its meaning, for ``n`` microbatches with results ``values``::
-
-        state = op.state(n, shape_and_dtype_of_a_value)
-        for index in range(n):
-            state = op.update(state, values[index], index)
-    """
-
-    def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
-        """The state before the first microbatch; ``a`` describes one microbatch's value.
-
-        Along explicit mesh axes it gets the sharding that ``update`` gives it.
-        """
-        ...
-
-    def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
-        """The state after microbatch ``index`` (int32 scalar); same shape and dtype as ``state``."""
-        ...
+from mpmd.tree import array_faults, broadcast_prefix
+from mpmd.validation import callable_fault, int_fault, raise_faults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +82,9 @@ class Concat:
     """Stacks the microbatches' values along a new axis ``axis`` of the result (from its end, if negative)."""
 
     axis: int = 0
+
+    def __post_init__(self) -> None:
+        raise_faults(int_fault("Concat's axis", self.axis, -math.inf))
 
     def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
         if not -len(a.shape) - 1 <= self.axis <= len(a.shape):
@@ -170,10 +155,19 @@ def treduce(
       one that updates it, and for a schedule that does not run the microbatches of such a stage in ascending
       order.
     """
+    raise_faults(
+        callable_fault("fun", fun),
+        int_fault("axis", axis, -math.inf),
+        schedule_fault("schedule", schedule, optional=True),
+        *array_faults("xs", xs),
+        *operation_faults("operation", operation),
+        *array_faults("carry", carry),
+        title="treduce: ",
+    )
     leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
     if not leaves:
-        raise ValueError("treduce needs at least one array to take microbatches from; see treduce_i")
-    flat = [f"{path or 'xs'} with shape {jnp.shape(leaf)}" for path, leaf in leaves]
+        raise ValueError("treduce needs at least one array in xs to take microbatches from; see treduce_i")
+    flat = [f"xs{path} with shape {jnp.shape(leaf)}" for path, leaf in leaves]
     if short := [
         text
         for text, (_, leaf) in zip(flat, leaves, strict=True)
@@ -210,8 +204,14 @@ def treduce_i(
 
     With a carry, it takes that first. Args, result and errors are those of ``treduce``.
     """
-    if length < 1:
-        raise ValueError(f"treduce needs at least one microbatch, got {length}")
+    raise_faults(
+        callable_fault("fun", fun),
+        int_fault("length", length),
+        schedule_fault("schedule", schedule, optional=True),
+        *operation_faults("operation", operation),
+        *array_faults("carry", carry),
+        title="treduce: ",
+    )
     with next_loop() as number:
         schedule = _decided(schedule)
         microbatch = Microbatch.of(fun, carry)
@@ -237,14 +237,9 @@ def treduce_i(
 
 
 def _decided(given: Any) -> Schedule | None:
-    """The schedule that is decided for the loop, or else the one that is given. Raises ``TypeError``."""
+    """The schedule that is decided for the loop, or else the one that is given."""
     decided = current_decisions().schedule
-    schedule = given if decided is None else decided
-    if not isinstance(schedule, Schedule | None):
-        raise TypeError(
-            f"treduce's schedule must be a Schedule, such as mpmd.Std1F1B(num_stages=4), got {schedule!r}"
-        )
-    return schedule
+    return given if decided is None else decided
 
 
 def _body(microbatch: Microbatch, ops: Sequence[Op], initial: Sequence[Any]) -> Callable:
@@ -277,22 +272,13 @@ def _is_ordered(op: Op) -> bool:
 
 
 def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:
-    def is_op(x):
-        return hasattr(x, "state") and hasattr(x, "update") and not isinstance(x, type)
-
     try:
-        ops = broadcast_prefix(operation, out_shape, is_op)
+        return broadcast_prefix(operation, out_shape, is_op)
     except ValueError as error:
         raise TypeError(
             f"treduce's operation {operation} is not a pytree prefix of the loop's result, which has the "
             f"structure {jax.tree.structure(out_shape)}"
         ) from error
-    if wrong := [op for op in ops if not is_op(op)]:
-        raise TypeError(
-            f"{wrong[0]!r} is not an operation, such as mpmd.Mean, mpmd.Add or mpmd.Concat(axis=0), or an "
-            "object with the methods state and update"
-        )
-    return ops
 
 
 def _array(value: Any, what: str) -> Any:

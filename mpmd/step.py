@@ -12,10 +12,10 @@ from typing import Any, get_args, overload
 import jax
 
 from mpmd.arguments.call import Call
-from mpmd.arguments.keywords import check_keywords, names, positions, specs_or_shardings
+from mpmd.arguments.keywords import argument_faults, check_keywords, names, positions, specs_or_shardings
 from mpmd.arguments.leaves import as_described
 from mpmd.arguments.signature import CallSignature
-from mpmd.arguments.specs import output_specs
+from mpmd.arguments.specs import keyword_specs_faults, output_specs, specs_faults
 from mpmd.arguments.specs_of_calls import SpecsOfCalls
 from mpmd.array import MpmdArray
 from mpmd.compat import trace_context
@@ -26,9 +26,10 @@ from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir import Spec
 from mpmd.loaded_step import LoadedStep
 from mpmd.lowered_step import LoweredStep
-from mpmd.mesh import GroupMesh
+from mpmd.mesh import GroupMesh, mesh_fault
 from mpmd.placement import ANYWHERE, Placement
 from mpmd.runtime.protocol import Runtime
+from mpmd.validation import callable_fault, choice_fault, raise_faults
 
 
 @overload
@@ -93,24 +94,32 @@ def mpmd_jit_with_loop(
         prefix of each; open for those that it lacks.
       others: nothing; the other keywords of ``jax.jit`` get an error that says what to use instead.
 
-    Raises: ``TypeError`` when ``mpmd_mesh`` is no mesh of groups, and for other keywords; ``ValueError`` for
-      positions and names that ``fun`` does not have, for another ``partial_sums`` or ``gather``, and when
-      both specs and shardings are given. When called: ``CompileError`` (a ``ValueError``) for what cannot be
-      compiled, ``TypeError`` for arguments that are not arrays, and, without a loop, ``ValueError`` for
-      ``MpmdArray``s of another mesh.
+    Raises: ``TypeError`` for arguments of other types, and for other keywords; ``ValueError`` for positions
+      and names that ``fun`` does not have, for another ``partial_sums`` or ``gather``, and when both specs
+      and shardings are given. When called: ``CompileError`` (a ``ValueError``) for what cannot be compiled,
+      ``TypeError`` for arguments that are not arrays, and, without a loop, ``ValueError`` for ``MpmdArray``s
+      of another mesh.
     """
     check_keywords(others)
-    if mpmd_mesh is None or not hasattr(mpmd_mesh, "abstract_submeshes"):
-        raise TypeError(
-            "mpmd_mesh must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, what "
-            f"cluster.launch returns, or an mpmd.AbstractMpmdMesh, to plan without devices; got {mpmd_mesh!r}"
-        )
-    for option, value, allowed in (
-        ("partial_sums", partial_sums, get_args(PartialSums)),
-        ("gather", gather, get_args(Gather)),
-    ):
-        if value not in allowed:
-            raise ValueError(f"{option} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    raise_faults(
+        None if fun is None else callable_fault("fun", fun),
+        mesh_fault("mpmd_mesh", mpmd_mesh),
+        *specs_faults("in_specs", in_specs),
+        *specs_faults("out_specs", out_specs),
+        *argument_faults(
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+        ),
+        choice_fault("partial_sums", partial_sums, get_args(PartialSums)),
+        choice_fault("gather", gather, get_args(Gather)),
+        *specs_faults("in_shardings", in_shardings),
+        *specs_faults("out_shardings", out_shardings),
+        *keyword_specs_faults("kwarg_shardings", kwarg_shardings),
+        title="mpmd.jit: ",
+    )
+    assert mpmd_mesh is not None, "it was checked"
     options = StepOptions(
         in_specs=specs_or_shardings("in", in_specs, in_shardings),
         out_specs=specs_or_shardings("out", out_specs, out_shardings),
@@ -126,8 +135,7 @@ def mpmd_jit_with_loop(
     )
 
     def made_of(fun: Callable) -> MpmdFunction:
-        if not callable(fun):
-            raise TypeError(f"mpmd.jit takes a function, got {fun!r}")
+        raise_faults(callable_fault("fun", fun), title="mpmd.jit: ")
         return MpmdFunction(fun, mpmd_mesh, CallSignature.of(fun, *arguments), options)
 
     return made_of if fun is None else made_of(fun)

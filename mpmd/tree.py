@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
+
+from mpmd.validation import shown
 
 
 def argument_paths(args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
@@ -16,6 +19,23 @@ def argument_paths(args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
 def paths(tree: Any) -> tuple[str, ...]:
     """The name of every leaf within ``tree``."""
     return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree))
+
+
+def array_faults(name: str, tree: Any) -> Iterator[TypeError]:
+    """What is wrong with a pytree of arrays and numbers, by the names of its leaves."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not _is_array(leaf):
+            yield TypeError(
+                f"{name}{jax.tree_util.keystr(path)} must be an array or a number, not {shown(leaf)}"
+            )
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind not in "OSUMm"
+    return isinstance(leaf, bool | int | float | complex) or (
+        hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+    )
 
 
 def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:

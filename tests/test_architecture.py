@@ -21,13 +21,16 @@ MAY_IMPORT = {
     "mpmd.garbage": "",
     "mpmd.stopwatch": "",
     "mpmd.tables": "",
-    "mpmd.tree": "",
+    "mpmd.text_files": "",
+    "mpmd.tracers": "",
+    "mpmd.validation": "",
+    "mpmd.tree": "mpmd.validation",
     "mpmd.version": "",
     "mpmd.names": "mpmd.ir",
     "mpmd.stack": "",
     "mpmd.placement": "mpmd.ir mpmd.stack",
     "mpmd.specs": "mpmd.ir",
-    "mpmd.events": "mpmd.ir",
+    "mpmd.events": "mpmd.ir mpmd.validation",
     "mpmd.keys": "mpmd.compat mpmd.ir",
     "mpmd.sharding": "mpmd.ir",
     "mpmd.callbacks": "mpmd.keys",
@@ -35,24 +38,24 @@ MAY_IMPORT = {
     "mpmd.reshard": "mpmd.ir mpmd.specs",
     "mpmd.routes": "mpmd.ir mpmd.reshard mpmd.specs",
     # Orders, and what reads a plan.
-    "mpmd.schedules": "mpmd.ir",
+    "mpmd.schedules": "mpmd.ir mpmd.text_files mpmd.validation",
     "mpmd.memory": "mpmd.ir mpmd.routes mpmd.specs",
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory mpmd.specs",
-    "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules",
-    "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables",
+    "mpmd.simulate": "mpmd.events mpmd.ir mpmd.memory mpmd.routes mpmd.schedules mpmd.validation",
+    "mpmd.render": "mpmd.events mpmd.ir mpmd.schedules mpmd.simulate mpmd.tables mpmd.validation",
     # Chooses how to run a step.
     "mpmd.planner": "",
     "mpmd.planner.profile": "",
-    "mpmd.planner.calibrate": "mpmd mpmd.events mpmd.ir mpmd.simulate",
-    "mpmd.planner.here": "mpmd mpmd.planner.calibrate",
-    "mpmd.planner.hardware": "mpmd.memory mpmd.planner.here mpmd.simulate",
+    "mpmd.planner.calibrate": "mpmd mpmd.events mpmd.ir mpmd.simulate mpmd.validation",
+    "mpmd.planner.here": "mpmd mpmd.mesh mpmd.planner.calibrate mpmd.validation",
+    "mpmd.planner.hardware": "mpmd.memory mpmd.planner.here mpmd.simulate mpmd.validation",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
-    "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules",
+    "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules mpmd.validation",
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware",
     "mpmd.planner.layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.compiler.trace "
-    "mpmd.decisions mpmd.errors mpmd.reduce mpmd.schedules mpmd.tables",
+    "mpmd.decisions mpmd.errors mpmd.reduce mpmd.schedules mpmd.tables mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
     "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.ir mpmd.keys "
     "mpmd.planner.layers mpmd.planner.profile mpmd.schedules mpmd.stack",
@@ -72,29 +75,32 @@ MAY_IMPORT = {
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
     "mpmd.planner.profile mpmd.tables",
     "mpmd.planner.choice": "mpmd.decisions mpmd.mesh mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.hardware mpmd.planner.trials mpmd.simulate mpmd.step mpmd.tables",
-    "mpmd.planner.choose": "mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
-    "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons "
-    "mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step",
+    "mpmd.planner.hardware mpmd.planner.trials mpmd.simulate mpmd.step mpmd.tables mpmd.validation",
+    "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
+    "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.planner.search "
+    "mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
     "mpmd.explanation": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory "
-    "mpmd.routes mpmd.simulate mpmd.specs mpmd.tables mpmd.verify",
+    "mpmd.routes mpmd.simulate mpmd.specs mpmd.tables mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
-    "mpmd.planner.hardware mpmd.render mpmd.schedules mpmd.simulate mpmd.step mpmd.tables mpmd.version",
+    "mpmd.planner.hardware mpmd.render mpmd.schedules mpmd.simulate mpmd.step mpmd.tables mpmd.text_files "
+    "mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.decisions": "mpmd.schedules",
-    "mpmd.annotate": "",
-    "mpmd.per_group": "mpmd.sharding",
+    "mpmd.annotate": "mpmd.validation",
+    "mpmd.per_group": "mpmd.sharding mpmd.validation",
     "mpmd.carry": "mpmd.sharding",
-    "mpmd.pieces": "mpmd.decisions mpmd.sharding mpmd.tables",
-    "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.decisions mpmd.schedules mpmd.sharding mpmd.tables mpmd.tree",
-    "mpmd.gradients": "mpmd.pieces mpmd.planner.layers mpmd.reduce mpmd.schedules mpmd.sharding mpmd.tables "
-    "mpmd.tree",
+    "mpmd.operations": "mpmd.validation",
+    "mpmd.pieces": "mpmd.decisions mpmd.sharding mpmd.tables mpmd.validation",
+    "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.decisions mpmd.operations mpmd.schedules mpmd.sharding "
+    "mpmd.tables mpmd.tree mpmd.validation",
+    "mpmd.gradients": "mpmd.operations mpmd.pieces mpmd.planner.layers mpmd.reduce mpmd.schedules "
+    "mpmd.sharding mpmd.tables mpmd.tree mpmd.validation",
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules mpmd.stack",
     "mpmd.compiler.stacks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.errors mpmd.reduce mpmd.stack",
     "mpmd.compiler.trace": "mpmd.annotate mpmd.callbacks mpmd.compat mpmd.compiler.graph "
     "mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules "
-    "mpmd.sharding mpmd.specs mpmd.stack mpmd.tree",
+    "mpmd.sharding mpmd.specs mpmd.stack mpmd.tracers mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs "
     "mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules",
     "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group mpmd.placement "
@@ -111,73 +117,77 @@ MAY_IMPORT = {
     # What runs a plan.
     "mpmd.runtime": "mpmd.callbacks mpmd.compat mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir "
     "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "
-    "mpmd.stopwatch mpmd.tables",
+    "mpmd.stopwatch mpmd.tables mpmd.validation",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
+    "cluster.digests": "",
     "cluster.endpoint": "mpmd.reshard",
     "cluster.environment": "",
     "cluster.process_info": "cluster.versions",
-    "cluster.notices": "",
+    "cluster.ray_compat": "",
     "cluster.packing": "",
     "cluster.resources": "",
-    "cluster.tcp": "",
+    "cluster.tcp": "cluster.digests",
     "cluster.versions": "",
     "cluster.world": "mpmd.compat",
     "cluster.agreement": "cluster.tcp cluster.world mpmd.errors mpmd.runtime",
-    "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
-    "cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
+    "cluster.transports": "cluster.agreement cluster.digests cluster.endpoint cluster.packing "
+    "cluster.process_info cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes "
+    "mpmd.runtime mpmd.sharding",
     "cluster.devices": "mpmd.reshard",
     "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
     "mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.needs": "cluster.endpoint cluster.environment cluster.resources cluster.shapes mpmd.reshard",
     "cluster.actors": "cluster.actor cluster.endpoint cluster.environment cluster.needs cluster.resources",
-    "cluster.calls": "cluster.endpoint cluster.process_info cluster.ray_session cluster.status "
-    "cluster.tcp cluster.transports cluster.world mpmd.errors mpmd.runtime",
+    "cluster.calls": "cluster.endpoint cluster.process_info cluster.ray_session cluster.status cluster.tcp "
+    "cluster.transports cluster.world mpmd.errors mpmd.runtime mpmd.validation",
     "cluster.status": "cluster.process_info mpmd.errors mpmd.tables",
     "cluster.shipment": "mpmd.ir mpmd.program mpmd.stopwatch",
     "cluster.ray_session": "",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.driver": "cluster.arguments cluster.calls cluster.endpoint cluster.packing cluster.shipment "
     "cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
-    "cluster.shapes": "mpmd.reshard",
+    "cluster.shapes": "mpmd.reshard mpmd.validation",
     "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
     "cluster.versions mpmd.ir",
     "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
-    "cluster.driver cluster.endpoint cluster.process_info cluster.ray_session cluster.resources "
-    "cluster.status cluster.tcp cluster.transports cluster.versions mpmd.errors mpmd.ir mpmd.program "
-    "mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch",
-    "cluster.mesh": "cluster.driver cluster.process_info cluster.recovery cluster.status mpmd.routes",
-    "cluster.ray_connection": "cluster.notices cluster.resources",
+    "cluster.driver cluster.endpoint cluster.process_info cluster.ray_compat cluster.ray_session "
+    "cluster.resources cluster.status cluster.tcp cluster.transports cluster.versions mpmd.errors mpmd.ir "
+    "mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
+    "cluster.mesh": "cluster.driver cluster.process_info cluster.recovery cluster.status mpmd.routes "
+    "mpmd.validation",
+    "cluster.ray_connection": "cluster.ray_compat cluster.resources",
     "cluster.launch": "cluster.actor cluster.actors cluster.calls cluster.connect cluster.driver "
     "cluster.endpoint cluster.environment cluster.mesh cluster.needs cluster.process_info "
     "cluster.ray_connection cluster.recovery cluster.resources cluster.shapes cluster.tcp "
-    "cluster.transports cluster.versions mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.transports cluster.versions mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.validation",
     "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
-    "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware",
+    "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     "cluster.trial": "cluster mpmd",
     # The user's face.
-    "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
-    "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
+    "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.validation",
+    "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding mpmd.validation",
     "mpmd.array": "mpmd.compat mpmd.delegation mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime "
     "mpmd.sharding",
     "mpmd.stacked_array": "mpmd.array mpmd.compat mpmd.placement mpmd.runtime mpmd.stack",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
-    "mpmd.specs mpmd.stack mpmd.tables mpmd.tree",
+    "mpmd.specs mpmd.stack mpmd.tables mpmd.tracers mpmd.tree mpmd.validation",
     "mpmd.checkpoint": "mpmd.arguments mpmd.array mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.mesh "
-    "mpmd.placement mpmd.runtime mpmd.stacked_array",
+    "mpmd.placement mpmd.runtime mpmd.stacked_array mpmd.validation",
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
-    "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate",
+    "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate "
+    "mpmd.validation",
     "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
     "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.planned_step mpmd.routes "
-    "mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.verify",
+    "mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.validation mpmd.verify",
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
-    "mpmd.mesh mpmd.planned_step mpmd.routes",
+    "mpmd.mesh mpmd.planned_step mpmd.routes mpmd.validation",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compat mpmd.compiler.graph mpmd.compiler.pipeline "
     "mpmd.events mpmd.explanation mpmd.ir mpmd.loaded_step mpmd.lowered_step mpmd.mesh mpmd.placement "
-    "mpmd.runtime",
-    "mpmd.checking": "mpmd.arguments mpmd.array mpmd.compiler.jaxprs mpmd.loaded_step mpmd.step mpmd.tables "
-    "mpmd.tree",
+    "mpmd.runtime mpmd.validation",
+    "mpmd.checking": "mpmd.arguments mpmd.array mpmd.compiler.jaxprs mpmd.loaded_step mpmd.step "
+    "mpmd.tables mpmd.tree mpmd.validation",
     "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
 }
@@ -282,6 +292,11 @@ def test_private_jax_only_in_compat(path):
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_private_orbax_only_in_orbax_internals(path):
     assert path.name == "orbax_internals.py" or not any("checkpoint._src" in name for name in imports(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_private_ray_only_in_ray_compat(path):
+    assert path.name == "ray_compat.py" or "ray._private" not in path.read_text()
 
 
 def test_only_checkpoints_load_orbax():

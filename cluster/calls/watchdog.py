@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cluster.endpoint import Endpoint
 from mpmd.errors import GroupStuckError, StepTimeoutError
 from mpmd.runtime.activity import Doing, Kind
+from mpmd.validation import Fault, number_fault
 
 ANSWER_SECONDS = 1.0
 """How long a step that has taken too long goes on, for its processes to say what they are doing."""
@@ -53,16 +54,12 @@ class Limits:
 NO_LIMITS = Limits()
 
 
-def check_limits(limits: Limits) -> None:
-    """Raises ``TypeError`` or ``ValueError`` for limits that are no positive number of seconds."""
+def limits_faults(limits: Limits) -> Iterator[Fault | None]:
+    """What is wrong with limits that are no positive number of seconds."""
     for field in dataclasses.fields(limits):
-        value = getattr(limits, field.name)
-        if value is None:
-            continue
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise TypeError(f"{field.name} must be a number of seconds, or None, not {value!r}")
-        if not value > 0:
-            raise ValueError(f"{field.name} must be positive, or None for no limit, not {value!r}")
+        yield number_fault(
+            field.name, getattr(limits, field.name), "a number of seconds", above=0, optional=True
+        )
 
 
 class Watchdog:

@@ -16,6 +16,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from cluster.process_info import ProcessInfo
+from cluster.ray_compat import draining_nodes
 from cluster.ray_session import RaySession
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from cluster.recovery.sharing import choose_hosts
@@ -25,7 +26,6 @@ from cluster.resources import (
     Place,
     SharedPlace,
     describe_shortage,
-    draining_nodes,
     live_nodes,
     request,
 )

@@ -6,11 +6,11 @@ Nothing here knows Ray, a thread or the clock.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 from cluster.recovery.journal import BEGINNING, Journal, LoggedStep
 from mpmd.errors import GroupDiedError, StateLostError
+from mpmd.validation import int_fault, number_fault, raise_faults
 
 _LOG_BYTES = 2**30
 """The most host arrays, batches above all, that the log may hold before a step waits for a snapshot."""
@@ -35,7 +35,7 @@ class Recovery:
         group moves to a place of its own. Where it has shared before, it does not wait. ``None``: groups
         never share, and the run ends when there is no room within ``launch``'s ``timeout``.
 
-    Raises: ``ValueError`` for numbers that cannot be.
+    Raises: ``TypeError`` or ``ValueError`` for numbers that cannot be.
     """
 
     every: int = 10
@@ -44,21 +44,14 @@ class Recovery:
     share_after: float | None = 10.0
 
     def __post_init__(self) -> None:
-        faults = [
-            f"{name} must be an int of at least {least}, not {value!r}"
-            for name, value, least in (
-                ("every", self.every, 1),
-                ("max_failures", self.max_failures, 1),
-                ("spares", self.spares, 0),
-            )
-            if not isinstance(value, int) or isinstance(value, bool) or value < least
-        ]
-        seconds = self.share_after
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if seconds is not None and not (is_number and 0 <= seconds < math.inf):
-            faults.append(f"share_after must be None or a number of seconds from 0, not {seconds!r}")
-        if faults:
-            raise ValueError("Recovery: " + "; ".join(faults))
+        what = "a number of seconds"
+        raise_faults(
+            int_fault("every", self.every),
+            int_fault("max_failures", self.max_failures),
+            int_fault("spares", self.spares, 0),
+            number_fault("share_after", self.share_after, what, least=0, finite=True, optional=True),
+            title="Recovery: ",
+        )
 
     def snapshot_is_due(self, journal: Journal) -> bool:
         """Whether to begin a snapshot now, after a step: after the first one, and then now and again."""
@@ -89,13 +82,7 @@ def check_recovery(recovery: Recovery | None, submeshes: Sequence[Mapping[str, i
 
 def check_num_places(num_places: int, num_groups: int) -> None:
     """Raises ``TypeError`` or ``ValueError`` when groups cannot have so many places of their own."""
-    if not isinstance(num_places, int) or isinstance(num_places, bool):
-        raise TypeError(f"resize takes a number of groups, not {num_places!r}")
-    if not 1 <= num_places <= num_groups:
-        raise ValueError(
-            f"resize: from 1 to {num_groups} of the {num_groups} groups can have a place of their own, "
-            f"not {num_places}"
-        )
+    raise_faults(int_fault("num_places", num_places, most=num_groups), title="resize: ")
 
 
 def loss_of_values(death: GroupDiedError, reason: str, checkpoint: str | None) -> StateLostError:

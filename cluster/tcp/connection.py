@@ -1,9 +1,11 @@
 """A TCP connection between two processes, in clear or encrypted, that two threads use at a time.
 
 Every connection of the project has a thread that reads and one that writes, so that neither end waits for the
-other. A session of TLS is one state that reading and writing share, which OpenSSL does not protect. So an
+other. Records travel (``cluster.tcp.records``), and one that was changed on the way ends the connection.
+
+A session of TLS is one state that reading and writing share, which OpenSSL does not protect. So an
 ``EncryptedConnection`` has the session work on memory only, under a lock that is never held while the network
-is waited for.
+is waited for. What it encrypts travels in records, too: TLS would wait for a length that was changed.
 """
 
 from __future__ import annotations
@@ -16,17 +18,13 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from cluster.tcp.records import RecordReader, RecordWriter
+
 _MAX_PIECES = min(os.sysconf("SC_IOV_MAX"), 1024)
 """The most that one system call writes."""
 
-_MAX_BYTES = 2**30
-"""The most that is written or read by one system call; some systems refuse more than 2 GiB."""
-
 _ENCRYPTED_BYTES = 128 * 1024
 """How much is encrypted at a time."""
-
-_RECEIVED_BYTES = 256 * 1024
-"""How much is received at a time to be decrypted."""
 
 
 class Connection:
@@ -34,17 +32,22 @@ class Connection:
 
     Args:
       tcp: the socket, which blocks, and which ``close`` closes.
+      ahead: what was received already.
+
+    Raises: ``OSError`` when the other end is gone.
     """
 
-    def __init__(self, tcp: socket.socket):
+    def __init__(self, tcp: socket.socket, ahead: bytes = b""):
         self._tcp = tcp
+        self._outgoing = RecordWriter()
+        self._incoming = RecordReader(tcp, ahead)
 
     def encoded(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         """What is to be written for these bytes, in parts, which are made when they are asked for.
 
         Parts have to be written in the order in which they are made.
         """
-        yield list(pieces)
+        return self._outgoing.records(pieces)
 
     def write_part(self, part: list[memoryview], wait: bool) -> None:
         """Writes from the front of a part what one system call takes, and removes it from the list.
@@ -54,9 +57,8 @@ class Connection:
 
         Raises: ``OSError`` when the connection has ended.
         """
-        views = [part[0][:_MAX_BYTES]] if part[0].nbytes > _MAX_BYTES else part[:_MAX_PIECES]
         try:
-            written = self._tcp.sendmsg(views, [], 0 if wait else socket.MSG_DONTWAIT)
+            written = self._tcp.sendmsg(part[:_MAX_PIECES], [], 0 if wait else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         count = 0
@@ -73,17 +75,20 @@ class Connection:
             while part:
                 self.write_part(part, wait=True)
 
-    def read_into(self, buffer: memoryview, whole: bool = False) -> int:
-        """Waits for bytes, and returns how many were read: at least one, or all if ``whole``.
+    def read_into(self, buffer: memoryview) -> None:
+        """Waits until the buffer is full. One thread at a time may call this.
 
-        It may be less than all, as when the process gets a signal.
-
-        Raises: ``EOFError`` or ``OSError`` when the connection has ended.
+        Raises: ``EOFError`` or ``OSError`` when the connection has ended, ``CorruptedError``, an ``OSError``,
+          when what has arrived is not what was sent. Then the connection has ended at both ends.
         """
-        count = self._tcp.recv_into(buffer[:_MAX_BYTES], 0, socket.MSG_WAITALL if whole else 0)
-        if not count:
-            raise EOFError("the other end has closed the connection")
-        return count
+        try:
+            self._read_into(buffer)
+        except OSError:
+            self.end()
+            raise
+
+    def _read_into(self, buffer: memoryview) -> None:
+        self._incoming.read_into(buffer)
 
     def end(self) -> None:
         """Ends reading and writing, at both ends. May be called from any thread; ``close`` is still to be."""
@@ -123,31 +128,28 @@ class EncryptedConnection(Connection):
     """
 
     def __init__(self, tcp: socket.socket, session: Session):
-        super().__init__(tcp)
+        # The other end may have sent more at once than the rest of the handshake.
+        super().__init__(tcp, session.incoming.read())
         self._session = session
         self._lock = threading.Lock()
-        self._received = memoryview(bytearray(_RECEIVED_BYTES))
 
     def encoded(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         for plain in _joined(pieces):
             with self._lock:
                 self._session.tls.write(plain)
                 encrypted = self._session.outgoing.read()
-            yield [memoryview(encrypted)]
+            yield from super().encoded([memoryview(encrypted)])
 
-    def read_into(self, buffer: memoryview, whole: bool = False) -> int:
+    def _read_into(self, buffer: memoryview) -> None:
         """Raises: also ``ssl.SSLError``, an ``OSError``, when somebody has changed what arrives."""
-        count = 0
         while True:
             with self._lock:
-                count += self._decrypt_into(buffer[count:])
-            if count and (count == len(buffer) or not whole):
-                return count
-            received = self._tcp.recv_into(self._received)
-            if not received:
-                raise EOFError("the other end has closed the connection")
+                buffer = buffer[self._decrypt_into(buffer) :]
+            if not buffer:
+                return
+            encrypted = self._incoming.read()
             with self._lock:
-                self._session.incoming.write(self._received[:received])
+                self._session.incoming.write(encrypted)
 
     def _decrypt_into(self, buffer: memoryview) -> int:
         """As much of what has arrived as there is room for; one call of OpenSSL gives 16 KiB at most."""

@@ -85,9 +85,7 @@ class FrameConnection:
 
     def _read_bytes(self, num_bytes: int) -> memoryview:
         buffer = np.empty(num_bytes, np.uint8).data
-        rest = buffer
-        while rest:
-            rest = rest[self._connection.read_into(rest) :]
+        self._connection.read_into(buffer)
         return buffer
 
     def end(self) -> None:

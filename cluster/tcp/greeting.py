@@ -11,10 +11,8 @@ greeting, so that nobody between the ends can join the session of one connection
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hmac
-import os
 import secrets
 import select
 import socket
@@ -27,6 +25,12 @@ from cluster.tcp.credentials import Credentials, Handshake
 
 _CHECK_SECONDS = 0.2
 """How often who connects checks that it is still wanted."""
+
+_PAUSE_SECONDS = 0.01
+"""How often who connects tries again, where the other end has a full queue."""
+
+_GREETING_SECONDS = 5
+"""The most that a greeting may take, once it has begun."""
 
 CHALLENGE_BYTES = 32
 """Of a challenge that nobody can guess."""
@@ -67,17 +71,23 @@ class Greeting:
     """A greeting under way, at the end that listens.
 
     Attributes:
+      link: the socket, a stream or one of packets; each message of a greeting fits in a packet.
       identity: the listener's.
       number, handshake: what the peer is, and the handshake that follows, if any, once it is proven.
     """
 
-    tcp: socket.socket
-    deadline: float
+    link: socket.socket
     identity: bytes
     challenge: bytes = dataclasses.field(default_factory=lambda: secrets.token_bytes(CHALLENGE_BYTES))
     received: bytes = b""
+    begun: float = dataclasses.field(default_factory=time.monotonic)
     number: int = 0
     handshake: Handshake | None = None
+
+    @property
+    def deadline(self) -> float:
+        """When it is given up."""
+        return self.begun + _GREETING_SECONDS
 
     def proceed(self, credentials: Credentials) -> bool:
         """Reads what has arrived; whether the peer has proven what it is, and got our proof.
@@ -86,7 +96,7 @@ class Greeting:
         """
         expected = _ANSWER_BYTES + _PROOF_BYTES
         wanted = expected - len(self.received) if self.handshake is None else _MAX_HANDSHAKE_BYTES
-        received = self.tcp.recv(wanted)
+        received = self.link.recv(wanted)
         if not received:
             raise ConnectionError("the other end has closed the connection")
         if self.handshake is not None:
@@ -100,7 +110,7 @@ class Greeting:
         if not hmac.compare_digest(proof, transcript.proof(credentials.secret, b"connects")):
             raise ConnectionError("the other end does not know the secret")
         self.number, encrypts = _CLAIM.unpack(answer[CHALLENGE_BYTES:])
-        _send_at_once(self.tcp, transcript.proof(credentials.secret, b"listens"))
+        _send_at_once(self.link, transcript.proof(credentials.secret, b"listens"))
         if encrypts:
             name = transcript.session_name(credentials.secret)
             self.handshake = Handshake(credentials, name, accepts=True)
@@ -110,7 +120,7 @@ class Greeting:
         try:
             return handshake.proceed(received)
         finally:
-            _send_at_once(self.tcp, handshake.to_send())
+            _send_at_once(self.link, handshake.to_send())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,71 +133,73 @@ class Wait:
     deadline: float
     check: Callable[[], None]
 
-    def until(self, tcp: socket.socket, event: int) -> None:
+    def until(self, link: socket.socket, event: int) -> None:
         poll = select.poll()
-        poll.register(tcp, event)
+        poll.register(link, event)
         while not poll.poll(max(min(self.deadline - time.monotonic(), _CHECK_SECONDS), 0) * 1000):
-            self.check()
-            if time.monotonic() >= self.deadline:
-                raise TimeoutError("timed out")
+            self._go_on()
 
-    def for_connection(self, tcp: socket.socket, host: str, port: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            tcp.connect((host, port))
-        self.until(tcp, select.POLLOUT)
-        if error := tcp.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            raise OSError(error, os.strerror(error))
+    def pause(self) -> None:
+        """Waits a little, where no event reports what is waited for."""
+        self._go_on()
+        time.sleep(_PAUSE_SECONDS)
 
-    def for_some(self, tcp: socket.socket, most: int) -> bytes:
-        self.until(tcp, select.POLLIN)
-        if not (received := tcp.recv(most)):
+    def _go_on(self) -> None:
+        self.check()
+        if time.monotonic() >= self.deadline:
+            raise TimeoutError("timed out")
+
+    def for_some(self, link: socket.socket, most: int) -> bytes:
+        self.until(link, select.POLLIN)
+        if not (received := link.recv(most)):
             raise ConnectionError("the other end has closed the connection, as it does if the secrets differ")
         return received
 
-    def for_bytes(self, tcp: socket.socket, num_bytes: int) -> bytes:
+    def for_bytes(self, link: socket.socket, num_bytes: int) -> bytes:
         received = b""
         while len(received) < num_bytes:
-            received += self.for_some(tcp, num_bytes - len(received))
+            received += self.for_some(link, num_bytes - len(received))
         return received
 
 
 def introduce(
-    tcp: socket.socket,
+    link: socket.socket,
     identity: bytes,
-    challenge: bytes,
     credentials: Credentials,
     number: int,
+    encrypts: bool,
     wait: Wait,
 ) -> Handshake | None:
-    """What the end that connects does once it has the challenge. Returns TLS's handshake, which is done.
+    """The greeting of the end that connects. Returns TLS's handshake, which is done, if it encrypts.
 
     Args:
       identity: of the listener.
       number: what this process is to the peer.
+      encrypts: whether a handshake of TLS follows.
+      wait: until the peer begins. The rest takes a few seconds at most.
 
     Raises: ``OSError`` when the peer does not have the credentials, or what ``wait`` raises.
     """
-    encrypts = credentials.encryption
-    if encrypts is None:  # what a machine sends to itself, does not leave it
-        encrypts = tcp.getsockname()[0] != tcp.getpeername()[0]
+    challenge = wait.for_bytes(link, CHALLENGE_BYTES)
+    wait = Wait(time.monotonic() + _GREETING_SECONDS, wait.check)
     answer = secrets.token_bytes(CHALLENGE_BYTES) + _CLAIM.pack(number, encrypts)
     transcript = _Transcript(identity, challenge, answer)
-    _send_at_once(tcp, answer + transcript.proof(credentials.secret, b"connects"))
-    proof = wait.for_bytes(tcp, _PROOF_BYTES)
+    _send_at_once(link, answer + transcript.proof(credentials.secret, b"connects"))
+    proof = wait.for_bytes(link, _PROOF_BYTES)
     if not hmac.compare_digest(proof, transcript.proof(credentials.secret, b"listens")):
         raise ConnectionError("what answers there does not know the secret")
     if not encrypts:
         return None
     handshake = Handshake(credentials, transcript.session_name(credentials.secret), accepts=False)
     is_done = handshake.proceed()
-    _send_at_once(tcp, handshake.to_send())
+    _send_at_once(link, handshake.to_send())
     while not is_done:
-        is_done = handshake.proceed(wait.for_some(tcp, _MAX_HANDSHAKE_BYTES))
-        _send_at_once(tcp, handshake.to_send())
+        is_done = handshake.proceed(wait.for_some(link, _MAX_HANDSHAKE_BYTES))
+        _send_at_once(link, handshake.to_send())
     return handshake
 
 
-def _send_at_once(tcp: socket.socket, content: bytes) -> None:
+def _send_at_once(link: socket.socket, content: bytes) -> None:
     """What a greeting sends fits in the empty buffer of a socket."""
-    if tcp.send(content) < len(content):
+    if link.send(content) < len(content):
         raise ConnectionError("the other end does not take what it is sent")

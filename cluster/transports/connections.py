@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from cluster.tcp import sockets
+from cluster.tcp.admission import Admission, LinkT
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
 from cluster.transports.inbox import Inbox
 from cluster.transports.peer_transport import PeerTransport
 
-_CONNECT_SECONDS = 60
+CONNECT_SECONDS = 60
+"""The most that a peer may be late, once this process connects."""
 
 
 class ConnectedPeer(Protocol):
@@ -25,6 +27,7 @@ class ConnectedPeer(Protocol):
         """Ends the connection."""
 
 
+AddressT = TypeVar("AddressT")
 PeerT = TypeVar("PeerT", bound=ConnectedPeer)
 
 
@@ -52,7 +55,9 @@ class ConnectedTransport(PeerTransport, Generic[PeerT]):
     ) -> None:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
         assert self._listener is not None, "connect comes after listen"
-        connections = connect_peers(self._listener, self._credentials, self._process, addresses)
+        connections = connect_peers(
+            self._listener, sockets.connect, self._credentials, self._process, addresses
+        )
         self._peers = {peer: peer_of(peer, connection) for peer, connection in connections.items()}
         for connected in self._peers.values():
             connected.start()
@@ -69,15 +74,17 @@ class ConnectedTransport(PeerTransport, Generic[PeerT]):
 
 
 def connect_peers(
-    listener: sockets.Listener,
+    listener: Admission[LinkT],
+    connect: Callable[[AddressT, Credentials, float, int, Callable[[], None]], LinkT],
     credentials: Credentials,
     process: int,
-    addresses: Mapping[int, sockets.Address],
-) -> dict[int, Connection]:
+    addresses: Mapping[int, AddressT],
+) -> dict[int, LinkT]:
     """Connects with every peer. All of them have to call this; it closes the listener.
 
     Args:
       listener: what this process listens at. To interrupt it ends all waiting here.
+      connect: connects with a listener of that kind.
       process: the number of this process.
       addresses: where each of the others listens.
 
@@ -87,14 +94,16 @@ def connect_peers(
     # Each connects to the later ones, the last first. That one accepts at once, so processes do not wait for
     # one another in a chain.
     later = sorted((peer for peer in addresses if peer > process), reverse=True)
-    connections: dict[int, Connection] = {}
+    connections: dict[int, LinkT] = {}
     with listener, contextlib.ExitStack() as undo:
         for peer in later:
-            connections[peer] = undo.enter_context(
-                sockets.connect(addresses[peer], credentials, _CONNECT_SECONDS, process, listener.check)
+            connections[peer] = connect(
+                addresses[peer], credentials, CONNECT_SECONDS, process, listener.check
             )
+            undo.callback(connections[peer].close)
         while connections.keys() != addresses.keys():
             peer, connection = listener.accept(credentials)
-            connections[peer] = undo.enter_context(connection)
+            undo.callback(connection.close)
+            connections[peer] = connection
         undo.pop_all()
     return connections

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 
+from cluster.digests import CorruptedError
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import Array, MessageId
 
@@ -22,13 +23,15 @@ ABORT_REASON_SECONDS = 5.0
 _MAX_POLL_SECONDS = 0.02
 """The longest interval between two polls of a condition that no event reports."""
 
-HEADER = struct.Struct("<iiqII")  # source, tag, step, and two numbers that the source and its listener define
-_MAX_HEADERS = 64
-_NO_SOURCE = -1
-_WAKE = HEADER.pack(_NO_SOURCE, 0, 0, 0, 0)
+HEADER_BYTES = 40
+"""Of a header, which begins with the number of its source; that one and its listener define the rest."""
 
-HeaderListener = Callable[[int, int, int, int], None]
-"""Is called with the tag, the step and the two numbers of a header."""
+_MAX_HEADERS = 64
+_SOURCE = struct.Struct("<i")
+_WAKE = _SOURCE.pack(-1).ljust(HEADER_BYTES, b"\0")
+
+HeaderListener = Callable[[bytes], None]
+"""Is called with a header."""
 
 
 class PeerLostError(RuntimeError):
@@ -90,7 +93,10 @@ class Inbox:
         self._poll.register(self._read_fd, select.POLLIN)
 
     def add_listener(self, process: int, listener: HeaderListener) -> None:
-        """Has the waiting thread call ``listener`` with each header that a process writes to ``write_fd``."""
+        """Has the waiting thread call ``listener`` with each header that a process writes to ``write_fd``.
+
+        A header that names no process which has a listener goes to any; they notice what was changed.
+        """
         self._listeners[process] = listener
 
     def begin_step(self, step: int) -> None:
@@ -148,9 +154,12 @@ class Inbox:
             seconds = remaining if seconds is None else min(seconds, remaining)
         if seconds is not None and not self._poll.poll(seconds * 1000):
             return
-        for source, *header in HEADER.iter_unpack(os.read(self._read_fd, _MAX_HEADERS * HEADER.size)):
-            if source != _NO_SOURCE:
-                self._listeners[source](*header)
+        headers = os.read(self._read_fd, _MAX_HEADERS * HEADER_BYTES)
+        for start in range(0, len(headers), HEADER_BYTES):
+            header = headers[start : start + HEADER_BYTES]
+            if header != _WAKE and self._listeners:
+                (source,) = _SOURCE.unpack_from(header)
+                self._listeners.get(source, next(iter(self._listeners.values())))(header)
 
     def _seconds_for_reason(self) -> float:
         """Seconds for which the driver may still say why a peer was lost; raises when there are none."""
@@ -164,6 +173,15 @@ class Inbox:
     def mark_disconnected(self, process: int, reason: str = "its process has closed its connections") -> None:
         """Records that a peer was lost."""
         self._disconnected.setdefault(process, _Loss(time.monotonic(), reason))
+        self.wake()
+
+    def mark_corrupted(self, process: int, here: int, error: CorruptedError) -> None:
+        """Records that what a peer sends to this process, ``here``, does not arrive as it was sent.
+
+        The driver does not know, so no wait is for a reason of its.
+        """
+        reason = f"what it sends to {self.name_of(here)} does not arrive as it was sent: {error}"
+        self._disconnected.setdefault(process, _Loss(time.monotonic() - ABORT_REASON_SECONDS, reason))
         self.wake()
 
     def abort(self, step: int, reason: str) -> None:

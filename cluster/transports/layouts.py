@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,9 @@ ALIGNMENT = 64
 
 ArrayTypes = tuple[tuple[np.dtype, tuple[int, ...]], ...]
 """The dtype and shape of each value of a message."""
+
+_TYPE = struct.Struct("<BB")  # the length of the dtype's name, and the number of dimensions
+_SIZES = "<{}q"
 
 
 class ValueLayout(NamedTuple):
@@ -45,6 +50,41 @@ class MessageLayout(NamedTuple):
     def views(self, memory: mmap.mmap | np.ndarray, start: int) -> list[np.ndarray]:
         """The values in memory that holds them from ``start`` on."""
         return [np.ndarray(shape, dtype, memory, start + offset) for shape, dtype, offset in self.values]
+
+
+def encode_types(types: ArrayTypes) -> bytes:
+    """The types as plain bytes: of each, the name of the dtype and the sizes of the dimensions.
+
+    Raises: ``TypeError`` for a dtype that its name does not say, such as one of objects.
+    """
+    encoded = bytearray()
+    for dtype, shape in types:
+        name = _name_of(dtype).encode()
+        encoded += _TYPE.pack(len(name), len(shape)) + name
+        encoded += struct.pack(_SIZES.format(len(shape)), *shape)
+    return bytes(encoded)
+
+
+def _name_of(dtype: np.dtype) -> str:
+    with contextlib.suppress(TypeError):  # it is the name of no dtype
+        if np.dtype(dtype.name) == dtype and not dtype.hasobject:
+            return dtype.name
+    raise TypeError(f"values of the dtype {dtype} cannot be sent")
+
+
+def decode_types(encoded: bytes | bytearray) -> ArrayTypes:
+    """What ``encode_types`` has encoded."""
+    types = []
+    position = 0
+    while position < len(encoded):
+        num_chars, ndim = _TYPE.unpack_from(encoded, position)
+        position += _TYPE.size
+        name = encoded[position : position + num_chars].decode()
+        position += num_chars
+        sizes = _SIZES.format(ndim)
+        types.append((np.dtype(name), struct.unpack_from(sizes, encoded, position)))
+        position += struct.calcsize(sizes)
+    return tuple(types)
 
 
 def round_up(nbytes: int, unit: int) -> int:

@@ -14,6 +14,7 @@ from mpmd.placement import ANYWHERE, Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.tables import group_leaves
 from mpmd.tree import argument_paths
+from mpmd.validation import is_int, raise_faults, type_fault
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Call:
 
         Raises: ``ValueError`` when the call has no such argument, or has a static one there.
         """
+        check_argnum(argnum)
         args, kwargs = jax.tree.unflatten(self.treedef, leaves)
         static = dict(self.static)
         traced = [i for i in range(self.num_args) if i not in static]
@@ -78,7 +80,7 @@ class Call:
             if where in static:
                 raise ValueError(f"argument {argnum!r} is static")
         raise ValueError(
-            f"there is no argument {argnum!r}; the step was compiled for {_some([*map(repr, given)])}"
+            f"there is no argument argnum={argnum!r}; the step was compiled for {_some([*map(repr, given)])}"
         )
 
     def function(self, fun: Callable) -> Callable:
@@ -172,6 +174,12 @@ class Call:
         for leaf, donated in zip(self.leaves, self.donated, strict=True):
             if donated and isinstance(leaf, jax.Array):
                 leaf.delete()
+
+
+def check_argnum(argnum: Any) -> None:
+    """Raises ``TypeError`` for what is neither the position of an argument nor its name."""
+    if not is_int(argnum):
+        raise_faults(type_fault("argnum", argnum, str, "the position of an argument, or its name"))
 
 
 _MOST_PATHS = 5

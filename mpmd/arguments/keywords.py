@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from mpmd.validation import Fault, is_int, names_faults, positions_faults
 
 _INSTEAD = {
     "keep_unused": "leaves that the step does not read are never sent, and a donated one is still given up",
@@ -44,9 +46,16 @@ def specs_or_shardings(which: str, specs: Any, shardings: Any) -> Any:
     return shardings if specs is None else specs
 
 
+def argument_faults(**given: Any) -> Iterator[Fault | None]:
+    """What is wrong with positions (``..._argnums``) and names (``..._argnames``) of arguments."""
+    for name, value in given.items():
+        if value is not None:
+            yield from positions_faults(name, value) if name.endswith("nums") else names_faults(name, value)
+
+
 def positions(numbers: int | Iterable[int] | None) -> tuple[int, ...]:
     """The positions of arguments, of which one may be given alone."""
-    return () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    return () if numbers is None else (numbers,) if is_int(numbers) else tuple(numbers)  # type: ignore[return-value, arg-type]
 
 
 def names(given: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import jax
 
 from mpmd.arguments.call import Call
 from mpmd.arguments.leaves import describe, fault_of
+from mpmd.tracers import check_untraced
 from mpmd.tree import argument_paths, broadcast_prefix
 
 
@@ -117,10 +118,7 @@ def _is_bool(x: Any) -> bool:
 def _describe_all(leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The shapes and dtypes of the leaves of the traced arguments. Raises as ``bind``."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        raise TypeError(
-            "a step compiled by mpmd_jit_with_loop runs on groups of devices and cannot be traced: call "
-            "it outside of jax.jit, jax.grad and jax.vmap, or transform the function it was made from"
-        )
+        check_untraced(zip(argument_paths(args, kwargs), leaves, strict=True))
     try:
         return tuple(map(describe, leaves))
     except TypeError:

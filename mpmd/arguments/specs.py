@@ -14,6 +14,7 @@ from mpmd.ir import Spec
 from mpmd.sharding import to_spec
 from mpmd.tables import first_few
 from mpmd.tree import broadcast_prefix, paths
+from mpmd.validation import shown
 
 
 def input_specs(
@@ -82,6 +83,22 @@ def _is_spec(x: Any) -> bool:
     return x is None or isinstance(x, PartitionSpec | NamedSharding)
 
 
+def specs_faults(what: str, specs: Any) -> list[TypeError]:
+    """What is wrong with a pytree of specs, whatever it is a prefix of."""
+    return [
+        TypeError(f"{what} must have PartitionSpecs, NamedShardings or None, not {shown(leaf)}")
+        for leaf in jax.tree.leaves(specs, is_leaf=_is_spec)
+        if not _is_spec(leaf)
+    ]
+
+
+def keyword_specs_faults(what: str, specs: Any) -> list[TypeError]:
+    """What is wrong with the specs of arguments that are passed by name."""
+    if specs is not None and not isinstance(specs, Mapping):
+        return [TypeError(f"{what} must be a dict of the specs of arguments, by name, not {shown(specs)}")]
+    return specs_faults(what, None if specs is None else dict(specs))
+
+
 def _flatten_specs(specs: Any, tree: Any, what: str) -> list[PartitionSpec | None]:
     """Spreads a pytree prefix of specs over the leaves of ``tree``.
 
@@ -96,8 +113,6 @@ def _flatten_specs(specs: Any, tree: Any, what: str) -> list[PartitionSpec | Non
             return [_spec_of(leaf) for _, leaf in pairs]
         reason = " ".join(str(error).split()).replace("tree_map tree", what)
         raise CompileError(f"{what} is not a pytree prefix of what it describes: {reason}") from error
-    if wrong := [leaf for leaf in leaves if not _is_spec(leaf)]:
-        raise CompileError(f"{what} has {wrong[0]!r} where a PartitionSpec is needed")
     return list(map(_spec_of, leaves))
 
 

@@ -18,6 +18,7 @@ from mpmd.checking.perturb import coarsest_rounding, on_host, perturbed
 from mpmd.loaded_step import LoadedStep
 from mpmd.step import MpmdFunction
 from mpmd.tree import paths
+from mpmd.validation import callable_fault, int_fault, raise_faults, type_fault
 
 _PERTURBED_RUNS = 8
 
@@ -47,10 +48,13 @@ def check(
     Raises: ``TypeError`` for anything but a step; ``ValueError`` when the results have different structures,
       shapes or dtypes, or for less than one step.
     """
-    if not isinstance(step, MpmdFunction | LoadedStep):
-        raise TypeError(f"check takes a step, mpmd.jit(...) or mpmd.jit(...).compile(...), not {step!r}")
-    if steps < 1:
-        raise ValueError(f"there has to be at least one step to compare, got steps={steps}")
+    what = "a step, mpmd.jit(...) or mpmd.jit(...).compile(...)"
+    raise_faults(
+        type_fault("step", step, MpmdFunction | LoadedStep, what),
+        callable_fault("reference", reference),
+        int_fault("steps", steps),
+        title="mpmd.check: ",
+    )
     loaded = step.compile(*args, **kwargs) if isinstance(step, MpmdFunction) else step
     call = loaded.signature.bind(args, kwargs)
     call = dataclasses.replace(call, leaves=tuple(map(on_host, call.leaves)))

@@ -15,8 +15,9 @@ from mpmd.array import MpmdArray
 from mpmd.checkpoint.array_handler import registry
 from mpmd.checkpoint.restoring import GroupRestoreArgs
 from mpmd.errors import CheckpointError, GroupDiedError
-from mpmd.mesh import GroupMesh
+from mpmd.mesh import GroupMesh, mesh_fault
 from mpmd.runtime.protocol import Runtime
+from mpmd.validation import path_fault, raise_faults
 
 Path = str | os.PathLike
 
@@ -35,9 +36,10 @@ def save(path: Path, tree: Any) -> None:
       on several meshes; ``CheckpointError`` with a group and the path when a group cannot write, or when a
       value was lost because its step failed; ``GroupDiedError``.
     """
+    new = _new(path)
     try:
         with orbax.Checkpointer(handler()) as checkpointer:
-            checkpointer.save(_new(path), args=orbax.args.PyTreeSave(tree))
+            checkpointer.save(new, args=orbax.args.PyTreeSave(tree))
         _note_complete(path, _runtimes(tree))
     except (CheckpointError, GroupDiedError) as error:
         # The traceback is of several threads of Orbax, which explain nothing.
@@ -51,9 +53,10 @@ def save_async(path: Path, tree: Any) -> Future[None]:
 
     Raises: ``ValueError`` as ``save``.
     """
+    new = _new(path)
     checkpointer, runtimes = orbax.AsyncCheckpointer(handler()), _runtimes(tree)
     try:
-        checkpointer.save(_new(path), args=orbax.args.PyTreeSave(tree))
+        checkpointer.save(new, args=orbax.args.PyTreeSave(tree))
     except BaseException:
         checkpointer.close()
         raise
@@ -88,6 +91,7 @@ def restore(path: Path, target: Any, mesh: GroupMesh | None = None) -> Any:
       shapes or dtypes; ``CheckpointError`` with a group and the path when a group cannot read;
       ``GroupDiedError``.
     """
+    raise_faults(path_fault("path", path), mesh_fault("mesh", mesh, optional=True))
     try:
         with orbax.Checkpointer(handler()) as checkpointer:
             return checkpointer.restore(_absolute(path), args=restore_args(target, mesh))
@@ -110,6 +114,7 @@ def handler() -> orbax.PyTreeCheckpointHandler:
 
 def restore_args(target: Any, mesh: GroupMesh | None = None) -> orbax.args.PyTreeRestore:
     """How Orbax is to restore ``target``; the arguments are those of ``restore``."""
+    raise_faults(mesh_fault("mesh", mesh, optional=True))
     return orbax.args.PyTreeRestore(
         item=jax.tree.map(_described, target),
         restore_args=jax.tree.map(lambda leaf: _restore_args(leaf, mesh), target),
@@ -155,6 +160,7 @@ def _new(path: Path) -> str:
 
 
 def _absolute(path: Path) -> str:
+    raise_faults(path_fault("path", path))
     text = os.fspath(path)
     scheme, remote, _ = text.partition("://")
     if remote and scheme != "gs":

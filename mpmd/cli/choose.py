@@ -15,6 +15,7 @@ from mpmd.planner.hardware import Cluster
 from mpmd.render import draw_timeline
 from mpmd.schedules.families import FAMILIES
 from mpmd.simulate import Link
+from mpmd.text_files import read_text
 
 _NUMBERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "nodes": (count, "how many nodes the cluster has"),
@@ -117,13 +118,16 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     needed = [field.name for field in dataclasses.fields(Cluster) if field.default is dataclasses.MISSING]
     if missing := [_option(name) for name in needed if name not in fields]:
         raise ValueError(f"the cluster is not known without {', '.join(missing)}")
-    return Cluster(**fields)
+    try:
+        return Cluster(**fields)
+    except TypeError as error:  # of values in the file, which is as wrong as the command line
+        raise ValueError(str(error)) from error
 
 
 def _of_file(path: Path) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(Cluster)]
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_text(path))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     if not isinstance(fields, dict) or not set(fields) <= set(known):

@@ -9,6 +9,7 @@ from mpmd.explanation.tasks import TaskSummary
 from mpmd.ir import Cell, FusedTask, OutsideTask, Plan, TaskType, parse_task
 from mpmd.simulate import Costs
 from mpmd.simulate.costs import types_of
+from mpmd.validation import number_fault, raise_faults
 
 
 def operation_costs(plan: Plan, tasks: Iterable[TaskSummary], operations_per_second: float) -> Costs:
@@ -22,8 +23,7 @@ def operation_costs(plan: Plan, tasks: Iterable[TaskSummary], operations_per_sec
 
     Raises: ``ValueError`` for a speed that is not positive.
     """
-    if not operations_per_second > 0:
-        raise ValueError(f"a device does more than {operations_per_second} operations per second")
+    raise_faults(number_fault("operations_per_second", operations_per_second, above=0))
     alone: dict[TaskType, float] = {}
     fused: dict[tuple[TaskType, ...], float] = {}
     outside: dict[tuple[int, OutsideTask], float] = {}

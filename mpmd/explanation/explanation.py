@@ -18,6 +18,7 @@ from mpmd.explanation.tasks import TaskSummary, task_table
 from mpmd.explanation.traffic import EdgeTraffic, edge_table
 from mpmd.ir import LoopStages, loop_lines
 from mpmd.tables import first_few
+from mpmd.validation import raise_faults, str_fault
 
 _RULE = """\
 An argument is on the groups whose tasks read it. A result is on the groups that make it, or on those of the
@@ -62,6 +63,7 @@ class Explanation:
 
         Raises: ``ValueError`` when no name has this part, or the names of several leaves.
         """
+        raise_faults(str_fault("path", path))
         leaves = {name: leaf for leaf in self.leaves for name in leaf.paths}
         if path in leaves:
             return leaves[path]

@@ -44,7 +44,8 @@ def uneven_work(plan: Plan, work: list[float]) -> Iterator[str]:
                 f"group {group} ({where}) has {of_group / total:.0%} of the operations of the loop, of which "
                 f"{1 / num_groups:.0%} would be even; the other groups wait for it. Stages end where "
                 "mark_stage_end is called, and all that comes after the last call is in the last stage, a "
-                "second model without marks too: move the marks, or give it as many of its own"
+                "second model without marks too: move the marks, or give it as many of its own; where "
+                "mpmd.plan or auto_marks has chosen the ends of stages, write marks in place of that"
             )
 
 

@@ -22,6 +22,7 @@ import mpmd
 from mpmd.events import Event
 from mpmd.ir import Cell, Task
 from mpmd.simulate import Link
+from mpmd.validation import Fault, shown
 
 STEPS = 5
 """How many steps a number is the median of."""
@@ -87,6 +88,16 @@ def _typical(links: Sequence[Link]) -> Link | None:
 
 
 # What a device computes.
+
+
+def dtype_fault(name: str, dtype: Any) -> Fault | None:
+    """What is wrong with the dtype of matrix products: they are of floats."""
+    text = f"{name} must be a dtype of floats, such as 'float32' or 'bfloat16', not {shown(dtype)}"
+    try:
+        known = jnp.dtype(dtype) if dtype is not None else None
+    except (TypeError, ValueError):
+        return TypeError(text)
+    return None if known is not None and jnp.issubdtype(known, jnp.floating) else ValueError(text)
 
 
 def _flops(mesh: Any, dtype: Any) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mpmd.decisions import Decisions, decided
-from mpmd.mesh import GroupMesh, MpmdMesh
+from mpmd.mesh import GroupMesh, MpmdMesh, devices_faults, mesh_fault
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.choice_table import (
     candidate_text,
@@ -28,6 +28,7 @@ from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
 from mpmd.step import MpmdFunction, jit
 from mpmd.tables import human_bytes
+from mpmd.validation import raise_faults
 
 SHOWN = 10
 """How many of the best candidates the text has; to these come the alternatives to a pipeline."""
@@ -95,6 +96,7 @@ class Choice:
 
         Raises: ``ValueError`` when there are too few.
         """
+        raise_faults(*devices_faults("devices", devices))
         found = jax.local_devices() if devices is None else list(devices)
         groups = submeshes_of(self.candidate)
         sizes = [int(np.prod([*group.values()])) for group in groups]
@@ -122,6 +124,7 @@ class Choice:
 
         Raises: ``ValueError`` for groups of other shapes.
         """
+        raise_faults(mesh_fault("mesh", mesh))
         wanted = submeshes_of(self.candidate)
         given = [dict(submesh.shape) for submesh in mesh.abstract_submeshes]
         if not _are_alike(wanted, given):

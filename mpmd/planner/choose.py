@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mpmd.arguments.keywords import argument_faults
+from mpmd.arguments.specs import keyword_specs_faults, specs_faults
 from mpmd.planner.candidate import Row
 from mpmd.planner.choice import Choice
 from mpmd.planner.contest import Limits, compete
@@ -20,6 +22,7 @@ from mpmd.planner.trials.realize import decisions_of, measured
 from mpmd.planner.trials.trials import Subject, Trials
 from mpmd.schedules import Schedule
 from mpmd.step import MpmdFunction
+from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fault, raise_faults, type_fault
 
 
 def plan(
@@ -81,13 +84,22 @@ def plan(
         this process, which have to be of the cluster's kind. CPU devices share their host, so the process
         should have as many devices and threads as a node of the cluster.
 
-    Raises: ``ValueError`` for what is not valid, for fixes that contradict one another or the step, for a
-      step that cannot be cut as asked, and for one that fits nowhere, with what is missing and the nearest
-      that would fit; ``TypeError`` when ``step`` is no function or ``cluster`` no ``Cluster``; and as
-      ``mpmd.jit`` and its ``lower``.
+    Raises: ``TypeError`` for arguments of other types; ``ValueError`` for what is not valid, for fixes that
+      contradict one another or the step, for a step that cannot be cut as asked, and for one that fits
+      nowhere, with what is missing and the nearest that would fit; and as ``mpmd.jit`` and its ``lower``.
     """
-    _check_types(step, cluster, kwargs)
-    limits = _limits(simulate, seconds, measure)
+    raise_faults(
+        *_faults(step, cluster, kwargs, simulate, seconds, measure),
+        *specs_faults("in_shardings", in_shardings),
+        *keyword_specs_faults("kwarg_shardings", kwarg_shardings),
+        *argument_faults(
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+        ),
+        title="mpmd.plan: ",
+    )
+    limits = Limits(simulate, seconds, measure)
     fixed = Fixed.of(
         groups=groups,
         num_stages=num_stages,
@@ -155,40 +167,23 @@ def _rows(trials: Trials, cluster: Cluster, fixed: Fixed) -> tuple[Row, ...]:
     return rows[0], dataclasses.replace(written, reason=reason), *others
 
 
-def _check_types(step: Any, cluster: Any, kwargs: Any) -> None:
-    """Raises ``TypeError`` with all that is wrong."""
-    faults = []
-    if not callable(step):
-        faults.append(f"mpmd.plan takes a train step, a function, got {step!r}")
+def _faults(
+    step: Any, cluster: Any, kwargs: Any, simulate: Any, seconds: Any, measure: Any
+) -> Iterator[Fault | None]:
+    """What is wrong with the arguments of ``plan`` that are not of the step."""
+    yield callable_fault("step", step)
     if isinstance(step, MpmdFunction):
-        faults.append(
-            "mpmd.plan takes the train step itself, not what mpmd.jit has made of it: choice.jit compiles it"
+        yield TypeError(
+            "step must be the train step itself, not what mpmd.jit has made of it: choice.jit compiles it"
         )
-    if not isinstance(cluster, Cluster):
-        faults.append(
-            "cluster must be an mpmd.Cluster, such as mpmd.Cluster.from_ray() or mpmd.Cluster(nodes=2, "
-            f"devices_per_node=8, ...), got {cluster!r}"
+    what = "an mpmd.Cluster, such as mpmd.Cluster.from_ray() or mpmd.Cluster(nodes=2, ...)"
+    yield type_fault("cluster", cluster, Cluster, what)
+    what = "a dict of the arguments that are passed by name"
+    yield type_fault("kwargs", kwargs, Mapping, what, optional=True)
+    yield int_fault("simulate", simulate)
+    yield number_fault("seconds", seconds, above=0, optional=True)
+    yield int_fault("measure", measure, 0)
+    if is_int(measure) and is_int(simulate) and measure > simulate:
+        yield ValueError(
+            f"measure={measure} candidates cannot be measured when simulate={simulate} are simulated"
         )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        faults.append(f"kwargs must be a dict of the arguments that are passed by name, got {kwargs!r}")
-    if faults:
-        raise TypeError("\n".join(faults))
-
-
-def _limits(simulate: Any, seconds: Any, measure: Any) -> Limits:
-    """Raises ``ValueError`` with all that is wrong."""
-
-    def faults() -> Iterator[str]:
-        for name, value, least in (("simulate", simulate, 1), ("measure", measure, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                yield f"{name} must be a whole number of at least {least}, got {value!r}"
-        if seconds is not None and (
-            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0
-        ):
-            yield f"seconds must be a number above 0, or None, got {seconds!r}"
-        if isinstance(measure, int) and isinstance(simulate, int) and measure > simulate:
-            yield f"measure={measure} candidates cannot be measured when simulate={simulate} are simulated"
-
-    if found := [*faults()]:
-        raise ValueError("\n".join(found))
-    return Limits(simulate, seconds, measure)

@@ -9,6 +9,16 @@ from typing import Any, get_args
 from mpmd.planner.profile import Kind
 from mpmd.schedules import Schedule
 from mpmd.schedules.families import FAMILIES
+from mpmd.validation import (
+    Fault,
+    bool_fault,
+    int_fault,
+    int_faults,
+    is_int,
+    is_sequence,
+    raise_faults,
+    shown,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +50,9 @@ class Fixed:
     def of(cls, **given: Any) -> Fixed:
         """What a caller gives, checked one by one; a schedule may also be the class of its family.
 
-        Raises: ``ValueError`` with what is wrong with each.
+        Raises: ``TypeError`` or ``ValueError`` with what is wrong with each.
         """
-        if faults := [*_faults(given)]:
-            raise ValueError("\n".join(faults))
+        raise_faults(*_faults(given))
         schedule, layers = given.get("schedule"), given.get("layers_per_stage")
         if isinstance(schedule, type):
             given["schedule"] = schedule.__name__
@@ -63,55 +72,46 @@ class Fixed:
         return self.submesh if isinstance(self.submesh, tuple) else (self.submesh,)
 
 
-def _faults(given: Mapping[str, Any]) -> Iterator[str]:
+def _faults(given: Mapping[str, Any]) -> Iterator[Fault | None]:
     for name in ("groups", "num_stages", "num_microbatches"):
-        if (value := given.get(name)) is not None and not _is_count(value):
-            yield f"{name} must be a whole number of at least 1, got {value!r}"
-    layers = given.get("layers_per_stage")
-    if layers is not None and not _are_counts(layers):
-        yield (
-            "layers_per_stage must have the number of layers of each stage, such as (3, 4, 4), got "
-            f"{layers!r}"
-        )
-    yield from _schedule_faults(given.get("schedule"))
+        yield int_fault(name, given.get(name), optional=True)
+    if (layers := given.get("layers_per_stage")) is not None:
+        what = "the numbers of layers of each stage, such as (3, 4, 4)"
+        if not is_sequence(layers) or not layers:
+            yield TypeError(f"layers_per_stage must be {what}, not {shown(layers)}")
+        else:
+            yield from int_faults("layers_per_stage", layers)
+    yield _schedule_fault(given.get("schedule"))
     submesh, kinds = given.get("submesh"), get_args(Kind)
     each = submesh if isinstance(submesh, list | tuple) else [{} if submesh is None else submesh]
     if not each or not all(map(_is_submesh, each)):
-        yield (
+        yield ValueError(
             f"submesh must have the devices of each group along the axes {', '.join(kinds)}, such as "
-            "{'data': 2, 'model': 4}, or be a list with one of these for each group; got "
-            f"{submesh!r}"
+            "{'data': 2, 'model': 4}, or be a list with one of these for each group; not "
+            f"{shown(submesh)}"
         )
     for name in ("remat", "fsdp"):
-        if (value := given.get(name)) is not None and not isinstance(value, bool):
-            yield f"{name} must be True, False, or None, which leaves it open; got {value!r}"
+        yield bool_fault(name, given.get(name), optional=True)
 
 
 def _is_submesh(submesh: Any) -> bool:
     return isinstance(submesh, Mapping) and all(
-        axis in get_args(Kind) and _is_count(number) for axis, number in submesh.items()
+        axis in get_args(Kind) and is_int(number) and number >= 1 for axis, number in submesh.items()
     )
 
 
-def _schedule_faults(schedule: Any) -> Iterator[str]:
+def _schedule_fault(schedule: Any) -> Fault | None:
     if schedule is None or isinstance(schedule, Schedule):
-        return
+        return None
     name = schedule.__name__ if isinstance(schedule, type) else schedule
-    if not isinstance(name, str) or _family(name) is None:
-        yield (
-            f"schedule must be a schedule, such as mpmd.Std1F1B(4), or one of the families "
-            f"{', '.join(FAMILIES)}, by name or class; got {schedule!r}"
-        )
+    if isinstance(name, str) and _family(name) is not None:
+        return None
+    return ValueError(
+        f"schedule must be a schedule, such as mpmd.Std1F1B(4), or one of the families "
+        f"{', '.join(FAMILIES)}, by name or class; not {shown(schedule)}"
+    )
 
 
 def _family(name: str) -> str | None:
     """The name of a family as it is written, of one in upper or lower case."""
     return next((family for family in FAMILIES if family.lower() == name.lower()), None)
-
-
-def _are_counts(values: Any) -> bool:
-    return isinstance(values, list | tuple) and bool(values) and all(map(_is_count, values))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from mpmd.memory import Holding
 from mpmd.simulate import Link
+from mpmd.validation import Fault, bool_fault, choice_fault, int_fault, number_fault, raise_faults, type_fault
 
 ENTRY_POINT_GROUP = "mpmd.clusters"
 """Packages say in their installation, under the name of a kind of cluster, what describes one."""
 
 _UNITS = {"memory": "bytes", "flops": "operations per second", "memory_bandwidth": "bytes per second"}
+_LEAST = {"task_overhead": 0, "alone": 1}
 
 Amount = TypeVar("Amount", float, np.ndarray)
 
@@ -37,7 +39,8 @@ class Cluster:
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
         they share cores, as the CPU devices of a process, and those of more groups than there are cores.
 
-    Raises ``ValueError`` for what no cluster has, such as no devices, or memory that is no number.
+    Raises ``TypeError`` or ``ValueError`` for what no cluster has, such as memory that is no number, or no
+    devices.
     """
 
     nodes: int
@@ -54,28 +57,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if isinstance(self.holding, str) and self.holding in [holding.value for holding in Holding]:
             object.__setattr__(self, "holding", Holding(self.holding))
-        if faults := [*self._faults()]:
-            raise ValueError("no cluster is like this:\n  " + "\n  ".join(faults))
-
-    def _faults(self) -> Iterator[str]:
-        for name in ("nodes", "devices_per_node"):
-            if not isinstance(value := getattr(self, name), int) or value < 1:
-                yield f"{name} is a whole number of at least 1, not {value!r}"
-        for name, unit in _UNITS.items():
-            if not _is_number(value := getattr(self, name)) or not value > 0:
-                yield f"{name} is a number of {unit}, more than 0, not {value!r}"
-        for name in ("device_link", "node_link"):
-            if not isinstance(value := getattr(self, name), Link):
-                yield (
-                    f"{name} is an mpmd.simulate.Link of seconds and bytes per second, such as "
-                    f"Link(1e-6, 1e10), not {value!r}"
-                )
-        for name, least in (("task_overhead", 0), ("alone", 1)):
-            if not _is_number(value := getattr(self, name)) or not value >= least:
-                yield f"{name} is a number of at least {least}, not {value!r}"
-        if not isinstance(self.holding, Holding):
-            places = ", ".join(holding.value for holding in Holding)
-            yield f"holding is one of {places}, not {self.holding!r}"
+        faults = (_fault_of(field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        raise_faults(*faults, title="no cluster is like this:\n")
 
     def seconds(self, operations: Amount, nbytes_of_products: Amount, nbytes_beside: Amount) -> Amount:
         """What a device takes for a task, without what it exchanges.
@@ -84,6 +67,16 @@ class Cluster:
         al., "Roofline: An Insightful Visual Performance Model", 2009), then what else reads and writes
         memory, as to add gradients to accumulators.
         """
+        raise_faults(
+            *(
+                type_fault(name, value, numbers.Real | np.ndarray, "a number, or an array of them")
+                for name, value in (
+                    ("operations", operations),
+                    ("nbytes_of_products", nbytes_of_products),
+                    ("nbytes_beside", nbytes_beside),
+                )
+            )
+        )
         of_products = np.maximum(operations / self.flops, nbytes_of_products / self.memory_bandwidth)
         return of_products + nbytes_beside / self.memory_bandwidth
 
@@ -143,13 +136,35 @@ class Cluster:
         """
         import mpmd.planner.here as here  # which loads JAX
 
+        check_known(given)
+        raise_faults(bool_fault("measure", measure), here.dtype_fault("dtype", dtype))
         devices = here.checked(devices)
         found = {"nodes": 1, "devices_per_node": len(devices), "memory": here.memory_of(devices)}
         return completed(found, given, (lambda: here.measured(devices, dtype)) if measure else None)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+def _fault_of(name: str, value: Any) -> Fault | None:
+    """What is wrong with the value of an attribute of a cluster."""
+    if name in ("nodes", "devices_per_node"):
+        return int_fault(name, value)
+    if name in _UNITS:
+        return number_fault(name, value, f"a number of {_UNITS[name]}", above=0)
+    if name in ("device_link", "node_link"):
+        what = "an mpmd.simulate.Link of seconds and bytes per second, such as Link(1e-6, 1e10)"
+        return type_fault(name, value, Link, what)
+    if name == "holding":
+        is_holding = isinstance(value, Holding)
+        return None if is_holding else choice_fault(name, value, [holding.value for holding in Holding])
+    return number_fault(name, value, least=_LEAST[name])
+
+
+def check_known(known: Mapping[str, Any]) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for what is given of a cluster, and is no attribute of one."""
+    fields = [field.name for field in dataclasses.fields(Cluster)]
+    if unknown := [name for name in known if name not in fields]:
+        raise ValueError(f"a cluster has no {', '.join(unknown)}; it has {', '.join(fields)}")
+    faults = (_fault_of(name, value) for name, value in known.items())
+    raise_faults(*faults, title="no cluster is like this:\n")
 
 
 def completed(
@@ -162,9 +177,8 @@ def completed(
 
     Raises: ``ValueError`` for what is given and is no attribute, and for what nobody knows.
     """
+    check_known(given)
     fields = {field.name: field for field in dataclasses.fields(Cluster)}
-    if unknown := [name for name in given if name not in fields]:
-        raise ValueError(f"a cluster has no {', '.join(unknown)}; it has {', '.join(fields)}")
     known = {**found, **given}
     needed = [name for name in _needed(fields, known) if name not in known]
     if measure is not None and not {*fields} - {"holding"} <= {*known}:

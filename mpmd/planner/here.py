@@ -10,11 +10,15 @@ import jax
 import numpy as np
 
 import mpmd
+from mpmd.mesh import devices_faults
 from mpmd.planner.calibrate import calibrate
+from mpmd.planner.calibrate import dtype_fault as dtype_fault
+from mpmd.validation import raise_faults
 
 
 def checked(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
     """The devices, or all of this process. Raises ``ValueError`` for none, and for several kinds."""
+    raise_faults(*devices_faults("devices", devices))
     devices = jax.local_devices() if devices is None else list(devices)
     kinds = sorted({f"{device.platform} ({device.device_kind})" for device in devices})
     if len(kinds) != 1:

@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 
-from mpmd.events import Event, Wait
+from mpmd.events import Event, Wait, checked_events
 from mpmd.ir import AnyTask, Cell, Task, TaskKind
 from mpmd.simulate import Costs, Simulation
 from mpmd.tables import human_bytes
@@ -77,7 +77,7 @@ class Chart:
         """
         if isinstance(source, Simulation):
             return _simulation_chart(source, of_plan)
-        events = list(source)
+        events = checked_events("source", source)
         if not events:
             raise ValueError("there are no events to draw; was the step measured?")
         origin = min(event.start for event in events)

@@ -11,6 +11,7 @@ from mpmd.render.lanes import Scale, draw_boxes, label_time
 from mpmd.render.legend import ROW, draw_legend, kind_row
 from mpmd.render.style import FAINT, LIMIT, MEMORY, OVER, RULE, axes_at, drawing, text_at
 from mpmd.simulate import Simulation
+from mpmd.validation import number_fault, path_fault, raise_faults, str_fault, type_fault
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,8 +40,21 @@ def draw_comparison(
       title: the headline.
       memory_limit: a limit to mark in the bars of memory, in their unit.
 
-    Raises: ``ValueError`` without simulations, ``ImportError`` without matplotlib.
+    Raises: ``TypeError`` for other types, ``ValueError`` without simulations, ``ImportError`` without
+      matplotlib.
     """
+    raise_faults(
+        type_fault("simulations", simulations, Mapping, "a dict with the Simulation of each name"),
+        path_fault("path", path),
+        str_fault("title", title),
+        number_fault("memory_limit", memory_limit, above=0, optional=True),
+    )
+    raise_faults(
+        *(
+            type_fault(f"simulations[{name!r}]", simulation, Simulation, "a Simulation")
+            for name, simulation in simulations.items()
+        )
+    )
     charts = {name: Chart.of(simulation) for name, simulation in simulations.items()}
     if not charts:
         raise ValueError("there are no schedules to compare")

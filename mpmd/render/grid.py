@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from mpmd.ir import Task
 from mpmd.render.chart import Chart
 from mpmd.schedules import TaskLists
+from mpmd.schedules.base import check_task_lists
 from mpmd.schedules.text import short_text
 from mpmd.simulate import Costs, simulate
+from mpmd.validation import raise_faults, type_fault
 
 
 def schedule_grid(tasks: TaskLists, costs: Costs | None = None) -> str:
@@ -27,6 +29,8 @@ def schedule_grid(tasks: TaskLists, costs: Costs | None = None) -> str:
 
     Raises ``ValueError`` when the groups deadlock.
     """
+    check_task_lists("tasks", tasks)
+    raise_faults(type_fault("costs", costs, Costs, "Costs", optional=True))
     if not any(tasks):
         return ""
     chart = Chart.of(simulate(tasks, costs))

@@ -21,6 +21,7 @@ from mpmd.render.lanes import (
 from mpmd.render.legend import ROW, draw_legend, kind_row, stage_rows
 from mpmd.render.style import FAINT, axes_at, drawing, text_at
 from mpmd.simulate import Simulation
+from mpmd.validation import bool_fault, path_fault, raise_faults, str_fault, type_fault
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,8 +56,15 @@ def draw_timeline(
       ideal: a simulation of the same plan, in seconds, that is drawn below in the same scale of time:
         ``simulate(step.plan, Costs.measured(events))`` is the step without any overhead between tasks.
 
-    Raises: ``ValueError`` when there is nothing to draw, ``ImportError`` without matplotlib.
+    Raises: ``TypeError`` for other types, ``ValueError`` when there is nothing to draw, ``ImportError``
+      without matplotlib.
     """
+    raise_faults(
+        path_fault("path", path),
+        str_fault("title", title, optional=True),
+        bool_fault("of_plan", of_plan),
+        type_fault("ideal", ideal, Simulation, "a Simulation", optional=True),
+    )
     chart = Chart.of(source, of_plan)
     below = None if ideal is None else Chart.of(ideal, of_plan=True)
     longest = max(chart.makespan, below.makespan if below else 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mpmd.events import Event
+from mpmd.events import Event, checked_events
 from mpmd.render.chart import tasks_of
 from mpmd.simulate import Gap, Simulation
 
@@ -22,7 +22,7 @@ def chrome_trace(source: Simulation | Iterable[Event]) -> dict[str, Any]:
     events, ``ph: C``).
     """
     simulation = source if isinstance(source, Simulation) else None
-    events = list(source.events if isinstance(source, Simulation) else source)
+    events = list(source.events) if isinstance(source, Simulation) else checked_events("source", source)
     spans: list[Event | Gap] = [*events, *(simulation.gaps if simulation else ())]
     spans.sort(key=lambda span: (span.mpmd_idx, span.start))
     origin = 0.0 if simulation else min((event.start for event in events), default=0.0)

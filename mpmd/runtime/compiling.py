@@ -26,12 +26,20 @@ def compile_executable(
         return lowered.compile()
 
 
+Compile = Callable[[Executable, Function, jax.sharding.Mesh, Compiling], jax.stages.Compiled]
+"""``compile_executable``, or what compiles like it."""
+
+
 def compile_with_open_specs(
-    executable: Executable, function: Function, submesh: jax.sharding.Mesh, compiling: Compiling = nullcontext
+    executable: Executable,
+    function: Function,
+    submesh: jax.sharding.Mesh,
+    compiling: Compiling = nullcontext,
+    compile: Compile = compile_executable,
 ) -> tuple[jax.stages.Compiled, tuple[Spec, ...]]:
     """The same for an executable whose output specs may be open, with those specs as XLA chose them."""
     assert None not in executable.in_specs, f"{executable.name} has open inputs"
-    compiled = compile_executable(executable, function, submesh, compiling)
+    compiled = compile(executable, function, submesh, compiling)
     chosen = tuple(
         spec_of(sharding, submesh, len(aval.shape)) if spec is None else spec
         for spec, sharding, aval in zip(
@@ -44,7 +52,7 @@ def compile_with_open_specs(
     ):
         # No spec says what the compiler chose.
         closed = dataclasses.replace(executable, out_specs=chosen)
-        compiled = compile_executable(closed, function, submesh, compiling)
+        compiled = compile(closed, function, submesh, compiling)
     return compiled, chosen
 
 

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 
+from mpmd.validation import int_fault, raise_faults
+
 MAX_IN_FLIGHT = 16
 """Steps that are submitted and not answered, by default: enough for a driver that is sometimes late."""
 
@@ -18,7 +20,7 @@ class StepsInFlight:
     """
 
     def __init__(self, limit: int = MAX_IN_FLIGHT):
-        check_max_in_flight(limit)
+        raise_faults(int_fault("max_in_flight", limit))
         self._places = threading.Semaphore(limit)
 
     def enter(self) -> None:
@@ -44,11 +46,3 @@ def _countdown(count: int, done: Callable[[], None]) -> Callable[[Future], None]
             done()
 
     return on_reply
-
-
-def check_max_in_flight(limit: object) -> None:
-    """Raises ``TypeError`` or ``ValueError`` for what is no positive int."""
-    if not isinstance(limit, int) or isinstance(limit, bool):
-        raise TypeError(f"max_in_flight must be an int, the most steps under way, not {limit!r}")
-    if limit < 1:
-        raise ValueError(f"max_in_flight must be at least 1, not {limit}")

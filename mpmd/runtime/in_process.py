@@ -21,6 +21,7 @@ from mpmd.compat import trace_context_for_threads
 from mpmd.errors import StepAborted
 from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program
+from mpmd.runtime.compile_once import compile_for
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -170,15 +171,23 @@ class InProcessRuntime(RuntimeBase):
         self.check_process()
         number = next(self._programs)
         watch = Stopwatch()
+        compile_shared = compile_for(program, [group.worker.submesh for group in self._groups])
 
         def compile(mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:
             group = self._groups[mpmd_idx]
-            return group.submit(partial(group.worker.compile, number, executable, function))
+            return group.submit(partial(group.worker.compile, number, executable, function, compile_shared))
 
         try:
             with watch("resolve"):
                 program = resolve_specs(program, compile)
-            arguments = (number, program.plan, program.functions, program.constants, program.compiled)
+            arguments = (
+                number,
+                program.plan,
+                program.functions,
+                program.constants,
+                program.compiled,
+                compile_shared,
+            )
             with watch("load"):
                 loading = [group.submit(partial(group.worker.load, *arguments)) for group in self._groups]
                 replies = [future.result() for future in loading]

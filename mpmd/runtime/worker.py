@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -19,7 +18,14 @@ from mpmd.program import Function, Variant
 from mpmd.routes import held_specs
 from mpmd.runtime import storage
 from mpmd.runtime.activity import Activity, Kind, Loading
-from mpmd.runtime.compiling import Compiling, compile_executable, compile_with_open_specs, memory_of
+from mpmd.runtime.compiling import (
+    Compile,
+    Compiling,
+    compile_executable,
+    compile_with_open_specs,
+    memory_of,
+)
+from mpmd.runtime.device_memory import measured_peak, memory_limit
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.requests import (
     INLINE_BYTES,
@@ -126,15 +132,23 @@ class GroupWorker:
         self.activity = activity or Activity()
         self._synchronous = submesh.devices.flat[0].platform == "cpu"
 
-    def compile(self, number: int, executable: Executable, function: Function) -> tuple[Spec, ...]:
-        """Compiles an executable of program ``number``, for ``load`` to find it.
+    def compile(
+        self,
+        number: int,
+        executable: Executable,
+        function: Function,
+        compile: Compile = compile_executable,
+    ) -> tuple[Spec, ...]:
+        """Compiles an executable of program ``number`` by ``compile``, for ``load`` to find it.
 
         Returns: its output specs; those that were open are as the compiler chose.
         """
         ahead = self._ahead.setdefault(number, _CompiledAhead())
         variant: Variant = (executable.name, executable.in_specs)  # type: ignore[assignment]
         compiling = self._compiling(executable, ahead.watch)
-        ahead.calls[variant], chosen = compile_with_open_specs(executable, function, self.submesh, compiling)
+        ahead.calls[variant], chosen = compile_with_open_specs(
+            executable, function, self.submesh, compiling, compile
+        )
         return chosen
 
     def _compiling(self, executable: Executable, watch: Stopwatch) -> Compiling:
@@ -152,8 +166,9 @@ class GroupWorker:
         functions: Mapping[str, Function],
         constants: Mapping[Name, np.ndarray],
         compiled_ahead: Mapping[str, Variant],
+        compile: Compile = compile_executable,
     ) -> LoadReply:
-        """Compiles all that this group runs of ``plan`` and keeps it as program ``number``.
+        """Compiles all that this group runs of ``plan`` by ``compile`` and keeps it as program ``number``.
 
         Args:
           compiled_ahead: what ``compile`` has compiled already, by its name in the plan.
@@ -161,23 +176,20 @@ class GroupWorker:
         Returns: what XLA needs to run it, and the seconds that XLA took, with those of ``compile``.
         """
         ahead = self._ahead.pop(number, _CompiledAhead())
-        compiled = {
-            executable.name: ahead.calls[compiled_ahead[executable.name]]
-            if executable.name in compiled_ahead
-            else compile_executable(
-                executable,
-                functions[executable.name],
-                self.submesh,
-                self._compiling(executable, ahead.watch),
-            )
-            for executable in plan.executables_of(self.mpmd_idx)
-        }
+
+        def compiled_call(executable: Executable) -> jax.stages.Compiled:
+            if executable.name in compiled_ahead:
+                return ahead.calls[compiled_ahead[executable.name]]
+            compiling = self._compiling(executable, ahead.watch)
+            return compile(executable, functions[executable.name], self.submesh, compiling)
+
+        compiled = {e.name: compiled_call(e) for e in plan.executables_of(self.mpmd_idx)}
         self._programs[number] = self._program(plan, compiled, constants)
         memory = {name: memory_of(call) for name, call in compiled.items()}
         return LoadReply(
             xla_seconds=ahead.watch.seconds.get("xla", 0.0),
             memory={name: needed for name, needed in memory.items() if needed},
-            memory_limit=self._memory_limit(),
+            memory_limit=memory_limit(self.submesh.local_devices),
         )
 
     def _program(
@@ -337,21 +349,9 @@ class GroupWorker:
             self._programs.pop(number, None)
             self._ahead.pop(number, None)
 
-    def _memory_limit(self) -> int:
-        """The bytes that each device of this process has: of its allocator, or its share of the host's."""
-        devices = self.submesh.local_devices
-        limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
-        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return min(host // jax.local_device_count() if limit is None else limit for limit in limits)
-
     def measured_peak(self) -> int | None:
-        """The most bytes that were ever allocated on one of this process's devices, where JAX counts them.
-
-        May be called from any thread.
-        """
-        stats = [device.memory_stats() or {} for device in self.submesh.local_devices]
-        peaks = [counted["peak_bytes_in_use"] for counted in stats if "peak_bytes_in_use" in counted]
-        return max(peaks, default=None)
+        """As ``device_memory.measured_peak`` of this process's devices. May be called from any thread."""
+        return measured_peak(self.submesh.local_devices)
 
     def keep_only(self, programs: Collection[int]) -> None:
         """Drops all other programs, and what is compiled of others."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 from mpmd.ir import Cell
+from mpmd.validation import int_fault, int_faults, raise_faults, sequence_fault, type_fault
 
 TaskLists = Sequence[Sequence[Cell]]
 """For each group what it runs, first to last."""
@@ -35,16 +36,17 @@ class Schedule(abc.ABC):
 
     ``check_schedule`` says what is wrong with such lists, and ``mpmd.render.schedule_grid`` draws them.
 
-    Raises ``ValueError`` without at least one stage and one group.
+    Raises ``TypeError`` or ``ValueError`` for what is no number of stages or groups, of at least one.
     """
 
     num_stages: int
     mpmd_dim: int
 
     def __post_init__(self) -> None:
-        for name in ("num_stages", "mpmd_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{self.name} needs {name} to be at least 1, got {getattr(self, name)}")
+        raise_faults(
+            int_fault(f"{self.name}'s num_stages", self.num_stages),
+            int_fault(f"{self.name}'s mpmd_dim", self.mpmd_dim),
+        )
 
     @classmethod
     def of_size(cls, num_stages: int, mpmd_dim: int) -> Self:
@@ -71,8 +73,8 @@ class OneStagePerGroup(Schedule):
     mpmd_dim: int = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        raise_faults(int_fault(f"{self.name}'s num_stages", self.num_stages))
         object.__setattr__(self, "mpmd_dim", self.num_stages)
-        super().__post_init__()
 
     @classmethod
     def of_size(cls, num_stages: int, mpmd_dim: int) -> Self:
@@ -107,6 +109,7 @@ class RoundRobin(Schedule):
 
     def stages_of(self, mpmd_idx: int) -> range:
         """The stages that a group runs, in the order in which forwards pass them."""
+        raise_faults(int_fault("mpmd_idx", mpmd_idx, 0, most=self.mpmd_dim - 1))
         return range(mpmd_idx, self.num_stages, self.mpmd_dim)
 
 
@@ -131,6 +134,7 @@ class VShaped(Schedule):
 
     def stages_of(self, mpmd_idx: int) -> tuple[int, int]:
         """The stages that a group runs: one on the way down, and one on the way up."""
+        raise_faults(int_fault("mpmd_idx", mpmd_idx, 0, most=self.mpmd_dim - 1))
         return mpmd_idx, self.num_stages - 1 - mpmd_idx
 
 
@@ -150,12 +154,16 @@ class AnyPlacement(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        name = f"{self.name}'s placement"
+        raise_faults(sequence_fault(name, self.placement, "a sequence with the group of each stage"))
         placement = tuple(self.placement) or round_robin(self.num_stages, self.mpmd_dim)
+        raise_faults(*int_faults(name, placement, 0))
         object.__setattr__(self, "placement", placement)
         if len(self.placement) != self.num_stages or {*self.placement} != {*range(self.mpmd_dim)}:
             raise ValueError(
                 f"{self.name} needs a group for each stage and a stage for each group: "
-                f"{self.num_stages} stages on {self.mpmd_dim} groups cannot be placed as {self.placement}"
+                f"{self.num_stages} stages on {self.mpmd_dim} groups cannot be placed as placement="
+                f"{self.placement}"
             )
 
 
@@ -170,6 +178,17 @@ def v_shape(mpmd_dim: int) -> Placement:
 
 
 def check_num_microbatches(num_microbatches: int) -> None:
-    """Raises ``ValueError`` unless there is at least one microbatch."""
-    if num_microbatches < 1:
-        raise ValueError(f"a schedule needs at least one microbatch, got num_microbatches={num_microbatches}")
+    """Raises ``TypeError`` or ``ValueError`` for what is no number of microbatches, of at least one."""
+    raise_faults(int_fault("num_microbatches", num_microbatches))
+
+
+def schedule_fault(name: str, schedule: Any, *, optional: bool = False) -> TypeError | None:
+    """What is wrong with an argument of this name that should be a schedule."""
+    what = "a Schedule, such as mpmd.Std1F1B(num_stages=4)"
+    return type_fault(name, schedule, Schedule, what, optional=optional)
+
+
+def check_task_lists(name: str, tasks: Any) -> None:
+    """Raises ``TypeError`` for an argument of this name that is no sequence of sequences."""
+    raise_faults(sequence_fault(name, tasks, "a sequence with the list of tasks of each group"))
+    raise_faults(*(sequence_fault(f"{name}[{i}]", cells, "a list of tasks") for i, cells in enumerate(tasks)))

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from mpmd.ir import Cell, Task, TaskKind
-from mpmd.schedules.base import TaskLists, check_num_microbatches
+from mpmd.schedules.base import TaskLists, check_num_microbatches, check_task_lists
 from mpmd.schedules.faults import CellPosition, Fault, ScheduleError
+from mpmd.validation import int_fault, raise_faults
 
 StageValue = tuple[Literal["activation", "gradient"], int, int]
 """What one task makes and another needs: a stage's output or the gradient of its input, for a microbatch."""
@@ -55,6 +56,8 @@ def check_schedule(
 
     Raises: ``ScheduleError``, a ``ValueError``, with all faults, and with the lists in which they are marked.
     """
+    check_task_lists("tasks", tasks)
+    raise_faults(int_fault("num_stages", num_stages), int_fault("mpmd_dim", mpmd_dim, optional=True))
     check_num_microbatches(num_microbatches)
     placed: list[_ScheduledTask] = []
     foreign: list[_ScheduledTask] = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 from typing import Self
 
 from mpmd.ir import Cell
-from mpmd.schedules.base import Schedule, TaskLists
+from mpmd.schedules.base import Schedule, TaskLists, check_num_microbatches, check_task_lists
 from mpmd.schedules.check import check_schedule
 from mpmd.schedules.text import from_text
+from mpmd.text_files import read_text
+from mpmd.validation import path_fault, raise_faults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ class CustomSchedule(Schedule):
     lists: TaskLists = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
+        check_task_lists("lists", self.lists)
         lists = tuple(map(tuple, self.lists))
         tasks = [task for cells in lists for cell in cells if isinstance(cell, Cell) for task in cell.tasks]
         object.__setattr__(self, "lists", lists)
@@ -59,11 +61,16 @@ class CustomSchedule(Schedule):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads the lists from a file, as ``from_text`` does."""
-        return cls.from_text(pathlib.Path(path).read_text(encoding="utf-8-sig"))
+        """Reads the lists from a file, as ``from_text`` does.
+
+        Raises also ``OSError`` for what is no regular file, or one too large to be a schedule.
+        """
+        raise_faults(path_fault("path", path))
+        return cls.from_text(read_text(path))
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         """The lists. Raises ``ValueError`` for another number of microbatches than theirs."""
+        check_num_microbatches(num_microbatches)
         if num_microbatches != self.num_microbatches:
             raise ValueError(
                 f"{self.name} has the tasks of {self.num_microbatches} microbatches, "

@@ -7,10 +7,11 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mpmd.ir import Cell, Task, TaskKind
 from mpmd.schedules.base import Placement
+from mpmd.validation import Fault, is_sequence, number_fault, raise_faults, type_fault
 
 _Type = tuple[TaskKind, int]
 """A ``TaskType`` as a plain tuple, of which very many are made."""
@@ -25,7 +26,7 @@ class TaskTimes:
         each.
       hop: how long a message from one group to another takes.
 
-    Raises ``ValueError`` when a time is negative.
+    Raises ``ValueError`` when a time is negative, ``TypeError`` when it is no number.
     """
 
     fwd: float | Sequence[float] = 1
@@ -37,13 +38,22 @@ class TaskTimes:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Sequence):
+            if is_sequence(value) and field.name != "hop":
                 object.__setattr__(self, field.name, tuple(value))
-            if min(value if isinstance(value, Sequence) else [value], default=0) < 0:
-                raise ValueError(f"a time cannot be negative, got {field.name}={value}")
+        raise_faults(*self._faults())
+
+    def _faults(self) -> Iterator[Fault | None]:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            named = [(field.name, value)]
+            if isinstance(value, tuple) and field.name != "hop":
+                named = [(f"{field.name}[{stage}]", time) for stage, time in enumerate(value)]
+            for name, time in named:
+                yield number_fault(name, time, "a time", least=0)
 
     def of(self, task: Task) -> float:
         """The time that a task takes."""
+        raise_faults(type_fault("task", task, Task, "a Task"))
         time = getattr(self, task.kind)
         return time[task.stage] if isinstance(time, tuple) else time
 

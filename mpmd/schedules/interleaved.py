@@ -14,6 +14,7 @@ from mpmd.schedules.orders import (
     merge,
     rounds_of,
 )
+from mpmd.validation import bool_fault, raise_faults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,10 @@ class Interleaved1F1B(RoundRobin):
 
     extra_warmup: ClassVar[int] = 0
     """The number of forwards that each group runs earlier than it must."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        raise_faults(bool_fault(f"{self.name}'s fuse_steady_state", self.fuse_steady_state))
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         check_num_microbatches(num_microbatches)

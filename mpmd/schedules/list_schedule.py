@@ -15,6 +15,7 @@ from mpmd.schedules.interleaved import Interleaved1F1B
 from mpmd.schedules.one_f_one_b import Std1F1B
 from mpmd.schedules.v_shaped import VHalf, VMin, ZeroBubbleV
 from mpmd.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubbleH2
+from mpmd.validation import bool_fault, int_fault, int_faults, is_sequence, raise_faults, type_fault
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +41,8 @@ class ListSchedule(AnyPlacement):
         end of its backward: a number for all groups, one for each, or ``None`` for no limit.
       split_backward: whether a backward is a ``bwdA`` and a ``bwdW``.
 
-    Raises ``ValueError`` when numbers are missing, or when a limit is less than the number of the group's
-    stages, so that no microbatch could pass.
+    Raises ``TypeError`` for what are no numbers, and ``ValueError`` when numbers are missing, or when a limit
+    is less than the number of the group's stages, so that no microbatch could pass.
 
     Source: the rules follow the scheduler of Qi et al., "Zero Bubble Pipeline Parallelism", 2023,
     arXiv:2401.10241, section 3.1.
@@ -53,8 +54,14 @@ class ListSchedule(AnyPlacement):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.memory_limit, Sequence):
-            object.__setattr__(self, "memory_limit", tuple(self.memory_limit))
+        if is_sequence(limit := self.memory_limit):
+            object.__setattr__(self, "memory_limit", tuple(limit))
+        name = f"{self.name}'s memory_limit"
+        raise_faults(
+            type_fault(f"{self.name}'s times", self.times, TaskTimes, "TaskTimes"),
+            bool_fault(f"{self.name}'s split_backward", self.split_backward),
+            *(int_faults(name, limit) if is_sequence(limit) else [int_fault(name, limit, optional=True)]),
+        )
         if faults := [*self._faults()]:
             raise ValueError(f"{self.name} cannot be made: {'; '.join(faults)}")
 

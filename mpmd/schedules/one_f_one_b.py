@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from mpmd.ir import Cell
 from mpmd.schedules.base import OneStagePerGroup, check_num_microbatches
 from mpmd.schedules.orders import alternate, tasks_of
+from mpmd.validation import bool_fault, raise_faults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Std1F1B(OneStagePerGroup):
 
     fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
     """Whether a forward and the backward after it are one task. Here groups wait longer for it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        raise_faults(bool_fault(f"{self.name}'s fuse_steady_state", self.fuse_steady_state))
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         warmups = [self.num_stages - 1 - stage for stage in range(self.num_stages)]
@@ -50,6 +55,10 @@ class Eager1F1B(OneStagePerGroup):
 
     fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
     """Whether a forward and the backward after it are one task, which XLA may overlap; no task waits more."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        raise_faults(bool_fault(f"{self.name}'s fuse_steady_state", self.fuse_steady_state))
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         warmups = [2 * (self.num_stages - 1 - stage) for stage in range(self.num_stages)]

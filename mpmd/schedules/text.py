@@ -24,6 +24,7 @@ from typing import Literal
 
 from mpmd.ir import Cell, FusedTask, Task, TaskKind, parse_cell
 from mpmd.schedules.base import TaskLists
+from mpmd.validation import raise_faults, str_fault
 
 Form = Literal["tasks", "csv"]
 
@@ -78,6 +79,7 @@ def from_text(text: str) -> list[list[Cell]]:
 
     Raises ``ValueError`` with the line and column of all text that is no cell.
     """
+    raise_faults(str_fault("text", text))
     groups: list[list[Cell]] = []
     faults: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):

@@ -15,6 +15,7 @@ from mpmd.schedules.orders import (
     tasks_of,
     with_weight_gradients,
 )
+from mpmd.validation import int_fault, raise_faults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ class ZeroBubbleH2(OneStagePerGroup):
       memory_limit: ``L``, the microbatches in flight on a stage, from ``p`` (``ZeroBubble``) to ``2 p - 1``
         (the default); a larger limit changes nothing.
 
-    Raises ``ValueError`` when ``memory_limit`` is less than ``num_stages``.
+    Raises ``ValueError`` when ``memory_limit`` is less than ``num_stages``, ``TypeError`` when it is no int.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv:2401.10241, section 2.2 (ZB-H2).
     """
@@ -67,6 +68,7 @@ class ZeroBubbleH2(OneStagePerGroup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        raise_faults(int_fault(f"{self.name}'s memory_limit", self.memory_limit, optional=True))
         if self.memory_limit is not None and self.memory_limit < self.num_stages:
             raise ValueError(
                 f"{self.name} keeps at least as many microbatches in flight as there are stages: "

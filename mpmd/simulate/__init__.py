@@ -13,6 +13,7 @@ import math
 from mpmd.ir import Plan
 from mpmd.routes import Topology
 from mpmd.schedules import TaskLists
+from mpmd.schedules.base import check_task_lists
 from mpmd.schedules.check import total_order
 from mpmd.simulate.costs import Costs, Link
 from mpmd.simulate.plan import MessageBytes, plan_workload
@@ -20,6 +21,7 @@ from mpmd.simulate.result import Gap, Simulation
 from mpmd.simulate.schedule import schedule_workload
 from mpmd.simulate.sharing import run_sharing
 from mpmd.simulate.workload import run
+from mpmd.validation import int_fault, raise_faults, type_fault
 
 __all__ = ["Costs", "Gap", "Link", "MessageBytes", "Simulation", "simulate"]
 
@@ -46,10 +48,17 @@ def simulate(
         between those; without it, as between groups of one process, those of whole values. Or a function that
         says the bytes of a value on an edge.
 
-    Raises: ``ValueError`` when the groups deadlock, with what each waits for.
+    Raises: ``TypeError`` for other types; ``ValueError`` when the groups deadlock, with what each waits for.
     """
-    if steps < 1:
-        raise ValueError(f"there has to be at least one step, got steps={steps}")
+    raise_faults(
+        type_fault("costs", costs, Costs, "Costs", optional=True),
+        int_fault("steps", steps),
+        None
+        if topology is None or callable(topology)
+        else type_fault("topology", topology, Topology, "a Topology, or a function of an edge and a name"),
+    )
+    if not isinstance(program, Plan):
+        check_task_lists("program", program)
     costs = costs or Costs()
     workload = (
         plan_workload(program, costs, topology)

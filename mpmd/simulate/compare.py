@@ -9,8 +9,8 @@ from typing import Any
 
 from mpmd.ir import TaskKind
 from mpmd.schedules import FAMILIES, ForwardOnly, Schedule, TaskTimes
-from mpmd.schedules.base import check_num_microbatches
 from mpmd.simulate import Costs, Link, Simulation, simulate
+from mpmd.validation import int_fault, int_faults, number_fault, raise_faults, sequence_fault, type_fault
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +69,15 @@ def compare(
 
     Raises: ``ValueError`` for a number that is not positive.
     """
-    check_num_microbatches(num_microbatches)
-    if mpmd_dim < 1 or min(stages_per_group, default=1) < 1:
-        raise ValueError("there has to be at least one group, with at least one stage")
+    raise_faults(
+        int_fault("mpmd_dim", mpmd_dim),
+        int_fault("num_microbatches", num_microbatches),
+        type_fault("times", times, Mapping, "a dict of the time of each kind of task"),
+        number_fault("latency", latency, "a time", least=0),
+        number_fault("memory_limit", memory_limit, above=0),
+        sequence_fault("stages_per_group", stages_per_group, "a sequence of numbers to try"),
+    )
+    raise_faults(*int_faults("stages_per_group", stages_per_group))
     found, refusals = [], []
     for family in FAMILIES.values():
         if family.schedule is ForwardOnly:

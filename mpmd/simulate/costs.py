@@ -6,10 +6,11 @@ import collections
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mpmd.events import Event
+from mpmd.events import Event, checked_events
 from mpmd.ir import Cell, Edge, OutsideTask, TaskKind, TaskType
+from mpmd.validation import Fault, bool_fault, number_fault, raise_faults, type_fault
 
 DEFAULT_TIMES: Mapping[TaskKind, float] = {"fwd": 1, "bwd": 2, "bwdA": 1, "bwdW": 1}
 """How long tasks take by default."""
@@ -21,15 +22,17 @@ class Link:
 
     Messages leave one after another: the next one leaves when all bytes of the one before have left.
 
-    Raises ``ValueError`` for a negative latency, and for a bandwidth that is not positive.
+    Raises ``ValueError`` for a negative latency, and for a bandwidth that is not positive; ``TypeError`` for
+    what is no number.
     """
 
     latency: float = 0.0
     bandwidth: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.latency < 0 or self.bandwidth <= 0:
-            raise ValueError(f"a link needs latency >= 0 and bandwidth > 0, got {self}")
+        raise_faults(
+            number_fault("latency", self.latency, least=0), number_fault("bandwidth", self.bandwidth, above=0)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,8 @@ class Costs:
         that they compute on.
       held_for_bwdw: the part of a forward's residuals that ``bwdA`` keeps, so that ``bwdW`` releases it.
 
-    Raises ``ValueError`` for a negative time, and for groups that share cores and block.
+    Raises ``TypeError`` for values of other types, and ``ValueError`` for a negative time, and for groups
+    that share cores and block.
     """
 
     kinds: Mapping[TaskKind, float] = dataclasses.field(default_factory=lambda: dict(DEFAULT_TIMES))
@@ -73,14 +77,28 @@ class Costs:
     held_for_bwdw: float = 1.0
 
     def __post_init__(self) -> None:
-        tables = (self.kinds, self.tasks, self.fused, self.outside)
-        negative = [f"{key}: {time}" for table in tables for key, time in table.items() if time < 0]
-        if negative:
-            raise ValueError(f"a time is at least 0, got {', '.join(negative)}")
-        if not self.at_once > 0:
-            raise ValueError(f"at_once is more than 0, got {self.at_once}")
+        raise_faults(*self._faults())
         if self.blocking and not math.isinf(self.at_once):
             raise ValueError("groups that share cores (at_once) do not block while they send (blocking)")
+
+    def _faults(self) -> Iterator[Fault | None]:
+        for name in ("kinds", "tasks", "fused", "outside"):
+            table = getattr(self, name)
+            if fault := type_fault(name, table, Mapping, "a dict of times"):
+                yield fault
+                continue
+            for key, time in table.items():
+                yield number_fault(f"{name}[{key!r}]", time, "a time", least=0)
+        yield type_fault("link", self.link, Link, "a Link")
+        yield type_fault("links", self.links, Mapping, "a dict of the Link of each edge")
+        if isinstance(self.links, Mapping):
+            for edge, link in self.links.items():
+                yield type_fault(f"links[{edge!r}]", link, Link, "a Link")
+        yield number_fault("message_bytes", self.message_bytes, "a number of bytes", least=0)
+        yield bool_fault("blocking", self.blocking)
+        yield bool_fault("atomic", self.atomic)
+        yield number_fault("at_once", self.at_once, "a number of groups", above=0)
+        yield number_fault("held_for_bwdw", self.held_for_bwdw, "a share", least=0)
 
     @staticmethod
     def measured(events: Iterable[Event]) -> Costs:
@@ -89,7 +107,10 @@ class Costs:
         A member of a fused cell that was never measured alone gets its share of the cell's time, in
         proportion to ``DEFAULT_TIMES``. A kind gets the median over its stages, so that the costs also fit
         another placement of stages on groups.
+
+        Raises: ``TypeError`` for what are no events.
         """
+        events = checked_events("events", events)
         cells: dict[tuple[TaskType, ...], list[float]] = collections.defaultdict(list)
         outside: dict[tuple[int, OutsideTask], list[float]] = collections.defaultdict(list)
         for event in events:

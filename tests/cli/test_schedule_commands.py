@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from mpmd.cli.exit_codes import ExitCode
 from mpmd.cli.main import main
 from mpmd.schedules import FAMILIES, CustomSchedule, Std1F1B, to_text
+from mpmd.text_files import MAX_BYTES
 
 ROOT = Path(__file__).parents[2]
 
@@ -239,3 +241,16 @@ def test_an_output_that_cannot_be_written_is_refused_first(output, tmp_path, cap
         main(["schedule", "show", "GPipe", "-o", str(tmp_path / output)])
     assert exit_.value.code == 2
     assert "makespan" not in capsys.readouterr().out
+
+
+def test_a_file_that_may_never_end_is_refused(tmp_path, capsys):
+    pipe, large = tmp_path / "pipe", tmp_path / "large.txt"
+    os.mkfifo(pipe)
+    with large.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    assert main(["schedule", "check", "/dev/zero", str(pipe), str(large)]) == ExitCode.USAGE
+    errors = capsys.readouterr().err.splitlines()
+    assert ["no regular file" in line for line in errors] == [True, True, False]
+    assert "more than 16 MiB" in errors[2]
+    with pytest.raises(OSError, match="no regular file"):
+        CustomSchedule.from_file(pipe)

@@ -13,6 +13,7 @@ from mpmd.runtime.activity import Activity, Kind
 
 SECONDS = 20
 CREDENTIALS = make_credentials(encryption=True)
+LOST = "a process has lost its connection to another one of its group: "
 
 
 @pytest.fixture
@@ -91,8 +92,7 @@ def test_one_that_has_left_keeps_nobody_waiting_in_the_next_steps(group):
 
 def test_the_end_of_a_process_ends_the_waiting_of_the_others(group):
     group[2].close()
-    lost = "a process has lost its connection to another one of its group"
-    assert each(group[:2], lambda member: member.agree(1)) == [lost, lost]
+    assert all(error.startswith(LOST) for error in each(group[:2], lambda member: member.agree(1)))
 
 
 def test_a_process_that_misses_a_step_ends_the_waiting_of_the_others(group):
@@ -107,7 +107,7 @@ def test_a_process_that_misses_a_step_ends_the_waiting_of_the_others(group):
 
     first, second, third = each(group, run)
     assert first == third == "a process has missed step 1"
-    assert second == "a process has lost its connection to another one of its group"
+    assert second.startswith(LOST)
 
 
 def test_processes_that_are_connected_stay_so(group):

@@ -11,10 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from cluster.digests import CorruptedError
 from cluster.tcp import credentials as credentials_module
 from cluster.tcp import sockets
 from cluster.tcp.connection import Connection, EncryptedConnection
 from cluster.tcp.credentials import make_credentials
+from cluster.tcp.records import RecordWriter
+from tests.support.proxy import Proxy
 
 SECONDS = 20
 CREDENTIALS = make_credentials(encryption=True)
@@ -38,56 +41,9 @@ def both_ends(listener, credentials, address=None):
 
 
 def read(connection, num_bytes):
-    buffer = memoryview(bytearray(num_bytes))
-    rest = buffer
-    while rest:
-        rest = rest[connection.read_into(rest, whole=True) :]
+    buffer = bytearray(num_bytes)
+    connection.read_into(memoryview(buffer))
     return bytes(buffer)
-
-
-class Proxy:
-    """Stands between two ends, and may change what it passes on.
-
-    Args:
-      address: to which it connects who connects to it; ``address`` is its own.
-      change: is called with the direction, 0 to the listener, and what passes.
-    """
-
-    def __init__(self, address, change=lambda direction, content: content):
-        self.seen = [b"", b""]
-        self.change = change
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.address = address._replace(port=self.listening.getsockname()[1])
-        self.target = address
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
-
-    def run(self):
-        client, _ = self.listening.accept()
-        with client, socket.create_connection(self.target[:2], SECONDS) as server:
-            ways = [
-                threading.Thread(target=self.pump, args=way)
-                for way in ((0, client, server), (1, server, client))
-            ]
-            for way in ways:
-                way.start()
-            for way in ways:
-                way.join()
-
-    def pump(self, direction, source, sink):
-        with contextlib.suppress(OSError):
-            while content := source.recv(65536):
-                self.seen[direction] += content
-                sink.sendall(self.change(direction, content))
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.thread.join(SECONDS)
-        self.listening.close()
 
 
 @pytest.mark.parametrize("encryption", [True, False])
@@ -119,13 +75,24 @@ def test_by_default_what_leaves_the_machine_is_encrypted(listener):
         assert read(ends[1], 5) == b"hello"
 
 
-def test_what_was_changed_on_the_way_is_not_delivered(listener):
+def flip(content):
+    """A fault of the network."""
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+def forge(content):
+    """Somebody changes the content of the second record, and makes one of it that seems intact."""
+    writer = RecordWriter()
+    records = [*writer.records([memoryview(b"first")]), *writer.records([memoryview(flip(content))[20:]])]
+    return b"".join(records[1])
+
+
+@pytest.mark.parametrize("how, error", [(flip, CorruptedError), (forge, ssl.SSLError)])
+def test_what_was_changed_on_the_way_is_not_delivered(listener, how, error):
     may_change = threading.Event()
 
     def change(direction, content):
-        if direction == 0 and may_change.is_set():
-            return content[:-1] + bytes([content[-1] ^ 1])
-        return content
+        return how(content) if direction == 0 and may_change.is_set() else content
 
     with (
         Proxy(listener.address, change) as proxy,
@@ -135,7 +102,7 @@ def test_what_was_changed_on_the_way_is_not_delivered(listener):
         assert read(other, 9) == b"as it was"
         may_change.set()
         one.write([memoryview(b"something else")])
-        with pytest.raises(ssl.SSLError):
+        with pytest.raises(error):
             read(other, 1)
 
 
@@ -238,7 +205,8 @@ def test_both_ends_write_and_read_at_the_same_time(listener):
         found, left = hashlib.sha256(), int(sizes.sum())
         buffer = memoryview(bytearray(100_000))
         while left:
-            count = connection.read_into(buffer[: min(left, 7 + left % 100_000)], whole=bool(left % 2))
+            count = min(left, 7 + left % 100_000)
+            connection.read_into(buffer[:count])
             found.update(buffer[:count])
             left -= count
         return found.digest()

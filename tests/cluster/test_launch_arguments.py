@@ -17,18 +17,18 @@ from cluster.versions import Versions
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis", "message"),
+    ("shape", "axis", "error", "message"),
     [
-        ({"stage": 2}, "stages", "no axis 'stages'; its axes are stage"),
-        ({}, "stage", "no axis 'stage'"),
-        ({"stage": 0}, "stage", "'stage' must be a positive int, not 0"),
-        ({"stage": 2, "fsdp": -1}, "stage", "'fsdp' must be a positive int, not -1"),
-        ({"stage": 2, "fsdp": 1.5}, "stage", "'fsdp' must be a positive int, not 1.5"),
-        ({"stage": True}, "stage", "must be a positive int, not True"),
+        ({"stage": 2}, "stages", ValueError, "no axis mpmd_axis='stages'; its axes are stage"),
+        ({}, "stage", ValueError, "no axis mpmd_axis='stage'"),
+        ({"stage": 0}, "stage", ValueError, "'stage'. must be a whole number of at least 1, not 0"),
+        ({"stage": 2, "fsdp": -1}, "stage", ValueError, "'fsdp'. must be a whole number .* not -1"),
+        ({"stage": 2, "fsdp": 1.5}, "stage", TypeError, "'fsdp'. must be a whole number .* not 1.5"),
+        ({"stage": True}, "stage", TypeError, "must be a whole number of at least 1, not True"),
     ],
 )
-def test_shapes_that_are_no_mesh(shape, axis, message):
-    with pytest.raises(ValueError, match=message):
+def test_shapes_that_are_no_mesh(shape, axis, error, message):
+    with pytest.raises(error, match=message):
         cluster.launch(shape, axis)
 
 
@@ -37,7 +37,7 @@ def test_shapes_that_are_no_mesh(shape, axis, message):
     [
         ({"data": AxisType.Explicit}, ValueError, "axis_types names the axis 'data'; the axes of groups are"),
         (AxisType.Manual, ValueError, "axis_types must be Auto or Explicit"),
-        ({"stage": "explicit"}, TypeError, "must have values of jax.sharding.AxisType, .* not 'explicit'"),
+        ({"stage": "explicit"}, TypeError, "axis_types must be of jax.sharding.AxisType, .* not 'explicit'"),
     ],
 )
 def test_axis_types_that_groups_cannot_have(axis_types, error, message):
@@ -70,14 +70,14 @@ def test_impossible_amounts_of_resources(name, value):
         ({"groups": []}, "groups is empty"),
         ({"groups": [{"data": 2}], "mpmd_axis": "stage"}, "and not both"),
         (
-            {"groups": [{"data": 0}, {"model": "2"}]},
-            "group 0: .* positive int, not 0\ngroup 1: .*'2'",
+            {"groups": [{"data": 0}, {"model": -2}]},
+            r"groups\[0\]\['data'\] must be .* not 0\ngroups\[1\]\['model'\] .* not -2",
         ),
         ({"groups": [{"data": 4}, {"data": 3}], "processes_per_group": 2}, "the 3 devices of group 1 do not"),
         ({"groups": [{"data": 4}], "processes_per_group": [2, 2]}, "has 2 numbers, but there are 1 groups"),
         (
             {"groups": [{"data": 4}], "processes_per_group": 3, "cpus_per_group": 0, "gpus_per_group": 1.5},
-            "cpus_per_group must be positive, not 0\ngpus_per_group must be whole .* 1.5\nthe 4 devices",
+            "cpus_per_group must be a finite .* not 0\ngpus_per_group must be whole .* 1.5\nthe 4 devices",
         ),
         ({"groups": [{"data": 4}], "platform": "cuda,cpu"}, "platform must be one platform .* 'cuda,cpu'"),
     ],
@@ -91,13 +91,16 @@ def test_groups_that_cannot_be(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"processes_per_group": True}, "processes_per_group must be an int, or a sequence .* not True"),
+        (
+            {"processes_per_group": True},
+            "processes_per_group must be a whole number, or a sequence .* not True",
+        ),
         ({"processes_per_group": 2.0}, "processes_per_group must be .* not 2.0"),
         ({"processes_per_group": "2"}, "processes_per_group must be .* not '2'"),
-        ({"processes_per_group": [2, 2.0]}, r"processes_per_group\[1\] must be an int, not 2.0"),
-        ({"mesh_shape": ["stage", 2]}, "mesh_shape must map axis names to sizes"),
+        ({"processes_per_group": [2, 2.0]}, r"processes_per_group\[1\] must be a whole number, not 2.0"),
+        ({"mesh_shape": ["stage", 2]}, "mesh_shape must be a dict of axis names and sizes"),
         ({"groups": {"data": 2}}, "groups must be a sequence with the axes of each group"),
-        ({"groups": [{"data": 2}, 2]}, r"groups\[1\] must map axis names to sizes.* not 2"),
+        ({"groups": [{"data": 2}, 2]}, r"groups\[1\] must be a dict of axis names and sizes.* not 2"),
         (
             {"cpus_per_group": "1", "gpus_per_group": True},
             "cpus_per_group .* '1'\ngpus_per_group .* not True",

@@ -15,12 +15,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cluster.tcp import sockets
+from cluster.tcp import greeting
 from cluster.tcp.credentials import make_credentials
 from cluster.transports import connections
 from cluster.transports import inbox as inbox_module
 from cluster.transports.inbox import Inbox, PeerLostError
-from cluster.transports.network import peer as peer_module
 from cluster.transports.network.transport import NetworkTransport
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
@@ -68,14 +67,14 @@ def pair(request):
 def stalled(pair):
     """Lets nothing be read at the receiving end, until it is set; more is sent than sockets hold."""
     may_read = threading.Event()
-    reader = pair.peer(1)._reader
-    read_into = reader.read_into
+    connection = pair.peer(1)._connection
+    read_into = connection.read_into
 
     def read_later(buffer):
         assert may_read.wait(SECONDS)
         read_into(buffer)
 
-    reader.read_into = read_later
+    connection.read_into = read_later
     yield may_read
     may_read.set()
 
@@ -297,26 +296,11 @@ def connect_among_strangers(strange):
 @pytest.mark.parametrize("number", [1, 40])
 def test_strangers_neither_harm_nor_delay_those_who_connect(monkeypatch, content, number):
     """Also when they stay: no greeting is given up here before the peers have given up."""
-    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 1000)
-    monkeypatch.setattr(connections, "_CONNECT_SECONDS", SECONDS)
+    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 1000)
+    monkeypatch.setattr(connections, "CONNECT_SECONDS", SECONDS)
 
     def strange(address, stack):
         for _ in range(number):
             stack.enter_context(socket.create_connection(address[:2], SECONDS)).sendall(content)
 
     connect_among_strangers(strange)
-
-
-def test_nothing_of_a_stranger_is_unpickled(monkeypatch):
-    """Not even what would be a valid frame of a peer."""
-    unpickled = []
-    monkeypatch.setattr(peer_module.pickle, "loads", unpickled.append)
-
-    def strange(address, stack):
-        frame = peer_module.Header(peer_module.Kind.LAYOUT, 500).pack() + bytes(500)
-        stack.enter_context(socket.create_connection(address[:2], SECONDS)).sendall(frame)
-
-    monkeypatch.setattr(NetworkTransport, "send", lambda *_: None)
-    monkeypatch.setattr(NetworkTransport, "recv", lambda *_: [np.arange(3)])
-    connect_among_strangers(strange)
-    assert not unpickled

@@ -14,19 +14,23 @@ from mpmd.runtime.requests import StepReply, StepRequest
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "error", "message"),
     [
-        ({"every": 0}, "every must be an int of at least 1, not 0"),
-        ({"every": True}, "every must be"),
-        ({"share_after": -1}, "share_after must be None or a number of seconds from 0, not -1"),
-        ({"share_after": float("inf")}, "share_after must be"),
-        ({"share_after": True}, "share_after must be"),
-        ({"max_failures": 1.5, "spares": -1}, "max_failures must be.*; spares must be an int of at least 0"),
+        ({"every": 0}, ValueError, "every must be a whole number of at least 1, not 0"),
+        ({"every": True}, TypeError, "every must be"),
+        (
+            {"share_after": -1},
+            ValueError,
+            "share_after must be a finite number of seconds of at least 0, or N",
+        ),
+        ({"share_after": float("inf")}, ValueError, "share_after must be"),
+        ({"share_after": True}, TypeError, "share_after must be"),
+        ({"max_failures": 1.5, "spares": -1}, TypeError, "max_failures must be.*\nspares must be a whole"),
     ],
     ids=str,
 )
-def test_numbers_that_cannot_be(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_numbers_that_cannot_be(arguments, error, message):
+    with pytest.raises(error, match=message):
         Recovery(**arguments)
 
 

@@ -128,13 +128,6 @@ def test_arrays_of_any_layout_travel(driver, make):
     np.testing.assert_array_equal(back, array)
 
 
-def test_buffers_larger_than_what_is_written_at_once_travel(driver, monkeypatch):
-    monkeypatch.setattr("cluster.tcp.connection._MAX_BYTES", 100_000)
-    array = np.arange(300_001)
-    (back,) = driver.ask("echo", array)
-    np.testing.assert_array_equal(back, array)
-
-
 def test_large_arrays_are_not_copied_into_the_message():
     array = np.ones(100_000)
     message = encode(0, ("x", array))

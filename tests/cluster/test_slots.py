@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cluster.transports.layouts import MessageLayout
+from cluster.transports.layouts import MessageLayout, decode_types, encode_types
 from cluster.transports.shared_memory.slots import Chunk, allocate, slot_size
 
 TYPES = ((np.dtype("float32"), (3, 5)), (np.dtype(bool), ()), (np.dtype(ml_dtypes.bfloat16), (0, 4)))
@@ -21,6 +21,19 @@ def test_values_are_aligned_and_do_not_overlap():
     page = os.sysconf("SC_PAGE_SIZE")
     assert slot_size(layout.nbytes) == page
     assert slot_size(page) == 2 * page
+
+
+def test_types_are_the_same_when_they_are_decoded():
+    dtypes = ["int64", "complex64", ml_dtypes.bfloat16, ml_dtypes.int4, ml_dtypes.float8_e4m3fn, "float16"]
+    types = TYPES + tuple((np.dtype(dtype), (i,) * i) for i, dtype in enumerate(dtypes))
+    assert decode_types(encode_types(types)) == types
+    assert decode_types(encode_types(())) == ()
+
+
+@pytest.mark.parametrize("dtype", [object, ">f4", [("a", "i4")]], ids=str)
+def test_a_dtype_that_its_name_does_not_say_cannot_be_sent(dtype):
+    with pytest.raises(TypeError, match="cannot be sent"):
+        encode_types(((np.dtype(dtype), ()),))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cluster.tcp import sockets
+from cluster.tcp import admission, greeting, sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.transports.connections import connect_peers
 
@@ -38,10 +38,8 @@ def write(connection, content):
 
 
 def read(connection, num_bytes):
-    buffer = memoryview(bytearray(num_bytes))
-    rest = buffer
-    while rest:
-        rest = rest[connection.read_into(rest) :]
+    buffer = bytearray(num_bytes)
+    connection.read_into(memoryview(buffer))
     return bytes(buffer)
 
 
@@ -109,8 +107,8 @@ def test_an_eavesdropper_cannot_use_what_it_has_heard(listener, accepted):
 
 def test_those_who_are_silent_keep_nobody_waiting(monkeypatch, listener, accepted):
     """Also more of them than are greeted at a time. A greeting has no end here, unless it is given up."""
-    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 1000)
-    monkeypatch.setattr(sockets, "_MAX_GREETINGS", 64)
+    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 1000)
+    monkeypatch.setattr(admission, "_MAX_GREETINGS", 64)
     silent = [stranger(listener.address) for _ in range(100)]
     sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
     accepted.result(SECONDS)
@@ -120,7 +118,7 @@ def test_those_who_are_silent_keep_nobody_waiting(monkeypatch, listener, accepte
 
 
 def test_a_greeting_as_a_whole_takes_a_limited_time(monkeypatch, listener, accepted):
-    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 0.5)
+    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 0.5)
     with stranger(listener.address) as slow:
         assert len(slow.recv(32, socket.MSG_WAITALL)) == 32
         stop, sent = threading.Event(), []
@@ -179,7 +177,7 @@ def test_who_waits_for_a_peer_in_vain_closes_the_connections_that_it_has():
         listener = sockets.Listener("127.0.0.1")
         accepting = threads.submit(later.accept, CREDENTIALS)
         addresses = {0: listener.address, 2: later.address}
-        connecting = threads.submit(connect_peers, listener, CREDENTIALS, 1, addresses)
+        connecting = threads.submit(connect_peers, listener, sockets.connect, CREDENTIALS, 1, addresses)
         number, connection = accepting.result(SECONDS)
         with connection:
             assert number == 1
@@ -226,7 +224,7 @@ def test_who_connects_can_be_interrupted(silent):
 
 def test_a_peer_that_is_stopped_in_the_middle_of_its_greeting_is_not_waited_for(monkeypatch):
     """However long its first word may take."""
-    monkeypatch.setattr(sockets, "_GREETING_SECONDS", 0.3)
+    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
         address = sockets.Address(*server.getsockname(), bytes(32))
         connecting = thread.submit(sockets.connect, address, CREDENTIALS, 1000)
@@ -240,7 +238,7 @@ def test_to_interrupt_a_listener_ends_the_connecting_with_peers_too(silent):
     """Process 0 has to connect with 1, which is stopped, before it listens."""
     listener = sockets.Listener("127.0.0.1")
     with ThreadPoolExecutor(1) as thread:
-        connecting = thread.submit(connect_peers, listener, CREDENTIALS, 0, {1: silent})
+        connecting = thread.submit(connect_peers, listener, sockets.connect, CREDENTIALS, 0, {1: silent})
         time.sleep(0.1)
         assert not connecting.done()
         listener.interrupt()

@@ -139,11 +139,11 @@ def test_every_call_is_watched_but_those_that_end_with_their_process():
 @pytest.mark.parametrize(
     ("limits", "error", "message"),
     [
-        ({"step_timeout": 0}, ValueError, "step_timeout must be positive, or None for no limit, not 0"),
-        ({"stuck_after": float("nan")}, ValueError, "stuck_after must be positive"),
-        ({"stuck_after": "1 min"}, TypeError, "stuck_after must be a number of seconds, or None"),
-        ({"load_timeout": -1}, ValueError, "load_timeout must be positive"),
-        ({"max_in_flight": 0}, ValueError, "max_in_flight must be at least 1, not 0"),
+        ({"step_timeout": 0}, ValueError, "step_timeout must be a number of seconds above 0, or None, not 0"),
+        ({"stuck_after": float("nan")}, ValueError, "stuck_after must be a number of seconds above 0"),
+        ({"stuck_after": "1 min"}, TypeError, "stuck_after must be a number of seconds above 0, or None"),
+        ({"load_timeout": -1}, ValueError, "load_timeout must be a number of seconds above 0"),
+        ({"max_in_flight": 0}, ValueError, "max_in_flight must be a whole number of at least 1, not 0"),
     ],
 )
 def test_limits_that_are_none(limits, error, message):

@@ -293,7 +293,7 @@ def test_the_reader_behind_the_copy_is_explained():
 
 
 def test_another_option_is_refused():
-    message = "gather must be one of 'task', 'step', got 'auto'"
+    message = "gather must be one of 'task', 'step', not 'auto'"
     with mesh_of(1) as mesh, pytest.raises(ValueError, match=message):
         mpmd.mpmd_jit_with_loop(train(mlp), mesh, gather="auto")
 

@@ -276,10 +276,10 @@ def test_iterations_of_stages(spread, length, counts):
 @pytest.mark.parametrize(
     ("spread", "error", "message"),
     [
-        ({"every": 0}, ValueError, "every must be positive, got 0"),
-        ({"every": 1.5}, TypeError, "every counts iterations or stages, as an int; got 1.5"),
-        ({"every": (2, "a")}, TypeError, "got 'a'"),
-        ({"num_stages": -1}, ValueError, "num_stages must be positive"),
+        ({"every": 0}, ValueError, "every must be a whole number of at least 1, or None, not 0"),
+        ({"every": 1.5}, TypeError, "every must be a whole number of at least 1, or None, not 1.5"),
+        ({"every": (2, "a")}, TypeError, r"every\[1\] must be a whole number of at least 1, not 'a'"),
+        ({"num_stages": -1}, ValueError, "num_stages must be a whole number"),
         ({"every": 2, "num_stages": 2}, ValueError, "takes every=2 or num_stages=2, not both"),
     ],
 )

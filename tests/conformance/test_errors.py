@@ -75,7 +75,8 @@ def more_iterations_than_layers(params, x, y):
 
 def two_marks_in_a_scan(params, x, y):
     def body(h, p):
-        return mpmd.mark_stage_end(layer(p, mpmd.mark_stage_end(jnp.sin(h)))), None
+        h = mpmd.mark_stage_end(jnp.sin(h))
+        return mpmd.mark_stage_end(layer(p, h)), None
 
     return jnp.mean(jax.lax.scan(body, x, stacked(params))[0])
 
@@ -291,7 +292,7 @@ REFUSED = {
     "while": (of_loss(marks_in_a_while_loop), [HERE, "inside a while loop; put the mark outside"]),
     "nothing marked": (
         of_loss(a_mark_of_nothing),
-        [r"mark_stage_end needs a pytree with at least one array, got 1\.0"],
+        [r"mark_stage_end needs a pytree with at least one array as x, got 1\.0"],
     ),
     "loop in scan": (loop_in_scan, [HERE, "the treduce at .* is inside scan; call it directly in the step"]),
     "loop in cond": (loop_in_cond, [HERE, "the treduce at .* is inside cond; call it directly in the step"]),
@@ -332,10 +333,13 @@ REFUSED = {
         ["a treduce within a treduce; only the outer loop can be pipelined"],
     ),
     "unused loop": (a_loop_whose_result_is_not_used, ["no result of the step depends on its treduce"]),
-    "an operation's class": (of_operation(mpmd.Concat), [r"is not an operation, such as .*Concat\(axis=0\)"]),
+    "an operation's class": (
+        of_operation(mpmd.Concat),
+        [r"must be an operation, such as .*Concat\(axis=0\)"],
+    ),
     "an operation's name": (
         of_operation("sum"),
-        ["'sum' is not an operation, such as mpmd.Mean, .* with the methods state and update"],
+        ["must be an operation, such as mpmd.Mean, .* with the methods state and update, not 'sum'"],
     ),
     "operations that do not fit": (
         of_operation((mpmd.Add, mpmd.Add)),
@@ -367,6 +371,12 @@ def test_refused(step, said):
         assert re.search(expected, message), f"{expected!r} is not in: {message}"
     assert len(message) < 1000, message
     assert "lambda ;" not in message and "let" not in message.split(), f"prints a jaxpr: {message}"
+
+
+def test_what_is_wrong_in_a_forward_is_not_said_again_of_its_backward():
+    with pytest.raises(mpmd.CompileError) as caught:
+        mpmd.jit(of_loss(two_marks_in_a_scan), mesh_of(2)).lower(weights(2), *batch())
+    assert len(caught.value.faults) == 1
 
 
 def raises(error):

@@ -133,8 +133,8 @@ def test_microbatches_are_consecutive_rows():
         ([[1, 2], [3, 4]], 2, TypeError, r"batch\[0\]\[0\] is of type int, .*np.asarray makes"),
         (np.zeros((0, 2)), 2, ValueError, "0 rows do not divide"),
         ((), 2, ValueError, "no array"),
-        (np.zeros(4), 0, ValueError, "at least 1, got 0"),
-        (np.zeros(4), 2.0, ValueError, r"at least 1, got 2\.0"),
+        (np.zeros(4), 0, ValueError, "n must be a whole number of at least 1, not 0"),
+        (np.zeros(4), 2.0, TypeError, r"n must be a whole number of at least 1, not 2\.0"),
     ],
 )
 def test_what_cannot_be_cut(data, n, error, message):
@@ -155,7 +155,7 @@ def test_stage_ends(layers, stages, sizes):
     assert [b - a for a, b in itertools.pairwise(bounds)] == sizes
 
 
-@pytest.mark.parametrize(("layers", "stages"), [(3, 4), (3, 0)])
+@pytest.mark.parametrize(("layers", "stages"), [(3, 4), (1, 2)])
 def test_stages_without_layers(layers, stages):
     with pytest.raises(ValueError, match=f"{layers} layers cannot be cut into {stages} stages"):
         mpmd.stage_ends(layers, stages)

@@ -29,6 +29,19 @@ def test_a_schedule_that_is_none(schedule):
         make_step(mse, schedule)(STATE, *batch())
 
 
+@pytest.mark.parametrize("passed", [True, False], ids=["passed", "closed over"])
+def test_a_leaked_tracer_is_named_with_the_line_that_made_it(passed):
+    leaked = []
+    jax.jit(lambda x: leaked.append(x * 2))(jnp.ones(2))
+    if passed:
+        step, args, name = (lambda tree: tree), [{"a": leaked}], r"args\[0\]\['a'\]\[0\]"
+    else:
+        step, args, name = (lambda x: x + leaked[0]), [jnp.ones(2)], "an array that the step closes over"
+    message = rf"^{name} is a leaked tracer(?s:.)*created on line .*test_misuse"
+    with pytest.raises(jax.errors.UnexpectedTracerError, match=message):
+        mpmd.jit(step, mesh_of(2)).compile(*args)
+
+
 def test_a_mesh_without_groups():
     with pytest.raises(TypeError, match=r"mpmd_mesh must be mpmd.MpmdMesh"):
         mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh_of(2).jax_mesh)
@@ -225,7 +238,7 @@ def test_results_cannot_be_written_to(write):
         (["a", "b"], r"args\[1\]\[0\] is a str, not an array or a number; name its argument in static_argn"),
         (
             [1.0, 2.0],
-            r"axis 0, which \[0\]\[0\] with shape \(\), .* lacks: .*each number in a list is .*np.asarray",
+            r"axis 0, which xs\[0\]\[0\] with shape \(\), .* lacks: .*each number in a list is .*np.asarray",
         ),
     ],
     ids=["strings", "objects", "list of strings", "list of numbers"],

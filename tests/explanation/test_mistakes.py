@@ -10,7 +10,9 @@ import mpmd
 from mpmd import errors
 from mpmd.explanation import mistakes
 from mpmd.memory import GroupMemory, MemoryParts
+from mpmd.runtime import worker
 from tests.support.models import batch, init, layer, make_step, mse, weights
+from tests.support.parity import mesh_of
 
 MESH = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
 
@@ -238,9 +240,6 @@ def test_state_that_is_not_donated_is_a_warning_where_memory_is_short(limits, op
 
 
 def test_it_is_given_when_a_step_is_loaded(monkeypatch):
-    from mpmd.runtime.worker import GroupWorker
-    from tests.support.parity import mesh_of
-
-    monkeypatch.setattr(GroupWorker, "_memory_limit", lambda self: 100)
+    monkeypatch.setattr(worker, "memory_limit", lambda devices: 100)
     with mesh_of(2) as mesh, pytest.warns(errors.UndonatedStateWarning, match="name its argument in donate_"):
         mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh).compile(init(weights(2)), *batch())

@@ -341,3 +341,22 @@ def test_random_functions(kinds, remat, data):
     counts = tuple(np.diff([0, *sorted(ends), layers]).tolist())
     marked = decided(mpmd.auto_marks(fun), Decisions(layers_per_stage=counts, remat=remat))
     assert_same(*(jax.value_and_grad(f, has_aux=True) for f in (marked, fun)), *args)
+
+
+def test_what_is_said_of_chosen_ends_of_stages_speaks_of_no_mark():
+    """The user wrote none."""
+
+    def loss(weights, x):
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x)
+
+    def step(weights, x):
+        return mpmd.auto_marks(loss, num_stages=2)(weights, x)
+
+    arguments = [jnp.ones((4, 4))] * 4, jnp.ones((2, 4))
+    with pytest.warns(mpmd.PerformanceWarning) as caught:
+        mpmd.jit(step, mpmd.AbstractMpmdMesh([{}, {}])).lower(*arguments)
+    (text,) = (str(warning.message) for warning in caught)
+    assert text.startswith("the end of a stage that mpmd.plan or auto_marks(num_stages=...) has chosen")
+    assert "mark_stage_end" not in text and "test_auto_marks.py" in text

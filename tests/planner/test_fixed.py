@@ -21,7 +21,7 @@ def test_layers_are_a_tuple():
 
 
 def test_all_faults_at_once():
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(TypeError) as error:
         Fixed.of(
             groups=True,
             num_microbatches=0,

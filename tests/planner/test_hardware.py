@@ -37,21 +37,21 @@ def test_all_that_is_wrong_is_said_at_once():
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("memory", "80GB", "memory is a number of bytes, more than 0, not '80GB'"),
-        ("flops", None, "flops is a number of operations per second"),
-        ("device_link", 1e9, "device_link is an mpmd.simulate.Link"),
-        ("node_link", (1e-6, 1e9), "node_link is an mpmd.simulate.Link"),
-        ("alone", "2", "alone is a number of at least 1"),
+        ("memory", "80GB", "memory must be a number of bytes above 0, not '80GB'"),
+        ("flops", None, "flops must be a number of operations per second"),
+        ("device_link", 1e9, "device_link must be an mpmd.simulate.Link"),
+        ("node_link", (1e-6, 1e9), "node_link must be an mpmd.simulate.Link"),
+        ("alone", "2", "alone must be a number of at least 1"),
     ],
 )
 def test_what_is_of_another_type_is_said(name, value, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(TypeError, match=text):
         Cluster(**{**GIVEN, name: value})
 
 
 def test_a_file_may_say_where_messages_are():
     assert Cluster(**GIVEN, holding="slots").holding is Holding.SLOTS
-    with pytest.raises(ValueError, match="holding is one of receiver, "):
+    with pytest.raises(ValueError, match="holding must be one of 'receiver', "):
         Cluster(**GIVEN, holding="somewhere")
 
 

@@ -181,5 +181,5 @@ def test_the_size_of_a_schedule_of_lists_is_theirs():
 
 
 def test_no_groups_are_refused():
-    with pytest.raises(ValueError, match="mpmd_dim to be at least 1, got 0"):
+    with pytest.raises(ValueError, match="mpmd_dim must be a whole number of at least 1, not 0"):
         CustomSchedule([])

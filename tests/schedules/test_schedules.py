@@ -210,7 +210,7 @@ def test_latency_is_paid_per_hop_but_by_std_1f1b(p, k, v, c):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_microbatches_is_an_error(name):
-    with pytest.raises(ValueError, match="at least one microbatch, got num_microbatches=0"):
+    with pytest.raises(ValueError, match="num_microbatches must be a whole number of at least 1, not 0"):
         build(name, 2).tasks(0)
 
 
@@ -223,11 +223,11 @@ def test_sizes_that_do_not_fit_are_errors_that_name_those_that_do():
         ZeroBubbleV(4, 4)
     with pytest.raises(ValueError, match=r"num_stages=4 takes memory_limit=4 to 7, got 3; .* VHalf or VMin"):
         ZeroBubbleH2(4, memory_limit=3)
-    with pytest.raises(ValueError, match="Std1F1B needs num_stages to be at least 1, got 0"):
+    with pytest.raises(ValueError, match="Std1F1B's num_stages must be a whole number of at least 1, not 0"):
         Std1F1B(0)
-    with pytest.raises(ValueError, match="mpmd_dim to be at least 1, got 0"):
+    with pytest.raises(ValueError, match="mpmd_dim must be a whole number of at least 1, not 0"):
         Interleaved1F1B(4, 0)
-    with pytest.raises(ValueError, match=r"3 stages on 2 groups cannot be placed as \(0, 0, 0\)"):
+    with pytest.raises(ValueError, match=r"3 stages on 2 groups cannot be placed as placement=\(0, 0, 0\)"):
         ForwardOnly(3, 2, placement=(0, 0, 0))
     with pytest.raises(ValueError, match=r"2 stages on 3 groups cannot be placed"):
         ForwardOnly(2, 3)

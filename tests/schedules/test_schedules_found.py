@@ -126,7 +126,7 @@ def test_what_cannot_be_found_is_an_error_that_says_all_that_is_wrong():
     )
     with pytest.raises(ValueError, match="memory_limit has 3 numbers for 2 groups"):
         ListSchedule(2, 2, memory_limit=[1, 2, 3])
-    with pytest.raises(ValueError, match=r"a time cannot be negative, got fwd=\[1, -1\]"):
+    with pytest.raises(ValueError, match=r"fwd\[1\] must be a time of at least 0, not -1"):
         TaskTimes(fwd=[1, -1])
 
 

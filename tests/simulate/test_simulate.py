@@ -346,9 +346,9 @@ def test_an_atomic_cell_can_get_stuck_where_its_members_cannot():
 def test_what_cannot_be_is_an_error():
     with pytest.raises(TypeError, match="group 1 has None: neither a Task nor a FusedTask"):
         simulate([[Task("fwd", 0, 0)], [None, Task("fwd", 1, 0)]])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="at least one step, got steps=0"):
+    with pytest.raises(ValueError, match="steps must be a whole number of at least 1, not 0"):
         simulate(GPipe(2).tasks(1), steps=0)
-    with pytest.raises(ValueError, match="bandwidth > 0"):
+    with pytest.raises(ValueError, match="bandwidth must be a number above 0"):
         Link(bandwidth=0)
     with pytest.raises(ValueError, match=r"fwd: -1, .*'bwd', 2.*: -0.5"):
         Costs(kinds={"fwd": -1}, tasks={("bwd", 2): -0.5})

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cluster.digests import CorruptedError
 from cluster.packing import PackedArray, unpack
 from cluster.tcp.connection import Connection
 from cluster.tcp.frames import FrameConnection, encode
@@ -67,15 +68,23 @@ class Peer:
     Args:
       inbox: where the messages that arrive go, and where senders wait.
       submesh: this group's devices.
-      process: the number of the other process.
+      here: the number of this process.
+      process: that of the other one.
       server: the connection to the other group's transfer server.
       connection: to the other group, which ``close`` closes.
     """
 
     def __init__(
-        self, inbox: Inbox, submesh: jax.sharding.Mesh, process: int, server: Any, connection: Connection
+        self,
+        inbox: Inbox,
+        submesh: jax.sharding.Mesh,
+        here: int,
+        process: int,
+        server: Any,
+        connection: Connection,
     ):
         self._inbox = inbox
+        self._here = here
         self._process = process
         self._submesh = submesh
         self._server = server
@@ -133,6 +142,8 @@ class Peer:
             while True:
                 self._receive(self._connection.read().decode())
                 self._inbox.wake()
+        except CorruptedError as error:
+            self._inbox.mark_corrupted(self._process, self._here, error)
         except (EOFError, OSError):
             pass
         finally:

@@ -69,6 +69,7 @@ class DeviceTransport(ConnectedTransport[Peer]):
             return Peer(
                 inbox=self._inbox,
                 submesh=self._submesh,
+                here=self._process,
                 process=peer,
                 server=self._server.connect(addresses[peer].server),
                 connection=connection,

@@ -22,7 +22,7 @@ class Kind(enum.IntEnum):
     """What a frame is."""
 
     LAYOUT = 0
-    """Announces the types of later messages' values. A pickle of ``number`` bytes follows."""
+    """Announces the types of later messages' values, which follow in ``number`` bytes."""
     MESSAGE = 1
     """A message whose values have the layout ``number``; they follow."""
     TAKEN = 2
@@ -41,7 +41,7 @@ class Header(NamedTuple):
         return _HEADER.pack(*self)
 
     @classmethod
-    def unpack(cls, packed: Piece) -> Header:
+    def unpack(cls, packed: bytearray) -> Header:
         kind, *numbers = _HEADER.unpack(packed)
         return cls(Kind(kind), *numbers)
 

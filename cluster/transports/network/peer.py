@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import pickle
 import ssl
 import threading
 from collections.abc import Sequence
@@ -12,10 +11,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from cluster.digests import CorruptedError
 from cluster.tcp.connection import Connection
 from cluster.tcp.sockets import UNREACHABLE_SECONDS
 from cluster.transports.inbox import Inbox
-from cluster.transports.layouts import ArrayTypes, MessageLayout
+from cluster.transports.layouts import ArrayTypes, MessageLayout, decode_types, encode_types
+from cluster.transports.network.buffers import BufferPool
 from cluster.transports.network.frames import (
     HEADER_BYTES,
     Header,
@@ -25,7 +26,6 @@ from cluster.transports.network.frames import (
     pieces_of,
     types_of,
 )
-from cluster.transports.network.reader import BufferPool, Reader
 from cluster.transports.network.writer import Writer
 from cluster.transports.window import ReceiptWindow, SendWindow
 from mpmd.runtime.transport import Array, MessageId
@@ -48,7 +48,6 @@ class Peer:
         self._here = here
         self._process = process
         self._connection = connection
-        self._reader = Reader(connection)
         self._buffers = BufferPool()
         self._writer = Writer(connection, f"to {process}")
         self._window = SendWindow()
@@ -75,8 +74,8 @@ class Peer:
         pieces: list[Piece] = []
         layout = self._layouts_sent.get(types)
         if layout is None:
+            announced = encode_types(types)
             layout = self._layouts_sent[types] = MessageLayout.of(len(self._layouts_sent), types)
-            announced = pickle.dumps(types)
             pieces += [Header(Kind.LAYOUT, len(announced)).pack(), announced]
         pieces.append(Header(Kind.MESSAGE, layout.number, message.step, message.tag).pack())
         self._writer.put(pieces + content)
@@ -92,24 +91,27 @@ class Peer:
         error: Exception | None = None
         try:
             while True:
-                self._receive(Header.unpack(self._reader.read(HEADER_BYTES)))
+                self._receive(Header.unpack(self._read_bytes(HEADER_BYTES)))
         except (EOFError, OSError) as caught:
             error = caught
         finally:
             self._connection.end()
             self._writer.close()
             self._disconnected.set()
-            self._inbox.mark_disconnected(self._process, _reason(error, self._writer.error))
+            if isinstance(error, CorruptedError):
+                self._inbox.mark_corrupted(self._process, self._here, error)
+            else:
+                self._inbox.mark_disconnected(self._process, _reason(error, self._writer.error))
 
     def _receive(self, header: Header) -> None:
         match header.kind:
             case Kind.LAYOUT:
-                types = pickle.loads(self._reader.read(header.number))
+                types = decode_types(self._read_bytes(header.number))
                 self._layouts_received.append(MessageLayout.of(len(self._layouts_received), types))
             case Kind.MESSAGE:
                 layout = self._layouts_received[header.number]
                 buffer = self._buffers.take(layout.nbytes)
-                self._reader.read_into(buffer.data)
+                self._connection.read_into(buffer.data)
                 message = MessageId(header.step, self._process, self._here, header.tag)
                 self._confirm(self._receipts.count_arrived(header.step))
                 self._inbox.add(message, _MessageArrival(self, layout, buffer))
@@ -118,6 +120,11 @@ class Peer:
                 self._num_confirmed = max(self._num_confirmed, header.number)
                 if self._is_waiting:
                     self._inbox.wake()
+
+    def _read_bytes(self, num_bytes: int) -> bytearray:
+        content = bytearray(num_bytes)
+        self._connection.read_into(memoryview(content))
+        return content
 
     def count_taken(self) -> None:
         """Counts a message that was received or dropped. Called from any thread."""

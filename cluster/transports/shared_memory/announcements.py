@@ -1,21 +1,23 @@
-"""Objects and file descriptors, sent over a Unix socket of packets (``SOCK_SEQPACKET``)."""
+"""Bytes and file descriptors, sent over a Unix socket of packets (``SOCK_SEQPACKET``)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import socket
+import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from cluster.digests import CorruptedError, digest_of
 
 _INLINE_BYTES = 32 * 1024
-"""Larger pickles go through memory: the system limits the size of a packet."""
+"""More goes through memory: the system limits the size of a packet."""
 
 _MAX_DESCRIPTORS = 3
 
-_INLINE, _IN_MEMORY = b"\0", b"\1"
-"""The first byte of a packet: the pickle follows, or is in the memory of the first descriptor."""
+_HEAD = struct.Struct("<?Q")
+"""Of a packet: whether the content is in the memory of the first descriptor, or follows, and its digest."""
 
 
 class Announcement(NamedTuple):
@@ -30,26 +32,39 @@ class Announcement(NamedTuple):
 
 
 @contextlib.contextmanager
-def announcement(content: object, *descriptors: int) -> Iterator[Announcement]:
-    """An object of any size, and at most two descriptors, which stay the caller's."""
-    pickled = pickle.dumps(content)
-    if len(pickled) <= _INLINE_BYTES:
-        yield Announcement(_INLINE + pickled, descriptors)
+def announcement(content: bytes, *descriptors: int) -> Iterator[Announcement]:
+    """Any number of bytes, and at most two descriptors, which stay the caller's."""
+    is_in_memory = len(content) > _INLINE_BYTES
+    head = _HEAD.pack(is_in_memory, digest_of(content, is_in_memory))
+    if not is_in_memory:
+        yield Announcement(head + content, descriptors)
         return
     with open(os.memfd_create("mpmd"), "wb") as memory:
-        memory.write(pickled)
+        memory.write(content)
         memory.flush()
-        yield Announcement(_IN_MEMORY, (memory.fileno(), *descriptors))
+        yield Announcement(head, (memory.fileno(), *descriptors))
 
 
-def receive(connection: socket.socket) -> tuple[Any, list[int]]:
-    """Waits for an announcement. Returns the object, and the descriptors, which the caller has to close."""
-    packet, descriptors, flags, _ = socket.recv_fds(connection, 1 + _INLINE_BYTES, _MAX_DESCRIPTORS)
+def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """The next announcement: the content, and the descriptors, which the caller has to close.
+
+    Raises: ``EOFError`` when the other end is closed, ``CorruptedError`` when this is not what was sent,
+      ``OSError`` when nothing has arrived.
+    """
+    packet, descriptors, flags, _ = socket.recv_fds(connection, _HEAD.size + _INLINE_BYTES, _MAX_DESCRIPTORS)
     if flags & socket.MSG_CTRUNC:
         raise RuntimeError("this process has too many open files to share memory with another group")
     assert not flags & socket.MSG_TRUNC, "an announcement is longer than its sender may make it"
-    if packet[:1] == _INLINE:
-        return pickle.loads(packet[1:]), descriptors
-    with open(descriptors.pop(0), "rb") as memory:
-        memory.seek(0)  # the sender's position in it is shared, too
-        return pickle.load(memory), descriptors
+    if not packet:
+        raise EOFError("the other end has closed the connection")
+    is_in_memory, digest = _HEAD.unpack_from(packet)
+    content = packet[_HEAD.size :]
+    if is_in_memory and descriptors:
+        with open(descriptors.pop(0), "rb") as memory:
+            memory.seek(0)  # the sender's position in it is shared, too
+            content = memory.read()
+    if digest_of(content, is_in_memory) != digest:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise CorruptedError("an announcement of shared memory was changed on the way")
+    return content, descriptors

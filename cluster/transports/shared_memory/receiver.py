@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import jax
 import numpy as np
 
+from cluster.digests import CorruptedError, digest_of
 from cluster.transports.inbox import Inbox
-from cluster.transports.layouts import MessageLayout
+from cluster.transports.layouts import MessageLayout, decode_types
 from cluster.transports.shared_memory.announcements import announcement, receive
-from cluster.transports.shared_memory.slots import Slot, allocate, map_counter
+from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
+from cluster.transports.shared_memory.slots import Chunk, Slot, allocate, map_counter
 from mpmd.runtime.transport import MessageId
-
-SLOT_DISCARDED = -1
-"""In a header in place of a tag: the sender does not use the slot any more."""
 
 
 class Receiver:
@@ -29,7 +29,7 @@ class Receiver:
       inbox: where the messages go.
       src: the process that sends.
       dst: the process that receives.
-      connection: the socket to its ``Sender``.
+      connection: the socket to its ``Sender``, which does not block.
     """
 
     def __init__(self, inbox: Inbox, src: int, dst: int, connection: socket.socket):
@@ -43,30 +43,51 @@ class Receiver:
         self._counting = threading.Lock()
         counter = allocate(mmap.PAGESIZE)
         self._num_received = map_counter(counter)
-        with announcement(None, inbox.write_fd, counter) as announced:
+        with announcement(b"", inbox.write_fd, counter) as announced:
             announced.send(connection)
         os.close(counter)
         inbox.add_listener(src, self._on_header)
 
-    def _on_header(self, tag: int, step: int, slot: int, layout: int) -> None:
-        while slot >= self._num_slots or layout >= len(self._layouts):
-            self._read_announcement()
-        if tag == SLOT_DISCARDED:
-            del self._slots[slot]
+    def _on_header(self, packed: bytes) -> None:
+        try:
+            header = SlotHeader.unpack(packed)
+            while header.slot >= self._num_slots or header.layout >= len(self._layouts):
+                self._read_announcement()
+        except CorruptedError as error:
+            self._disconnect(error)
+            return
+        except EOFError:  # the peer is gone, which the transport notices, too
+            return
+        if header.tag == SLOT_DISCARDED:
+            del self._slots[header.slot]
         else:
-            arrival = _SlotArrival(self, self._slots[slot], self._layouts[layout])
-            self._inbox.add(MessageId(step, self._src, self._dst, tag), arrival)
+            message = MessageId(header.step, self._src, self._dst, header.tag)
+            slot, layout = self._slots[header.slot], self._layouts[header.layout]
+            self._inbox.add(message, _SlotArrival(self, message, slot, layout, header.digest))
 
     def _read_announcement(self) -> None:
         """Reads what a header refers to, which was sent before it: a layout, or a chunk of slots."""
         content, descriptors = receive(self.socket)
         if not descriptors:
-            self._layouts.append(MessageLayout.of(len(self._layouts), content))
+            self._layouts.append(MessageLayout.of(len(self._layouts), decode_types(content)))
         for descriptor in descriptors:
-            added = content.slots(descriptor, self._num_slots)
+            added = Chunk.decode(content).slots(descriptor, self._num_slots)
             os.close(descriptor)
             self._slots |= {slot.number: slot for slot in added}
             self._num_slots += len(added)
+
+    def _disconnect(self, error: CorruptedError) -> None:
+        """Ends the connection, at both ends."""
+        self._inbox.mark_corrupted(self._src, self._dst, error)
+        with contextlib.suppress(OSError):  # the other end has closed it
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def lose(self, message: MessageId) -> NoReturn:
+        """Ends the connection because of a message. Raises ``StepAborted``."""
+        what = f"the content of message {message.tag} of step {message.step} was changed on the way"
+        self._disconnect(CorruptedError(what))
+        self._inbox.wait(message.step, lambda: False)
+        raise AssertionError("waiting for nothing ends with the step")
 
     def count_received(self) -> None:
         """Counts a message, for the sender's window. Called from any thread."""
@@ -78,10 +99,14 @@ class _SlotArrival(NamedTuple):
     """A message in its slot."""
 
     receiver: Receiver
+    message: MessageId
     slot: Slot
     layout: MessageLayout
+    digest: int
 
     def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
+        if digest_of(self.slot.content(self.layout).data) != self.digest:
+            self.receiver.lose(self.message)
         values = self.slot.lend(self.layout)
         self.receiver.count_received()
         return values

@@ -7,18 +7,23 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
-from cluster.transports.inbox import HEADER, Inbox
-from cluster.transports.layouts import ArrayTypes, MessageLayout
+from cluster.digests import Digest
+from cluster.transports.inbox import Inbox
+from cluster.transports.layouts import ArrayTypes, MessageLayout, encode_types
 from cluster.transports.shared_memory.announcements import Announcement, announcement, receive
-from cluster.transports.shared_memory.receiver import SLOT_DISCARDED
+from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
 from cluster.transports.shared_memory.slots import Chunk, Slot, allocate, map_counter, slot_size
 from cluster.transports.window import SendWindow
 from mpmd.runtime.transport import Array, MessageId
 
 _POLL_SECONDS = 2e-4
 """How soon a sender that waits for its receiver checks again; later it checks less often."""
+
+_CHUNK_BYTES = 128 * 1024
+"""How much is copied at a time, and added to the digest while it is in a processor's cache."""
 
 
 class Sender:
@@ -28,7 +33,8 @@ class Sender:
       inbox: where the sender waits.
       src: the process that sends.
       dst: the process that receives.
-      connection: the socket to its ``Receiver``.
+      connection: the socket to its ``Receiver``, which does not block, and by which that one has said where
+        the inbox is.
     """
 
     def __init__(self, inbox: Inbox, src: int, dst: int, connection: socket.socket):
@@ -43,7 +49,6 @@ class Sender:
         _, (self._write_fd, counter) = receive(connection)
         self._num_received = map_counter(counter)
         os.close(counter)
-        connection.setblocking(False)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         """As in ``Transport``."""
@@ -54,9 +59,8 @@ class Sender:
         layout = self._layout(step, tuple([(array.dtype, array.shape) for array in arrays]))
         slot = self._free_slot(step, slot_size(layout.nbytes))
         try:
-            for destination, array in zip(slot.occupy(layout), arrays, strict=True):
-                _copy(array, destination)
-            header = HEADER.pack(self._src, message.tag, step, slot.number, layout.number)
+            digest = _fill(slot, layout, arrays)
+            header = SlotHeader(self._src, message.tag, step, slot.number, layout.number, digest).pack()
             if not self._try_write(header):
                 self._wait(step, lambda: self._try_write(header))
         except BaseException:
@@ -70,7 +74,7 @@ class Sender:
     def _layout(self, step: int, types: ArrayTypes) -> MessageLayout:
         layout = self._layouts.get(types)
         if layout is None:
-            self._announce(step, types)
+            self._announce(step, encode_types(types))
             self._layouts[types] = layout = MessageLayout.of(len(self._layouts), types)
         return layout
 
@@ -84,7 +88,7 @@ class Sender:
             descriptor = allocate(chunk.nbytes)
             try:
                 added = chunk.slots(descriptor, self._num_slots)
-                self._announce(step, chunk, descriptor)
+                self._announce(step, chunk.encode(), descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -94,7 +98,7 @@ class Sender:
         slots.extend(added)
         return added[0]
 
-    def _announce(self, step: int, content: ArrayTypes | Chunk, *descriptors: int) -> None:
+    def _announce(self, step: int, content: bytes, *descriptors: int) -> None:
         """Sends the receiver what later headers refer to by number."""
         with announcement(content, *descriptors) as announced:
             self._wait(step, lambda: self._try_announce(announced))
@@ -123,16 +127,37 @@ class Sender:
             self._slots[size] = [slot for slot in slots if not self._discard(slot)]
 
     def _discard(self, slot: Slot) -> bool:
-        return slot.free and self._try_write(HEADER.pack(self._src, SLOT_DISCARDED, 0, slot.number, 0))
+        discarded = SlotHeader(self._src, SLOT_DISCARDED, 0, slot.number, 0, 0)
+        return slot.free and self._try_write(discarded.pack())
 
     def close(self) -> None:
         os.close(self._write_fd)
 
 
-def _copy(array: Array, destination: np.ndarray) -> None:
-    if isinstance(array, np.ndarray) or array.is_fully_replicated:
-        destination[...] = np.asarray(array)
-        return
+def _fill(slot: Slot, layout: MessageLayout, arrays: Sequence[Array]) -> int:
+    """Copies a message to its slot. Returns the digest of what the slot has then."""
+    views, content, digest = slot.occupy(layout), slot.content(layout), Digest()
+    num_digested = 0
+    for value, destination, array in zip(layout.values, views, arrays, strict=True):
+        if not isinstance(array, np.ndarray) and not array.is_fully_replicated:
+            _copy_shards(array, destination)
+            continue
+        whole = np.asarray(array)
+        if whole.nbytes <= _CHUNK_BYTES or not whole.flags.c_contiguous:
+            destination[...] = whole
+            continue
+        source = whole.reshape(-1).view(np.uint8)
+        for start in range(0, source.nbytes, _CHUNK_BYTES):
+            chunk = source[start : start + _CHUNK_BYTES]
+            stop = value.offset + start + chunk.nbytes
+            content[value.offset + start : stop] = chunk
+            digest.add(content[num_digested:stop].data)
+            num_digested = stop
+    digest.add(content[num_digested:].data)
+    return digest.value()
+
+
+def _copy_shards(array: jax.Array, destination: np.ndarray) -> None:
     for shard in array.addressable_shards:
         if shard.replica_id == 0:
             destination[shard.index] = np.asarray(shard.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 import weakref
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from cluster.transports.layouts import ALIGNMENT, MessageLayout, round_up
 _CHUNK_BYTES = 2**20
 """Smaller slots are allocated several at a time: each chunk takes a descriptor in both processes."""
 
-_FREE, _IN_USE = 0, 1
+_FREE, _IN_USE = 0, 255
 
 
 def slot_size(nbytes: int) -> int:
@@ -52,9 +53,13 @@ class Slot:
             self._views[layout.number] = layout.views(self._memory, self._start + ALIGNMENT)
         return self._views[layout.number]
 
+    def content(self, layout: MessageLayout) -> np.ndarray:
+        """The bytes of the message, with the padding."""
+        return np.ndarray((layout.nbytes,), np.uint8, self._memory, self._start + ALIGNMENT)
+
     def lend(self, layout: MessageLayout) -> list[np.ndarray]:
         """The receiver's arrays, read-only. The slot is free again when nothing refers to any of them."""
-        whole = np.ndarray((layout.nbytes,), np.uint8, self._memory, self._start + ALIGNMENT)
+        whole = self.content(layout)
         whole.flags.writeable = False
         self._lent = weakref.ref(whole, self.release)
         return layout.views(whole, 0)
@@ -62,6 +67,9 @@ class Slot:
     def release(self, _: object = None) -> None:
         """Marks the slot as free: called by the receiver, or by a sender that sends nothing in it."""
         self._memory[self._start] = _FREE
+
+
+_CHUNK = struct.Struct("<QQ")
 
 
 class Chunk(NamedTuple):
@@ -74,6 +82,15 @@ class Chunk(NamedTuple):
     def of(cls, size: int) -> Chunk:
         """A chunk of slots of so many bytes; ``size`` is a multiple of the page size."""
         return cls(size, max(1, _CHUNK_BYTES // size))
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> Chunk:
+        """The chunk that ``encode`` has encoded."""
+        return cls(*_CHUNK.unpack(encoded))
+
+    def encode(self) -> bytes:
+        """The chunk as plain bytes."""
+        return _CHUNK.pack(*self)
 
     @property
     def nbytes(self) -> int:

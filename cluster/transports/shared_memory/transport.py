@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import select
 import socket
-import struct
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from cluster.tcp.credentials import Credentials
+from cluster.tcp.greeting import Wait
+from cluster.tcp.local import LocalAddress, LocalListener, connect_locally
+from cluster.transports.connections import CONNECT_SECONDS, connect_peers
 from cluster.transports.inbox import Inbox
 from cluster.transports.peer_transport import PeerTransport
 from cluster.transports.shared_memory.receiver import Receiver
 from cluster.transports.shared_memory.sender import Sender
 from mpmd.runtime.transport import Array, MessageId
-
-_HELLO = struct.Struct("<i")  # the process that connects
 
 
 class SharedMemoryTransport(PeerTransport):
@@ -32,57 +31,44 @@ class SharedMemoryTransport(PeerTransport):
     def __init__(self, inbox: Inbox, process: int):
         super().__init__(inbox)
         self._process = process
-        self._listener: socket.socket | None = None
-        self._outgoing: dict[int, socket.socket] = {}
-        self._incoming: list[socket.socket] = []
+        self._listener: LocalListener | None = None
+        self._connections: dict[int, socket.socket] = {}
         self._watcher: threading.Thread | None = None
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
 
-    def listen(self, host: str, credentials: Credentials) -> str:
-        """The address is the name of a socket. It accepts only processes of the same user."""
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        name = f"mpmd-{secrets.token_hex(16)}"
-        self._listener.bind(f"\0{name}")
-        self._listener.listen(socket.SOMAXCONN)
-        return name
+    def listen(self, host: str, credentials: Credentials) -> LocalAddress:
+        """The address is that of a socket of this machine."""
+        self._credentials = credentials
+        self._listener = LocalListener()
+        return self._listener.address
 
-    def connect(self, addresses: Mapping[int, str]) -> None:
-        """Raises: ``PermissionError`` when a process of another user answers, ``ConnectionError`` when a peer
-        has closed its connection."""
+    def connect(self, addresses: Mapping[int, LocalAddress]) -> None:
+        """Raises: ``ConnectionError`` when a peer cannot be reached."""
         assert self._listener is not None, "connect comes after listen"
-        for process, name in addresses.items():
-            self._outgoing[process] = self._connect_to(name)
-        while len(self._receivers) < len(addresses):
-            connection, _ = self._listener.accept()
-            if _is_of_this_user(connection):
-                self._incoming.append(connection)
-                hello = connection.recv(_HELLO.size)
-                if not hello:
-                    raise ConnectionError("a group has closed its connection as soon as it was made")
-                (src,) = _HELLO.unpack(hello)
-                self._receivers[src] = Receiver(self._inbox, src, self._process, connection)
-            else:
-                connection.close()
-        self._listener.close()
-        self._senders = {
-            dst: Sender(self._inbox, self._process, dst, connection)
-            for dst, connection in self._outgoing.items()
-        }
+        self._connections = connect_peers(
+            self._listener, connect_locally, self._credentials, self._process, addresses
+        )
+        for peer, connection in self._connections.items():
+            self._receivers[peer] = Receiver(self._inbox, peer, self._process, connection)
+        wait = Wait(time.monotonic() + CONNECT_SECONDS, self._listener.check)
+        for peer, connection in self._connections.items():
+            self._senders[peer] = self._sender(peer, connection, wait)
         self._watcher = threading.Thread(target=self._watch, name="peers of this node", daemon=True)
         self._watcher.start()
 
-    def _connect_to(self, name: str) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.connect(f"\0{name}")
-        if not _is_of_this_user(connection):
-            raise PermissionError("a process of another user answers for a process of a group")
-        connection.send(_HELLO.pack(self._process))
-        return connection
+    def _sender(self, peer: int, connection: socket.socket, wait: Wait) -> Sender:
+        """The sender to a peer, once that one has said where its inbox is."""
+        try:
+            wait.until(connection, select.POLLIN)
+            return Sender(self._inbox, self._process, peer, connection)
+        except (TimeoutError, EOFError) as error:
+            name = self._inbox.name_of(peer)
+            raise ConnectionError(f"{name} has not said where its inbox is: {error}") from error
 
     def _watch(self) -> None:
         """Reports peers whose connections end."""
-        peers = {sender.socket.fileno(): process for process, sender in self._senders.items()}
+        peers = {connection.fileno(): process for process, connection in self._connections.items()}
         poll = select.poll()
         for descriptor in peers:
             poll.register(descriptor, 0)  # no events but the end of the connection
@@ -99,30 +85,18 @@ class SharedMemoryTransport(PeerTransport):
             sender.trim()
 
     def interrupt(self) -> None:
-        for connection in (self._listener, *self._outgoing.values(), *self._incoming):
-            if connection is not None:
-                _shut_down(connection)
+        if self._listener is not None:
+            self._listener.interrupt()
 
     def close(self) -> None:
-        connections = [*self._outgoing.values(), *self._incoming]
-        for connection in connections:
-            _shut_down(connection)
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):  # the other end has closed it
+                connection.shutdown(socket.SHUT_RDWR)
         if self._watcher is not None:
             self._watcher.join()
         if self._listener is not None:
             self._listener.close()
-        for connection in connections:
+        for connection in self._connections.values():
             connection.close()
         for sender in self._senders.values():
             sender.close()
-
-
-def _shut_down(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it is closed
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-def _is_of_this_user(connection: socket.socket) -> bool:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
-    _, user, _ = struct.unpack("iII", credentials)
-    return user == os.getuid()

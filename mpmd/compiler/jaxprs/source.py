@@ -53,11 +53,16 @@ def nearness_to_user(eqn: JaxprEqn) -> int:
     return nearness
 
 
-def where(eqn: JaxprEqn) -> str:
-    """The user's line that an equation comes from, as ``file:line (function)``."""
+def line_of(eqn: JaxprEqn) -> str | None:
+    """The user's line that an equation comes from, as ``file:line (function)``, if it is known."""
     for frame in user_frames(eqn):
         return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-    return "an unknown line"
+    return None
+
+
+def where(eqn: JaxprEqn) -> str:
+    """``line_of`` for messages."""
+    return line_of(eqn) or "an unknown line"
 
 
 def is_in_scope(eqn: JaxprEqn, name: str) -> bool:

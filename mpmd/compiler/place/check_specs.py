@@ -11,8 +11,10 @@ from mpmd.compiler.graph import GroupSet, PlacedGraph
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.errors import CompileError
 from mpmd.ir import Spec
-from mpmd.specs import indivisible
+from mpmd.specs import axes_of, indivisible
 from mpmd.stack import Leaf, per_part
+
+_REMEDY = "leave the axis out of its spec, shard another dimension, or pad this one"
 
 
 def check_specs(
@@ -56,13 +58,17 @@ def _faults(
     axis_of_layers: int | None,
 ) -> Iterator[str]:
     shape = tuple(aval_of(var).shape)
-    found: dict[str, None] = {}
+    alike: dict[AbstractMesh, list[int]] = {}
     for group in sorted(groups):
-        submesh = submeshes[group].shape
-        where = "" if len(set(submeshes)) == 1 else f" on group {group}, whose submesh is {dict(submesh)}"
-        for dimension, parts in indivisible(spec, shape, submesh):
-            size = f"dimension {dimension} of size {shape[dimension]}"
-            hint = ": it counts layers, so shard another one" if dimension == axis_of_layers else ""
-            found[f"but {size} does not divide by {parts}{where}{hint}"] = None
-    for fault in found:
-        yield f"{leaf} with shape {shape} has the spec {PartitionSpec(*spec)}, {fault}"
+        alike.setdefault(submeshes[group], []).append(group)
+    for submesh, numbers in alike.items():
+        sizes = dict(submesh.shape)
+        where = f"group{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        for dimension, parts in indivisible(spec, shape, sizes):
+            axes = ", ".join(map(repr, sorted(axes_of((spec[dimension],)))))
+            hint = "it counts layers, so shard another one" if dimension == axis_of_layers else _REMEDY
+            yield (
+                f"{leaf} with shape {shape} has the spec {PartitionSpec(*spec)}, but dimension {dimension} "
+                f"of size {shape[dimension]} does not divide by {parts}, the devices along {axes}, on "
+                f"{where}, whose submesh is {sizes}: {hint}"
+            )

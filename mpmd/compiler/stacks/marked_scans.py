@@ -106,7 +106,8 @@ def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) ->
     member, mark = (backward or written or found)[0]
     others = {other.boundary for _, other in (backward or written or found)} - {mark.boundary}
     if others:
-        lines = ", ".join(dict.fromkeys(where(one) for one, _ in found))
+        # A derivative has the marks of its function in another order; what is said twice is shown once.
+        lines = ", ".join(sorted({where(one) for one, _ in found}))
         raise ValueError(
             f"the scan at {where(eqn)} has several marks in its body, at {lines}: a stage ends after a whole "
             "iteration, so leave one of them"

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Var
 
+from mpmd.annotate import mark_of, mark_text
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, size, traced_eqns
-from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.jaxprs.source import line_of, where
 from mpmd.compiler.stacks.dimensions import Dimensions
 from mpmd.compiler.stacks.recompute import Passed
 from mpmd.stack import Stack
@@ -20,21 +21,27 @@ class Gathered:
     """Notes which equations need values whole that are in parts."""
 
     def __init__(self) -> None:
-        self._notes: dict[tuple[str, str], tuple[Atom, Stack]] = {}
+        self._notes: dict[str, tuple[Atom, Stack]] = {}
 
     def note(self, eqn: JaxprEqn | None, atom: Atom, stack: Stack) -> None:
         """Not of what has a single number for each layer."""
         if size(atom) > sum(stack.sizes):
-            name = str(eqn.primitive) if eqn else "the step's result"
-            self._notes.setdefault((name, where(eqn) if eqn else "an unknown line"), (atom, stack))
+            self._notes.setdefault(_reader(eqn), (atom, stack))
 
     def messages(self) -> list[str]:
         return [
-            f"{name} at {line} reads all layers of an array of shape {tuple(aval_of(atom).shape)}, stacked "
+            f"{reader} reads all layers of an array of shape {tuple(aval_of(atom).shape)}, stacked "
             f"along axis {stack.axis}: its parts on several groups are sent to one of them and put together. "
             "Compute each layer by itself there, as with jax.vmap over the layers or in their scan"
-            for (name, line), (atom, stack) in self._notes.items()
+            for reader, (atom, stack) in self._notes.items()
         ]
+
+
+def _reader(eqn: JaxprEqn | None) -> str:
+    """What to call an equation, or the step's result."""
+    if eqn is None:
+        return "the step's result"
+    return mark_text(eqn, line_of(eqn)) if mark_of(eqn) else f"{eqn.primitive} at {where(eqn)}"
 
 
 class Values:

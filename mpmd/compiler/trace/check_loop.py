@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from mpmd.annotate import mark_of, mark_p
+from mpmd.annotate import mark_of, mark_p, mark_text
 from mpmd.compiler.jaxprs.equations import any_inside, called, is_remat, subjaxprs
-from mpmd.compiler.jaxprs.source import is_in_scope, where
+from mpmd.compiler.jaxprs.source import is_in_scope, line_of, where
 from mpmd.errors import CompileError
 from mpmd.reduce import SCOPE, treduce_p
 
@@ -38,7 +38,7 @@ def check_loop(jaxpr: Jaxpr) -> None:
     loops = [eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p]
     for eqn in jaxpr.eqns:
         if eqn.primitive is mark_p and loops:
-            faults.append(f"mark_stage_end at {where(eqn)} is outside of any treduce; {_WHERE_STAGES_ARE}")
+            faults.append(f"{first_mark(eqn)} is outside of any treduce; {_WHERE_STAGES_ARE}")
         elif eqn.primitive is not treduce_p:
             if any_inside(eqn, treduce_p):
                 faults.append(
@@ -65,7 +65,7 @@ def _mark_outside(eqn: JaxprEqn) -> str:
             "function that treduce applies to each microbatch"
         )
     return (
-        f"mark_stage_end at {mark_inside(eqn)}, inside {eqn.primitive} at {where(eqn)}, is outside of any "
+        f"{first_mark(eqn)}, inside {eqn.primitive} at {where(eqn)}, is outside of any "
         f"treduce; {_WHERE_STAGES_ARE}"
     )
 
@@ -87,23 +87,20 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
         elif eqn.primitive.name != "scan" or is_in_scope(eqn, SCOPE):
             name = "treduce" if is_in_scope(eqn, SCOPE) else eqn.primitive.name
             described = _WHERE_A_MARK_CANNOT_BE.get(name, f"{name}; put the mark outside it")
-            yield f"mark_stage_end at {mark_inside(eqn)} is inside {described}"
+            yield f"{first_mark(eqn)} is inside {described}"
         elif scan is None:
             yield from _misplaced_marks(eqn.params["jaxpr"].jaxpr, eqn)
         else:
             yield (
-                f"mark_stage_end at {mark_inside(eqn)} is inside a scan within a scan: put it in the body "
+                f"{first_mark(eqn)} is inside a scan within a scan: put it in the body "
                 "of the outer one, behind the inner one, or write the outer one as a Python loop, if it "
                 "calls a network of several stages again and again"
             )
 
 
-def mark_inside(eqn: JaxprEqn) -> str:
-    """Where the first of the marks inside an equation is, of which there is one."""
-    for inner in subjaxprs(eqn):
-        for candidate in inner.eqns:
-            if candidate.primitive is mark_p:
-                return where(candidate)
-            if any_inside(candidate, mark_p):
-                return mark_inside(candidate)
-    raise AssertionError(f"{eqn.primitive} has no mark inside")
+def first_mark(eqn: JaxprEqn) -> str:
+    """What to call a mark, or the first of those inside an equation."""
+    if mark_of(eqn):
+        return mark_text(eqn, line_of(eqn))
+    marked = (e for inner in subjaxprs(eqn) for e in inner.eqns if mark_of(e) or any_inside(e, mark_p))
+    return first_mark(next(marked))

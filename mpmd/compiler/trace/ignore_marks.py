@@ -8,10 +8,9 @@ from jax.extend.core import Jaxpr
 
 from mpmd.annotate import mark_of, mark_p
 from mpmd.compiler.jaxprs.equations import any_inside
-from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.stacks import without_marks
-from mpmd.compiler.trace.check_loop import mark_inside
-from mpmd.compiler.trace.dead_code import live_eqns
+from mpmd.compiler.trace.check_loop import first_mark
 from mpmd.errors import PerformanceWarning
 
 
@@ -22,11 +21,11 @@ def ignore_marks(jaxpr: Jaxpr) -> Jaxpr:
       the shapes of its weights are dead code.
     """
     live = live_eqns(jaxpr.eqns, jaxpr.outvars)
-    marks = (where(e) if mark_of(e) else mark_inside(e) for e in live if mark_of(e) or any_inside(e, mark_p))
-    marked = next(marks, None)
-    if marked is not None:
+    marks = (first_mark(e) for e in live if mark_of(e) or any_inside(e, mark_p))
+    mark = next(marks, None)
+    if mark is not None:
         warnings.warn(
-            f"mark_stage_end at {marked} is outside of any treduce, so no stage ends there: the "
+            f"{mark} is outside of any treduce, so no stage ends there: the "
             "function runs where its arguments are, and is no pipeline. Wrap the loop over microbatches in "
             "mpmd.treduce",
             PerformanceWarning,

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.annotate import Boundary, Mark, mark_of
+from mpmd.annotate import Boundary, Mark, mark_of, mark_text
 from mpmd.compiler.graph import Loop
 from mpmd.compiler.jaxprs.equations import operands
-from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.jaxprs.source import line_of, where
 from mpmd.errors import CompileError
 from mpmd.schedules import Interleaved1F1B, ListSchedule, Schedule
 from mpmd.schedules.base import AnyPlacement, RoundRobin
@@ -210,5 +210,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _place(eqn: JaxprEqn, mark: Mark) -> str:
+    if mark.boundary.found:
+        return mark_text(eqn, line_of(eqn))
     name = mark.boundary.name
     return f"{where(eqn)}: {name!r}" if name else where(eqn)

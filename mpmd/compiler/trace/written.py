@@ -29,6 +29,7 @@ from mpmd.compiler.trace.unequal_layers import unequal_layers
 from mpmd.ir import Spec
 from mpmd.reduce import treduce_p
 from mpmd.sharding import with_auto_axes
+from mpmd.tracers import check_untraced
 from mpmd.tree import argument_paths
 
 
@@ -73,7 +74,7 @@ def write_down(
     """Has JAX trace ``fun(*args, **kwargs)``, for arguments as of ``trace``.
 
     Raises: ``CompileError`` for loops that cannot be pipelined, for marks where no stage can end, and for
-      scans over arrays of different sizes; whatever the step raises.
+      scans over arrays of different sizes; whatever the step raises; and as ``check_untraced``.
     Warns: ``PerformanceWarning`` for marks without a loop.
     """
     try:
@@ -84,6 +85,7 @@ def write_down(
         raise refused from error
     untyped = WithoutTypes()
     jaxpr, constants = _inlined(closed, submeshes, untyped)
+    check_untraced(("an array that the step closes over", constant) for constant in constants.values())
     check_loop(jaxpr)
     if not has_loop(jaxpr):
         jaxpr = ignore_marks(jaxpr)

@@ -22,6 +22,7 @@ from mpmd.planner.layers.even_stages import even_stages
 from mpmd.planner.layers.find_layers import Layer, find_layers, opened_for_layers
 from mpmd.planner.layers.run_marked import run_marked
 from mpmd.tables import first_few
+from mpmd.validation import callable_fault, int_fault, raise_faults
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -46,15 +47,16 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         as Python numbers, stays as it is.
       num_stages: in how many stages its layers are divided, so that these have about as much work.
 
-    Raises: ``TypeError`` if ``num_stages`` is no whole number, and ``ValueError`` if that is not positive;
+    Raises: ``TypeError`` if ``loss_fn`` is no function, or ``num_stages`` no whole number, and ``ValueError``
+      if that is not positive;
       when the result is called, ``ValueError`` if the function has fewer layers than stages are asked for,
       and ``TypeError`` if it changes an object among its arguments in place, such as a module's statistics.
     """
-    if num_stages is not None:
-        if not isinstance(num_stages, int) or isinstance(num_stages, bool):
-            raise TypeError(f"auto_marks's num_stages is a number of stages, as an int; got {num_stages!r}")
-        if num_stages < 1:
-            raise ValueError(f"auto_marks's num_stages must be positive, got {num_stages}")
+    raise_faults(
+        callable_fault("loss_fn", loss_fn),
+        int_fault("num_stages", num_stages, optional=True),
+        title="auto_marks: ",
+    )
 
     @functools.wraps(loss_fn)
     def marked(*args: Any, **kwargs: Any) -> Any:

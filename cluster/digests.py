@@ -1,0 +1,45 @@
+"""Digests of what travels between processes, by which a receiver notices that it was changed on the way.
+
+They are XXH3's of 64 bits, which miss one change in 2^64 and are faster than to copy the memory. They are for
+faults of hardware and of systems. Who changes things on purpose is kept out by TLS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import xxhash
+
+
+class CorruptedError(OSError):
+    """What has arrived is not what was sent."""
+
+
+def digest_of(content: bytes | bytearray | memoryview, seed: int = 0) -> int:
+    """The digest of contiguous bytes."""
+    return xxhash.xxh3_64_intdigest(content, seed)
+
+
+def digest_of_all(pieces: Sequence[memoryview]) -> int:
+    """The digest of the bytes of all pieces, one after the other."""
+    if len(pieces) == 1:
+        return digest_of(pieces[0])
+    digest = Digest()
+    for piece in pieces:
+        digest.add(piece)
+    return digest.value()
+
+
+class Digest:
+    """The digest of bytes that come one piece after the other."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_64()
+
+    def add(self, piece: memoryview) -> None:
+        """Appends contiguous bytes."""
+        self._state.update(piece)
+
+    def value(self) -> int:
+        """That of all bytes so far."""
+        return self._state.intdigest()

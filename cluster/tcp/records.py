@@ -1,0 +1,141 @@
+"""Records: how bytes travel over a connection, so that none that was changed on the way is ever delivered.
+
+A record is a head and its content. The head has the length of the content, its digest, and a digest of the
+head itself, which also depends on the number of the record. So a reader never believes a length that was
+changed, which it would wait for, and notices a record that is missing, or comes twice.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+
+from cluster.digests import CorruptedError, digest_of, digest_of_all
+
+_RECORD_BYTES = 256 * 1024
+"""The most that a record has. It stays in a processor's cache from its digest until it is sent, and from its
+arrival until its digest."""
+
+_LARGE_BYTES = 64 * 1024
+"""Larger pieces have records of their own, which are received where their reader wants them."""
+
+_AHEAD_BYTES = 64 * 1024
+"""How much is received at a time where little is wanted."""
+
+_HEAD = struct.Struct("<IQ")  # the bytes of the content, and its digest
+_DIGEST = struct.Struct("<Q")  # of the head
+_HEAD_BYTES = _HEAD.size + _DIGEST.size
+
+
+class RecordWriter:
+    """Makes the records of one direction of a connection; they have to be sent in the order in which they are
+    made."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def records(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+        """What is to be sent for these bytes: a record at a time, which is made when it is asked for."""
+        for content in _divided(pieces):
+            head = _HEAD.pack(sum(piece.nbytes for piece in content), digest_of_all(content))
+            sealed = head + _DIGEST.pack(digest_of(head, self._number))
+            self._number += 1
+            yield [memoryview(sealed), *content]
+
+
+def _divided(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """The contents of records: small pieces together, large ones alone, and in several records."""
+    small: list[memoryview] = []
+    num_bytes = 0
+    for piece in pieces:
+        if small and num_bytes + piece.nbytes > _LARGE_BYTES:
+            yield small
+            small, num_bytes = [], 0
+        if piece.nbytes > _LARGE_BYTES:
+            for start in range(0, piece.nbytes, _RECORD_BYTES):
+                yield [piece[start : start + _RECORD_BYTES]]
+        elif piece.nbytes:
+            small.append(piece)
+            num_bytes += piece.nbytes
+    if small:
+        yield small
+
+
+class RecordReader:
+    """Receives the records of one direction of a connection. One thread uses it.
+
+    Args:
+      tcp: the socket, which blocks.
+      ahead: what was received of the records already.
+    """
+
+    def __init__(self, tcp: socket.socket, ahead: bytes = b""):
+        self._tcp = tcp
+        self._ways = "{}:{} to {}:{}".format(*tcp.getpeername(), *tcp.getsockname())
+        self._number = 0
+        self._ahead = memoryview(ahead)
+        self._received = memoryview(bytearray(_AHEAD_BYTES))
+        self._record = memoryview(bytearray(_RECORD_BYTES))
+        self._rest = self._record[:0]  # of the last record, which nobody has asked for yet
+
+    def read(self) -> memoryview:
+        """Waits for the content of the next record, in memory that is used again for the one after it.
+
+        Raises: ``EOFError`` or ``OSError`` when the connection has ended, ``CorruptedError`` when the record
+          is not the one that was sent next.
+        """
+        return self._read_content(self._record, *self._read_head())
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Waits until the buffer is full, of as many records as that takes. Raises as ``read``."""
+        while buffer:
+            if not self._rest:
+                num_bytes, digest = self._read_head(is_alone=buffer.nbytes > _LARGE_BYTES)
+                if num_bytes <= buffer.nbytes:
+                    self._read_content(buffer, num_bytes, digest)
+                    buffer = buffer[num_bytes:]
+                    continue
+                self._rest = self._read_content(self._record, num_bytes, digest)
+            count = min(len(self._rest), len(buffer))
+            buffer[:count] = self._rest[:count]
+            self._rest, buffer = self._rest[count:], buffer[count:]
+
+    def _read_head(self, is_alone: bool = False) -> tuple[int, int]:
+        """The bytes of the next record's content, and its digest."""
+        head = bytearray(_HEAD_BYTES)
+        self._receive(memoryview(head), is_alone)
+        if _DIGEST.pack(digest_of(head[: _HEAD.size], self._number)) != head[_HEAD.size :]:
+            raise self._corrupted("head")
+        num_bytes, digest = _HEAD.unpack_from(head)
+        return num_bytes, digest
+
+    def _read_content(self, memory: memoryview, num_bytes: int, digest: int) -> memoryview:
+        content = memory[:num_bytes]
+        self._receive(content)
+        if digest_of(content) != digest:
+            raise self._corrupted("content")
+        self._number += 1
+        return content
+
+    def _corrupted(self, what: str) -> CorruptedError:
+        return CorruptedError(f"the {what} of record {self._number} from {self._ways} was changed on the way")
+
+    def _receive(self, buffer: memoryview, is_alone: bool = False) -> None:
+        """Fills a buffer. What comes after a small one is received with it, unless it ``is_alone``."""
+        while buffer:
+            if not self._ahead and len(buffer) < _AHEAD_BYTES and not is_alone:
+                self._ahead = self._received[: self._receive_some(self._received)]
+            if self._ahead:
+                count = min(len(self._ahead), len(buffer))
+                buffer[:count] = self._ahead[:count]
+                self._ahead = self._ahead[count:]
+            else:
+                count = self._receive_some(buffer, socket.MSG_WAITALL)
+            buffer = buffer[count:]
+
+    def _receive_some(self, buffer: memoryview, flags: int = 0) -> int:
+        count = self._tcp.recv_into(buffer, 0, flags)
+        if not count:
+            raise EOFError("the other end has closed the connection")
+        return count

@@ -1,0 +1,47 @@
+"""The headers that a sender writes to the pipe of the receiver's inbox, one for each message."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from cluster.digests import CorruptedError, digest_of
+from cluster.transports.inbox import HEADER_BYTES
+
+_FIELDS = struct.Struct("<iiqIIQ")
+_DIGEST = struct.Struct("<Q")
+assert _FIELDS.size + _DIGEST.size == HEADER_BYTES
+
+SLOT_DISCARDED = -1
+"""In place of a tag: the sender does not use the slot any more."""
+
+
+class SlotHeader(NamedTuple):
+    """Where a message is.
+
+    Attributes:
+      source: the process that sends.
+      tag, step: of the message.
+      slot, layout: their numbers; both were announced before.
+      digest: of what is in the slot.
+    """
+
+    source: int
+    tag: int
+    step: int
+    slot: int
+    layout: int
+    digest: int
+
+    def pack(self) -> bytes:
+        """The fields, and their digest."""
+        fields = _FIELDS.pack(*self)
+        return fields + _DIGEST.pack(digest_of(fields))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> SlotHeader:
+        """Raises: ``CorruptedError``."""
+        fields = packed[: _FIELDS.size]
+        if _DIGEST.pack(digest_of(fields)) != packed[_FIELDS.size :]:
+            raise CorruptedError("the header of a message was changed on the way")
+        return cls(*_FIELDS.unpack(fields))

@@ -1,0 +1,49 @@
+"""What an operation of ``treduce`` is: how the results of microbatches are combined."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+
+from mpmd.validation import shown
+
+
+class Op(Protocol):
+    """How one leaf of the loop's result is accumulated.
+
+    Its meaning, for ``n`` microbatches with results ``values``::
+
+        state = op.state(n, shape_and_dtype_of_a_value)
+        for index in range(n):
+            state = op.update(state, values[index], index)
+    """
+
+    def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
+        """The state before the first microbatch; ``a`` describes one microbatch's value.
+
+        Along explicit mesh axes it gets the sharding that ``update`` gives it.
+        """
+        ...
+
+    def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
+        """The state after microbatch ``index`` (int32 scalar); same shape and dtype as ``state``."""
+        ...
+
+
+def is_op(x: Any) -> bool:
+    """Whether it is an ``Op``."""
+    return hasattr(x, "state") and hasattr(x, "update") and not isinstance(x, type)
+
+
+def operation_faults(name: str, operation: Any) -> list[TypeError]:
+    """What is wrong with an ``Op``, or with a pytree of them; ``None`` may stand for ``None`` in a result."""
+    what = (
+        "an operation, such as mpmd.Mean, mpmd.Add or mpmd.Concat(axis=0), or an object with the methods "
+        "state and update"
+    )
+    return [
+        TypeError(f"{name} must be {what}, not {shown(leaf)}")
+        for leaf in jax.tree.leaves(operation, is_leaf=is_op)
+        if not is_op(leaf)
+    ]

@@ -1,0 +1,186 @@
+"""Faults of arguments, each an error that names the parameter, what it takes, and the value. No JAX.
+
+A public function looks at its arguments before it starts anything, and raises all that is wrong at once::
+
+    raise_faults(
+        int_fault("steps", steps),
+        number_fault("timeout", timeout, "a number of seconds", above=0),
+    )
+
+A value of a wrong type is a ``TypeError``, one of the right type that is out of range a ``ValueError``.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+Fault = TypeError | ValueError
+
+_SHOWN = 200
+"""The most characters of a value in a message: it may be an array, or a whole state."""
+
+
+def raise_faults(*faults: Fault | None, title: str = "") -> None:
+    """Raises all faults as one error: ``TypeError`` if one of them is, else ``ValueError``.
+
+    Args:
+      faults: errors; ``None`` for what is valid.
+      title: stands before them.
+    """
+    if found := [fault for fault in faults if fault is not None]:
+        kind = TypeError if any(isinstance(fault, TypeError) for fault in found) else ValueError
+        raise kind(title + "\n".join(map(str, found)))
+
+
+def shown(value: Any) -> str:
+    """A value in a message."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def is_int(value: Any) -> bool:
+    """Whether a value is an integer, of Python or numpy; a ``bool`` is none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number, of Python or numpy; a ``bool`` is none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether a value is a list, a tuple or the like, and no text."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def int_fault(
+    name: str, value: Any, least: float = 1, *, most: float = math.inf, optional: bool = False
+) -> Fault | None:
+    """The fault of an integer from ``least`` to ``most``; ``None`` is valid if it is ``optional``."""
+    if optional and value is None:
+        return None
+    bounds = (
+        ""
+        if math.isinf(least)
+        else f" of at least {least}"
+        if math.isinf(most)
+        else f" from {least} to {most}"
+    )
+    text = f"{name} must be a whole number{bounds}{_or_none(optional)}, not {shown(value)}"
+    if not is_int(value):
+        return TypeError(text)
+    return None if least <= value <= most else ValueError(text)
+
+
+def number_fault(
+    name: str,
+    value: Any,
+    what: str = "a number",
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    finite: bool = False,
+    optional: bool = False,
+) -> Fault | None:
+    """The fault of a number, which is not NaN.
+
+    Args:
+      what: the number, with its unit, such as ``a number of seconds``.
+      least, above: a bound that belongs to the range, or does not.
+      finite: whether infinity is refused.
+      optional: whether ``None`` is valid.
+    """
+    if optional and value is None:
+        return None
+    bound = f" of at least {least}" if least is not None else "" if above is None else f" above {above}"
+    kind = "a finite" + what[1:] if finite else what
+    text = f"{name} must be {kind}{bound}{_or_none(optional)}, not {shown(value)}"
+    if not is_number(value):
+        return TypeError(text)
+    in_range = (least is None or value >= least) and (above is None or value > above)
+    return (
+        None
+        if in_range and not math.isnan(value) and (math.isfinite(value) or not finite)
+        else ValueError(text)
+    )
+
+
+def type_fault(name: str, value: Any, types: Any, what: str, *, optional: bool = False) -> TypeError | None:
+    """The fault of a value that has to be of some types, as ``isinstance`` takes them.
+
+    Args:
+      what: the types in words, such as ``a str``.
+    """
+    if isinstance(value, types) or (optional and value is None):
+        return None
+    return TypeError(f"{name} must be {what}{_or_none(optional)}, not {shown(value)}")
+
+
+def str_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
+    """The fault of a text."""
+    return type_fault(name, value, str, "a str", optional=optional)
+
+
+def bool_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
+    """The fault of a flag: numbers are none."""
+    return type_fault(name, value, bool, "True or False", optional=optional)
+
+
+def path_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
+    """The fault of a path of the file system."""
+    return type_fault(name, value, str | os.PathLike, "a path, a str or os.PathLike", optional=optional)
+
+
+def callable_fault(name: str, value: Any) -> TypeError | None:
+    """The fault of a function."""
+    return None if callable(value) else TypeError(f"{name} must be a function, not {shown(value)}")
+
+
+def choice_fault(name: str, value: Any, choices: Collection[str]) -> Fault | None:
+    """The fault of one of some words."""
+    if isinstance(value, str) and value in choices:
+        return None
+    kind = ValueError if isinstance(value, str) else TypeError
+    return kind(f"{name} must be one of {', '.join(map(repr, choices))}, not {shown(value)}")
+
+
+def sequence_fault(name: str, value: Any, what: str) -> TypeError | None:
+    """The fault of a list, a tuple or the like; a text is none."""
+    return None if is_sequence(value) else TypeError(f"{name} must be {what}, not {shown(value)}")
+
+
+def int_faults(name: str, values: Iterable[Any], least: float = 1) -> Iterator[Fault | None]:
+    """The fault of each of some integers."""
+    return (int_fault(f"{name}[{i}]", value, least) for i, value in enumerate(values))
+
+
+def positions_faults(name: str, value: Any) -> Iterator[Fault | None]:
+    """The fault of the position of an argument, or with the positions of several."""
+    if is_int(value):
+        return
+    yield type_fault(name, value, Iterable, "the position of an argument, or a sequence of positions")
+    if isinstance(value, str | Mapping):
+        yield TypeError(
+            f"{name} must be the position of an argument, or a sequence of positions, not {shown(value)}"
+        )
+    elif isinstance(value, Collection):
+        yield from int_faults(name, value, -math.inf)
+
+
+def names_faults(name: str, value: Any) -> Iterator[Fault | None]:
+    """The fault of the name of an argument, or with the names of several."""
+    if isinstance(value, str):
+        return
+    if isinstance(value, Iterable) and not isinstance(value, Mapping):
+        yield from (str_fault(f"{name}[{i}]", each) for i, each in enumerate(value))
+    else:
+        what = "the name of an argument, or a sequence of names"
+        yield TypeError(f"{name} must be {what}, not {shown(value)}")
+
+
+def _or_none(optional: bool) -> str:
+    return ", or None" if optional else ""

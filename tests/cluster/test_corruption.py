@@ -1,0 +1,266 @@
+"""A bit that flips on the way: every one ends in an error that names both ends, and none is waited for."""
+
+import os
+import queue
+import random
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import pytest
+
+from cluster.agreement import Agreement
+from cluster.digests import CorruptedError
+from cluster.endpoint import endpoints
+from cluster.tcp import sockets
+from cluster.tcp.credentials import make_credentials
+from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.rpc import Client, Server
+from cluster.transports import inbox as inbox_module
+from cluster.transports.inbox import HEADER_BYTES, PeerLostError
+from cluster.transports.router import Router
+from cluster.transports.shared_memory.announcements import Announcement
+from cluster.world import WorldLostError
+from mpmd.errors import StepAborted
+from mpmd.runtime.transport import MessageId
+from tests.support.proxy import Flips, Proxy
+
+SECONDS = 20
+BOTH_ENDS = r"127\.0\.0\.1:\d+ to 127\.0\.0\.1:\d+ was changed on the way"
+GONE = "group 0 is gone: what it sends to group 1 does not arrive as it was sent: .* was changed on the way"
+
+SMALL = np.arange(1000, dtype="float32")
+LARGE = np.arange(200_000, dtype="float32")
+
+
+class Pair:
+    """Group 0 sends to group 1, with a proxy between them where they use TCP."""
+
+    def __init__(self, name, encryption):
+        submeshes = [jax.sharding.Mesh(np.array(jax.devices()[i : i + 1]), ("stage",)) for i in range(2)]
+        self.ends = [Router(*each) for each in zip(endpoints([1, 1]), submeshes, strict=True)]
+        self.wanted = [jax.sharding.SingleDeviceSharding(jax.devices()[1])]
+        self.flips, self.proxy = Flips(), None
+        credentials = make_credentials(encryption)
+        addresses = [end.listen([name], "127.0.0.1", credentials) for end in self.ends]
+        if name != "shared_memory":
+            addresses[1][name] = self.through_proxy(addresses[1][name])
+        with ThreadPoolExecutor(1) as thread:
+            accepting = thread.submit(self.ends[1].connect, {0: name}, addresses)
+            self.ends[0].connect({1: name}, addresses)
+            accepting.result(SECONDS)
+
+    def through_proxy(self, address):
+        if not isinstance(address, sockets.Address):  # that of a device transport
+            return address._replace(connections=self.through_proxy(address.connections))
+        self.proxy = Proxy(address, self.flips)
+        return self.proxy.address
+
+    def send(self, tag, array):
+        self.ends[0].send(MessageId(0, 0, 1, tag), [array])
+
+    def take(self, tag):
+        return np.array(self.ends[1].recv(MessageId(0, 0, 1, tag), self.wanted)[0])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        for end in self.ends:
+            end.close()
+        if self.proxy is not None:
+            self.proxy.__exit__()
+
+
+def assert_lost(pair, tag):
+    """The receiving end does not wait, gets no value, and says who is lost to whom, and why."""
+    with pytest.raises(StepAborted, match=GONE):
+        pair.take(tag)
+    assert isinstance(pair.ends[1].lost, PeerLostError)
+    assert (pair.ends[1].lost.process, "group 1" in str(pair.ends[1].lost)) == (0, True)
+
+
+def message_bytes(name, encryption, array):
+    """How many bytes a message takes on the way, once its layout is known."""
+    with Pair(name, encryption) as pair:
+        pair.send(0, array)
+        pair.take(0)
+        before = pair.flips.passed
+        pair.send(1, array)
+        pair.take(1)
+        return pair.flips.passed - before
+
+
+def offsets(num_bytes, num_first, count):
+    """Each of the first bytes, some of the others, and the last."""
+    rest = random.Random(num_bytes).sample(range(num_first, num_bytes - 1), count)
+    return [*range(num_first), *rest, num_bytes - 1]
+
+
+@pytest.mark.parametrize("array", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize(("encryption", "num_first"), [(False, 50), (True, 10)], ids=["clear", "encrypted"])
+def test_a_bit_that_flips_on_the_network_ends_the_connection(array, encryption, num_first):
+    """In the length of a record, its digests, the header of a message, with its tag and step, or a value."""
+    num_bytes = message_bytes("network", encryption, array)
+    assert num_bytes > array.nbytes + 41
+    for offset in offsets(num_bytes, num_first, 8):
+        with Pair("network", encryption) as pair:
+            pair.send(0, array)
+            assert (pair.take(0) == array).all()
+            pair.flips.arm(offset, offset % 8)
+            pair.send(1, array)
+            assert_lost(pair, 1)
+
+
+def test_a_bit_that_flips_in_the_announcement_of_types_ends_the_connection():
+    with Pair("network", False) as pair:
+        pair.flips.arm(45)
+        pair.send(0, SMALL)
+        assert_lost(pair, 0)
+
+
+def test_the_end_that_has_sent_what_was_changed_notices_it_too(monkeypatch):
+    monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
+    with Pair("network", False) as pair:
+        pair.flips.arm(30)
+        pair.send(0, SMALL)
+        with pytest.raises(StepAborted, match="group 1 is gone"):
+            pair.ends[0].recv(MessageId(0, 1, 0, 0), pair.wanted)
+
+
+@pytest.mark.parametrize("offset", [3, 30, 500])
+def test_a_bit_that_flips_in_what_the_device_transport_announces_ends_the_connection(offset):
+    with Pair("device", False) as pair:
+        pair.send(0, SMALL)
+        assert (pair.take(0) == SMALL).all()
+        pair.flips.arm(offset)
+        pair.send(1, SMALL)
+        assert_lost(pair, 1)
+
+
+@pytest.mark.parametrize("array", [SMALL, LARGE], ids=["small", "large"])
+def test_a_bit_that_flips_in_shared_memory_ends_the_connection(array):
+    for byte in (0, 1, array.nbytes // 2, array.nbytes - 1):
+        with Pair("shared_memory", False) as pair:
+            pair.send(0, array)
+            pair.ends[1].begin_step(0)
+            (sender,) = pair.ends[0]._routes[1]._senders.values()
+            (slots,) = sender._slots.values()
+            slots[0]._memory[slots[0]._start + 64 + byte] ^= 4
+            assert_lost(pair, 0)
+
+
+def test_a_bit_that_flips_in_the_header_of_a_message_in_shared_memory_ends_the_connection():
+    """In its source, its tag, its step, the numbers of its slot and layout, or a digest."""
+    for byte in range(HEADER_BYTES):
+        with Pair("shared_memory", False) as pair:
+            pair.send(0, SMALL)
+            assert (pair.take(0) == SMALL).all()
+            (sender,) = pair.ends[0]._routes[1]._senders.values()
+            sender._write_fd = flipping_pipe(sender._write_fd, byte)
+            pair.send(1, SMALL)
+            assert_lost(pair, 1)
+
+
+def flipping_pipe(write_fd, byte):
+    """A descriptor of a pipe from which what is written comes to another one, with a bit flipped."""
+    reading, writing = os.pipe()
+
+    def pump():
+        header = bytearray(os.read(reading, HEADER_BYTES))
+        header[byte] ^= 2
+        os.write(write_fd, header)
+        os.close(reading)
+        os.close(write_fd)
+
+    threading.Thread(target=pump).start()
+    return writing
+
+
+@pytest.mark.parametrize("count", [1, 5000], ids=["in a packet", "in memory"])
+def test_a_bit_that_flips_in_an_announcement_of_shared_memory_ends_the_connection(monkeypatch, count):
+    """In its head, or in the types that follow, or are in memory."""
+    send = Announcement.send
+    for byte in (0, 1, 8, -1):
+        with Pair("shared_memory", False) as pair, monkeypatch.context() as patch:
+
+            def send_flipped(announced, connection, byte=byte):
+                packet = bytearray(announced.packet)
+                if len(packet) > 9 or byte >= 0:
+                    packet[byte] ^= 1
+                else:
+                    with open(announced.descriptors[0], "r+b", closefd=False) as memory:
+                        memory.write(b"\3")
+                send(announced._replace(packet=bytes(packet)), connection)
+
+            patch.setattr(Announcement, "send", send_flipped)
+            pair.ends[0].send(MessageId(0, 0, 1, 0), [np.full(3, i, "int16") for i in range(count)])
+            assert_lost(pair, 0)
+
+
+def call_through_proxy(offset, of_reply):
+    """The errors that both ends of the driver's connection raise when a bit of a request or reply flips."""
+    credentials = make_credentials(False)
+    server, flips = Server("group 3", "127.0.0.1", credentials), Flips()
+    replies, ends = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def change(direction, content):
+        return flips(direction ^ of_reply, content)
+
+    with ThreadPoolExecutor(1) as thread, Proxy(server.address, change) as proxy:
+        serving = thread.submit(server.serve, lambda method, arguments: arguments)
+        connection = FrameConnection(sockets.connect(proxy.address, credentials, SECONDS))
+        client = Client(connection, replies.put, ends.put)
+        client.send(encode(0, ("echo", (SMALL,))))
+        replies.get(timeout=SECONDS)
+        flips.arm(offset)
+        client.send(encode(1, ("echo", (SMALL, LARGE))))
+        ended = ends.get(timeout=SECONDS)
+        served = serving.exception(SECONDS)
+        client.close()
+        assert replies.empty()
+        return ended if of_reply else served
+
+
+@pytest.mark.parametrize("of_reply", [False, True], ids=["request", "reply"])
+@pytest.mark.parametrize("offset", [0, 5, 15, 21, 30, 45, 1000, 10_000, 800_000])
+def test_a_bit_that_flips_in_a_request_or_reply_ends_the_connection_of_the_driver(offset, of_reply):
+    error = call_through_proxy(offset, of_reply)
+    assert isinstance(error, CorruptedError)
+    assert re.search(BOTH_ENDS, str(error))
+
+
+@pytest.mark.parametrize("offset", [2, 12, 25, 60])
+def test_a_bit_that_flips_in_a_vote_ends_the_connection_of_a_group(offset):
+    members, credentials, flips = [Agreement(rank, 2) for rank in range(2)], make_credentials(False), Flips()
+    with Proxy(members[0].listen("127.0.0.1"), flips) as proxy, ThreadPoolExecutor(2) as threads:
+        joining = threads.submit(members[0].connect, None, credentials, SECONDS)
+        members[1].connect(proxy.address, credentials, SECONDS)
+        joining.result(SECONDS)
+        flips.arm(offset)
+        agreeing = [threads.submit(member.agree, 1) for member in members]
+        with pytest.raises(WorldLostError, match=BOTH_ENDS):
+            agreeing[0].result(SECONDS)
+        with pytest.raises((WorldLostError, StepAborted)):
+            agreeing[1].result(SECONDS)
+        for member in members:
+            member.close()
+
+
+def test_a_bit_that_flips_in_a_greeting_keeps_nobody_waiting():
+    credentials = make_credentials(False)
+    for offset in (0, 31, 36, 37, 68):
+        with sockets.Listener("127.0.0.1") as listener, ThreadPoolExecutor(1) as thread:
+            flips = Flips()
+            flips.arm(offset)
+            accepting = thread.submit(listener.accept, credentials)
+            with (
+                Proxy(listener.address, flips) as proxy,
+                pytest.raises(ConnectionError, match=r"127\.0\.0\.1"),
+            ):
+                sockets.connect(proxy.address, credentials, SECONDS)
+            assert not accepting.done()
+            listener.interrupt()
+            assert isinstance(accepting.exception(SECONDS), ConnectionError)

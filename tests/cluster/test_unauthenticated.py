@@ -1,0 +1,266 @@
+"""Every socket that listens, against who knows no secret: nothing is unpickled, and nobody waits."""
+
+import contextlib
+import errno
+import pickle
+import random
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from cluster.agreement import Agreement
+from cluster.endpoint import endpoints
+from cluster.tcp import greeting, sockets
+from cluster.tcp.credentials import make_credentials
+from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.local import LocalAddress, LocalListener, connect_locally
+from cluster.tcp.records import RecordWriter
+from cluster.tcp.rpc import Server
+from cluster.transports.router import Router
+from mpmd.runtime.transport import MessageId
+
+SECONDS = 20
+CREDENTIALS = make_credentials(encryption=True)
+
+
+class Port(NamedTuple):
+    """Where a process listens, and what has its peers connect there and exchange something."""
+
+    address: Any
+    admit: Callable[[], None]
+
+
+@contextlib.contextmanager
+def of_transport(name):
+    submeshes = [jax.sharding.Mesh(np.array(jax.devices()[i : i + 1]), ("stage",)) for i in range(2)]
+    ends = [Router(*each) for each in zip(endpoints([1, 1]), submeshes, strict=True)]
+    addresses = [end.listen([name], "127.0.0.1", CREDENTIALS) for end in ends]
+
+    def admit():
+        with ThreadPoolExecutor(1) as thread:
+            accepting = thread.submit(ends[1].connect, {0: name}, addresses)
+            ends[0].connect({1: name}, addresses)
+            accepting.result(SECONDS)
+        ends[0].send(MessageId(0, 0, 1, 0), [np.arange(70_000)])
+        wanted = [jax.sharding.SingleDeviceSharding(jax.devices()[1])]
+        np.testing.assert_array_equal(ends[1].recv(MessageId(0, 0, 1, 0), wanted)[0], np.arange(70_000))
+
+    address = addresses[1][name]
+    yield Port(address.connections if name == "device" else address, admit)
+    for end in ends:
+        end.close()
+
+
+@contextlib.contextmanager
+def of_agreement():
+    members = [Agreement(rank, 2) for rank in range(2)]
+    address = members[0].listen("127.0.0.1")
+
+    def admit():
+        with ThreadPoolExecutor(1) as thread:
+            joining = thread.submit(members[0].connect, None, CREDENTIALS, SECONDS)
+            members[1].connect(address, CREDENTIALS, SECONDS)
+            joining.result(SECONDS)
+            agreeing = thread.submit(members[0].agree, 1)
+            members[1].agree(1)
+            agreeing.result(SECONDS)
+
+    yield Port(address, admit)
+    for member in members:
+        member.close()
+
+
+@contextlib.contextmanager
+def of_driver():
+    server = Server("group 0", "127.0.0.1", CREDENTIALS)
+
+    def admit():
+        with ThreadPoolExecutor(1) as thread:
+            serving = thread.submit(server.serve, lambda method, arguments: arguments)
+            driver = FrameConnection(sockets.connect(server.address, CREDENTIALS, SECONDS))
+            driver.write(encode(3, ("run", (1, 2))))
+            assert driver.read().decode() == (1, 2)
+            driver.end()
+            driver.close()
+            serving.result(SECONDS)
+
+    yield Port(server.address, admit)
+    server.stop_listening()
+
+
+PORTS = {
+    "shared memory": lambda: of_transport("shared_memory"),
+    "network": lambda: of_transport("network"),
+    "device": lambda: of_transport("device"),
+    "agreement": of_agreement,
+    "driver": of_driver,
+}
+
+
+class Mark:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def pickles(path):
+    """A pickle, alone and as every frame and packet that has ever been one of the project's."""
+    pickled = pickle.dumps(Mark(path))
+    frame = struct.pack("<QQI", 0, len(pickled), 0) + pickled
+    (record,) = RecordWriter().records([memoryview(frame)])
+    announced = struct.pack("<BQqi", 0, len(pickled), 0, 0) + pickled
+    return [pickled, b"\0" + pickled, struct.pack("<i", 0), frame, b"".join(record), announced]
+
+
+CONTENTS = {
+    "silence": lambda path: [],
+    "garbage": lambda path: [random.Random(0).randbytes(size) for size in (4, 69, 101, 30_000)],
+    "pickle": pickles,
+}
+
+
+def stranger(address):
+    if isinstance(address, LocalAddress):
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link.connect("\0" + address.name)
+    else:
+        link = socket.create_connection(address[:2])
+    link.settimeout(SECONDS)
+    return link
+
+
+def all_received(link):
+    """What a stranger gets until it is refused, and how many file descriptors."""
+    received, num_descriptors = b"", 0
+    with contextlib.suppress(ConnectionError):
+        while True:
+            part, descriptors, _, _ = socket.recv_fds(link, 10_000, 10)
+            num_descriptors += len(descriptors)
+            if not part:
+                break
+            received += part
+    return received, num_descriptors
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+@pytest.mark.parametrize("port", PORTS.values(), ids=PORTS)
+def test_nothing_is_unpickled_and_nobody_waits_for_who_knows_no_secret(monkeypatch, tmp_path, port, content):
+    """Strangers that stay, also those that stay silent, and each packet of theirs as the first word."""
+    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 1000)
+    packets = content(tmp_path / "mark")
+    with port() as (address, admit), contextlib.ExitStack() as stack:
+        strangers = []
+        for i in range(max(len(packets), 1)):
+            strangers.append(stack.enter_context(stranger(address)))
+            with contextlib.suppress(ConnectionError):  # it is refused before it has sent all
+                for packet in packets[i:] + packets[:i]:
+                    strangers[-1].sendall(packet)
+        admit()
+        for each in strangers:
+            received, num_descriptors = all_received(each)
+            assert len(received) <= greeting.CHALLENGE_BYTES
+            assert num_descriptors == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_local_socket_admits_only_who_knows_the_secret():
+    with LocalListener() as listener, ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(listener.accept, CREDENTIALS)
+        with pytest.raises(ConnectionError, match="secrets differ"):
+            connect_locally(listener.address, make_credentials(), SECONDS, 3)
+        with connect_locally(listener.address, CREDENTIALS, SECONDS, 7) as link:
+            number, other = accepting.result(SECONDS)
+            with other:
+                assert number == 7
+                link.send(b"hello")
+                assert other.recv(100) == b"hello"
+
+
+def test_who_connects_to_a_local_socket_that_stays_silent_does_not_wait_forever():
+    """Also where more wait than its queue takes."""
+    with LocalListener() as listener:
+        listener._socket.listen(0)
+        for _ in range(2):  # the first one stays in the queue
+            with pytest.raises(ConnectionError, match="no connection to a process of this node: no answer"):
+                connect_locally(listener.address, CREDENTIALS, 0.1, 3)
+    with pytest.raises(ConnectionError, match="refused"):
+        connect_locally(listener.address, CREDENTIALS, 0.1, 3)
+
+
+class Exhausted:
+    """A socket that listens, in a process without free descriptors until ``is_full`` is ``False``."""
+
+    def __init__(self, listening):
+        self.listening = listening
+        self.is_full = True
+        self.num_failed = 0
+
+    def accept(self):
+        if self.is_full:
+            self.num_failed += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.listening.accept()
+
+    def __getattr__(self, name):
+        return getattr(self.listening, name)
+
+
+def test_a_process_without_descriptors_tries_now_and_then_to_accept():
+    with sockets.Listener("127.0.0.1") as listener, ThreadPoolExecutor(2) as threads:
+        listener._socket = exhausted = Exhausted(listener._socket)
+        accepting = threads.submit(listener.accept, CREDENTIALS)
+        connecting = threads.submit(sockets.connect, listener.address, CREDENTIALS, SECONDS)
+        while exhausted.num_failed < 3:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        assert exhausted.num_failed < 100, "it tries all the time"
+        assert not accepting.done()
+        exhausted.is_full = False
+        connecting.result(SECONDS).close()
+        accepting.result(SECONDS)[1].close()
+
+
+ACCEPTS = """
+import pickle, resource, sys
+from cluster.tcp import greeting
+from cluster.tcp.sockets import Listener
+
+greeting._GREETING_SECONDS = 1000
+credentials = pickle.load(sys.stdin.buffer)
+with Listener("127.0.0.1") as listener:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    sys.stdout.buffer.write(pickle.dumps(tuple(listener.address)))
+    sys.stdout.buffer.flush()
+    number, connection = listener.accept(credentials)
+    connection.write([memoryview(b"welcome")])
+"""
+
+
+@pytest.mark.parametrize("encryption", [False, True], ids=["clear", "encrypted"])
+def test_strangers_that_take_all_descriptors_keep_no_peer_waiting(encryption):
+    credentials = make_credentials(encryption)
+    process = subprocess.Popen([sys.executable, "-c", ACCEPTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        process.stdin.write(pickle.dumps(credentials))
+        process.stdin.close()
+        address = sockets.Address(*pickle.load(process.stdout))
+        for _ in range(100):
+            stack.enter_context(stranger(address))
+        with sockets.connect(address, credentials, SECONDS) as connection:
+            answer = bytearray(7)
+            connection.read_into(memoryview(answer))
+            assert answer == b"welcome"
