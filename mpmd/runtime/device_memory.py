@@ -15,7 +15,7 @@ def memory_limit(devices: Sequence[jax.Device]) -> int:
 
 
 def measured_peak(devices: Sequence[jax.Device]) -> int | None:
-    """The most bytes that were ever allocated on one of the devices; ``None`` where JAX does not count them."""
+    """The most bytes that were ever allocated on one of the devices; ``None`` where JAX does not count."""
     stats = [device.memory_stats() or {} for device in devices]
     peaks = [counted["peak_bytes_in_use"] for counted in stats if "peak_bytes_in_use" in counted]
     return max(peaks, default=None)
