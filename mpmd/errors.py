@@ -1,4 +1,4 @@
-"""The exceptions users see."""
+"""The exceptions and warnings users see."""
 
 from __future__ import annotations
 
@@ -13,8 +13,32 @@ class CompileError(ValueError):
         super().__init__("\n".join(self.faults))
 
 
-class PerformanceWarning(UserWarning):
+class StepWarning(UserWarning):
+    """A step computes what ``jax.jit`` does, but is probably not what its user had in mind.
+
+    Given once, when a step is compiled; the message says what to write. Each kind is a category of its own,
+    which ``warnings.filterwarnings`` can make an error or silence.
+    """
+
+
+class PerformanceWarning(StepWarning):
     """The step computes the right numbers, but not as a pipeline should; the message says how to mend it."""
+
+
+class UnreadMicrobatchWarning(StepWarning):
+    """A loop's function does not read its microbatch, so each microbatch computes the same."""
+
+
+class SharedKeyWarning(StepWarning):
+    """A loop draws the same random numbers in every microbatch."""
+
+
+class IdleGroupWarning(StepWarning):
+    """A group of the mesh has no stage of the step."""
+
+
+class UndonatedStateWarning(StepWarning):
+    """Memory is short, and the state that a step returns anew is not donated."""
 
 
 class PlanError(AssertionError):

@@ -18,7 +18,7 @@ from mpmd.arguments.signature import CallSignature
 from mpmd.array import MpmdArray, StepFuture
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.events import Event
-from mpmd.explanation import Report, report
+from mpmd.explanation import Report, report, warn_of_undonated_state
 from mpmd.initialize import compile_init
 from mpmd.ir import InputLeaf, Plan
 from mpmd.mesh import GroupMesh
@@ -61,6 +61,8 @@ class LoadedStep(PlannedStep):
             self._verified = compiled.verified if resolved is compiled.program.plan else verify(resolved)
         self._seconds = watch.seconds
         self._plan = plan = loaded.plan
+        state = compiled.traced.carried_state
+        warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]

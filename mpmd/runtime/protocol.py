@@ -35,6 +35,7 @@ class LoadedProgram:
         where functions travel to other processes; ``load``, until the last group had compiled.
       xla_seconds: for each group, how long XLA compiled; groups compile at the same time.
       memory: what XLA needs to run each executable, where the groups' backend says.
+      memory_limits: for each group, the bytes that each of its devices has.
       holdings: where the messages of an edge are until they are used; in the receiver's memory where it does
         not say.
     """
@@ -44,6 +45,7 @@ class LoadedProgram:
     seconds: Mapping[str, float]
     xla_seconds: tuple[float, ...]
     memory: Mapping[str, ExecutableMemory]
+    memory_limits: tuple[int, ...]
     holdings: Mapping[Edge, Holding]
 
     @property
@@ -72,6 +74,7 @@ class LoadedProgram:
             seconds=seconds,
             xla_seconds=tuple(reply.xla_seconds for reply in replies),
             memory=memory,
+            memory_limits=tuple(reply.memory_limit for reply in replies),
             holdings=holdings,
         )
 

@@ -43,15 +43,18 @@ class LoadReply:
     Attributes:
       xla_seconds: how long XLA took.
       memory: what XLA needs to run each executable, where the backend says.
+      memory_limit: the bytes that each of its devices has.
     """
 
     xla_seconds: float
     memory: Mapping[str, ExecutableMemory]
+    memory_limit: int
 
     def __or__(self, other: LoadReply) -> LoadReply:
         """What holds of two processes of a group."""
         both = {name: self.memory[name] | other.memory[name] for name in self.memory.keys() & other.memory}
-        return LoadReply(max(self.xla_seconds, other.xla_seconds), both)
+        limit = min(self.memory_limit, other.memory_limit)
+        return LoadReply(max(self.xla_seconds, other.xla_seconds), both, limit)
 
 
 @dataclasses.dataclass(frozen=True)

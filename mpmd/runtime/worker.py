@@ -25,6 +25,7 @@ from mpmd.runtime.compiling import (
     compile_with_open_specs,
     memory_of,
 )
+from mpmd.runtime.device_memory import measured_peak, memory_limit
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.requests import (
     INLINE_BYTES,
@@ -188,6 +189,7 @@ class GroupWorker:
         return LoadReply(
             xla_seconds=ahead.watch.seconds.get("xla", 0.0),
             memory={name: needed for name, needed in memory.items() if needed},
+            memory_limit=memory_limit(self.submesh.local_devices),
         )
 
     def _program(
@@ -348,13 +350,8 @@ class GroupWorker:
             self._ahead.pop(number, None)
 
     def measured_peak(self) -> int | None:
-        """The most bytes that were ever allocated on one of this process's devices, where JAX counts them.
-
-        May be called from any thread.
-        """
-        stats = [device.memory_stats() or {} for device in self.submesh.local_devices]
-        peaks = [counted["peak_bytes_in_use"] for counted in stats if "peak_bytes_in_use" in counted]
-        return max(peaks, default=None)
+        """As ``device_memory.measured_peak`` of this process's devices. May be called from any thread."""
+        return measured_peak(self.submesh.local_devices)
 
     def keep_only(self, programs: Collection[int]) -> None:
         """Drops all other programs, and what is compiled of others."""
