@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "mpmd.sharding": "mpmd.ir",
     "mpmd.callbacks": "mpmd.keys",
     "mpmd.program": "mpmd.callbacks mpmd.ir mpmd.sharding",
+    "mpmd.collectives": "mpmd.program mpmd.sharding",
     "mpmd.reshard": "mpmd.ir mpmd.specs",
     "mpmd.routes": "mpmd.ir mpmd.reshard mpmd.specs",
     # Orders, and what reads a plan.
@@ -160,7 +161,7 @@ MAY_IMPORT = {
     "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "mpmd.array": "mpmd.compat mpmd.delegation mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime "
-    "mpmd.sharding",
+    "mpmd.sharding mpmd.specs",
     "mpmd.stacked_array": "mpmd.array mpmd.compat mpmd.placement mpmd.runtime mpmd.stack",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
     "mpmd.specs mpmd.stack mpmd.tables mpmd.tree",
@@ -168,9 +169,9 @@ MAY_IMPORT = {
     "mpmd.placement mpmd.runtime mpmd.stacked_array",
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
     "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate",
-    "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.planned_step mpmd.routes "
-    "mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.verify",
+    "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.collectives mpmd.compiler.pipeline "
+    "mpmd.events mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.planned_step "
+    "mpmd.routes mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.verify",
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compat mpmd.compiler.graph mpmd.compiler.pipeline "
