@@ -126,7 +126,7 @@ def run_marked(args: argparse.Namespace, groups: list[dict]) -> None:
     """The step of a model with a boundary, on groups of these shapes."""
     state, batch = make_state(args.dim, boundary=True), make_batch(args)
     step = functools.partial(train_step, schedule=mpmd.Std1F1B(NUM_STAGES))
-    with common.open_groups(groups, args.ray) as mesh:
+    with common.open_groups(groups, args.ray, args.transport) as mesh:
         step = mpmd.jit(step, mesh, in_shardings=(P(), P("data"))).compile(state, batch)
         print(step.report())
         assert_parity(step(state, batch), args)
@@ -161,7 +161,7 @@ def run_choice(choice: mpmd.Choice, args: argparse.Namespace) -> None:
     """Runs what was chosen, on groups of the chosen shapes."""
     print_choice(choice)
     state, batch = make_state(args.dim), make_batch(args)
-    with common.open_groups(choice.launch["groups"], args.ray) as mesh:
+    with common.open_groups(choice.launch["groups"], args.ray, args.transport) as mesh:
         step = choice.jit(mesh, donate_argnums=())
         state = step(state, batch)
         assert_parity(state, args)

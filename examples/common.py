@@ -11,13 +11,22 @@ import numpy as np
 
 import mpmd
 
+TRANSPORTS = ("auto", "shared_memory", "network", "device", "object_store")
+
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
 def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--ray`` and ``--address`` to an example that runs in one process by default."""
+    """Adds ``--ray``, and what is said of Ray, to an example that runs in one process by default."""
     parser.add_argument("--ray", action="store_true", help="Ray actors instead of one process")
-    parser.add_argument("--address", help="the Ray cluster to join with --ray; by default a local one")
+    add_ray_arguments(parser)
+
+
+def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the cluster that groups on Ray are on, and what moves arrays between them."""
+    add = parser.add_argument
+    add("--address", help="the Ray cluster to join, e.g. 'auto'; by default a local one is started")
+    add("--transport", choices=TRANSPORTS, default="auto", help="what moves arrays between groups on Ray")
 
 
 def add_group_arguments(parser: argparse.ArgumentParser, data: int = 1, model: int = 1) -> None:
@@ -60,6 +69,7 @@ def open_mesh(
     on_ray: bool,
     address: str | None = None,
     processes: int = 1,
+    transport: str = "auto",
     recover: bool = False,
 ):
     """A context manager that yields the MPMD mesh; its ``"stage"`` axis counts the groups.
@@ -75,7 +85,12 @@ def open_mesh(
         per_group = processes if processes > 1 else None
         recovery = cluster.Recovery() if recover else None
         return cluster.launch(
-            axes, mpmd_axis="stage", processes_per_group=per_group, address=address, recovery=recovery
+            axes,
+            mpmd_axis="stage",
+            processes_per_group=per_group,
+            address=address,
+            transport=transport,
+            recovery=recovery,
         )
     count = math.prod(axes.values())
     devices = jax.devices() if jax.device_count() >= count else jax.devices("cpu")
@@ -85,12 +100,12 @@ def open_mesh(
     return mpmd.MpmdMesh(jax.sharding.Mesh(devices, tuple(axes)), "stage")
 
 
-def open_groups(groups: Sequence[Mapping[str, int]], on_ray: bool):
+def open_groups(groups: Sequence[Mapping[str, int]], on_ray: bool, transport: str = "auto"):
     """As ``open_mesh``, for groups of different shapes: for each the sizes of its axes, 1 where not named."""
     if on_ray:
         import cluster
 
-        return cluster.launch(groups=groups)
+        return cluster.launch(groups=groups, transport=transport)
     axes = tuple({axis: None for group in groups for axis in group})
     shapes = [tuple(group.get(axis, 1) for axis in axes) for group in groups]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
