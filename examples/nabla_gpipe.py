@@ -66,13 +66,13 @@ def run(args: argparse.Namespace, num_microbatches: int) -> None:
 
 
 def check_inputs(step, mesh, args: argparse.Namespace) -> None:
-    """Each stage's weights and bias are on its group alone, the inputs on the first, the targets on the last."""
+    """Each stage's weights are on its group alone, the inputs on the first one, the targets on the last."""
     params, xs, ys = map(step.argument_leaves, range(3))
     leaves = [params[stage][name] for stage in range(NUM_STAGES) for name in ("w", "b")]
     for leaf in [*leaves, xs, ys]:
         print(
-            f"{leaf.path}: {leaf.aval.dtype}{leaf.aval.shape} on groups {leaf.mpmd_idxs}, sharded {leaf.spec}: "
-            f"{shard_shape(leaf, mesh)} on each device"
+            f"{leaf.path}: {leaf.aval.dtype}{leaf.aval.shape} on groups {leaf.mpmd_idxs}, "
+            f"sharded {leaf.spec}: {shard_shape(leaf, mesh)} on each device"
         )
     on_groups = [leaf.mpmd_idxs for leaf in [*leaves, xs, ys]]
     expected = [(stage,) for stage in range(NUM_STAGES) for _ in ("w", "b")]
@@ -119,7 +119,7 @@ def specs_of_values(plan) -> dict:
 
 
 def check_collectives(step, mesh, args: argparse.Namespace) -> None:
-    """What XLA compiled: with replicas each group sums its gradients over them; devices alone exchange nothing."""
+    """What XLA compiled: each group sums its gradients over replicas; a single device exchanges nothing."""
     collectives = step.collectives()
     for stage, program in enumerate(step.plan.programs):
         found = [c for name in {run.executable for run in program.runs} for c in collectives[name]]

@@ -73,7 +73,8 @@ MAY_IMPORT = {
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
     "mpmd.planner.profile mpmd.tables",
     "mpmd.planner.choice": "mpmd.decisions mpmd.mesh mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.hardware mpmd.planner.trials mpmd.simulate mpmd.step mpmd.tables",
+    "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.search mpmd.planner.trials "
+    "mpmd.simulate mpmd.step mpmd.tables",
     "mpmd.planner.choose": "mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
     "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons "
     "mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step",

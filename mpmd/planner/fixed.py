@@ -17,6 +17,7 @@ class Fixed:
 
     Attributes:
       groups: the number of groups.
+      num_layers: of a step that leaves its stages open.
       num_stages: of the schedule, of all groups.
       layers_per_stage: the layers of each stage, in order.
       schedule: a schedule, or the name of a family of ``mpmd.schedules.families.FAMILIES``, of any size.
@@ -28,6 +29,7 @@ class Fixed:
     """
 
     groups: int | None = None
+    num_layers: int | None = None
     num_stages: int | None = None
     layers_per_stage: tuple[int, ...] | None = None
     schedule: Schedule | str | None = None
@@ -64,7 +66,7 @@ class Fixed:
 
 
 def _faults(given: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("groups", "num_stages", "num_microbatches"):
+    for name in ("groups", "num_layers", "num_stages", "num_microbatches"):
         if (value := given.get(name)) is not None and not _is_count(value):
             yield f"{name} must be a whole number of at least 1, got {value!r}"
     layers = given.get("layers_per_stage")
