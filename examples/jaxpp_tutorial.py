@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
         params = init_params(args)
         print(f"\nFSDP by jax.jit on {NUM_GROUPS} devices")
         results = {"FSDP by jax.jit": train_fsdp(args, make_state(args, NUM_GROUPS, params), xs, targets)}
-        for num_stages in (NUM_GROUPS, args.layers):
+        for num_stages in dict.fromkeys((NUM_GROUPS, args.layers)):
             print(f"\n{num_stages} stages on {NUM_GROUPS} groups")
             state = make_state(args, num_stages, params)
             step = pipelined(args, mesh, num_stages, state, xs, targets)

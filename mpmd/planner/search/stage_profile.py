@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.choice_table import seconds_text
-from mpmd.planner.collectives import INNERMOST_FIRST, Place
+from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
 from mpmd.planner.fixed import Fixed
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Kind, Profile
@@ -90,21 +90,22 @@ def stage_profile(profile: Profile, cluster: Cluster, candidate: Candidate) -> S
 def _rows(profile: Profile, cluster: Cluster, candidate: Candidate) -> Iterator[StageCost]:
     model = CostModel(profile, cluster)
     space, way, alone = Space(model, Fixed()), Way.of(candidate), time_alone(cluster)
-    submeshes = [dict(submesh) for submesh in candidate.submeshes]
-    submeshes += [dict(s) for s in space.submeshes if space.divides((s,), way.num_microbatches)]
-    by_sizes = {tuple(submesh.get(kind, 1) for kind in INNERMOST_FIRST): submesh for submesh in submeshes}
+    submeshes = [*candidate.submeshes]
+    submeshes += [submesh for submesh in space.submeshes if space.divides((submesh,), way.num_microbatches)]
+    all_sizes = sorted({*map(_sizes, submeshes)}, key=lambda sizes: (math.prod(sizes), sizes))
     chosen = _stages_of(candidate)
     for first in range(len(profile.layers)):
         for stop in range(first + 1, len(profile.layers) + 1):
-            for sizes, submesh in sorted(by_sizes.items(), key=lambda pair: (_size(pair[0]), pair[0])):
+            for sizes in all_sizes:
+                submesh = dict(zip(INNERMOST_FIRST, sizes, strict=True))
                 until = model.table(model.setting(Place(0, submesh), way)).until
                 forward, backward = (
                     alone * float(until[name][stop] - until[name][first]) for name in ("forward", "backward")
                 )
-                nodes = -(-_size(sizes) // cluster.devices_per_node)
+                nodes = -(-math.prod(sizes) // cluster.devices_per_node)
                 yield StageCost(
                     layers=(first, stop - 1),
-                    mesh=(nodes, _size(sizes) // nodes),
+                    mesh=(nodes, math.prod(sizes) // nodes),
                     submesh=submesh,
                     forward=forward,
                     backward=backward,
@@ -112,8 +113,8 @@ def _rows(profile: Profile, cluster: Cluster, candidate: Candidate) -> Iterator[
                 )
 
 
-def _size(sizes: tuple[int, ...]) -> int:
-    return math.prod(sizes)
+def _sizes(submesh: Submesh) -> tuple[int, ...]:
+    return tuple(submesh.get(kind, 1) for kind in INNERMOST_FIRST)
 
 
 def _stages_of(candidate: Candidate) -> dict[tuple[int, int, tuple[int, ...]], list[int]]:
@@ -122,6 +123,6 @@ def _stages_of(candidate: Candidate) -> dict[tuple[int, int, tuple[int, ...]], l
     stops = [*itertools.accumulate(candidate.layers_per_stage)]
     found: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
     for stage, (stop, home) in enumerate(zip(stops, homes, strict=True)):
-        sizes = tuple(candidate.submeshes[home].get(kind, 1) for kind in INNERMOST_FIRST)
+        sizes = _sizes(candidate.submeshes[home])
         found.setdefault((stop - candidate.layers_per_stage[stage], stop, sizes), []).append(stage)
     return found
