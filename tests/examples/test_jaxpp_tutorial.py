@@ -72,7 +72,7 @@ def test_fsdp_needs_what_divides(example, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`with mesh:` context manager has been deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.with mesh.. context manager has been deprecated:DeprecationWarning")
 def test_the_tutorial_with_another_import(tmp_path, monkeypatch, capsys):
     """``jaxpp_port.py`` is the tutorial cell by cell, at small sizes."""
     monkeypatch.chdir(tmp_path)
