@@ -29,7 +29,6 @@ from mpmd.simulate import Link
 
 NUM_STAGES = 2
 NUM_MICROBATCHES = 16
-TIMED_STEPS = 10
 RELATIVE_LIMIT = 1e-4  # of each leaf's norm; the tutorial's own limit, of differences, is 5e-3
 
 # Alpa's `submesh_physical_shapes=[(1, 2), (1, 1)]`: two devices for the first stage, one for the second.
@@ -168,10 +167,10 @@ def run_choice(choice: mpmd.Choice, args: argparse.Namespace) -> None:
         state = step(state, batch)
         assert_parity(state, args)
         start = time.perf_counter()
-        for _ in range(TIMED_STEPS):
+        for _ in range(args.steps):
             state = step(state, batch)
         jax.block_until_ready(state)
-        seconds = (time.perf_counter() - start) / TIMED_STEPS
+        seconds = (time.perf_counter() - start) / args.steps
     predicted = choice.best.prediction.seconds
     print(
         f"{seconds * 1e3:.1f} ms for a step here, {predicted * 1e3:.1f} ms predicted: "
@@ -241,6 +240,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--batch-size", type=int, default=256, help="the tutorial has 2048 (default: 256)")
     add("--given", action="store_true", help="choose for a cluster of given speeds; by default measured")
     add("--simulate", type=int, default=16, help="candidates of which the plans are simulated (default: 16)")
+    add("--steps", type=int, default=10, help="steps of each choice that are timed (default: 10)")
     add("--num-layers", type=int, help="into how many layers the model is cut, of which stages consist")
     add("--full", action="store_true", help="the tutorial's sizes")
     args = parser.parse_args(argv)

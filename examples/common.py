@@ -84,7 +84,7 @@ def open_mesh(
         # One process is the default, and so is what the GPUs of the nodes make necessary.
         per_group = processes if processes > 1 else None
         recovery = cluster.Recovery() if recover else None
-        return cluster.launch(
+        mesh = cluster.launch(
             axes,
             mpmd_axis="stage",
             processes_per_group=per_group,
@@ -92,6 +92,7 @@ def open_mesh(
             transport=transport,
             recovery=recovery,
         )
+        return _with_transports_shown(mesh)
     count = math.prod(axes.values())
     devices = jax.devices() if jax.device_count() >= count else jax.devices("cpu")
     if len(devices) < count:
@@ -105,7 +106,7 @@ def open_groups(groups: Sequence[Mapping[str, int]], on_ray: bool, transport: st
     if on_ray:
         import cluster
 
-        return cluster.launch(groups=groups, transport=transport)
+        return _with_transports_shown(cluster.launch(groups=groups, transport=transport))
     axes = tuple({axis: None for group in groups for axis in group})
     shapes = [tuple(group.get(axis, 1) for axis in axes) for group in groups]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
@@ -114,6 +115,13 @@ def open_groups(groups: Sequence[Mapping[str, int]], on_ray: bool, transport: st
     parts = np.split(np.array(jax.devices()[: ends[-1]]), ends[:-1])
     meshes = [jax.sharding.Mesh(part.reshape(shape), axes) for part, shape in zip(parts, shapes, strict=True)]
     return mpmd.MpmdMesh(meshes)
+
+
+def _with_transports_shown(mesh):
+    """The mesh of groups on Ray; prints what moves arrays between them."""
+    between = sorted(set(mesh.transports.values())) or ["nothing: there is one group"]
+    print(f"between groups arrays are moved by {', '.join(between)}")
+    return mesh
 
 
 @contextlib.contextmanager

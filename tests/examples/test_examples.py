@@ -145,7 +145,7 @@ def test_workshop_strategies(tmp_path):
 @pytest.mark.parametrize(
     "command",
     [
-        "alpa_tutorial --given --dim 8 --batch-size 32 --simulate 1 --parts devices",
+        "alpa_tutorial --given --dim 8 --batch-size 32 --simulate 1 --parts devices --transport object_store",
         pytest.param(
             "workshop_strategies --strategies 3D --layers 2 --d-model 16 --seq-len 8", marks=pytest.mark.slow
         ),
@@ -154,7 +154,7 @@ def test_workshop_strategies(tmp_path):
             "--batch-size 2 --microbatches 2 --data 1 --steps 1",
             marks=pytest.mark.slow,
         ),
-        "nabla_2d --processes 2 --transport object_store",
+        pytest.param("nabla_2d --processes 2 --transport network", marks=pytest.mark.slow),
         pytest.param(
             "jaxpp_tutorial --layers 4 --seq-len 4 --heads 4 --d-model 32 --steps 4", marks=pytest.mark.slow
         ),
@@ -162,4 +162,6 @@ def test_workshop_strategies(tmp_path):
 )
 def test_on_ray(command):
     printed = run_example(*command.split(), "--ray")
+    transport = command.partition("--transport ")[2] or "shared_memory"
+    assert f"between groups arrays are moved by {transport}\n" in printed
     assert "max |difference|" in printed or "largest relative error" in printed

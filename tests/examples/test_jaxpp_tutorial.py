@@ -58,10 +58,10 @@ def test_what_is_not_compared_is_little(example, share, key_bias, message):
     params = {"block_0": {"MultiHeadDotProductAttention_0": biases, "Dense_0": {"kernel": kernel}}}
     nu = jax.tree.map(lambda leaf: np.where(np.arange(leaf.size) < share * leaf.size, 1.0, 1e-12), params)
     moments = optax.ScaleByAdamState(jnp.int32(1), params, nu)
-    jaxpp = example("jaxpp_tutorial")
-    result = jaxpp.Result(TrainState(jnp.int32(1), None, params, None, (moments,)), [1.0], 0.1)
+    checks = example("jaxpp_checks")
+    result = checks.Result(TrainState(jnp.int32(1), None, params, None, (moments,)), [1.0], 0.1)
     with pytest.raises(AssertionError, match=message) if message else contextlib.nullcontext():
-        jaxpp.check_parity(result, result)
+        checks.check_parity(result, result)
 
 
 def test_fsdp_needs_what_divides(example, capsys):
