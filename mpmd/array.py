@@ -255,7 +255,7 @@ class MpmdArray(jax.Array):
     def _typed(self, array: Any) -> jax.Array | np.ndarray:
         """A fetched array, in the same buffers, over a mesh with axes of the types of the caller's."""
         axes = self.submesh
-        if not is_explicit(axes) or not isinstance(array, jax.Array):
+        if isinstance(array, np.ndarray) or not is_explicit(axes):
             return array
         mesh = Mesh(array.sharding.mesh.devices, axes.axis_names, axes.axis_types)
         return jax.device_put(array, NamedSharding(mesh, array.sharding.spec))

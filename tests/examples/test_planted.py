@@ -17,7 +17,7 @@ WEIGHT, BIAS = max, min
         ("nabla_2d", [], 0, 3, WEIGHT),
         ("alpa_tutorial", ALPA, 1, 7, WEIGHT),
         ("alpa_tutorial", ALPA, 0, 15, BIAS),
-        ("jaxpp_tutorial", JAXPP, 2, 1, WEIGHT),
+        pytest.param("jaxpp_tutorial", JAXPP, 2, 1, WEIGHT, marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_gradient_is_noticed(example, tmp_path, name, arguments, stage, microbatch, choose):
