@@ -1,4 +1,4 @@
-"""What ``jaxpp_tutorial.py`` shows and asserts of a pipeline: where it is, what it runs and computes."""
+"""The checks of ``jaxpp_tutorial.py``: where a pipeline's state is, what runs, and what is computed."""
 
 import argparse
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What the devices of a group exchange, read from the text of the programs that XLA has compiled."""
+"""The exchanges among a group's devices, read from the text of the programs that XLA has compiled."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class LoadedStep(PlannedStep):
         return result, tuple(event for reply in future.replies() for event in reply.events)
 
     def collectives(self, devices: Sequence[jax.Device] | None = None) -> dict[str, tuple[Collective, ...]]:
-        """What the devices of a group exchange with one another in each executable of the plan, by its name.
+        """The exchanges among the devices of a group, in each executable of the plan, by its name.
 
         The executables are compiled once more, for devices of this process.
 

@@ -142,7 +142,7 @@ class Choice:
         return jit(decided(self._step, self.decisions), mesh, **{**chosen, **options})
 
     def stage_profile(self, loop: int = 0) -> StageProfile:
-        """What each run of consecutive layers would cost as a stage, on each submesh, and what was chosen.
+        """The cost of each run of consecutive layers as a stage, on each submesh, and which were chosen.
 
         ``print`` shows it as a table. Layers are numbered as in ``candidate.layers_per_stage``.
 

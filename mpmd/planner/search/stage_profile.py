@@ -1,4 +1,4 @@
-"""The table of what each run of consecutive layers would cost as a stage, on each submesh."""
+"""The table of the costs of each run of consecutive layers as a stage, on each submesh."""
 
 from __future__ import annotations
 
