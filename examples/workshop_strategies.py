@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> None:
     with common.ray_connection(args.ray, args.address):
         for name in args.strategies:
             choice = choices[name] = choose(STRATEGIES[name], config, state, batch, args)
-            with common.open_groups(choice.launch["groups"], args.ray) as mesh:
+            with common.open_groups(choice.launch["groups"], args.ray, args.transport) as mesh:
                 step = choice.jit(mesh, donate_argnums=()).compile(state, *batch)
                 new_state, loss = step(state, *batch)
                 common.assert_close(f"{name}: loss", loss, expected[1], LIMIT)

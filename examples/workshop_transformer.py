@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
     if not args.ray:
         common.fake_devices(math.prod(axes.values()))
     batch = make_batch(args)
-    with common.open_mesh(axes, args.ray, args.address, args.processes) as mesh:
+    with common.open_mesh(axes, args.ray, args.address, args.processes, args.transport) as mesh:
         graphdef, state = init(args, Strategy())
         expected = train(plain_jax(graphdef), state, batch, args.steps)
         for name in args.strategies or STRATEGIES:

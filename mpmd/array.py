@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from mpmd.runtime.callbacks import CallbackThread
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import INLINE_BYTES, Handle, StepReply
 from mpmd.sharding import is_explicit, to_sharding
+from mpmd.specs import fitting
 
 
 class StepFuture:
@@ -69,6 +70,18 @@ class StepFuture:
         return [self.reply(mpmd_idx) for mpmd_idx in self._replies]
 
 
+class Copy(NamedTuple):
+    """The value of an array on one of the groups that hold it.
+
+    Attributes:
+      value: in process the group's own array; a numpy array from groups in other processes.
+      sharding: over the group's submesh, in process that of its devices, else its shape.
+    """
+
+    value: jax.Array | np.ndarray
+    sharding: jax.sharding.Sharding
+
+
 @delegate_to_value
 class MpmdArray(jax.Array):
     """An array on one or more groups, sharded over the submesh of each in the same way, if it divides there.
@@ -83,7 +96,7 @@ class MpmdArray(jax.Array):
       shape, dtype, weak_type: of the logical array.
       mpmd_idxs: the groups that hold it; all have the same value.
       spec: how it is sharded over a group's submesh, a ``PartitionSpec``.
-      submesh: the shape of that of the first of ``mpmd_idxs``.
+      submeshes: the shapes of those of ``mpmd_idxs``; ``submesh`` is the first of them.
       sharding: of the value that JAX's functions get: it is on the default device of this process.
     """
 
@@ -95,14 +108,14 @@ class MpmdArray(jax.Array):
         aval: jax.ShapeDtypeStruct,
         mpmd_idxs: tuple[int, ...],
         spec: Spec,
-        submesh: AbstractMesh,
+        submeshes: tuple[AbstractMesh, ...],
         runtime: Runtime,
         handle: Handle,
         future: StepFuture,
     ):
         self._aval = aval
         self.mpmd_idxs = mpmd_idxs
-        self.submesh = submesh
+        self.submeshes = submeshes
         self._spec = spec
         self.runtime = runtime
         self._handle = handle
@@ -142,6 +155,10 @@ class MpmdArray(jax.Array):
     @property
     def nbytes(self) -> int:
         return self.size * self.itemsize
+
+    @property
+    def submesh(self) -> AbstractMesh:
+        return self.submeshes[0]
 
     @property
     def spec(self) -> jax.sharding.PartitionSpec:
@@ -209,21 +226,36 @@ class MpmdArray(jax.Array):
         return self
 
     @property
-    def to_mpmd_local_array(self) -> jax.Array | list[jax.Array]:
-        """In process: the jax array, or the list of its replicas where several groups hold it.
+    def copies(self) -> dict[int, Copy]:
+        """The value of each group that holds the array, by group, and how it is sharded there.
 
-        Raises ``TypeError`` when the groups are in other processes.
+        Fetches and waits; the copies are fetched together. Raises as reading the array does.
         """
-        arrays = [self._fetch(mpmd_idx) for mpmd_idx in self.mpmd_idxs]
-        if not isinstance(arrays[0], jax.Array):
-            raise TypeError(f"{self!r} is in other processes; np.asarray fetches its value")
-        local = [decode(self._typed(array), self._aval) for array in arrays]
+        self.runtime.check_process()
+        for mpmd_idx in self.mpmd_idxs:
+            self._future.reply(mpmd_idx)
+        fetching = [self.runtime.fetch(mpmd_idx, self.handle) for mpmd_idx in self.mpmd_idxs]
+        values = [self._typed(fetched.result()) for fetched in fetching]
+        return {
+            mpmd_idx: Copy(decode(value, self._aval), self._sharding_of(value, submesh))
+            for mpmd_idx, submesh, value in zip(self.mpmd_idxs, self.submeshes, values, strict=True)
+        }
+
+    @property
+    def to_mpmd_local_array(self) -> jax.Array | np.ndarray | list[jax.Array | np.ndarray]:
+        """The value of its only copy, or the list of those of its ``copies``."""
+        local = [copy.value for copy in self.copies.values()]
         return local[0] if len(local) == 1 else local
 
-    def _typed(self, array: Any) -> jax.Array:
+    def _sharding_of(self, value: jax.Array | np.ndarray, submesh: AbstractMesh) -> jax.sharding.Sharding:
+        if isinstance(value, jax.Array):
+            return value.sharding
+        return to_sharding(fitting(self._spec, self.shape, submesh.shape), submesh)
+
+    def _typed(self, array: Any) -> jax.Array | np.ndarray:
         """A fetched array, in the same buffers, over a mesh with axes of the types of the caller's."""
         axes = self.submesh
-        if not is_explicit(axes):
+        if isinstance(array, np.ndarray) or not is_explicit(axes):
             return array
         mesh = Mesh(array.sharding.mesh.devices, axes.axis_names, axes.axis_types)
         return jax.device_put(array, NamedSharding(mesh, array.sharding.spec))

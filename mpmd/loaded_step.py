@@ -16,6 +16,7 @@ from mpmd.arguments.delivered import Argument
 from mpmd.arguments.leaves import ArgumentLeaf, as_described
 from mpmd.arguments.signature import CallSignature
 from mpmd.array import MpmdArray, StepFuture
+from mpmd.collectives import Collective, collectives_of
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.events import Event
 from mpmd.explanation import Report, report, warn_of_undonated_state
@@ -178,6 +179,21 @@ class LoadedStep(PlannedStep):
         result, future = self.submit(self._signature.bind(args, kwargs), profile=True)
         return result, tuple(event for reply in future.replies() for event in reply.events)
 
+    def collectives(self, devices: Sequence[jax.Device] | None = None) -> dict[str, tuple[Collective, ...]]:
+        """The exchanges among the devices of a group, in each executable of the plan, by its name.
+
+        The executables are compiled once more, for devices of this process.
+
+        Args:
+          devices: as many as the largest group has, of the platform of the groups; by default all that there
+            are here. Groups in other processes may have devices of another platform, for which XLA may decide
+            otherwise.
+
+        Raises: ``ValueError`` when there are too few.
+        """
+        here = jax.local_devices() if devices is None else list(devices)
+        return collectives_of(self._loaded.program, self.submeshes, here)
+
     def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
         """Submits a step. Returns its result, and what the groups reply.
 
@@ -238,7 +254,7 @@ class LoadedStep(PlannedStep):
                 aval=aval,
                 mpmd_idxs=leaf.mpmd_idxs,
                 spec=leaf.spec or (),
-                submesh=submeshes[leaf.mpmd_idxs[0]],
+                submeshes=tuple(submeshes[mpmd_idx] for mpmd_idx in leaf.mpmd_idxs),
                 runtime=runtime,
                 handle=handle,
                 future=future,

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "mpmd.sharding": "mpmd.ir",
     "mpmd.callbacks": "mpmd.keys",
     "mpmd.program": "mpmd.callbacks mpmd.ir mpmd.sharding",
+    "mpmd.collectives": "mpmd.program mpmd.sharding",
     "mpmd.reshard": "mpmd.ir mpmd.specs",
     "mpmd.routes": "mpmd.ir mpmd.reshard mpmd.specs",
     # Orders, and what reads a plan.
@@ -75,7 +76,8 @@ MAY_IMPORT = {
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
     "mpmd.planner.profile mpmd.tables",
     "mpmd.planner.choice": "mpmd.decisions mpmd.mesh mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.hardware mpmd.planner.trials mpmd.simulate mpmd.step mpmd.tables mpmd.validation",
+    "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.search mpmd.planner.trials mpmd.simulate "
+    "mpmd.step mpmd.tables mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
     "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.planner.search "
     "mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
@@ -169,7 +171,7 @@ MAY_IMPORT = {
     "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.validation",
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding mpmd.validation",
     "mpmd.array": "mpmd.compat mpmd.delegation mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime "
-    "mpmd.sharding",
+    "mpmd.sharding mpmd.specs",
     "mpmd.stacked_array": "mpmd.array mpmd.compat mpmd.placement mpmd.runtime mpmd.stack",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
     "mpmd.specs mpmd.stack mpmd.tables mpmd.tracers mpmd.tree mpmd.validation",
@@ -178,9 +180,9 @@ MAY_IMPORT = {
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
     "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate "
     "mpmd.validation",
-    "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.planned_step mpmd.routes "
-    "mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.validation mpmd.verify",
+    "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.collectives mpmd.compiler.pipeline "
+    "mpmd.events mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.planned_step "
+    "mpmd.routes mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.validation mpmd.verify",
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes mpmd.validation",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compat mpmd.compiler.graph mpmd.compiler.pipeline "

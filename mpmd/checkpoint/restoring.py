@@ -33,14 +33,14 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
       aval: shape, dtype and weak type.
       placement: the groups, how it is sharded over the submesh of each, replicated where that does not
         divide, and in which parts.
-      submeshes: for each part, that of its first group.
+      submeshes: for each part, those of its groups.
       runtime: runs the groups.
     """
 
     restore_type: Any = MpmdArray
     aval: jax.ShapeDtypeStruct = dataclasses.field(kw_only=True)
     placement: Placement = dataclasses.field(kw_only=True)
-    submeshes: tuple[jax.sharding.AbstractMesh, ...] = dataclasses.field(kw_only=True)
+    submeshes: tuple[tuple[jax.sharding.AbstractMesh, ...], ...] = dataclasses.field(kw_only=True)
     runtime: Runtime = dataclasses.field(kw_only=True)
 
     @classmethod
@@ -49,18 +49,20 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
         return cls(
             aval=array.aval,
             placement=array.placement,
-            submeshes=tuple(part.submesh for part in array.parts),
+            submeshes=tuple(part.submeshes for part in array.parts),
             runtime=array.runtime,
         )
 
     @classmethod
     def of_leaf(cls, leaf: ArgumentLeaf, mesh: GroupMesh) -> GroupRestoreArgs:
         """To where a step reads a leaf of an argument."""
-        groups = (part.mpmd_idxs[0] for part in leaf.placement.parts)
         return cls(
             aval=leaf.aval,
             placement=leaf.placement,
-            submeshes=tuple(mesh.abstract_submeshes[group] for group in groups),
+            submeshes=tuple(
+                tuple(mesh.abstract_submeshes[group] for group in part.mpmd_idxs)
+                for part in leaf.placement.parts
+            ),
             runtime=mesh.runtime,
         )
 
@@ -132,12 +134,12 @@ def _array(
             aval=part.aval,
             mpmd_idxs=part.placement.mpmd_idxs,
             spec=arg.spec,
-            submesh=submesh,
+            submeshes=submeshes,
             runtime=arg.runtime,
             handle=handle,
             future=StepFuture({i: reading[i] for i in part.placement.mpmd_idxs}),
         )
-        for part, submesh, handle in zip(parts, arg.submeshes, handles, strict=True)
+        for part, submeshes, handle in zip(parts, arg.submeshes, handles, strict=True)
     )
     stack = arg.placement.stack
     return arrays[0] if stack is None else StackedMpmdArray(arg.aval, stack, arrays)
