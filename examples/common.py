@@ -129,3 +129,44 @@ def max_difference(actual, expected) -> float:
     """The largest elementwise difference of two pytrees of arrays of the same structure."""
     differences = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), actual, expected)
     return float(np.max(jax.tree.leaves(differences)))
+
+
+def assert_same(name: str, actual, expected, relative: float) -> None:
+    """Prints the largest relative error of a leaf, and raises if it is over ``relative``, naming the leaf.
+
+    The error of a leaf is the norm of its difference, over the norm of what is expected: gradients and second
+    moments are small, and an absolute limit that suits weights would let any of them pass. Integers are to be
+    equal. Both pytrees have the same structure, shapes and dtypes.
+    """
+    errors = relative_errors(actual, expected)
+    worst = max(errors, key=lambda leaf: (np.isnan(errors[leaf]), errors[leaf]))
+    print(f"{name}: largest relative error of a leaf {errors[worst]:.1e} (limit {relative:.0e})")
+    if not errors[worst] <= relative:  # also true of NaN
+        leaf = f" of {worst}" if worst else ""
+        raise AssertionError(f"{name}: relative error{leaf} is {errors[worst]:.1e}, more than {relative:.0e}")
+
+
+def relative_errors(actual, expected) -> dict[str, float]:
+    """The relative error of each leaf, by its path; where zero is expected, infinity for anything else."""
+    structures = jax.tree.structure(actual), jax.tree.structure(expected)
+    if structures[0] != structures[1]:
+        raise AssertionError(f"the structure is {structures[0]}, not {structures[1]}")
+    errors = {}
+    leaves = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
+    for (path, left), right in leaves:
+        left, right, leaf = np.asarray(left), np.asarray(right), jax.tree_util.keystr(path)
+        if (left.shape, left.dtype) != (right.shape, right.dtype):
+            raise AssertionError(f"{leaf} is {left.dtype}{left.shape}, not {right.dtype}{right.shape}")
+        errors[leaf] = _relative_error(left, right)
+    return errors
+
+
+def _relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    if np.array_equal(actual, expected):
+        return 0.0
+    if not jax.numpy.issubdtype(expected.dtype, np.inexact):
+        return math.inf
+    wide = np.result_type(expected.dtype, np.float64)
+    norm = np.linalg.norm(expected.astype(wide))
+    difference = np.linalg.norm(actual.astype(wide) - expected.astype(wide))
+    return float(difference / norm) if norm else math.inf
