@@ -125,10 +125,11 @@ def test_workshop_transformer():
         "gathered",
         "sequence parallel",
         "full checkpointing",
+        "checkpoints every 2 layers",
         "selective checkpointing",
     ):
         for result in ("losses", "parameters and moments"):
-            assert f"{strategy}: {result}: max |difference|" in printed
+            assert f"{strategy}: {result}: largest relative error of a leaf" in printed
 
 
 def test_alpa_tutorial():
@@ -143,23 +144,54 @@ def test_alpa_tutorial():
 ALPAS_PARTS = ("manual stages with devices for each", "automatic layers and stages", "two nodes of four GPUs")
 
 
+SMALL_STRATEGIES = "--layers 3 --d-model 16 --seq-len 16 --heads 2 --simulate 1".split()
+
+
 def test_workshop_strategies(tmp_path):
-    sizes = "--layers 3 --d-model 16 --seq-len 16 --heads 2 --simulate 2".split()
-    strategies = ["pipeline, 1F1B", "selected"]
-    printed = run_example("workshop_strategies", *sizes, "--strategies", *strategies, "--output", tmp_path)
-    for strategy in strategies:
-        assert f"{strategy}: parameters and moments: max |difference|" in printed
-    for answer in ("group 0 sends group 1", "in which a group computes: group 0", "during", "step.svg"):
+    options = ["--strategies", "data", "--troubleshoot", "data", "--output", tmp_path]
+    printed = run_example("workshop_strategies", *SMALL_STRATEGIES, *options)
+    assert "data: parameters and moments: largest relative error of a leaf" in printed
+    assert re.search(r"between devices of a group: all-reduce \d+%; predicted \d", printed)
+    for answer in ("group 0 computes", "stage 0: ", "during", "step.svg"):
         assert answer in printed
-    table = printed.split("residuals  chosen\n")[1].splitlines()
-    seconds = {
-        name: float(line.removeprefix(name).split()[0])
-        for line in table
-        for name in strategies
-        if line.startswith(name)
-    }
-    assert seconds["selected"] == min(seconds.values()) and next(iter(seconds)) == "selected"
     assert (tmp_path / "step.svg").stat().st_size and json.loads((tmp_path / "step.json").read_text())
+    assert len(list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))) == 1
+
+
+@pytest.mark.slow
+def test_workshop_strategies_selected():
+    strategies = ["pipeline, 1F1B", "selected"]
+    printed = run_example("workshop_strategies", *SMALL_STRATEGIES, "--strategies", *strategies)
+    for strategy in [*strategies, "selected, less memory"]:
+        assert f"{strategy}: parameters and moments: largest relative error of a leaf" in printed
+    assert "what is selected for less memory needs less: selected, less memory / selected = 0." in printed
+    assert "group 0 sends group 1" in printed and "between devices of a group: none;" in printed
+    table = printed.split("residuals  chosen\n")[1].splitlines()
+    seconds = [float(re.search(r"([\d.]+) ms", line)[1]) for line in table[:3]]
+    assert seconds == sorted(seconds) and table[2].startswith("pipeline, 1F1B")
+
+
+@pytest.mark.slow
+def test_workshop_strategies_measured():
+    """Times are printed and compared; how they compare depends on the machine, so no limit is set for them."""
+    strategies = ["data", "pipeline, 1F1B", "pipeline, GPipe", "full checkpointing", "2 stages"]
+    options = ["--measure", 1, "--noise", 1e6, "--strategies", *strategies]
+    printed = run_example("workshop_strategies", *SMALL_STRATEGIES, *options)
+    table = printed.split("collectives (predicted)\n")[1]
+    for name in (*strategies, "imbalanced", "rebalanced"):
+        line = re.search(rf"^{name} .*$", table, re.MULTILINE)[0]
+        assert ("all-reduce" in line) == (name == "data"), line
+    for names in (
+        "pipeline, 1F1B / pipeline, GPipe",
+        "full checkpointing / pipeline, 1F1B",
+        "rebalanced / imbalanced",
+    ):
+        assert f": {names} = " in printed
+
+
+def test_workshop_models():
+    printed = run_example("workshop_models", "--cases", "network")
+    assert "Output shape: (32, 10)" in printed and "outputs: largest relative error" in printed
 
 
 @pytest.mark.parametrize(
@@ -178,7 +210,8 @@ def test_workshop_strategies(tmp_path):
     ],
 )
 def test_on_ray(command):
-    assert "max |difference|" in run_example(*command.split(), "--ray")
+    printed = run_example(*command.split(), "--ray")
+    assert "max |difference|" in printed or "largest relative error of a leaf" in printed
 
 
 @pytest.mark.parametrize(
