@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ class Result:
     stage_seconds: Sequence[float]
     collectives: Mapping[str, float] | None
     profiled_seconds: float
-    seconds: float | None
+    seconds: float | None = None
 
     @property
     def predicted(self) -> dict:
@@ -44,12 +45,11 @@ class Result:
         return json.loads(self.choice.to_json())["rows"][0]
 
 
-def measure(choice: mpmd.Choice, step, state, batch: Sequence, num_steps: int) -> Result:
-    """Profiles a step that has run before, and times some more."""
+def profiled(choice: mpmd.Choice, step, state, batch: Sequence) -> Result:
+    """What a profile and the report of a step say, which has run before."""
     with tempfile.TemporaryDirectory() as trace_dir:
-        (state, _), events = step.profile(state, *batch, trace_dir=trace_dir)
+        _, events = step.profile(state, *batch, trace_dir=trace_dir)
         collectives = mpmd.collective_seconds(trace_dir)
-    seconds = fastest(step, state, batch, num_steps)[0] if num_steps else None
     groups = step.report().groups
     return Result(
         choice=choice,
@@ -59,18 +59,21 @@ def measure(choice: mpmd.Choice, step, state, batch: Sequence, num_steps: int) -
         stage_seconds=stage_seconds(events),
         collectives=collectives,
         profiled_seconds=max(event.end for event in events) - min(event.start for event in events),
-        seconds=seconds,
     )
 
 
-def fastest(step: Callable, state, batch: Sequence, num_steps: int) -> tuple[float, object]:
-    """The seconds of the fastest of some steps, which other work disturbs the least, and the state."""
-    seconds = []
+def fastest(steps: Mapping[str, Callable], state, batch: Sequence, num_steps: int) -> dict[str, float]:
+    """The seconds of the fastest of some runs of each step, which other work disturbs the least.
+
+    The steps take turns, so that work on the machine that comes and goes disturbs all alike.
+    """
+    states, seconds = dict.fromkeys(steps, state), dict.fromkeys(steps, math.inf)
     for _ in range(num_steps):
-        start = time.perf_counter()
-        state, _ = jax.block_until_ready(step(state, *batch))
-        seconds.append(time.perf_counter() - start)
-    return min(seconds), state
+        for name, step in steps.items():
+            start = time.perf_counter()
+            states[name], _ = jax.block_until_ready(step(states[name], *batch))
+            seconds[name] = min(seconds[name], time.perf_counter() - start)
+    return seconds
 
 
 def print_measured(results: Mapping[str, Result], tokens: int, one_device: float) -> None:
@@ -78,7 +81,7 @@ def print_measured(results: Mapping[str, Result], tokens: int, one_device: float
 
     Args:
       tokens: those of a step.
-      one_device: the seconds of a step in plain JAX, on one device.
+      one_device: the seconds of a step in plain JAX, on one device, which is the speedup's 1.
     """
     print(f"\nMeasured here; plain jax.jit on one device takes {one_device * 1e3:.1f} ms")
     columns = (

@@ -117,11 +117,9 @@ def run_network(args: argparse.Namespace) -> None:
 
 
 def select(layers: int, d_model: int, simulate: int) -> mpmd.Choice:
-    """A plan for a step of Adam, in bfloat16, on 1024 sequences of 2048 tokens, of a model as GPT-3."""
-    tokens = jax.ShapeDtypeStruct((1024, 2048), jnp.int32)
-    return mpmd.plan(
-        train_step, gpt3(layers, d_model), tokens, cluster=A100_CLUSTER, simulate=simulate, seconds=600
-    )
+    """A plan for a step of Adam, in bfloat16, on 256 sequences of 2048 tokens, of a model as GPT-3."""
+    tokens = jax.ShapeDtypeStruct((256, 2048), jnp.int32)
+    return mpmd.plan(train_step, gpt3(layers, d_model), tokens, cluster=A100_CLUSTER, simulate=simulate)
 
 
 def gpt3(layers: int, d_model: int) -> dict:
@@ -190,7 +188,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--microbatches", type=int, default=4)
     add("--layers", type=int, default=96, help="of the large model (default: 96)")
     add("--d-model", type=int, default=12288, help="of the large model, a multiple of 128 (default: 12288)")
-    add("--simulate", type=int, default=4, help="candidates of which the plans are simulated (default: 4)")
+    add("--simulate", type=int, default=1, help="candidates of which the plans are simulated (default: 1)")
     return parser.parse_args(argv)
 
 

@@ -18,6 +18,7 @@ more memory than these sizes need; where it has less, another strategy is select
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -37,6 +38,7 @@ import mpmd
 from mpmd.simulate import Link
 
 NUM_DEVICES = 8
+ONE_DEVICE = "plain jax.jit"
 LESS_MEMORY = 0.8  # of what the selected strategy needs
 LIMIT = 1e-5  # of the relative error of a leaf
 MOST_COMMUNICATION = 0.2  # of a step: the guide's limit
@@ -134,40 +136,48 @@ def main(argv: list[str] | None = None) -> None:
     if not args.ray:
         common.fake_devices(NUM_DEVICES)
     config = gpt.GPTConfig(args.layers, args.d_model, args.heads, args.seq_len)
-    state, batch = init(config), make_batch(args)
+    # The state is on the host: a step takes over what is on devices.
+    state, batch = jax.device_get(init(config)), make_batch(args)
     plain = jax.jit(functools.partial(train_step, config=config))
     expected = plain(state, *batch)
     results: dict[str, Result] = {}
-    with common.ray_connection(args.ray, args.address):
+    steps, seconds = {ONE_DEVICE: plain}, {}
+    with common.ray_connection(args.ray, args.address), contextlib.ExitStack() as meshes:
         cluster = describe(args)
         for first in args.strategies:
             name, strategy = first, STRATEGIES[first]
             while name not in results:
                 choice = choose(strategy, config, state, batch, cluster, args)
-                result = results[name] = run(name, choice, state, batch, expected, args)
+                mesh = meshes.enter_context(common.open_groups(choice.launch["groups"], args.ray))
+                step, result = run(name, choice, mesh, state, batch, expected, args)
+                steps[name], results[name] = step, result
+                if args.ray:  # actors of all strategies at once would be too many
+                    seconds |= workshop_measure.fastest({name: steps.pop(name)}, state, batch, args.measure)
+                    meshes.close()
                 if name in FOLLOWED_BY:
                     name, follow = FOLLOWED_BY[name]
                     strategy = follow(result)
+        seconds |= workshop_measure.fastest(steps, state, batch, args.measure)
     print_strategies(results)
     if args.measure:
-        one_device, _ = workshop_measure.fastest(plain, state, batch, args.measure)
-        workshop_measure.print_measured(results, args.batch_size * args.seq_len, one_device)
+        results = {
+            name: dataclasses.replace(result, seconds=seconds[name]) for name, result in results.items()
+        }
+        workshop_measure.print_measured(results, args.batch_size * args.seq_len, seconds[ONE_DEVICE])
     workshop_claims.check_claims(results, args.noise)
     if "selected" in results:
         print(f"\nWhat was selected, and what else there is:\n\n{results['selected'].choice}")
 
 
-def run(name: str, choice: mpmd.Choice, state, batch, expected, args: argparse.Namespace) -> Result:
-    """Runs the chosen step, compares it with plain JAX, and measures it if asked to."""
-    state = jax.device_get(state)  # on the host: a step takes over what is on devices
-    with common.open_groups(choice.launch["groups"], args.ray) as mesh:
-        step = choice.jit(mesh).compile(state, *batch)
-        new_state, loss = step(state, *batch)
-        common.assert_same(f"{name}: loss", loss, expected[1], LIMIT)
-        common.assert_same(f"{name}: parameters and moments", new_state, expected[0], LIMIT)
-        if name == args.troubleshoot:
-            workshop_troubleshooting.troubleshoot(choice, step, state, batch, args.output)
-        return workshop_measure.measure(choice, step, state, batch, args.measure)
+def run(name: str, choice: mpmd.Choice, mesh, state, batch, expected, args: argparse.Namespace):
+    """Runs the chosen step and compares it with plain JAX; returns it, and its ``Result``."""
+    step = choice.jit(mesh).compile(state, *batch)
+    new_state, loss = step(state, *batch)
+    common.assert_same(f"{name}: loss", loss, expected[1], LIMIT)
+    common.assert_same(f"{name}: parameters and moments", new_state, expected[0], LIMIT)
+    if name == args.troubleshoot:
+        workshop_troubleshooting.troubleshoot(choice, step, state, batch, args.output)
+    return step, workshop_measure.profiled(choice, step, state, batch)
 
 
 def describe(args: argparse.Namespace) -> mpmd.Cluster:
@@ -243,7 +253,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--layers", type=int, default=4)
     add("--d-model", type=int, default=64)
     add("--heads", type=int, default=8)
-    add("--seq-len", type=int, default=64)
+    add("--seq-len", type=int, default=128)
     add("--batch-size", type=int, default=16)
     add("--simulate", type=int, default=12, help="candidates of which the plans are simulated (default: 12)")
     add("--memory", type=float, help="bytes of a device, in place of the cluster's")

@@ -172,21 +172,25 @@ def test_workshop_strategies_selected():
 
 
 @pytest.mark.slow
+def test_what_workshop_claims_of_memory():
+    """With sequences that long, activations outweigh weights."""
+    strategies = ["pipeline, GPipe", "pipeline, 1F1B", "full checkpointing"]
+    options = ["--seq-len", 64, "--heads", 8, "--strategies", *strategies]
+    printed = run_example("workshop_strategies", *SMALL_STRATEGIES, *options)
+    for names in ("pipeline, 1F1B / pipeline, GPipe", "full checkpointing / pipeline, 1F1B"):
+        assert f": {names} = 0." in printed
+
+
+@pytest.mark.slow
 def test_workshop_strategies_measured():
-    """Times are printed and compared; how they compare depends on the machine, so no limit is set for them."""
-    strategies = ["data", "pipeline, 1F1B", "pipeline, GPipe", "full checkpointing", "2 stages"]
-    options = ["--measure", 1, "--noise", 1e6, "--strategies", *strategies]
+    """Times are printed and compared; how they compare depends on the machine, so any will do."""
+    options = ["--measure", 1, "--noise", 1e6, "--strategies", "data", "2 stages"]
     printed = run_example("workshop_strategies", *SMALL_STRATEGIES, *options)
     table = printed.split("collectives (predicted)\n")[1]
-    for name in (*strategies, "imbalanced", "rebalanced"):
+    for name in ("data", "2 stages", "imbalanced", "rebalanced"):
         line = re.search(rf"^{name} .*$", table, re.MULTILINE)[0]
         assert ("all-reduce" in line) == (name == "data"), line
-    for names in (
-        "pipeline, 1F1B / pipeline, GPipe",
-        "full checkpointing / pipeline, 1F1B",
-        "rebalanced / imbalanced",
-    ):
-        assert f": {names} = " in printed
+    assert printed.count(": rebalanced / imbalanced = ") == 2
 
 
 def test_workshop_models():
