@@ -167,12 +167,11 @@ def norm(x: jax.Array) -> jax.Array:
 
 def print_selection(choice: mpmd.Choice) -> None:
     """What the guide prints of its choice, and whether it fits."""
-    group, best = choice.launch["groups"][0], choice.best
+    groups, best = choice.launch["groups"], choice.best
     print(f"{choice}\n")
-    print(f"Data parallel: {group['data']}")
-    print(f"Tensor parallel: {group['model']}")
-    print(f"Pipeline parallel: {choice.candidate.schedule.num_stages}")
-    print(f"Mesh shapes: {choice.launch['groups']}")
+    print(f"Data parallel: {groups[0]['data']}")
+    print(f"Tensor parallel: {groups[0]['model']}")
+    print(f"Pipeline parallel: {len(groups)} groups, {choice.candidate.schedule.num_stages} stages")
     needed = best.prediction.memory.total
     if not needed <= choice.cluster.memory:
         raise AssertionError(f"the choice needs {needed} bytes of a device")

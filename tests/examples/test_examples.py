@@ -1,6 +1,7 @@
 """Every example in one process, with small sizes: that it runs, and that it prints what it is for."""
 
 import json
+import math
 import pathlib
 import re
 import subprocess
@@ -196,6 +197,16 @@ def test_workshop_strategies_measured():
 def test_workshop_models():
     printed = run_example("workshop_models", "--cases", "network")
     assert "Output shape: (32, 10)" in printed and "outputs: largest relative error" in printed
+
+
+@pytest.mark.slow
+def test_a_plan_for_175_billion_weights():
+    printed = run_example("workshop_models", "--cases", "175B")
+    assert re.search(r"data parallel: data 64.*does not fit", printed)
+    sizes = [
+        int(re.search(rf"{kind} parallel: (\d+)", printed)[1]) for kind in ("Data", "Tensor", "Pipeline")
+    ]
+    assert math.prod(sizes) <= 64 and sizes[2] > 1
 
 
 @pytest.mark.parametrize(
