@@ -251,7 +251,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="those to run; by default all",
     )
     add("--layers", type=int, default=4)
-    add("--d-model", type=int, default=64)
+    add("--d-model", type=int, default=32)
     add("--heads", type=int, default=8)
     add("--seq-len", type=int, default=128)
     add("--batch-size", type=int, default=16)
