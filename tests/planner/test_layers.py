@@ -156,6 +156,18 @@ def test_iterations_of_a_scan_are_layers():
     assert within in ([1, 2, 3, 4], [0, 1, 2, 3, 4])
 
 
+def test_a_call_with_a_number_within_a_layer():
+    """The number is an operand of the call, as of ``jnp.clip`` or ``jax.nn.standardize``, and no variable."""
+
+    def loss(params, x, y):
+        h, _ = lax.scan(lambda h, w: (w @ jnp.clip(h, -1.0, 1.0), None), x, params)
+        return jnp.mean((h - y) ** 2)
+
+    args = shape(5, WIDTH, WIDTH), shape(WIDTH, 8), shape(WIDTH, 8)
+    layers, _ = layers_of(loss, *args)
+    assert len(layers) >= 5
+
+
 def test_scans_over_time_are_none_of_layers():
     def recurrent(params, x):
         for p in params:

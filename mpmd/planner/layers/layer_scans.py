@@ -40,7 +40,8 @@ def _multiplies(jaxpr: Jaxpr, carried: set[Var], weights: set[Var]) -> tuple[boo
             return True, carried, weights
         for inner in subjaxprs(eqn):
             if len(inner.invars) == len(eqn.invars):
-                pairs = list(zip(inner.invars, eqn.invars, strict=True))
+                operands_of = zip(inner.invars, eqn.invars, strict=True)
+                pairs = [(a, b) for a, b in operands_of if isinstance(b, Var)]  # no literals
                 within = _multiplies(
                     inner, {a for a, b in pairs if b in carried}, {a for a, b in pairs if b in weights}
                 )
