@@ -7,6 +7,7 @@ from .checkpoint import restore, save, save_async
 from .errors import (
     CheckpointError,
     CompileError,
+    DamagedCheckpointError,
     GroupDiedError,
     PerformanceWarning,
     PlanError,
@@ -57,6 +58,7 @@ __all__ = [
     "CompileError",
     "Concat",
     "CustomSchedule",
+    "DamagedCheckpointError",
     "DualPipeV",
     "Eager1F1B",
     "ForwardOnly",
