@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "mpmd.ir": "mpmd.executable_memory mpmd.tasks",
     "mpmd.garbage": "",
     "mpmd.stopwatch": "",
+    "mpmd.private_directory": "",
     "mpmd.tables": "",
     "mpmd.tree": "",
     "mpmd.version": "",
@@ -79,7 +80,8 @@ MAY_IMPORT = {
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
     "mpmd.specs mpmd.tables mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
-    "mpmd.planner.hardware mpmd.render mpmd.schedules mpmd.simulate mpmd.step mpmd.tables mpmd.version",
+    "mpmd.planner.hardware mpmd.private_directory mpmd.render mpmd.schedules mpmd.simulate mpmd.step "
+    "mpmd.tables mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.decisions": "mpmd.schedules",
     "mpmd.annotate": "",
@@ -114,7 +116,7 @@ MAY_IMPORT = {
     "mpmd.stopwatch",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.endpoint": "mpmd.reshard",
-    "cluster.environment": "",
+    "cluster.environment": "mpmd.private_directory",
     "cluster.process_info": "cluster.versions",
     "cluster.notices": "",
     "cluster.packing": "",
@@ -125,7 +127,7 @@ MAY_IMPORT = {
     "cluster.agreement": "cluster.tcp cluster.world mpmd.errors mpmd.runtime",
     "cluster.transports": "cluster.agreement cluster.endpoint cluster.packing cluster.process_info "
     "cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
-    "cluster.devices": "mpmd.reshard",
+    "cluster.devices": "cluster.environment mpmd.private_directory mpmd.reshard",
     "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
     "mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",

@@ -1,4 +1,4 @@
-"""The leaves of pytrees that checkpoints have, and errors that name those that they cannot have, or do not."""
+"""The leaves that checkpoints can have, and errors that name others."""
 
 import os
 import re
@@ -61,7 +61,9 @@ def test_all_leaves_that_cannot_be_saved_are_named(tmp_path):
     with pytest.raises(ValueError) as caught:
         mpmd.save(tmp_path / "saved", tree)
     message = str(caught.value)
-    assert "function.of is of the type builtin_function_or_method; save arrays, numbers and strings" in message
+    assert (
+        "function.of is of the type builtin_function_or_method; save arrays, numbers and strings" in message
+    )
     assert "date is of the dtype datetime64[Y], which TensorStore does not store" in message
     assert "words is of the dtype <U1" in message
     assert "empty.0 has the shape (0, 3)" in message
@@ -78,7 +80,7 @@ def saved(tmp_path):
 
 
 def test_a_target_of_another_structure_and_other_shapes(saved):
-    path, tree = saved
+    path, _ = saved
     target = {
         "layer": {"w": jax.ShapeDtypeStruct((2, 4), "float32"), "v": np.ones(3)},
         "count": np.zeros(2),
