@@ -72,7 +72,12 @@ def test_processes_write_their_shards_and_other_groups_read_them(two_process_gro
 
 
 def total(xs):
-    return mpmd.treduce(mpmd.mark_stage_end, xs, mpmd.ForwardOnly(4, 4), operation=mpmd.Add)
+    def stages(x):
+        for _ in range(4):
+            x = mpmd.mark_stage_end(x * 2)
+        return x
+
+    return mpmd.treduce(stages, xs, mpmd.ForwardOnly(4, 4), operation=mpmd.Add)
 
 
 def test_a_process_names_the_array_that_storage_has_damaged(four_groups, tmp_path):
