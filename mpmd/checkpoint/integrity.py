@@ -1,7 +1,7 @@
 """The files of a checkpoint: made durable, noted when it is complete, and compared when it is restored.
 
-Values have checksums of their own, in each chunk (``orbax_internals.py``), which whoever reads
-a chunk compares. Here are all files and their sizes, and digests of those by which a reader finds the chunks.
+Each chunk of values has a checksum of its own (``orbax_internals.py``), which its readers compare.
+Here are all files and their sizes, and digests of those by which a reader finds the chunks.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def sync_name(directory: epath.Path, since: epath.Path) -> None:
 
 def existing(directory: epath.Path) -> epath.Path:
     """The nearest directory above another one that exists."""
-    return next(parent for parent in directory.parents if parent.exists())
+    return next((parent for parent in directory.parents if parent.exists()), directory.parent)
 
 
 def _is_local(path: epath.Path) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import orbax.checkpoint as orbax
 from etils import epath
 from orbax.checkpoint import type_handlers
+from orbax.checkpoint._src import asyncio_utils
 from orbax.checkpoint._src.metadata import array_metadata, array_metadata_store
 from orbax.checkpoint._src.serialization import jax_array_handlers, tensorstore_utils
 
@@ -114,12 +115,12 @@ def read_spec(info: type_handlers.ParamInfo) -> JsonSpec:
     ).json
 
 
-async def stored_leaves(handler: orbax.BasePyTreeCheckpointHandler, directory: epath.Path) -> dict[str, Any]:
+def stored_leaves(handler: orbax.BasePyTreeCheckpointHandler, directory: epath.Path) -> dict[str, Any]:
     """The shape and dtype of each array and number of a checkpoint; ``STRING`` or ``EMPTY`` for the others.
 
     ``handler.metadata`` has the same, and reads the file of all shardings once for each array.
     """
-    metadata = await handler._read_metadata_file(directory)
+    metadata = asyncio_utils.run_sync(handler._read_metadata_file(directory))
     use_ocdbt = metadata.use_ocdbt
     if use_ocdbt is None:
         use_ocdbt = type_handlers.is_ocdbt_checkpoint(directory)
@@ -140,7 +141,7 @@ async def stored_leaves(handler: orbax.BasePyTreeCheckpointHandler, directory: e
         if kind in _ARRAY_TYPES
     ]
     # Other than the handler of jax arrays, that of numpy arrays knows the shapes of Python numbers, too.
-    arrays = await type_handlers.NumpyHandler().metadata(infos)
+    arrays = asyncio_utils.run_sync(type_handlers.NumpyHandler().metadata(infos))
     others = {name: STRING if kind == STRING else EMPTY for name, kind in types.items()}
     return others | {info.name: array for info, array in zip(infos, arrays, strict=True)}
 

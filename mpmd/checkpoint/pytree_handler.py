@@ -5,7 +5,6 @@ Orbax chooses handlers by their exact class; so this is the implementation insid
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
@@ -56,7 +55,7 @@ class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
             raise
 
     def _check_target(self, directory: epath.Path, args: Any) -> None:
-        stored = asyncio.run(orbax_internals.stored_leaves(self, directory))
+        stored = orbax_internals.stored_leaves(self, directory)
         restore_args = {} if args.restore_args is None else leaves.by_name(args.restore_args)
         leaves.check_target(directory, stored, leaves.by_name(args.item), restore_args, args.partial_restore)
 
@@ -65,7 +64,8 @@ def _damage_in(error: Exception) -> str | None:
     """Which array an error says is damaged, and why; ``None`` for an error of something else."""
     text = f"{error}\n{error.__cause__}"
     damage, key = _DAMAGE.search(text), _KEY.search(text)
-    if damage is None:
-        return None
+    of_group = isinstance(error, CheckpointError)
+    if damage is None or (of_group and damage[1].startswith("NOT_FOUND")):
+        return None  # the second is of a node that does not share the storage: the driver has seen the files
     reader = f"group {error.mpmd_idx} could not read" if isinstance(error, CheckpointError) else "cannot read"
     return f"{reader} {key[1] if key else 'it'}: {damage[1]}"

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.runtime import storage
 from tests.support.digests import digests
 from tests.support.parity import mesh_of
 
@@ -224,3 +225,18 @@ def test_a_directory_of_a_manager_is_no_checkpoint(tmp_path):
         mpmd.DamagedCheckpointError, match=r"_METADATA is missing; a manager has .* 100/default"
     ):
         mpmd.restore(tmp_path, {"weight": np.ones(3)})
+
+
+def test_storage_that_a_group_does_not_share_is_no_damage(state, restored, tmp_path, monkeypatch):
+    """The driver has just seen all files."""
+    mpmd.save(tmp_path / "saved", state)
+
+    def read(stored, submesh):
+        raise ValueError('NOT_FOUND: Metadata at "groups.first/zarr.json" does not exist')
+
+    monkeypatch.setattr(storage, "read", read)
+    with pytest.raises(
+        mpmd.CheckpointError, match=r"group \d could not read its part of .*NOT_FOUND"
+    ) as caught:
+        restored(tmp_path / "saved")
+    assert not isinstance(caught.value, mpmd.DamagedCheckpointError)

@@ -1,5 +1,6 @@
 """The leaves that checkpoints can have, and errors that name others."""
 
+import asyncio
 import os
 import re
 
@@ -106,6 +107,16 @@ def test_leaves_that_are_not_wanted(saved):
     path, tree = saved
     target = jax.tree.map(lambda leaf: ..., tree) | {"count": 0}
     assert mpmd.restore(path, target) == jax.tree.map(lambda leaf: ..., tree) | {"count": 3}
+
+
+def test_restoring_within_an_event_loop(saved):
+    """As in a notebook."""
+    path, tree = saved
+
+    async def cell():
+        return mpmd.restore(path, tree)
+
+    assert asyncio.run(cell())["name"] == "run"
 
 
 def test_sharded_arrays_and_keys_of_this_process(tmp_path):
