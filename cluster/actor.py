@@ -72,7 +72,7 @@ class GroupActor:
     def __init__(self, member: Member, compilation_cache: str | None):
         self._member = member
         self._mpmd_idx = member.mpmd_idx
-        self._warnings = () if compilation_cache is None else keep_compiled(compilation_cache)
+        self._compilation_cache = compilation_cache
         # Each task is waited for where the host's cores run it: another thread for it would only cost time.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         # Programs arrive with the dtype of every value. Whatever the driver's setting was when each of them
@@ -111,8 +111,10 @@ class GroupActor:
           host: this process's own address.
           timeout: seconds to wait for the other processes.
 
-        Raises: ``RuntimeError`` when the processes do not meet, or have other devices than they should.
+        Raises: ``RuntimeError`` when the processes do not meet, have other devices than they should, or would
+          execute what others may have written.
         """
+        keep_compiled(self._compilation_cache)
         shape = self._member.shape
         if coordinator is not None:
             with self._reserved or contextlib.nullcontext():
@@ -333,7 +335,6 @@ class GroupActor:
             devices=self._devices,
             transports=self._transports,
             log=_log_file(),
-            warnings=self._warnings,
         )
 
 

@@ -8,6 +8,7 @@ from .device_trace import collective_seconds
 from .errors import (
     CheckpointError,
     CompileError,
+    DamagedCheckpointError,
     GroupDiedError,
     PerformanceWarning,
     PlanError,
@@ -59,6 +60,7 @@ __all__ = [
     "CompileError",
     "Concat",
     "CustomSchedule",
+    "DamagedCheckpointError",
     "DualPipeV",
     "Eager1F1B",
     "ForwardOnly",

@@ -110,11 +110,28 @@ class StepAborted(RuntimeError):
 
 
 class CheckpointError(RuntimeError):
-    """A group could not write or read its part of a checkpoint. Names the group and the path."""
+    """A checkpoint could not be written or read; the message has the path and the reason.
 
-    def __init__(self, message: str, mpmd_idx: int):
+    Attributes:
+      mpmd_idx: the group that could not; ``None`` when it was the driver.
+    """
+
+    def __init__(self, message: str, mpmd_idx: int | None):
         super().__init__(message, mpmd_idx)
         self.mpmd_idx = mpmd_idx
 
     def __str__(self) -> str:
         return self.args[0]
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint on storage is not what was written; the message names the files or arrays.
+
+    Attributes:
+      last_whole: the path of the last checkpoint beside it that has all its files; ``None`` without one.
+    """
+
+    def __init__(self, message: str, mpmd_idx: int | None, last_whole: str | None):
+        super().__init__(message, mpmd_idx)
+        self.args = (message, mpmd_idx, last_whole)
+        self.last_whole = last_whole

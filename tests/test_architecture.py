@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "mpmd.ir": "mpmd.executable_memory mpmd.tasks",
     "mpmd.garbage": "",
     "mpmd.stopwatch": "",
+    "mpmd.private_directory": "",
     "mpmd.tables": "",
     "mpmd.text_files": "",
     "mpmd.tracers": "",
@@ -85,8 +86,8 @@ MAY_IMPORT = {
     "mpmd.explanation": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory "
     "mpmd.routes mpmd.simulate mpmd.specs mpmd.tables mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
-    "mpmd.planner.hardware mpmd.render mpmd.schedules mpmd.simulate mpmd.step mpmd.tables mpmd.text_files "
-    "mpmd.version",
+    "mpmd.planner.hardware mpmd.private_directory mpmd.render mpmd.schedules mpmd.simulate mpmd.step "
+    "mpmd.tables mpmd.text_files mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.decisions": "mpmd.schedules",
     "mpmd.annotate": "mpmd.validation",
@@ -124,7 +125,7 @@ MAY_IMPORT = {
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.digests": "",
     "cluster.endpoint": "mpmd.reshard",
-    "cluster.environment": "",
+    "cluster.environment": "mpmd.private_directory",
     "cluster.process_info": "cluster.versions",
     "cluster.ray_compat": "",
     "cluster.packing": "",
@@ -136,7 +137,7 @@ MAY_IMPORT = {
     "cluster.transports": "cluster.agreement cluster.digests cluster.endpoint cluster.packing "
     "cluster.process_info cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes "
     "mpmd.runtime mpmd.sharding",
-    "cluster.devices": "mpmd.reshard",
+    "cluster.devices": "cluster.environment mpmd.private_directory mpmd.reshard",
     "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
     "mpmd.device_trace mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from orbax.checkpoint import type_handlers
 
 from mpmd.arguments.leaves import ArgumentLeaf
@@ -100,10 +99,8 @@ class _Part(NamedTuple):
 async def read(infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRestoreArgs]) -> list[MpmdArray]:
     """Has groups read arrays, and waits until they have.
 
-    Raises: ``ValueError`` for arrays of other shapes or dtypes, ``CheckpointError``, ``GroupDiedError``.
+    Raises: ``CheckpointError``, ``GroupDiedError``.
     """
-    # Other than the handler of jax arrays, that of numpy arrays knows the shapes of Python numbers, too.
-    _check_stored(infos, args, await type_handlers.NumpyHandler().metadata(infos))
     parts = [arg.parts(orbax_internals.read_spec(info)) for info, arg in zip(infos, args, strict=True)]
     handles = [[arg.runtime.next_handle() for _ in own] for arg, own in zip(args, parts, strict=True)]
     stored: dict[Runtime, dict[int, dict[Handle, StoredArray]]] = {}
@@ -143,25 +140,3 @@ def _array(
     )
     stack = arg.placement.stack
     return arrays[0] if stack is None else StackedMpmdArray(arg.aval, stack, arrays)
-
-
-def _check_stored(
-    infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRestoreArgs], metadatas: Sequence[Any]
-) -> None:
-    """Raises ``ValueError`` that lists the arrays which are stored in other shapes or dtypes."""
-    faults = []
-    for info, arg, stored in zip(infos, args, metadatas, strict=True):
-        wanted = raw(arg.aval)
-        if stored.shape != wanted.shape or not _is_readable_as(stored, wanted.dtype):
-            faults.append(
-                f"{info.name} is {stored.dtype}{list(stored.shape)} in the checkpoint, "
-                f"not {wanted.dtype}{list(wanted.shape)}"
-            )
-    if faults:
-        raise ValueError("the checkpoint is of another state:\n" + "\n".join(faults))
-
-
-def _is_readable_as(stored: Any, dtype: np.dtype) -> bool:
-    """Whether values are stored in a dtype, or are a Python number, which has the widest of its kind."""
-    of_python = stored.shape == () and stored.dtype.name in ("int64", "float64")
-    return stored.dtype == dtype or (of_python and stored.dtype.kind == dtype.kind)

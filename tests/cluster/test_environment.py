@@ -1,6 +1,10 @@
 """What is added to the environment of a group's process."""
 
-from cluster.environment import actor_environment
+import jax
+import pytest
+
+import cluster
+from cluster.environment import _DRIVERS, actor_environment, without_effect
 
 COUNT = "--xla_force_host_platform_device_count"
 
@@ -37,3 +41,26 @@ def test_variables_of_the_user_take_precedence():
     given = {"XLA_FLAGS": "--c", "NPROC": "9", "OF_MINE": "x"}
     environment = actor_environment(given, "--a", "cpu", 1, 2)
     assert environment == given | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--c {COUNT}=1"}
+
+
+@pytest.mark.parametrize("name", _DRIVERS)
+def test_settings_of_jax_that_steps_have_from_the_driver(name):
+    """A variable that says what holds on the driver anyway is no mistake."""
+    value = getattr(jax.config, name)
+    assert without_effect({name.upper(): str(getattr(value, "value", value))}, jax.config) == []
+    (text,) = without_effect({name.upper(): "other", "OF_MINE": "1"} | _flipped(name, value), jax.config)
+    assert text.startswith(f"{name.upper()}=") and "has no effect" in text
+    assert f"jax.config.update('{name}', ...)" in text
+
+
+def _flipped(name, value):
+    return {name.upper(): "0" if value else "1"} if isinstance(value, bool) else {}
+
+
+def test_a_launch_says_that_a_setting_has_no_effect():
+    settings = {"env_vars": {"JAX_DEBUG_NANS": "1"}}
+    with (
+        pytest.warns(UserWarning, match=r"JAX_DEBUG_NANS=1 .* no effect: .* where it is False now\. Set it"),
+        pytest.raises(ConnectionError),
+    ):
+        cluster.launch({"stage": 1}, "stage", runtime_env=settings, address="127.0.0.1:1")
