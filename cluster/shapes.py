@@ -10,8 +10,12 @@ from typing import Any, NamedTuple
 from jax.sharding import AxisType
 
 from mpmd.reshard import GroupShape
+from mpmd.sizes import counted, fault_of_size
 
 GPU_PLATFORMS = ("cuda", "rocm")
+
+MOST_PROCESSES = 40_000
+"""Ray is tested with as many actors in a cluster, says its scalability envelope."""
 
 
 class Request(NamedTuple):
@@ -192,20 +196,39 @@ def _faults_of_shapes(request: Request) -> Iterator[str]:
             yield "give groups, or mesh_shape and mpmd_axis, and not both"
         if not groups:
             yield "groups is empty: give the axes of each group's submesh, such as [{'data': 4}, {'data': 2}]"
-        for mpmd_idx, axes in enumerate(groups):
-            yield from (f"group {mpmd_idx}: {fault}" for fault in _faults_of_sizes(axes))
+        faults = [
+            f"group {mpmd_idx}: {fault}"
+            for mpmd_idx, axes in enumerate(groups)
+            for fault in _faults_of_sizes(axes)
+        ]
+        yield from faults
+        if not faults:
+            yield from _faults_of_amounts(len(groups), sum(math.prod(axes.values()) for axes in groups))
     elif mesh_shape is None or mpmd_axis is None:
         yield "launch needs mesh_shape and mpmd_axis, or groups"
     else:
         if mpmd_axis not in mesh_shape:
             yield f"mesh_shape has no axis {mpmd_axis!r}; its axes are {', '.join(mesh_shape)}"
-        yield from _faults_of_sizes(mesh_shape)
+        faults = [*_faults_of_sizes(mesh_shape)]
+        yield from faults
+        if not faults and mpmd_axis in mesh_shape:
+            yield from _faults_of_amounts(mesh_shape[mpmd_axis], math.prod(mesh_shape.values()))
 
 
 def _faults_of_sizes(axes: Mapping[str, int]) -> Iterator[str]:
     for axis, size in axes.items():
         if not _is_int(size) or size < 1:
             yield f"the size of axis {axis!r} must be a positive int, not {size!r}"
+
+
+def _faults_of_amounts(num_groups: int, num_devices: int) -> Iterator[str]:
+    if num_groups > MOST_PROCESSES:
+        yield (
+            f"{counted(num_groups)} groups, each a process at least, are more than the {MOST_PROCESSES} "
+            "processes that a Ray cluster can have"
+        )
+    if fault := fault_of_size(num_devices):
+        yield fault
 
 
 def _faults_of_axis_types(request: Request, submeshes: Sequence[Mapping[str, int]] | None) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType
 from mpmd.reshard import GroupShape
 from mpmd.routes import Topology
 from mpmd.runtime.protocol import Runtime
+from mpmd.sizes import fault_of_size
 
 Shape = Mapping[str, int] | AbstractMesh
 """The sizes of axes by their names; or a jax mesh without devices, which also has their types."""
@@ -30,7 +32,8 @@ class AbstractMpmdMesh:
       mpmd_axis_name: the axis along which the groups are; left out for a list.
 
     Raises: ``TypeError`` for what is no shape; ``ValueError`` for a shape without the axis, or with a size
-      that is no whole number of at least 1, and for a list of no groups, or together with an axis.
+      that is no whole number of at least 1, for more devices than any cluster has, and for a list of no
+      groups, or together with an axis.
     """
 
     def __init__(self, shape: Shape | Sequence[Shape], mpmd_axis_name: str | None = None):
@@ -38,7 +41,10 @@ class AbstractMpmdMesh:
         shapes: list[Any] = list(shape) if isinstance(shape, Sequence) else [shape]
         if wrong := [one for one in shapes if not isinstance(one, Mapping | AbstractMesh)]:
             raise TypeError(f"a shape must be a dict of axes, or a jax AbstractMesh, not {wrong[0]!r}")
-        if faults := [*_faults(shapes, is_one, mpmd_axis_name)]:
+        faults = [*_faults(shapes, is_one, mpmd_axis_name)]
+        if not faults and (fault := fault_of_size(sum(math.prod(_sizes(one).values()) for one in shapes))):
+            faults.append(fault)
+        if faults:
             raise ValueError("\n".join(faults))
         self.mpmd_axis_name = mpmd_axis_name
         self._submeshes = tuple(_submeshes(shapes, mpmd_axis_name))

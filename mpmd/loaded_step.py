@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -43,7 +44,8 @@ class LoadedStep(PlannedStep):
     """
 
     def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature):
-        self._compiled = compiled
+        # Groups have the functions, and a program may hold many steps.
+        self._compiled = dataclasses.replace(compiled, program=compiled.program.without_functions())
         self._mesh = mesh  # whose groups run as long as it is held and not closed
         self._signature = signature
         self._expected = call

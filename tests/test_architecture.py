@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "mpmd.tasks": "",
     "mpmd.ir": "mpmd.executable_memory mpmd.tasks",
     "mpmd.garbage": "",
+    "mpmd.sizes": "",
     "mpmd.stopwatch": "",
     "mpmd.tables": "",
     "mpmd.tree": "",
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "mpmd.planner.profile": "",
     "mpmd.planner.calibrate": "mpmd mpmd.events mpmd.ir mpmd.simulate",
     "mpmd.planner.here": "mpmd mpmd.planner.calibrate",
-    "mpmd.planner.hardware": "mpmd.memory mpmd.planner.here mpmd.simulate",
+    "mpmd.planner.hardware": "mpmd.memory mpmd.planner.here mpmd.simulate mpmd.sizes",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
     "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules",
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
@@ -129,7 +130,8 @@ MAY_IMPORT = {
     "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
     "mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.needs": "cluster.endpoint cluster.environment cluster.resources cluster.shapes mpmd.reshard",
+    "cluster.needs": "cluster.endpoint cluster.environment cluster.resources cluster.shapes mpmd.reshard "
+    "mpmd.sizes",
     "cluster.actors": "cluster.actor cluster.endpoint cluster.environment cluster.needs cluster.resources",
     "cluster.calls": "cluster.endpoint cluster.process_info cluster.ray_session cluster.status "
     "cluster.tcp cluster.transports cluster.world mpmd.errors mpmd.runtime",
@@ -139,7 +141,7 @@ MAY_IMPORT = {
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.driver": "cluster.arguments cluster.calls cluster.endpoint cluster.packing cluster.shipment "
     "cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
-    "cluster.shapes": "mpmd.reshard",
+    "cluster.shapes": "mpmd.reshard mpmd.sizes",
     "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
     "cluster.versions mpmd.ir",
     "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
@@ -157,7 +159,7 @@ MAY_IMPORT = {
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     "cluster.trial": "cluster mpmd",
     # The user's face.
-    "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime",
+    "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sizes",
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
     "mpmd.array": "mpmd.compat mpmd.delegation mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime "
     "mpmd.sharding",

@@ -12,6 +12,7 @@ import numpy as np
 
 from mpmd.memory import Holding
 from mpmd.simulate import Link
+from mpmd.sizes import fault_of_size
 
 ENTRY_POINT_GROUP = "mpmd.clusters"
 """Packages say in their installation, under the name of a kind of cluster, what describes one."""
@@ -61,6 +62,10 @@ class Cluster:
         for name in ("nodes", "devices_per_node"):
             if not isinstance(value := getattr(self, name), int) or value < 1:
                 yield f"{name} is a whole number of at least 1, not {value!r}"
+                break
+        else:
+            if fault := fault_of_size(self.nodes * self.devices_per_node):
+                yield fault
         for name, unit in _UNITS.items():
             if not _is_number(value := getattr(self, name)) or not value > 0:
                 yield f"{name} is a number of {unit}, more than 0, not {value!r}"

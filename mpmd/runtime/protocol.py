@@ -30,7 +30,7 @@ class LoadedProgram:
 
     Attributes:
       number: what step requests call it.
-      program: the program, with the specs that it left open.
+      program: the program, with the specs that it left open, and without functions and constants.
       seconds: how long it took, by pass: ``resolve``, in which groups compile if specs are open; ``export``,
         where functions travel to other processes; ``load``, until the last group had compiled.
       xla_seconds: for each group, how long XLA compiled; groups compile at the same time.
@@ -68,7 +68,7 @@ class LoadedProgram:
                 memory[name] = memory.get(name, needed) | needed
         return LoadedProgram(
             number=number,
-            program=program,
+            program=program.without_functions(),
             seconds=seconds,
             xla_seconds=tuple(reply.xla_seconds for reply in replies),
             memory=memory,

@@ -25,6 +25,8 @@ from cluster.versions import Versions
         ({"stage": 2, "fsdp": -1}, "stage", "'fsdp' must be a positive int, not -1"),
         ({"stage": 2, "fsdp": 1.5}, "stage", "'fsdp' must be a positive int, not 1.5"),
         ({"stage": True}, "stage", "must be a positive int, not True"),
+        ({"stage": 10**30}, "stage", r"more than 10\*\*18 groups, .* 40000 processes that a Ray cluster can have"),
+        ({"stage": 2, "data": 10**12}, "stage", "2000000000000 devices are more than a mesh can have"),
     ],
 )
 def test_shapes_that_are_no_mesh(shape, axis, message):
@@ -79,6 +81,8 @@ def test_impossible_amounts_of_resources(name, value):
             {"groups": [{"data": 4}], "processes_per_group": 3, "cpus_per_group": 0, "gpus_per_group": 1.5},
             "cpus_per_group must be positive, not 0\ngpus_per_group must be whole .* 1.5\nthe 4 devices",
         ),
+        ({"groups": [{"data": 2}, {"data": 10**30}]}, "devices are more than a mesh can have"),
+        ({"groups": [{"data": 4}], "processes_per_group": 10**30}, "the 4 devices of group 0 do not divide"),
         ({"groups": [{"data": 4}], "platform": "cuda,cpu"}, "platform must be one platform .* 'cuda,cpu'"),
     ],
     ids=str,

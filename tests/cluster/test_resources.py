@@ -2,7 +2,11 @@
 
 import pytest
 
+from cluster import needs
+from cluster.needs import bundles_of
 from cluster.resources import assign_bundles, describe_shortage, fitting_cpus
+from cluster.shapes import Request
+from mpmd.reshard import GroupShape
 
 
 @pytest.mark.parametrize(
@@ -61,3 +65,37 @@ def test_the_processes_of_a_group_are_on_one_node_where_that_can_be():
 def test_processes_get_bundles_of_their_own_kind():
     bundles = [{"CPU": 1}, {"CPU": 2}, {"CPU": 2}, {"CPU": 1}]
     assert assign_bundles(["a", "a", "b", "b"], bundles, [1, 2, 2, 1]) == [0, 1, 2, 3]
+
+
+SMALL_CLUSTER = [{"Resources": {"CPU": 2.0, "memory": 2.0 * 2**30}}]
+REQUEST = Request({"stage": 4}, "stage", None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "num_groups", "num_spares", "message"),
+    [
+        (SMALL_CLUSTER, 21, 0, "21 processes are needed, and the 1 node .* 2.0 GiB of memory: room for 20"),
+        (SMALL_CLUSTER, 20, 1, "21 processes are needed, 1 of them spares, and the 1 node"),
+        (SMALL_CLUSTER, 2, 10**30, r"more than 10\*\*18 processes are needed, .* a Ray cluster can have 40000"),
+        ([], 2, 10**9, "1000000002 processes are needed, 1000000000 of them spares"),
+    ],
+)
+def test_more_processes_than_the_cluster_can_hold(monkeypatch, nodes, num_groups, num_spares, message):
+    monkeypatch.setattr(needs, "live_nodes", lambda: nodes)
+    shapes = [GroupShape({"stage": 1})] * num_groups
+    with pytest.raises(ValueError, match=message):
+        bundles_of(REQUEST, "cpu", shapes, num_spares)
+
+
+@pytest.mark.parametrize(
+    ("request_", "platform", "nodes"),
+    [
+        (REQUEST, "cpu", SMALL_CLUSTER[:0]),
+        (REQUEST, "cuda", SMALL_CLUSTER),
+        (REQUEST._replace(cpus_per_group=1), "cpu", SMALL_CLUSTER),
+    ],
+    ids=["no node yet", "GPUs", "CPUs of their own"],
+)
+def test_a_cluster_that_may_grow_is_waited_for(monkeypatch, request_, platform, nodes):
+    monkeypatch.setattr(needs, "live_nodes", lambda: nodes)
+    assert len(bundles_of(request_, platform, [GroupShape({"stage": 1})] * 30, 0)) == 30

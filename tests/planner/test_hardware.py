@@ -39,6 +39,7 @@ def test_all_that_is_wrong_is_said_at_once():
     [
         ("memory", "80GB", "memory is a number of bytes, more than 0, not '80GB'"),
         ("flops", None, "flops is a number of operations per second"),
+        ("nodes", 10**30, r"more than 10\*\*18 devices are more than a mesh can have"),
         ("device_link", 1e9, "device_link is an mpmd.simulate.Link"),
         ("node_link", (1e-6, 1e9), "node_link is an mpmd.simulate.Link"),
         ("alone", "2", "alone is a number of at least 1"),
