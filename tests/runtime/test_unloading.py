@@ -114,5 +114,5 @@ def test_a_loaded_step_keeps_nothing_that_only_loading_needed(mesh):
     del lowered
     gc.collect()
     assert functions and not any(function() for function in functions)
-    assert "1F1B" in str(mpmd.explain(loaded))
+    assert "treduce" in str(mpmd.explain(loaded))
     assert loaded.report().seconds
