@@ -58,13 +58,16 @@ def check_room(num_processes: int, num_spares: int, nodes: Sequence[Mapping[str,
         f", {counted(num_spares)} of them spares" if num_spares else ""
     )
     if num_processes > MOST_PROCESSES:
-        raise ValueError(f"{asked}, and a Ray cluster can have {MOST_PROCESSES}: ask for fewer groups or spares")
+        raise ValueError(
+            f"{asked}, and a Ray cluster can have {MOST_PROCESSES}: ask for fewer groups or spares"
+        )
     memory = [node["Resources"]["memory"] for node in nodes if "memory" in node["Resources"]]
-    if memory and num_processes > (most := int(sum(memory) // _PROCESS_BYTES)):
+    if memory and num_processes > (fitting := int(sum(memory) // _PROCESS_BYTES)):
         raise ValueError(
             f"{asked}, and the {len(memory)} node{'s' if len(memory) > 1 else ''} of the cluster have "
-            f"{sum(memory) / 2**30:.1f} GiB of memory: room for {most} processes of {_PROCESS_BYTES >> 20} MiB, "
-            "the least that a process takes before it has any value. Ask for fewer groups, or add nodes"
+            f"{sum(memory) / 2**30:.1f} GiB of memory: room for {fitting} processes of "
+            f"{_PROCESS_BYTES >> 20} MiB, the least that a process takes before it has any value. "
+            "Ask for fewer groups, or add nodes"
         )
 
 

@@ -25,7 +25,11 @@ from cluster.versions import Versions
         ({"stage": 2, "fsdp": -1}, "stage", "'fsdp' must be a positive int, not -1"),
         ({"stage": 2, "fsdp": 1.5}, "stage", "'fsdp' must be a positive int, not 1.5"),
         ({"stage": True}, "stage", "must be a positive int, not True"),
-        ({"stage": 10**30}, "stage", r"more than 10\*\*18 groups, .* 40000 processes that a Ray cluster can have"),
+        (
+            {"stage": 10**30},
+            "stage",
+            r"more than 10\*\*18 groups, .* 40000 processes that a Ray",
+        ),
         ({"stage": 2, "data": 10**12}, "stage", "2000000000000 devices are more than a mesh can have"),
     ],
 )
