@@ -44,6 +44,11 @@ def translate(error: BaseException, process: Endpoint) -> BaseException:
     return error
 
 
+def raised_by(error: BaseException) -> BaseException:
+    """What an actor has raised, without the remote traceback; another error as it is."""
+    return error.cause if isinstance(error, exceptions.RayTaskError) else error
+
+
 def _reason(error: BaseException) -> str:
     """What Ray says, in short: without identifiers, and without the causes that it only supposes."""
     lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]

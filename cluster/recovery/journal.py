@@ -12,6 +12,7 @@ in and outcomes come out.
   asked before, is answered: until then it may be a consequence of a death that is not known yet.
 - When a group dies, all groups go back to the committed snapshot, and are asked all that the log has, in the
   same order. The user is told nothing twice; a small result that was given and now differs is an error.
+- A snapshot that fails is given up; the one before stays the one to go back to, and the log grows.
 - A copy that is to be written to storage has to be made again where it was, so a snapshot behind it counts
   only when it is written. A step may not wait for that: rather, the copy is forgotten.
 - When no process has the committed snapshot of a group, nothing can be asked again, and all is forgotten.
@@ -121,6 +122,10 @@ class Journal:
         """Not all groups were asked for the snapshot. What they were to drop has to be released again."""
         self._log.remove(snapshot)
 
+    def fail_snapshot(self, snapshot: LoggedSnapshot) -> None:
+        """Values could not be copied. What groups were to drop before has to be released again."""
+        snapshot.has_failed = True
+
     def find_copy(self, copy: Handle) -> LoggedCopy | None:
         """The request for a copy; ``None`` when it would not be made again."""
         copies = (entry for entry in self._log if isinstance(entry, LoggedCopy))
@@ -134,7 +139,13 @@ class Journal:
     @property
     def snapshot(self) -> LoggedSnapshot | None:
         """The snapshot under way."""
-        return next((entry for entry in self._log if isinstance(entry, LoggedSnapshot)), None)
+        snapshots = (entry for entry in self._log if isinstance(entry, LoggedSnapshot))
+        return next((snapshot for snapshot in snapshots if not snapshot.has_failed), None)
+
+    @property
+    def num_failed(self) -> int:
+        """The snapshots that have failed since the last one that is committed, or since groups went back."""
+        return sum(isinstance(entry, LoggedSnapshot) and entry.has_failed for entry in self._log)
 
     @property
     def num_steps(self) -> int:
@@ -262,7 +273,11 @@ class Journal:
         self._log = [
             entry
             for entry in self._log
-            if isinstance(entry, LoggedSnapshot) or not (entry.given and self._is_done(entry))
+            if not (
+                entry.has_failed
+                if isinstance(entry, LoggedSnapshot)
+                else entry.given and self._is_done(entry)
+            )
         ]
         for entry in self._log:
             if isinstance(entry, LoggedSnapshot):

@@ -95,7 +95,7 @@ class LoggedCopy(_OfOneGroup):
 
 @dataclasses.dataclass(eq=False)
 class LoggedSnapshot:
-    """A snapshot under way.
+    """A snapshot under way, or one that has failed since the last that is committed.
 
     Attributes:
       number: another one each time it is begun; numbers ascend.
@@ -105,6 +105,7 @@ class LoggedSnapshot:
     number: int
     released: Mapping[int, Released]
     is_copied: bool = False
+    has_failed: bool = False
 
 
 Logged = LoggedRequest | LoggedSnapshot

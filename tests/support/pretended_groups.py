@@ -119,6 +119,9 @@ class Fleet:
     def mark_committed(self):
         pass
 
+    def find_dead(self):
+        return set()
+
     def start_spares(self):
         pass
 
@@ -180,10 +183,22 @@ def end_recovery(driven):
 
 
 def commit_snapshot(driven):
-    """Ends the snapshot that the first step has begun."""
+    """Ends the snapshot that is under way."""
     driven._fleet.may_copy.set()
+    end_snapshot(driven, lambda copied: copied.set_result(None))
+
+
+def fail_snapshot(driven, error):
+    """No group can copy its values for the snapshot that is under way."""
+    end_snapshot(driven, lambda copied: copied.set_exception(error))
+
+
+def end_snapshot(driven, answer):
     for _, method, _, future in driven.attempts[-1].made:
-        if method == "snapshot":
-            future.set_result(None)
+        if method == "snapshot" and not future.done():
+            answer(future)
     with driven.changed:
-        assert driven.changed.wait_for(lambda: driven.journal.snapshot is None, SOON)
+        ended = driven.changed.wait_for(
+            lambda: driven.journal.snapshot is None or driven.error is not None, SOON
+        )
+    assert ended
