@@ -216,7 +216,7 @@ class GroupActor:
         if request.step <= self._last_step:
             raise RuntimeError(f"step {request.step} has come before")
         self._last_step = request.step
-        self._router.begin_step(request.step)
+        self._router.begin_step(request.step, request.groups)
         try:
             arrays = {handle: self._host_array(packed.pop(handle)) for handle in list(packed)}
             self.release(request.released)

@@ -65,6 +65,13 @@ class LoadedStep(PlannedStep):
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
+        # Others are not asked for the step, which does not fail when one of them is gone.
+        taking_part = [
+            group
+            for group in groups
+            if plan.programs[group].instructions or self._inputs[group] or self._outputs[group]
+        ]
+        self._groups = tuple(taking_part or [0])
         # What makes an argument, by the function, which its user may drop.
         self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
@@ -267,20 +274,20 @@ class LoadedStep(PlannedStep):
         delivery: Delivery,
         profile: bool,
     ) -> dict[int, StepRequest]:
-        """What each group is asked."""
+        """What each group that takes part is asked."""
         refused = Refused.here()
         return {
             group: StepRequest(
                 program=self._loaded.number,
                 step=step,
-                inputs=tuple(arguments[i] for i in inputs),
-                outputs=tuple(results[i] for i in outputs),
+                inputs=tuple(arguments[i] for i in self._inputs[group]),
+                outputs=tuple(results[i] for i in self._outputs[group]),
                 host_arrays=delivery.host_arrays[group],
                 transient=delivery.transient(group),
                 refused=refused,
                 profile=profile,
             )
-            for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
+            for group in self._groups
         }
 
 

@@ -111,7 +111,9 @@ class Runtime(Protocol):
         ...
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
-        """Starts one step: a request for each group. Returns at once. Step numbers ascend.
+        """Starts one step: a request for each group that takes part. Returns at once. Step numbers ascend.
+
+        The other groups are told what they are to drop, if anything.
 
         A future raises ``TaskError`` when a task of that group failed, ``StepAborted`` when another
         group's did, ``GroupDiedError`` when the group's process is gone.
