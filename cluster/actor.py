@@ -34,6 +34,7 @@ from mpmd.ir import Edge, Executable, Plan, Spec
 from mpmd.reshard import GroupShape, box_of
 from mpmd.routes import Routes, Topology
 from mpmd.runtime.activity import Activity, Doing, Loading
+from mpmd.runtime.lost_values import DONATED_IN_PROCESS
 from mpmd.runtime.requests import (
     NOTHING_RELEASED,
     Handle,
@@ -46,6 +47,8 @@ from mpmd.runtime.requests import (
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
+
+_OF_DONATED = f"{DONATED_IN_PROCESS}, as they would with cluster.launch(..., recovery=cluster.Recovery())"
 
 
 class Addresses(NamedTuple):
@@ -120,7 +123,12 @@ class GroupActor:
         self._transports = supported(submesh.devices.flat[0].platform)
         self._router = Router(self._member.endpoint, submesh)
         self._worker = GroupWorker(
-            self._mpmd_idx, submesh, self._transport_of, self._agreement.agree, self._activity
+            mpmd_idx=self._mpmd_idx,
+            submesh=submesh,
+            transport_of=self._transport_of,
+            agree=self._agreement.agree,
+            activity=self._activity,
+            of_donated=_OF_DONATED,
         )
         return self._info()
 

@@ -226,13 +226,13 @@ class LoadedStep(PlannedStep):
                 call.delete_donated()
                 raise
             delivery.commit(replies.values())
-        call.delete_donated()
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:
             called = runtime.callbacks.call_after(replies.values(), callbacks, self.plan)
             ends.append(called)
         future = StepFuture(replies, called, runtime.callbacks)
+        call.donate_to(future)
         return self._result(runtime, results, future), future, ends
 
     def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
@@ -282,6 +282,7 @@ class LoadedStep(PlannedStep):
                 step=step,
                 inputs=tuple(arguments[i] for i in self._inputs[group]),
                 outputs=tuple(results[i] for i in self._outputs[group]),
+                donated=tuple(arguments[i] for i in self._inputs[group] if self._plan.inputs[i].donated),
                 host_arrays=delivery.host_arrays[group],
                 transient=delivery.transient(group),
                 refused=refused,

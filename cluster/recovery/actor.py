@@ -18,8 +18,8 @@ from cluster.agreement import Agreement
 from cluster.endpoint import Member
 from cluster.process_info import ProcessInfo
 from cluster.recovery.store import Chunk, DamagedCopyError, SnapshotStore, restore
+from mpmd.runtime.lost_values import LostValue
 from mpmd.runtime.requests import Handle, Released
-from mpmd.runtime.worker import LostValue
 
 
 class Copied(NamedTuple):

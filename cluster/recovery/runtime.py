@@ -41,6 +41,8 @@ class RecoveringRuntime(RuntimeBase):
 
     Nothing can be asked before ``attach``.
 
+    Groups also go back when a step fails that has taken arguments over, which are there again then.
+
     Args:
       groups: the other runtime, which is not attached yet.
       fleet: the running processes.
@@ -48,6 +50,8 @@ class RecoveringRuntime(RuntimeBase):
       on_recovery: is called with a report of each recovery, and of each move of a group.
       max_in_flight: how many steps may be under way.
     """
+
+    goes_back = True
 
     def __init__(
         self,

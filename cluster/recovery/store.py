@@ -13,8 +13,8 @@ import xxhash
 from cluster.recovery.journal import BEGINNING
 from mpmd.ir import Spec
 from mpmd.reshard import Box
+from mpmd.runtime.lost_values import LostValue
 from mpmd.runtime.requests import Handle
-from mpmd.runtime.worker import LostValue
 from mpmd.sharding import spec_of, to_sharding
 
 _CHUNK_BYTES = 128 * 2**20

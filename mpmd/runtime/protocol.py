@@ -84,6 +84,8 @@ class Runtime(Protocol):
       processes_per_group: the number of processes of each group.
       callbacks: calls what steps ask the driver to call.
       in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
+      goes_back: whether groups go back to before a step that has failed, so that what it has taken over is
+        there again.
       last_checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed here, or from which
         groups have read; who saves and restores keeps it up to date.
     """
@@ -92,6 +94,7 @@ class Runtime(Protocol):
     processes_per_group: tuple[int, ...]
     callbacks: CallbackThread
     in_flight: StepsInFlight
+    goes_back: bool
     last_checkpoint: str | None
 
     def check_process(self) -> None:
@@ -179,6 +182,7 @@ class Runtime(Protocol):
 class RuntimeBase(Runtime):
     """What runtimes have in common: they number values and programs, and remember which are released."""
 
+    goes_back = False
     last_checkpoint: str | None = None
 
     def __init__(self, num_groups: int, max_in_flight: int = MAX_IN_FLIGHT):

@@ -20,6 +20,7 @@ from mpmd.runtime import storage
 from mpmd.runtime.activity import Activity, Kind, Loading
 from mpmd.runtime.compiling import Compiling, compile_executable, compile_with_open_specs, memory_of
 from mpmd.runtime.executor import Executor
+from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.requests import (
     INLINE_BYTES,
     Handle,
@@ -36,17 +37,6 @@ from mpmd.sharding import to_sharding
 from mpmd.stopwatch import Stopwatch
 
 
-class LostValueError(RuntimeError):
-    """A value is read that was lost when the step that makes it has failed for ``reason``."""
-
-    def __init__(self, reason: str):
-        super().__init__(reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"this value was lost when an earlier step failed: {self.reason}"
-
-
 class _Finishing:
     """The end of a step, at which what the devices have been given is waited for."""
 
@@ -57,13 +47,6 @@ class _Finishing:
 
 
 _FINISHING = _Finishing()
-
-
-@dataclasses.dataclass(frozen=True)
-class LostValue:
-    """Stands in place of a value whose step has failed."""
-
-    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +87,7 @@ class GroupWorker:
       agree: is called with a step and why this process cannot run it, if so. Waits until all processes of the
         group have come to the step; raises ``StepAborted`` in all of them when one cannot run it.
       activity: says what it is doing; by default one of its own.
+      of_donated: what errors say of the values that a failed step has taken over.
     """
 
     def __init__(
@@ -113,8 +97,10 @@ class GroupWorker:
         transport_of: Callable[[Plan], Transport],
         agree: Callable[[int, str | None], None] = lambda step, reason: None,
         activity: Activity | None = None,
+        of_donated: str = DONATED_IN_PROCESS,
     ):
         self.mpmd_idx = mpmd_idx
+        self._of_donated = of_donated
         self.submesh = submesh
         self._transport_of = transport_of
         self._agree = agree
@@ -237,7 +223,7 @@ class GroupWorker:
                 on_host = tuple(map(_on_host, told))
             except Exception as error:
                 add_told(error, tuple(_readable(told)))
-                lost = LostValue(error.reason if isinstance(error, LostValueError) else str(error))
+                lost = LostValue(self._reason(error, request))
                 missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
                 raise
@@ -246,6 +232,12 @@ class GroupWorker:
                     self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
         return StepReply(inline, tuple(events or ()), on_host)
+
+    def _reason(self, error: Exception, request: StepRequest) -> str:
+        """Why the outputs of a failed step are lost."""
+        if isinstance(error, LostValueError):
+            return error.reason
+        return f"{error}. {self._of_donated}" if request.donated else str(error)
 
     def _take_inputs(
         self,
@@ -273,6 +265,8 @@ class GroupWorker:
         """The step's inputs, when all processes of the group have theirs: what follows is collective."""
         inputs, missing = [], None
         try:
+            if request.failed is not None:
+                raise LostValueError(request.failed)
             inputs = [self._value(handle) for handle in request.inputs]
         except RuntimeError as error:
             missing = error

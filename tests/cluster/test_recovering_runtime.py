@@ -10,13 +10,16 @@ import pytest
 from cluster.packing import PackedValue, pack
 from cluster.recovery import Recovery
 from cluster.recovery.journal import BEGINNING
-from mpmd.errors import RecoveryError, StateLostError, StepTimeoutError, TaskError
+from mpmd.errors import RecoveryError, StateLostError, StepAborted, StepTimeoutError, TaskError
 from mpmd.placement import Placement
 from mpmd.runtime.argument_cache import Piece
+from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import StepReply, StepRequest
 from tests.support.pretended_groups import (
     SOON,
     TOGETHER,
+    Driven,
+    Fleet,
     begin_recovery,
     commit_snapshot,
     end_recovery,
@@ -49,6 +52,82 @@ def test_an_error_that_no_death_explains_is_given():
         future.set_exception(TaskError("out of memory", 0, "fwd_0__0"))
     with pytest.raises(TaskError, match="out of memory"):
         futures[1].result(SOON)
+
+
+OUT_OF_MEMORY = TaskError("out of memory", 0, "fwd_0__0")
+LOST = LostValueError("out of memory")
+
+
+def attempts(driven, count):
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: len(driven.attempts) == count, SOON)
+
+
+def test_groups_go_back_when_a_step_fails_that_has_taken_its_inputs_over():
+    driven = runtime()
+    first = driven.step(inputs=(1,), outputs=(2,), donated=(1,))
+    second = driven.step(inputs=(2,), outputs=(3,), donated=(2,))
+    reading = driven.step(inputs=(3,), outputs=(4,))
+    other = driven.step(inputs=(7,), outputs=(8,))
+    calls = driven.attempts[0]
+    calls.reply(0)
+    calls.steps[2][1][0].set_result(StepReply({4: np.float32(1)}))  # the group's own part went well
+    assert reading[0].result(SOON).inline
+    calls.fail(1, OUT_OF_MEMORY, StepAborted("out of memory"))
+    with pytest.raises(TaskError, match="out of memory"):
+        second[0].result(SOON)
+    attempts(driven, 2)
+    assert driven._fleet.restored == [BEGINNING]
+    again = driven.attempts[1]
+    why = "out of memory. The arrays that the step was donated are as they were before it"
+    assert again.failed == [{None}, {why}, {why}, {None}], "what reads the results is not run again either"
+    again.reply(0)
+    for index in (1, 2):
+        again.fail(index, LOST, LOST)
+    again.reply(3)
+    with pytest.raises(LostValueError):
+        reading[1].result(SOON)
+    assert other[0].result(SOON).inline and first[0].result(SOON).inline
+    third = driven.step(inputs=(2,), outputs=(5,), donated=(2,))
+    again.reply(4)
+    assert third[0].result(SOON).inline
+    driven.die(1)
+    assert [len(failed) for failed in driven.attempts[2].failed] == [1] * 5
+    assert driven.attempts[2].failed[4] == {None}
+    assert driven.error is None
+
+
+def test_deaths_count_and_failed_steps_do_not():
+    reports = []
+    driven = Driven(Fleet(), Recovery(every=100, max_failures=1), reports.append)
+    for count in (2, 3, 4):
+        driven.step(inputs=(1,), outputs=(2,), donated=(1,))
+        calls = driven.attempts[-1]
+        for index in range(count - 2):
+            calls.fail(index, LOST, LOST)
+        calls.fail(count - 2, OUT_OF_MEMORY, OUT_OF_MEMORY)
+        attempts(driven, count)
+    for index in range(3):
+        driven.attempts[-1].fail(index, LOST, LOST)
+    driven.step()
+    driven.die(0)
+    assert driven.error is None
+    assert [(report.kind, report.mpmd_idxs) for report in reports[:1]] == [("failed", ())]
+
+
+@pytest.mark.parametrize(
+    ("donated", "errors"),
+    [((), [OUT_OF_MEMORY, OUT_OF_MEMORY]), ((1,), [LOST, LOST])],
+    ids=["nothing donated", "before inputs were taken"],
+)
+def test_groups_stay_when_a_failed_step_has_taken_nothing_over(donated, errors):
+    driven = runtime()
+    futures = driven.step(inputs=(1,), outputs=(2,), donated=donated)
+    driven.attempts[0].fail(0, *errors)
+    with pytest.raises(type(errors[0])):
+        futures[0].result(SOON)
+    assert not driven.is_recovering
+    assert len(driven.attempts) == 1
 
 
 def test_another_result_than_before_ends_the_run():

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from cluster.recovery import store as store_module
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.store import SnapshotStore, restore, save
-from mpmd.runtime.worker import LostValue
+from mpmd.runtime.lost_values import LostValue
 
 SUBMESH = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
 
