@@ -44,6 +44,11 @@ def translate(error: BaseException, process: Endpoint) -> BaseException:
     return error
 
 
+def is_death(error: BaseException) -> bool:
+    """Whether a call has failed because a process is gone."""
+    return isinstance(error, (GroupDiedError, *_DEATHS))
+
+
 def raised_by(error: BaseException) -> BaseException:
     """What an actor has raised, without the remote traceback; another error as it is."""
     return error.cause if isinstance(error, exceptions.RayTaskError) else error

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from cluster.calls.ray_errors import raised_by
+from cluster.calls.ray_errors import is_death, raised_by
 from cluster.recovery.logged import LoggedSnapshot
 from cluster.recovery.policy import Recovery
 from cluster.recovery.requests import FROM_DISK, Requests
-from cluster.recovery.waits import SupersededError
+from cluster.recovery.waits import ProcessLostError, SupersededError
 
 _DEATH_SECONDS = 90.0
 """When a snapshot has failed because of a death, the driver hears of the death within this time."""
@@ -93,12 +93,14 @@ class Snapshots:
                 journal.fail_snapshot(snapshot)
                 requests.give_back(snapshot.released)
                 requests.changed.notify_all()
-                print(
-                    "cluster: the groups' values could not be copied, which is tried again after "
-                    f"{self._policy.every} steps; until then a death goes back to the copies before: {why}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                if not is_death(error) and not isinstance(error, ProcessLostError):  # which is told by itself
+                    print(
+                        "cluster: the groups' values could not be copied, which is tried again after "
+                        f"{self._policy.every} steps; until then a death goes back to the copies before: "
+                        f"{why}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                 return
             times = journal.num_failed + 1
         if requests.fleet.find_dead():  # which is why, and the driver will hear of it

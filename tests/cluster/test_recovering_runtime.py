@@ -10,7 +10,14 @@ import pytest
 from cluster.packing import PackedValue, pack
 from cluster.recovery import Recovery
 from cluster.recovery.journal import BEGINNING
-from mpmd.errors import RecoveryError, StateLostError, StepAborted, StepTimeoutError, TaskError
+from mpmd.errors import (
+    GroupDiedError,
+    RecoveryError,
+    StateLostError,
+    StepAborted,
+    StepTimeoutError,
+    TaskError,
+)
 from mpmd.placement import Placement
 from mpmd.runtime.argument_cache import Piece
 from mpmd.runtime.lost_values import LostValueError
@@ -275,6 +282,13 @@ def test_a_snapshot_that_fails_is_tried_again_and_the_one_before_stays(capsys):
     commit_snapshot(driven)
     assert driven.journal.committed > 1
     assert driven.error is None
+
+
+def test_a_snapshot_that_fails_because_of_a_death_says_nothing(capsys):
+    driven = runtime(Recovery(every=2))
+    answered_steps(driven, 1)
+    fail_snapshot(driven, GroupDiedError("group 1 died", 1))
+    assert not capsys.readouterr().err
 
 
 def test_what_a_failed_snapshot_was_to_release_is_released_with_the_next_step():
