@@ -60,7 +60,7 @@ class CopyHolders:
             holders.difference_update(processes)
 
     def lose_copy(self, owner: int, holder: int) -> None:
-        """What this process has of another one's, or of its own, is of no use."""
+        """The copy that this process has is of no use."""
         self._holders[owner].discard(holder)
 
     def held_by(self, process: int) -> list[int]:
