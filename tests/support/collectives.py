@@ -6,7 +6,7 @@ import math
 import re
 
 from mpmd.ir import Cell
-from mpmd.program import arguments, jitted
+from mpmd.runtime.operations import RunTask
 
 _OPERATIONS = "all-gather|all-reduce|all-to-all|collective-broadcast|collective-permute|reduce-scatter"
 _COLLECTIVE = re.compile(rf" = (.*?) ({_OPERATIONS})(?:-start)?\(")
@@ -36,20 +36,19 @@ def collectives_in(text):
 
 
 def collectives_of(loaded, mesh):
-    """The collectives of each executable of a step on groups of this process.
+    """The collectives of each executable of a step that groups of this process have loaded.
 
     Returns: two dicts by the names of executables, of those that run in the loop and of those outside.
     """
-    program = loaded._loaded.program  # in which every spec is known
-    in_loop, outside = {}, {}
-    for group in program.plan.programs:
-        for run in group.runs:
+    loaded_program, in_loop, outside = loaded._loaded, {}, {}
+    for group in loaded_program.plan.programs:
+        worker = mesh.runtime._groups[group.mpmd_idx].worker
+        operations = worker._programs[loaded_program.number].executor._operations
+        tasks = [operation for operation in operations if isinstance(operation, RunTask)]
+        for run, task in zip(group.runs, tasks, strict=True):
             found = in_loop if isinstance(run.task, Cell) else outside
             if run.executable not in found:
-                executable = program.plan.executable(run.executable)
-                function = jitted(program.functions[run.executable], executable, mesh.unstack[group.mpmd_idx])
-                text = function.lower(*arguments(executable)).compile().as_text()
-                found[run.executable] = collectives_in(text)
+                found[run.executable] = collectives_in(task.call.as_text())
     return in_loop, outside
 
 
