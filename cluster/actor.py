@@ -29,12 +29,14 @@ from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport
 from cluster.versions import versions_here
+from mpmd.collectives import Collective
 from mpmd.device_trace import DeviceTrace, TraceFiles
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Edge, Executable, Plan, Spec
 from mpmd.reshard import GroupShape, box_of
 from mpmd.routes import Routes, Topology
 from mpmd.runtime.activity import Activity, Doing, Loading
+from mpmd.runtime.lost_values import DONATED_IN_PROCESS
 from mpmd.runtime.requests import (
     NOTHING_RELEASED,
     Handle,
@@ -47,6 +49,8 @@ from mpmd.runtime.requests import (
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
+
+_OF_DONATED = f"{DONATED_IN_PROCESS}, as they would with cluster.launch(..., recovery=cluster.Recovery())"
 
 
 class Addresses(NamedTuple):
@@ -124,7 +128,12 @@ class GroupActor:
         self._transports = supported(submesh.devices.flat[0].platform)
         self._router = Router(self._member.endpoint, submesh)
         self._worker = GroupWorker(
-            self._mpmd_idx, submesh, self._transport_of, self._agreement.agree, self._activity
+            mpmd_idx=self._mpmd_idx,
+            submesh=submesh,
+            transport_of=self._transport_of,
+            agree=self._agreement.agree,
+            activity=self._activity,
+            of_donated=_OF_DONATED,
         )
         return self._info()
 
@@ -220,7 +229,7 @@ class GroupActor:
         if request.step <= self._last_step:
             raise RuntimeError(f"step {request.step} has come before")
         self._last_step = request.step
-        self._router.begin_step(request.step)
+        self._router.begin_step(request.step, request.groups)
         try:
             arrays = {handle: self._host_array(packed.pop(handle)) for handle in list(packed)}
             self.release(request.released)
@@ -305,6 +314,10 @@ class GroupActor:
     def health(self) -> Doing:
         """Says at once what the process is doing, whatever it is."""
         return self._activity.read()
+
+    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        """The exchanges among the group's devices in each executable of a program that it runs."""
+        return self._worker.collectives(number)
 
     @ray.method(concurrency_group="control")
     def measured_peak(self) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Mapping, Sequence
+import itertools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -41,6 +43,24 @@ class StepFuture:
         self._replies = replies
         self._called = called
         self._callbacks = callbacks
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the step is known to have failed on a group. Does not wait."""
+        return any(reply.done() and reply.exception() is not None for reply in self._replies.values())
+
+    def call_when_done(self, function: Callable[[bool], object]) -> None:
+        """Calls a function, in any thread, with whether the step has failed, when all groups have replied."""
+        num_replies, numbers, failures = len(self._replies), itertools.count(1), list[bool]()
+
+        # It refers to no future: they would keep one another alive.
+        def on_reply(reply: Future[StepReply]) -> None:
+            failures.append(reply.exception() is not None)
+            if next(numbers) == num_replies:
+                function(any(failures))
+
+        for reply in self._replies.values():
+            reply.add_done_callback(on_reply)
 
     def reply(self, mpmd_idx: int) -> StepReply:
         """Waits for the reply of a group, and for the step's callbacks unless it is one of them that waits.
@@ -122,6 +142,7 @@ class MpmdArray(jax.Array):
         self._future = future
         self._copying: Future[jax.Array | np.ndarray] | None = None
         self._deleted = False
+        self._donated_to: StepFuture | None = None
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
@@ -196,7 +217,7 @@ class MpmdArray(jax.Array):
     @property
     def handle(self) -> Handle:
         """What the groups know the array by. Raises ``RuntimeError`` when it was donated or deleted."""
-        if self._deleted:
+        if self.is_deleted():
             raise RuntimeError(f"{self!r} was donated to a step or deleted")
         return self._handle
 
@@ -205,17 +226,35 @@ class MpmdArray(jax.Array):
         return self.runtime is runtime and set(mpmd_idxs) <= set(self.mpmd_idxs)
 
     def is_deleted(self) -> bool:
+        if self._donated_to is not None and self._donated_to.has_failed:
+            self._deleted, self._donated_to = False, None
         return self._deleted
 
     def delete(self) -> None:
         """Drops the value on all groups."""
-        if not self._deleted:
+        if not self.is_deleted():
             self._deleted = True
             self._copying = None
             self.runtime.free(self.mpmd_idxs, self._handle)
 
+    def donate_to(self, future: StepFuture) -> None:
+        """Has a step take the value over. Where groups go back when it fails, the value is there again."""
+        if not self.runtime.goes_back:
+            self.delete()
+            return
+        self._deleted, self._donated_to, self._copying = True, future, None
+        array, runtime = weakref.ref(self), weakref.ref(self.runtime)
+        mpmd_idxs, handle = self.mpmd_idxs, self._handle
+
+        def settle(has_failed: bool) -> None:
+            groups = runtime()
+            if groups is not None and (array() is None or not has_failed):
+                groups.free(mpmd_idxs, handle)
+
+        future.call_when_done(settle)
+
     def __del__(self) -> None:
-        if not getattr(self, "_deleted", True):
+        if hasattr(self, "_donated_to"):
             self.delete()
 
     def block_until_ready(self) -> MpmdArray:
@@ -319,7 +358,7 @@ class MpmdArray(jax.Array):
         return self.shape[0]
 
     def __repr__(self) -> str:
-        state = ", deleted" if self._deleted else ""
+        state = ", deleted" if self.is_deleted() else ""
         return (
             f"MpmdArray(shape={self.shape}, dtype={self.dtype}, mpmd_idxs={self.mpmd_idxs}, "
             f"spec={self.spec}{state})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import weakref
@@ -18,7 +19,7 @@ from mpmd.arguments.delivered import Argument
 from mpmd.arguments.leaves import ArgumentLeaf, as_described
 from mpmd.arguments.signature import CallSignature
 from mpmd.array import MpmdArray, StepFuture
-from mpmd.collectives import Collective, collectives_of
+from mpmd.collectives import Collective
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.device_trace import make_run_folder, write_traces
 from mpmd.events import Event
@@ -48,7 +49,8 @@ class LoadedStep(PlannedStep):
     """
 
     def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature):
-        self._compiled = compiled
+        # Groups have the functions, and a program may hold many steps.
+        self._compiled = dataclasses.replace(compiled, program=compiled.program.without_functions())
         self._mesh = mesh  # whose groups run as long as it is held and not closed
         self._signature = signature
         self._expected = call
@@ -70,6 +72,13 @@ class LoadedStep(PlannedStep):
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
+        # Others are not asked for the step, which does not fail when one of them is gone.
+        taking_part = [
+            group
+            for group in groups
+            if plan.programs[group].instructions or self._inputs[group] or self._outputs[group]
+        ]
+        self._groups = tuple(taking_part or [0])
         # What makes an argument, by the function, which its user may drop.
         self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
@@ -222,20 +231,12 @@ class LoadedStep(PlannedStep):
             raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
         return runtime
 
-    def collectives(self, devices: Sequence[jax.Device] | None = None) -> dict[str, tuple[Collective, ...]]:
+    def collectives(self) -> dict[str, tuple[Collective, ...]]:
         """The exchanges among the devices of a group, in each executable of the plan, by its name.
 
-        The executables are compiled once more, for devices of this process.
-
-        Args:
-          devices: as many as the largest group has, of the platform of the groups; by default all that there
-            are here. Groups in other processes may have devices of another platform, for which XLA may decide
-            otherwise.
-
-        Raises: ``ValueError`` when there are too few.
+        The groups read them from what XLA has compiled there.
         """
-        here = jax.local_devices() if devices is None else list(devices)
-        return collectives_of(self._loaded.program, self.submeshes, here)
+        return self._running().collectives(self._loaded.number)
 
     def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
         """Submits a step. Returns its result, and what the groups reply.
@@ -278,13 +279,13 @@ class LoadedStep(PlannedStep):
                 call.delete_donated()
                 raise
             delivery.commit(replies.values())
-        call.delete_donated()
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:
             called = runtime.callbacks.call_after(replies.values(), callbacks, self.plan)
             ends.append(called)
         future = StepFuture(replies, called, runtime.callbacks)
+        call.donate_to(future)
         return self._result(runtime, results, future), future, ends
 
     def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
@@ -326,20 +327,21 @@ class LoadedStep(PlannedStep):
         delivery: Delivery,
         profile: bool,
     ) -> dict[int, StepRequest]:
-        """What each group is asked."""
+        """What each group that takes part is asked."""
         refused = Refused.here()
         return {
             group: StepRequest(
                 program=self._loaded.number,
                 step=step,
-                inputs=tuple(arguments[i] for i in inputs),
-                outputs=tuple(results[i] for i in outputs),
+                inputs=tuple(arguments[i] for i in self._inputs[group]),
+                outputs=tuple(results[i] for i in self._outputs[group]),
+                donated=tuple(arguments[i] for i in self._inputs[group] if self._plan.inputs[i].donated),
                 host_arrays=delivery.host_arrays[group],
                 transient=delivery.transient(group),
                 refused=refused,
                 profile=profile,
             )
-            for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
+            for group in self._groups
         }
 
 

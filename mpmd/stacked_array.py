@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.array import Copy, MpmdArray, values_of
+from mpmd.array import Copy, MpmdArray, StepFuture, values_of
 from mpmd.compat import register_array_type
 from mpmd.placement import Placement
 from mpmd.runtime.protocol import Runtime
@@ -56,6 +56,10 @@ class StackedMpmdArray(MpmdArray):
     def delete(self) -> None:
         for part in self.parts:
             part.delete()
+
+    def donate_to(self, future: StepFuture) -> None:
+        for part in self.parts:
+            part.donate_to(future)
 
     def __del__(self) -> None:
         """Each part drops its value when nothing holds the part."""

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "mpmd.sharding": "mpmd.ir",
     "mpmd.callbacks": "mpmd.keys",
     "mpmd.program": "mpmd.callbacks mpmd.ir mpmd.sharding",
-    "mpmd.collectives": "mpmd.program mpmd.sharding",
+    "mpmd.collectives": "",
     "mpmd.reshard": "mpmd.ir mpmd.specs",
     "mpmd.routes": "mpmd.ir mpmd.reshard mpmd.specs",
     # Orders, and what reads a plan.
@@ -119,7 +119,7 @@ MAY_IMPORT = {
     "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.garbage mpmd.ir "
     "mpmd.placement mpmd.program mpmd.sharding mpmd.stack mpmd.stopwatch mpmd.verify",
     # What runs a plan.
-    "mpmd.runtime": "mpmd.callbacks mpmd.compat mpmd.device_trace mpmd.errors mpmd.events "
+    "mpmd.runtime": "mpmd.callbacks mpmd.collectives mpmd.compat mpmd.device_trace mpmd.errors mpmd.events "
     "mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard "
     "mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch mpmd.tables mpmd.validation",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
@@ -140,8 +140,9 @@ MAY_IMPORT = {
     "cluster.devices": "cluster.environment mpmd.private_directory mpmd.reshard",
     "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
-    "mpmd.device_trace mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.needs": "cluster.endpoint cluster.environment cluster.resources cluster.shapes mpmd.reshard",
+    "mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.needs": "cluster.endpoint cluster.environment cluster.resources cluster.shapes mpmd.reshard "
+    "mpmd.validation",
     "cluster.actors": "cluster.actor cluster.endpoint cluster.environment cluster.needs cluster.resources",
     "cluster.calls": "cluster.endpoint cluster.process_info cluster.ray_session cluster.status cluster.tcp "
     "cluster.transports cluster.world mpmd.errors mpmd.runtime mpmd.validation",
@@ -150,15 +151,16 @@ MAY_IMPORT = {
     "cluster.ray_session": "",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.driver": "cluster.arguments cluster.calls cluster.endpoint cluster.packing cluster.shipment "
-    "cluster.status mpmd.device_trace mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime "
-    "mpmd.stopwatch",
+    "cluster.status mpmd.collectives mpmd.device_trace mpmd.ir mpmd.memory mpmd.program mpmd.routes "
+    "mpmd.runtime mpmd.stopwatch",
     "cluster.shapes": "mpmd.reshard mpmd.validation",
     "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
     "cluster.versions mpmd.ir",
     "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
     "cluster.driver cluster.endpoint cluster.process_info cluster.ray_compat cluster.ray_session "
-    "cluster.resources cluster.status cluster.tcp cluster.transports cluster.versions mpmd.device_trace "
-    "mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
+    "cluster.resources cluster.status cluster.tcp cluster.transports cluster.versions mpmd.collectives "
+    "mpmd.device_trace mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding "
+    "mpmd.stopwatch mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovery cluster.status mpmd.routes "
     "mpmd.validation",
     "cluster.ray_connection": "cluster.ray_compat cluster.resources",

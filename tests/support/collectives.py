@@ -6,12 +6,11 @@ from mpmd.ir import Cell
 
 
 def collectives_of(loaded, mesh):
-    """The collectives of each executable of a step on groups of this process.
+    """The collectives of each executable of a step that groups of this process have loaded.
 
     Returns: two dicts by the names of executables, of those that run in the loop and of those outside.
     """
-    largest = max(mesh.unstack, key=lambda submesh: submesh.size)
-    compiled = loaded.collectives([*largest.devices.flat])
+    compiled = loaded.collectives()
     in_loop, outside = {}, {}
     for group in loaded.plan.programs:
         for run in group.runs:
