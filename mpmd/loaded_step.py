@@ -13,9 +13,10 @@ from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import Call
 from mpmd.arguments.delivered import Argument
-from mpmd.arguments.leaves import ArgumentLeaf, as_described
+from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.arguments.signature import CallSignature
 from mpmd.array import MpmdArray, StepFuture
+from mpmd.compiler.graph import TracedStep
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.events import Event
 from mpmd.explanation import Report, report
@@ -49,6 +50,7 @@ class LoadedStep(PlannedStep):
         self._expected = call
         self._argument_leaves = compiled.traced.argument_leaves
         self._result_leaves = compiled.traced.result_leaves
+        self._result_avals = _part_avals(compiled.traced)
         self._out_tree = jax.tree.structure(compiled.traced.out_shape)
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
@@ -228,7 +230,7 @@ class LoadedStep(PlannedStep):
 
     def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
         submeshes = self._mesh.abstract_submeshes
-        avals = [as_described(result.var.aval) for result in self._compiled.traced.results]
+        avals = self._result_avals
         parts = iter(
             MpmdArray(
                 aval=aval,
@@ -287,6 +289,16 @@ def _placement(stack: Stack | None, parts: Sequence[InputLeaf]) -> Placement:
     spec = next((part.spec for part in parts if part.mpmd_idxs), ())
     part_idxs = tuple(part.mpmd_idxs or (0,) for part in parts)
     return Placement(part_idxs[0], spec) if stack is None else Placement.of_parts(stack, part_idxs, spec)
+
+
+def _part_avals(traced: TracedStep) -> list[jax.ShapeDtypeStruct]:
+    """The shape, dtype and weak type of each part of the results.
+
+    Weak types are those that JAX has traced: the equations that passes write do not keep them.
+    """
+    results = iter(traced.results)
+    parts = [(leaf, next(results).var.aval) for leaf in traced.result_leaves for _ in leaf.names]
+    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=leaf.weak_type) for leaf, aval in parts]
 
 
 def _joined(leaf: Leaf, parts: tuple[MpmdArray, ...]) -> MpmdArray:
