@@ -10,8 +10,10 @@ from .errors import (
     GroupDiedError,
     PerformanceWarning,
     PlanError,
+    SharedWeightsWarning,
     StateLostError,
     StepAborted,
+    StepWarning,
     TaskError,
 )
 from .gradients import grad, value_and_grad
@@ -76,9 +78,11 @@ __all__ = [
     "PerformanceWarning",
     "PlanError",
     "Schedule",
+    "SharedWeightsWarning",
     "StateLostError",
     "Std1F1B",
     "StepAborted",
+    "StepWarning",
     "TaskError",
     "TaskTimes",
     "VHalf",

@@ -13,6 +13,14 @@ class CompileError(ValueError):
         super().__init__("\n".join(self.faults))
 
 
+class StepWarning(UserWarning):
+    """The step computes the right numbers, but is perhaps not what was meant; the message says what to do."""
+
+
+class SharedWeightsWarning(StepWarning):
+    """A mark in a scan over time or over rows makes each of its iterations a stage, with the same weights."""
+
+
 class PerformanceWarning(UserWarning):
     """The step computes the right numbers, but not as a pipeline should; the message says how to mend it."""
 

@@ -16,6 +16,7 @@ from mpmd.compiler.stacks.inline import in_loops, with_calls_open, with_remat_op
 from mpmd.compiler.stacks.link import Linker, Links
 from mpmd.compiler.stacks.marked_scans import marks_in
 from mpmd.compiler.stacks.rewrite import Rewriter
+from mpmd.compiler.stacks.scans_over_data import warn_of_scans_over_data
 from mpmd.compiler.stacks.values import Gathered, Values
 from mpmd.errors import CompileError, PerformanceWarning
 from mpmd.reduce import treduce_p
@@ -66,7 +67,7 @@ def cut_stacks(
 
     Raises: ``CompileError`` for marks that do not fit their scans.
     Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
-      counter in another order.
+      counter in another order; ``SharedWeightsWarning`` for marks in scans over data.
     """
     given = [
         *zip(jaxpr.invars, argument_stacks, strict=False),
@@ -78,6 +79,7 @@ def cut_stacks(
         return CutStep(jaxpr, constants, *whole, made_for={})
     jaxpr, constants = _without_calls(jaxpr, constants)
     jaxpr = with_rows_scanned(jaxpr, constants)
+    warn_of_scans_over_data(jaxpr)
     while True:
         links = _links(jaxpr, seeds)
         opened = _with_remat_open(jaxpr, links)
