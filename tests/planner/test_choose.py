@@ -118,7 +118,7 @@ def test_three_losses_with_nothing_fixed(devices):
     def differentiate(loss):
         return lambda *args: mpmd.value_and_grad(loss, batch_argnums=len(args) - 1)(*args)
 
-    step, (state, batch) = delayed_actor(differentiate), delayed_actor_arguments(stages=2)
+    step, (state, batch) = delayed_actor(differentiate), delayed_actor_arguments()
     cluster = dataclasses.replace(CLUSTER, devices_per_node=devices)
     choice = mpmd.plan(step, state, batch, cluster=cluster, simulate=1)
     assert len(choice.candidate.loops) == 3
