@@ -12,8 +12,10 @@ from .errors import (
     GroupDiedError,
     PerformanceWarning,
     PlanError,
+    SharedWeightsWarning,
     StateLostError,
     StepAborted,
+    StepWarning,
     TaskError,
 )
 from .gradients import grad, value_and_grad
@@ -80,9 +82,11 @@ __all__ = [
     "PerformanceWarning",
     "PlanError",
     "Schedule",
+    "SharedWeightsWarning",
     "StateLostError",
     "Std1F1B",
     "StepAborted",
+    "StepWarning",
     "TaskError",
     "TaskTimes",
     "VHalf",

@@ -25,6 +25,10 @@ class PerformanceWarning(StepWarning):
     """The step computes the right numbers, but not as a pipeline should; the message says how to mend it."""
 
 
+class SharedWeightsWarning(StepWarning):
+    """A mark in a scan over time or over rows makes each of its iterations a stage, with the same weights."""
+
+
 class UnreadMicrobatchWarning(StepWarning):
     """A loop's function does not read its microbatch, so each microbatch computes the same."""
 

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import Call, check_argnum
 from mpmd.arguments.delivered import Argument
-from mpmd.arguments.leaves import ArgumentLeaf, as_described
+from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.arguments.signature import CallSignature
 from mpmd.array import MpmdArray, StepFuture
 from mpmd.collectives import Collective
@@ -34,7 +34,7 @@ from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.nonfinite import Refused
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle, StepRequest
-from mpmd.stack import Leaf, Stack
+from mpmd.stack import Leaf, Stack, per_part
 from mpmd.stacked_array import StackedMpmdArray
 from mpmd.stopwatch import Stopwatch
 from mpmd.validation import callable_fault, raise_faults
@@ -56,6 +56,8 @@ class LoadedStep(PlannedStep):
         self._expected = call
         self._argument_leaves = compiled.traced.argument_leaves
         self._result_leaves = compiled.traced.result_leaves
+        avals = [result.var.aval for result in compiled.traced.results]
+        self._result_avals = _part_avals(self._result_leaves, avals)
         self._out_tree = jax.tree.structure(compiled.traced.out_shape)
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
@@ -290,7 +292,6 @@ class LoadedStep(PlannedStep):
 
     def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
         submeshes = self._mesh.abstract_submeshes
-        avals = [as_described(result.var.aval) for result in self._compiled.traced.results]
         parts = iter(
             MpmdArray(
                 aval=aval,
@@ -301,7 +302,7 @@ class LoadedStep(PlannedStep):
                 handle=handle,
                 future=future,
             )
-            for aval, leaf, handle in zip(avals, self.plan.outputs, handles, strict=True)
+            for aval, leaf, handle in zip(self._result_avals, self.plan.outputs, handles, strict=True)
         )
         arrays = [_joined(leaf, tuple(next(parts) for _ in leaf.names)) for leaf in self._result_leaves]
         return jax.tree.unflatten(self._out_tree, arrays)
@@ -350,6 +351,18 @@ def _placement(stack: Stack | None, parts: Sequence[InputLeaf]) -> Placement:
     spec = next((part.spec for part in parts if part.mpmd_idxs), ())
     part_idxs = tuple(part.mpmd_idxs or (0,) for part in parts)
     return Placement(part_idxs[0], spec) if stack is None else Placement.of_parts(stack, part_idxs, spec)
+
+
+def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """The shape, dtype and weak type of each part of the results.
+
+    Weak types are those that JAX has traced: the equations that passes write do not keep them.
+    """
+    weak = per_part(leaves, [leaf.weak_type for leaf in leaves])
+    return [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=is_weak)
+        for aval, is_weak in zip(avals, weak, strict=True)
+    ]
 
 
 def _joined(leaf: Leaf, parts: tuple[MpmdArray, ...]) -> MpmdArray:

@@ -18,6 +18,7 @@ from mpmd.compiler.stacks.inline import has_mark, in_loops, with_calls_open, wit
 from mpmd.compiler.stacks.link import Linker, Links
 from mpmd.compiler.stacks.marked_scans import marks_in
 from mpmd.compiler.stacks.rewrite import Rewriter
+from mpmd.compiler.stacks.scans_over_data import warn_of_scans_over_data
 from mpmd.compiler.stacks.values import Gathered, Values
 from mpmd.errors import CompileError, PerformanceWarning
 from mpmd.reduce import treduce_p
@@ -68,7 +69,7 @@ def cut_stacks(
 
     Raises: ``CompileError`` for marks that do not fit their scans.
     Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
-      counter in another order.
+      counter in another order; ``SharedWeightsWarning`` for marks in scans over data.
     """
     given = [
         *zip(jaxpr.invars, argument_stacks, strict=False),
@@ -81,6 +82,7 @@ def cut_stacks(
     jaxpr, constants = _without_calls(jaxpr, constants)
     jaxpr = _without_dead_code(jaxpr)
     jaxpr = with_rows_scanned(jaxpr, constants)
+    warn_of_scans_over_data(jaxpr)
     while True:
         links = _links(jaxpr, seeds)
         opened = _with_remat_open(jaxpr, links)
