@@ -29,6 +29,7 @@ from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport
 from cluster.versions import versions_here
+from mpmd.device_trace import DeviceTrace, TraceFiles
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Edge, Executable, Plan, Spec
 from mpmd.reshard import GroupShape, box_of
@@ -78,6 +79,7 @@ class GroupActor:
         # was traced, no value is to be narrowed here, in any thread.
         jax.config.update("jax_enable_x64", True)
         self._activity = Activity()
+        self._trace = DeviceTrace()
         self._agreement = Agreement(member.rank, member.shape.num_processes, self._activity)
         self._reserved: socket.socket | None = None
         self._server: Server | None = None
@@ -278,6 +280,14 @@ class GroupActor:
     def read(self, stored: Mapping[Handle, StoredArray]) -> StepReply:
         """Reads what this process's devices are to hold of values."""
         return self._worker.read(stored)
+
+    def start_trace(self) -> None:
+        """Traces this process by ``jax.profiler`` from now on."""
+        self._trace.start()
+
+    def stop_trace(self) -> TraceFiles:
+        """Ends the trace, and returns what it has."""
+        return self._trace.stop()
 
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:

@@ -25,6 +25,7 @@ from cluster.endpoint import Endpoint
 from cluster.packing import PackedValue, join
 from cluster.shipment import Exports, Shipment
 from cluster.status import Status
+from mpmd.device_trace import TraceFiles
 from mpmd.ir import Edge, Executable, Spec
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, check_exportable
@@ -225,6 +226,27 @@ class RayRuntime(RuntimeBase):
         except RuntimeError:  # the group has died, or the mesh was closed
             return None
         return None if None in peaks else max(peaks)
+
+    def start_trace(self) -> None:
+        self.check_process()
+        started = self._call_all("start_trace")
+        if errors := [error for future in started if (error := future.exception()) is not None]:
+            self._call_all("stop_trace")
+            raise errors[0]
+
+    def stop_trace(self) -> dict[str, TraceFiles]:
+        return {
+            f"group_{mpmd_idx}_process_{rank}": files
+            for mpmd_idx, of_group in enumerate(self._call_all("stop_trace"))
+            for rank, files in enumerate(of_group.result())
+        }
+
+    def _call_all(self, method: str) -> list[Future[list]]:
+        """Calls all processes, and waits for them. Returns a future of the results of each group."""
+        groups = range(len(self._submeshes))
+        called = [_joined(functools.partial(self.call_group, group, method), list) for group in groups]
+        concurrent.futures.wait(called)
+        return called
 
     def status(self) -> Status:
         """What every process is doing; does not wait for steps under way."""

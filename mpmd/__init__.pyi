@@ -4,6 +4,7 @@ from .annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_sta
 from .array import MpmdArray, to_host
 from .checking import check
 from .checkpoint import restore, save, save_async
+from .device_trace import collective_seconds
 from .errors import (
     CheckpointError,
     CompileError,
@@ -91,6 +92,7 @@ __all__ = [
     "auto_marks",
     "check",
     "checkpoint",
+    "collective_seconds",
     "explain",
     "grad",
     "jit",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pathlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,6 +19,7 @@ from mpmd.arguments.leaves import ArgumentLeaf, as_described
 from mpmd.arguments.signature import CallSignature
 from mpmd.array import MpmdArray, StepFuture
 from mpmd.compiler.pipeline import CompiledStep
+from mpmd.device_trace import make_run_folder, write_traces
 from mpmd.events import Event
 from mpmd.explanation import Report, report
 from mpmd.initialize import compile_init
@@ -171,10 +174,50 @@ class LoadedStep(PlannedStep):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.submit(self._signature.bind(args, kwargs))[0]
 
-    def profile(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Event, ...]]:
-        """Runs a step, waits for it, and returns its result and when each group did what."""
-        result, future = self.submit(self._signature.bind(args, kwargs), profile=True)
-        return result, tuple(event for reply in future.replies() for event in reply.events)
+    def profile(
+        self, *args: Any, trace_dir: str | os.PathLike | None = None, **kwargs: Any
+    ) -> tuple[Any, tuple[Event, ...]]:
+        """Runs a step, waits for it, and returns its result and when each group did what.
+
+        Args:
+          args, kwargs: the step's.
+          trace_dir: a directory of the driver's machine to which ``jax.profiler``'s traces of all processes
+            of all groups are brought, with the names of tasks in them. XProf and TensorBoard open it, and
+            Perfetto the files that end in ``trace.json.gz``; ``mpmd.collective_seconds`` reads it. A step
+            that fails leaves the traces until then.
+
+        Raises: ``ValueError`` when ``trace_dir`` cannot be written, ``TypeError`` when it is no path, both
+          before anything runs; ``RuntimeError`` when a process is being traced already; and as a call.
+        """
+        call = self._signature.bind(args, kwargs)
+        self._expected.check_serves(call)
+        tracing = contextlib.nullcontext() if trace_dir is None else self._traced(make_run_folder(trace_dir))
+        with tracing:
+            result, future = self.submit(call, profile=True)
+            replies = future.replies()
+        return result, tuple(event for reply in replies for event in reply.events)
+
+    @contextlib.contextmanager
+    def _traced(self, folder: pathlib.Path) -> Iterator[None]:
+        """Has every process traced meanwhile, and writes the traces."""
+        runtime = self._running()
+        runtime.start_trace()
+        try:
+            yield
+        except BaseException as error:
+            try:
+                write_traces(folder, runtime.stop_trace())
+            except RuntimeError as lost:  # such as of a group that has died, which the step's error says
+                error.add_note(f"the traces are lost: {lost}")
+            raise
+        write_traces(folder, runtime.stop_trace())
+
+    def _running(self) -> Runtime:
+        """The runtime. Raises ``RuntimeError`` when the mesh was closed."""
+        runtime = self._runtime()
+        if runtime is None or runtime.is_closed:
+            raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
+        return runtime
 
     def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
         """Submits a step. Returns its result, and what the groups reply.
@@ -184,9 +227,7 @@ class LoadedStep(PlannedStep):
         """
         self._expected.check_serves(call)
         call.check_donations()
-        runtime = self._runtime()
-        if runtime is None or runtime.is_closed:
-            raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
+        runtime = self._running()
         runtime.check_process()
         if runtime.callbacks.is_current():
             raise RuntimeError(

@@ -14,6 +14,7 @@ MAY_IMPORT = {
     # Shared ground.
     "mpmd.compat": "",
     "mpmd.delegation": "",
+    "mpmd.device_trace": "",
     "mpmd.errors": "",
     "mpmd.executable_memory": "",
     "mpmd.tasks": "",
@@ -115,9 +116,9 @@ MAY_IMPORT = {
     "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.garbage mpmd.ir "
     "mpmd.placement mpmd.program mpmd.sharding mpmd.stack mpmd.stopwatch mpmd.verify",
     # What runs a plan.
-    "mpmd.runtime": "mpmd.callbacks mpmd.compat mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir "
-    "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "
-    "mpmd.stopwatch mpmd.tables mpmd.validation",
+    "mpmd.runtime": "mpmd.callbacks mpmd.compat mpmd.device_trace mpmd.errors mpmd.events "
+    "mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard "
+    "mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch mpmd.tables mpmd.validation",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.digests": "",
     "cluster.endpoint": "mpmd.reshard",
@@ -136,7 +137,7 @@ MAY_IMPORT = {
     "cluster.devices": "mpmd.reshard",
     "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
-    "mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
+    "mpmd.device_trace mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.needs": "cluster.endpoint cluster.environment cluster.resources cluster.shapes mpmd.reshard",
     "cluster.actors": "cluster.actor cluster.endpoint cluster.environment cluster.needs cluster.resources",
     "cluster.calls": "cluster.endpoint cluster.process_info cluster.ray_session cluster.status cluster.tcp "
@@ -146,14 +147,15 @@ MAY_IMPORT = {
     "cluster.ray_session": "",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.driver": "cluster.arguments cluster.calls cluster.endpoint cluster.packing cluster.shipment "
-    "cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.status mpmd.device_trace mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime "
+    "mpmd.stopwatch",
     "cluster.shapes": "mpmd.reshard mpmd.validation",
     "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
     "cluster.versions mpmd.ir",
     "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
     "cluster.driver cluster.endpoint cluster.process_info cluster.ray_compat cluster.ray_session "
-    "cluster.resources cluster.status cluster.tcp cluster.transports cluster.versions mpmd.errors mpmd.ir "
-    "mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
+    "cluster.resources cluster.status cluster.tcp cluster.transports cluster.versions mpmd.device_trace "
+    "mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovery cluster.status mpmd.routes "
     "mpmd.validation",
     "cluster.ray_connection": "cluster.ray_compat cluster.resources",
@@ -178,8 +180,8 @@ MAY_IMPORT = {
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
     "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate "
     "mpmd.validation",
-    "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.planned_step mpmd.routes "
+    "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline "
+    "mpmd.device_trace mpmd.events mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.planned_step mpmd.routes "
     "mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.validation mpmd.verify",
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes mpmd.validation",

@@ -28,6 +28,7 @@ from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
 from cluster.status import Status, while_recovering
 from cluster.tcp.connection import Connection
+from mpmd.device_trace import TraceFiles
 from mpmd.errors import GroupDiedError
 from mpmd.program import Program
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
@@ -190,6 +191,15 @@ class RecoveringRuntime(RuntimeBase):
     def measured_peaks(self) -> tuple[int | None, ...]:
         """As in the protocol; while groups recover, nothing is known of any."""
         return self._groups.measured_peaks()
+
+    def start_trace(self) -> None:
+        """As in the protocol. Not repeated for a process that replaces another."""
+        with self._requests.changed:
+            self._requests.wait_until_running()
+        self._groups.start_trace()
+
+    def stop_trace(self) -> dict[str, TraceFiles]:
+        return self._groups.stop_trace()
 
     def status(self) -> Status:
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""

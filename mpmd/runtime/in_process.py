@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from mpmd.compat import trace_context_for_threads
+from mpmd.device_trace import DeviceTrace, TraceFiles
 from mpmd.errors import StepAborted
 from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program
@@ -158,6 +159,7 @@ class InProcessRuntime(RuntimeBase):
         super().__init__(len(submeshes), max_in_flight)
         self._submitting = threading.Lock()  # a step is submitted to all groups or to none
         self.processes_per_group = (1,) * len(submeshes)
+        self._trace = DeviceTrace()
         self._mailboxes = [Mailbox() for _ in submeshes]
         self._groups = [
             _GroupThread(_worker(i, submesh, InProcessTransport(self._mailboxes, submeshes, i)))
@@ -258,6 +260,15 @@ class InProcessRuntime(RuntimeBase):
     def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
         group = self._groups[mpmd_idx]
         return group.submit(partial(group.worker.read, stored))
+
+    def start_trace(self) -> None:
+        self.check_process()
+        for reached in [group.submit(lambda: None) for group in self._groups]:
+            reached.result()
+        self._trace.start()
+
+    def stop_trace(self) -> dict[str, TraceFiles]:
+        return {"all_groups": self._trace.stop()}
 
     def close(self) -> None:
         """Ends the threads after the steps already submitted, and waits for them, their callbacks and writes.

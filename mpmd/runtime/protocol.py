@@ -13,6 +13,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from mpmd.device_trace import TraceFiles
 from mpmd.executable_memory import ExecutableMemory
 from mpmd.ir import Edge, Plan
 from mpmd.memory import Holding
@@ -168,6 +169,20 @@ class Runtime(Protocol):
 
         ``None`` where the backend's allocator does not count them, or the group is gone. Does not wait for
         steps under way.
+        """
+        ...
+
+    def start_trace(self) -> None:
+        """Has ``jax.profiler`` trace every process, after the steps submitted before, and waits for that.
+
+        Raises: ``RuntimeError`` when a process is traced already, ``GroupDiedError`` as a step's future.
+        """
+        ...
+
+    def stop_trace(self) -> dict[str, TraceFiles]:
+        """Ends what ``start_trace`` has begun. Returns what each process has recorded, by its name.
+
+        Raises: ``RuntimeError`` when a process was not traced, ``GroupDiedError`` as a step's future.
         """
         ...
 
