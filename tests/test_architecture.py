@@ -166,7 +166,7 @@ MAY_IMPORT = {
     "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
     "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
-    "cluster.trial": "cluster mpmd",
+    "cluster.trial": "cluster cluster.ray_connection cluster.resources mpmd",
     # The user's face.
     "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.validation",
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding mpmd.validation",
@@ -181,8 +181,9 @@ MAY_IMPORT = {
     "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate "
     "mpmd.validation",
     "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline "
-    "mpmd.device_trace mpmd.events mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.planned_step mpmd.routes "
-    "mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.validation mpmd.verify",
+    "mpmd.device_trace mpmd.events mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement "
+    "mpmd.planned_step mpmd.routes mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch "
+    "mpmd.validation mpmd.verify",
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes mpmd.validation",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compat mpmd.compiler.graph mpmd.compiler.pipeline "
