@@ -172,7 +172,7 @@ def test_without_an_accelerator_nothing_is_run(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(("outcome", "status"), list(zip(RECORDED, (0, 1, 1), strict=True)))
 def test_what_is_not_well_is_the_exit_status(outcome, status, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(command, "run_section", lambda *_: outcome)
-    arguments = ["recovery", "--platform", "cpu", "--quick", "--output", str(tmp_path)]
+    arguments = ["recovery", "--platform", "cpu", "--output", str(tmp_path)]
     assert command.main(arguments) == status
     (text,), (data,) = tmp_path.glob("cpu-x8-*.md"), tmp_path.glob("cpu-x8-*.json")
     assert text.read_text() == page(json.loads(data.read_text()))
@@ -295,7 +295,7 @@ def test_findings_of_the_doctor_are_rows():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_all_sections_run_on_cpus(tmp_path):
-    assert command.main(["--platform", "cpu", "--quick", "--patience", "3", "--output", str(tmp_path)]) == 0
+    assert command.main(["--platform", "cpu", "--patience", "3", "--output", str(tmp_path)]) == 0
     (data,) = tmp_path.glob("*.json")
     outcomes = [Outcome.from_json(values) for values in json.loads(data.read_text())["sections"]]
     assert [outcome.name for outcome in outcomes] == [each.name for each in SECTIONS]

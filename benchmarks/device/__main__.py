@@ -42,7 +42,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description=__doc__)
     parser.add_argument("sections", nargs="*", metavar="section", help=f"of {', '.join(names)}; default: all")
     parser.add_argument("--platform", help="of JAX; by default that of the accelerator; cpu tries it all out")
-    parser.add_argument("--quick", action="store_true", help="the smallest sizes")
+    parser.add_argument("--quick", action="store_true", help="the smallest sizes; always so on cpu")
     parser.add_argument("--patience", type=float, default=1.0, help="by which all time limits are multiplied")
     parser.add_argument("--output", type=pathlib.Path, help=f"a folder; by default {OUTPUT}, of CPUs build")
     args = parser.parse_args(argv)

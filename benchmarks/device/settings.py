@@ -46,7 +46,7 @@ class Settings:
     def is_gpu(self) -> bool:
         return self.platform in GPU_PLATFORMS
 
-    def gpus_of(self, groups: int) -> float | None:
+    def gpus_of(self, groups: int) -> float:
         """The GPUs of each group of one device on Ray: one, or a part where there are too few."""
         if self.is_gpu and self.devices >= groups:
             return 1
@@ -64,10 +64,12 @@ class Settings:
 def find(platform: str | None, quick: bool) -> Settings | None:
     """The settings for the accelerators of this machine, or for ``platform``; ``None`` if JAX finds none.
 
+    On CPUs sizes are always the smallest: it is the command that is tried out there.
+
     Raises: ``RuntimeError`` with JAX's words when JAX cannot start.
     """
     if platform == "cpu":
-        return Settings("cpu", "cpu", CPU_DEVICES, quick)
+        return Settings("cpu", "cpu", CPU_DEVICES, quick=True)
     environment = dict(os.environ) | ({"JAX_PLATFORMS": platform} if platform else {})
     command = [sys.executable, "-c", FIND]
     done = subprocess.run(command, capture_output=True, text=True, timeout=FIND_SECONDS, env=environment)

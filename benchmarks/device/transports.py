@@ -17,7 +17,7 @@ BYTES, REPETITIONS = 512 * MIB, 3
 
 def run(settings: Settings, transport: str) -> Findings:
     """Round trips and streams of arrays of the device by one transport."""
-    gpus = settings.gpus_of(2) or 0
+    gpus = settings.gpus_of(2)
     environment = settings.environment() | (gpu_memory({}, gpus, shares=False) if settings.is_gpu else {})
     seconds = {}
     with local_ray(settings), connected(MIB, environment, {transport: transport}, gpus) as ends:
