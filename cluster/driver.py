@@ -10,7 +10,7 @@ import functools
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,6 +25,7 @@ from cluster.endpoint import Endpoint
 from cluster.packing import PackedValue, join
 from cluster.shipment import Exports, Shipment
 from cluster.status import Status
+from mpmd.collectives import Collective
 from mpmd.device_trace import TraceFiles
 from mpmd.ir import Edge, Executable, Spec
 from mpmd.memory import Holding
@@ -32,7 +33,7 @@ from mpmd.program import Function, Program, check_exportable
 from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import Handle, LoadReply, StepReply, StepRequest
+from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.stopwatch import Stopwatch
@@ -165,20 +166,24 @@ class RayRuntime(RuntimeBase):
         self._arguments.pop(number, None)
         self._released.add_program(number)
 
-    def _tell_released(self) -> None:
-        """Tells groups now what the next step would tell them."""
+    def _tell_released(self, but: Collection[int] = ()) -> None:
+        """Tells groups now what the next step would tell them, but for some of them."""
         for mpmd_idx in range(len(self._submeshes)):
+            if mpmd_idx in but or (released := self._released.take(mpmd_idx)) == NOTHING_RELEASED:
+                continue
             with contextlib.suppress(RuntimeError):  # the group has died, or the mesh was closed
-                self.call_group(mpmd_idx, "release", self._released.take(mpmd_idx))
+                self.call_group(mpmd_idx, "release", released)
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         self.check_process()
         (step,) = {request.step for request in requests.values()}
+        groups = frozenset(requests)
+        self._tell_released(but=groups)
         with self._calling:
             try:
                 calls: dict[int, tuple] = {}
                 for mpmd_idx, request in requests.items():
-                    calls |= self._packed(mpmd_idx, request)
+                    calls |= self._packed(mpmd_idx, dataclasses.replace(request, groups=groups))
                 replies = self._calls.call_step(step, calls)
                 return {i: _first([replies[number] for number in self._numbers[i]]) for i in requests}
             except RuntimeError as error:  # a group has died, or the mesh was closed
@@ -226,6 +231,13 @@ class RayRuntime(RuntimeBase):
         except RuntimeError:  # the group has died, or the mesh was closed
             return None
         return None if None in peaks else max(peaks)
+
+    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        self.check_process()
+        asked = [
+            self._calls.call_ray(numbers[0], "collectives", number) for numbers in self._numbers.values()
+        ]
+        return {name: each for future in asked for name, each in future.result().items()}
 
     def start_trace(self) -> None:
         self.check_process()

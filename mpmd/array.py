@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Mapping, Sequence
+import itertools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +23,7 @@ from mpmd.runtime.callbacks import CallbackThread
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import INLINE_BYTES, Handle, StepReply
 from mpmd.sharding import is_explicit, to_sharding
+from mpmd.specs import fitting
 
 
 class StepFuture:
@@ -40,6 +43,24 @@ class StepFuture:
         self._replies = replies
         self._called = called
         self._callbacks = callbacks
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the step is known to have failed on a group. Does not wait."""
+        return any(reply.done() and reply.exception() is not None for reply in self._replies.values())
+
+    def call_when_done(self, function: Callable[[bool], object]) -> None:
+        """Calls a function, in any thread, with whether the step has failed, when all groups have replied."""
+        num_replies, numbers, failures = len(self._replies), itertools.count(1), list[bool]()
+
+        # It refers to no future: they would keep one another alive.
+        def on_reply(reply: Future[StepReply]) -> None:
+            failures.append(reply.exception() is not None)
+            if next(numbers) == num_replies:
+                function(any(failures))
+
+        for reply in self._replies.values():
+            reply.add_done_callback(on_reply)
 
     def reply(self, mpmd_idx: int) -> StepReply:
         """Waits for the reply of a group, and for the step's callbacks unless it is one of them that waits.
@@ -69,6 +90,18 @@ class StepFuture:
         return [self.reply(mpmd_idx) for mpmd_idx in self._replies]
 
 
+class Copy(NamedTuple):
+    """The value of an array on one of the groups that hold it.
+
+    Attributes:
+      value: in process the group's own array; a numpy array from groups in other processes.
+      sharding: over the group's submesh, in process that of its devices, else its shape.
+    """
+
+    value: jax.Array | np.ndarray
+    sharding: jax.sharding.Sharding
+
+
 @delegate_to_value
 class MpmdArray(jax.Array):
     """An array on one or more groups, sharded over the submesh of each in the same way, if it divides there.
@@ -83,7 +116,7 @@ class MpmdArray(jax.Array):
       shape, dtype, weak_type: of the logical array.
       mpmd_idxs: the groups that hold it; all have the same value.
       spec: how it is sharded over a group's submesh, a ``PartitionSpec``.
-      submesh: the shape of that of the first of ``mpmd_idxs``.
+      submeshes: the shapes of those of ``mpmd_idxs``; ``submesh`` is the first of them.
       sharding: of the value that JAX's functions get: it is on the default device of this process.
     """
 
@@ -95,20 +128,21 @@ class MpmdArray(jax.Array):
         aval: jax.ShapeDtypeStruct,
         mpmd_idxs: tuple[int, ...],
         spec: Spec,
-        submesh: AbstractMesh,
+        submeshes: tuple[AbstractMesh, ...],
         runtime: Runtime,
         handle: Handle,
         future: StepFuture,
     ):
         self._aval = aval
         self.mpmd_idxs = mpmd_idxs
-        self.submesh = submesh
+        self.submeshes = submeshes
         self._spec = spec
         self.runtime = runtime
         self._handle = handle
         self._future = future
         self._copying: Future[jax.Array | np.ndarray] | None = None
         self._deleted = False
+        self._donated_to: StepFuture | None = None
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
@@ -142,6 +176,10 @@ class MpmdArray(jax.Array):
     @property
     def nbytes(self) -> int:
         return self.size * self.itemsize
+
+    @property
+    def submesh(self) -> AbstractMesh:
+        return self.submeshes[0]
 
     @property
     def spec(self) -> jax.sharding.PartitionSpec:
@@ -179,7 +217,7 @@ class MpmdArray(jax.Array):
     @property
     def handle(self) -> Handle:
         """What the groups know the array by. Raises ``RuntimeError`` when it was donated or deleted."""
-        if self._deleted:
+        if self.is_deleted():
             raise RuntimeError(f"{self!r} was donated to a step or deleted")
         return self._handle
 
@@ -188,17 +226,35 @@ class MpmdArray(jax.Array):
         return self.runtime is runtime and set(mpmd_idxs) <= set(self.mpmd_idxs)
 
     def is_deleted(self) -> bool:
+        if self._donated_to is not None and self._donated_to.has_failed:
+            self._deleted, self._donated_to = False, None
         return self._deleted
 
     def delete(self) -> None:
         """Drops the value on all groups."""
-        if not self._deleted:
+        if not self.is_deleted():
             self._deleted = True
             self._copying = None
             self.runtime.free(self.mpmd_idxs, self._handle)
 
+    def donate_to(self, future: StepFuture) -> None:
+        """Has a step take the value over. Where groups go back when it fails, the value is there again."""
+        if not self.runtime.goes_back:
+            self.delete()
+            return
+        self._deleted, self._donated_to, self._copying = True, future, None
+        array, runtime = weakref.ref(self), weakref.ref(self.runtime)
+        mpmd_idxs, handle = self.mpmd_idxs, self._handle
+
+        def settle(has_failed: bool) -> None:
+            groups = runtime()
+            if groups is not None and (array() is None or not has_failed):
+                groups.free(mpmd_idxs, handle)
+
+        future.call_when_done(settle)
+
     def __del__(self) -> None:
-        if not getattr(self, "_deleted", True):
+        if hasattr(self, "_donated_to"):
             self.delete()
 
     def block_until_ready(self) -> MpmdArray:
@@ -209,21 +265,36 @@ class MpmdArray(jax.Array):
         return self
 
     @property
-    def to_mpmd_local_array(self) -> jax.Array | list[jax.Array]:
-        """In process: the jax array, or the list of its replicas where several groups hold it.
+    def copies(self) -> dict[int, Copy]:
+        """The value of each group that holds the array, by group, and how it is sharded there.
 
-        Raises ``TypeError`` when the groups are in other processes.
+        Fetches and waits; the copies are fetched together. Raises as reading the array does.
         """
-        arrays = [self._fetch(mpmd_idx) for mpmd_idx in self.mpmd_idxs]
-        if not isinstance(arrays[0], jax.Array):
-            raise TypeError(f"{self!r} is in other processes; np.asarray fetches its value")
-        local = [decode(self._typed(array), self._aval) for array in arrays]
+        self.runtime.check_process()
+        for mpmd_idx in self.mpmd_idxs:
+            self._future.reply(mpmd_idx)
+        fetching = [self.runtime.fetch(mpmd_idx, self.handle) for mpmd_idx in self.mpmd_idxs]
+        values = [self._typed(fetched.result()) for fetched in fetching]
+        return {
+            mpmd_idx: Copy(decode(value, self._aval), self._sharding_of(value, submesh))
+            for mpmd_idx, submesh, value in zip(self.mpmd_idxs, self.submeshes, values, strict=True)
+        }
+
+    @property
+    def to_mpmd_local_array(self) -> jax.Array | np.ndarray | list[jax.Array | np.ndarray]:
+        """The value of its only copy, or the list of those of its ``copies``."""
+        local = [copy.value for copy in self.copies.values()]
         return local[0] if len(local) == 1 else local
 
-    def _typed(self, array: Any) -> jax.Array:
+    def _sharding_of(self, value: jax.Array | np.ndarray, submesh: AbstractMesh) -> jax.sharding.Sharding:
+        if isinstance(value, jax.Array):
+            return value.sharding
+        return to_sharding(fitting(self._spec, self.shape, submesh.shape), submesh)
+
+    def _typed(self, array: Any) -> jax.Array | np.ndarray:
         """A fetched array, in the same buffers, over a mesh with axes of the types of the caller's."""
         axes = self.submesh
-        if not is_explicit(axes):
+        if isinstance(array, np.ndarray) or not is_explicit(axes):
             return array
         mesh = Mesh(array.sharding.mesh.devices, axes.axis_names, axes.axis_types)
         return jax.device_put(array, NamedSharding(mesh, array.sharding.spec))
@@ -287,7 +358,7 @@ class MpmdArray(jax.Array):
         return self.shape[0]
 
     def __repr__(self) -> str:
-        state = ", deleted" if self._deleted else ""
+        state = ", deleted" if self.is_deleted() else ""
         return (
             f"MpmdArray(shape={self.shape}, dtype={self.dtype}, mpmd_idxs={self.mpmd_idxs}, "
             f"spec={self.spec}{state})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import weakref
@@ -15,13 +16,14 @@ from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import Call, check_argnum
 from mpmd.arguments.delivered import Argument
-from mpmd.arguments.leaves import ArgumentLeaf, as_described
+from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.arguments.signature import CallSignature
 from mpmd.array import MpmdArray, StepFuture
+from mpmd.collectives import Collective
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.device_trace import make_run_folder, write_traces
 from mpmd.events import Event
-from mpmd.explanation import Report, report
+from mpmd.explanation import Report, report, warn_of_undonated_state
 from mpmd.initialize import compile_init
 from mpmd.ir import InputLeaf, Plan
 from mpmd.mesh import GroupMesh
@@ -32,7 +34,7 @@ from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.nonfinite import Refused
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle, StepRequest
-from mpmd.stack import Leaf, Stack
+from mpmd.stack import Leaf, Stack, per_part
 from mpmd.stacked_array import StackedMpmdArray
 from mpmd.stopwatch import Stopwatch
 from mpmd.validation import callable_fault, raise_faults
@@ -47,12 +49,15 @@ class LoadedStep(PlannedStep):
     """
 
     def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature):
-        self._compiled = compiled
+        # Groups have the functions, and a program may hold many steps.
+        self._compiled = dataclasses.replace(compiled, program=compiled.program.without_functions())
         self._mesh = mesh  # whose groups run as long as it is held and not closed
         self._signature = signature
         self._expected = call
         self._argument_leaves = compiled.traced.argument_leaves
         self._result_leaves = compiled.traced.result_leaves
+        avals = [result.var.aval for result in compiled.traced.results]
+        self._result_avals = _part_avals(self._result_leaves, avals)
         self._out_tree = jax.tree.structure(compiled.traced.out_shape)
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
@@ -64,9 +69,18 @@ class LoadedStep(PlannedStep):
             self._verified = compiled.verified if resolved is compiled.program.plan else verify(resolved)
         self._seconds = watch.seconds
         self._plan = plan = loaded.plan
+        state = compiled.traced.carried_state
+        warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
+        # Others are not asked for the step, which does not fail when one of them is gone.
+        taking_part = [
+            group
+            for group in groups
+            if plan.programs[group].instructions or self._inputs[group] or self._outputs[group]
+        ]
+        self._groups = tuple(taking_part or [0])
         # What makes an argument, by the function, which its user may drop.
         self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
@@ -219,6 +233,13 @@ class LoadedStep(PlannedStep):
             raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
         return runtime
 
+    def collectives(self) -> dict[str, tuple[Collective, ...]]:
+        """The exchanges among the devices of a group, in each executable of the plan, by its name.
+
+        The groups read them from what XLA has compiled there.
+        """
+        return self._running().collectives(self._loaded.number)
+
     def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
         """Submits a step. Returns its result, and what the groups reply.
 
@@ -260,29 +281,28 @@ class LoadedStep(PlannedStep):
                 call.delete_donated()
                 raise
             delivery.commit(replies.values())
-        call.delete_donated()
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:
             called = runtime.callbacks.call_after(replies.values(), callbacks, self.plan)
             ends.append(called)
         future = StepFuture(replies, called, runtime.callbacks)
+        call.donate_to(future)
         return self._result(runtime, results, future), future, ends
 
     def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
         submeshes = self._mesh.abstract_submeshes
-        avals = [as_described(result.var.aval) for result in self._compiled.traced.results]
         parts = iter(
             MpmdArray(
                 aval=aval,
                 mpmd_idxs=leaf.mpmd_idxs,
                 spec=leaf.spec or (),
-                submesh=submeshes[leaf.mpmd_idxs[0]],
+                submeshes=tuple(submeshes[mpmd_idx] for mpmd_idx in leaf.mpmd_idxs),
                 runtime=runtime,
                 handle=handle,
                 future=future,
             )
-            for aval, leaf, handle in zip(avals, self.plan.outputs, handles, strict=True)
+            for aval, leaf, handle in zip(self._result_avals, self.plan.outputs, handles, strict=True)
         )
         arrays = [_joined(leaf, tuple(next(parts) for _ in leaf.names)) for leaf in self._result_leaves]
         return jax.tree.unflatten(self._out_tree, arrays)
@@ -308,20 +328,21 @@ class LoadedStep(PlannedStep):
         delivery: Delivery,
         profile: bool,
     ) -> dict[int, StepRequest]:
-        """What each group is asked."""
+        """What each group that takes part is asked."""
         refused = Refused.here()
         return {
             group: StepRequest(
                 program=self._loaded.number,
                 step=step,
-                inputs=tuple(arguments[i] for i in inputs),
-                outputs=tuple(results[i] for i in outputs),
+                inputs=tuple(arguments[i] for i in self._inputs[group]),
+                outputs=tuple(results[i] for i in self._outputs[group]),
+                donated=tuple(arguments[i] for i in self._inputs[group] if self._plan.inputs[i].donated),
                 host_arrays=delivery.host_arrays[group],
                 transient=delivery.transient(group),
                 refused=refused,
                 profile=profile,
             )
-            for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
+            for group in self._groups
         }
 
 
@@ -330,6 +351,18 @@ def _placement(stack: Stack | None, parts: Sequence[InputLeaf]) -> Placement:
     spec = next((part.spec for part in parts if part.mpmd_idxs), ())
     part_idxs = tuple(part.mpmd_idxs or (0,) for part in parts)
     return Placement(part_idxs[0], spec) if stack is None else Placement.of_parts(stack, part_idxs, spec)
+
+
+def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """The shape, dtype and weak type of each part of the results.
+
+    Weak types are those that JAX has traced: the equations that passes write do not keep them.
+    """
+    weak = per_part(leaves, [leaf.weak_type for leaf in leaves])
+    return [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=is_weak)
+        for aval, is_weak in zip(avals, weak, strict=True)
+    ]
 
 
 def _joined(leaf: Leaf, parts: tuple[MpmdArray, ...]) -> MpmdArray:

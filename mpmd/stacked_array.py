@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.array import MpmdArray, values_of
+from mpmd.array import Copy, MpmdArray, StepFuture, values_of
 from mpmd.compat import register_array_type
 from mpmd.placement import Placement
 from mpmd.runtime.protocol import Runtime
@@ -20,7 +20,7 @@ class StackedMpmdArray(MpmdArray):
 
     Attributes:
       mpmd_idxs: the groups that hold a part of it.
-      spec, submesh: those of its first part.
+      spec, submeshes, submesh: those of its first part.
       stack: the axis that counts layers, and how many of them each part has.
       parts: an ``MpmdArray`` for each.
     """
@@ -30,7 +30,7 @@ class StackedMpmdArray(MpmdArray):
         self.stack = stack
         self._parts = parts
         self.runtime = parts[0].runtime
-        self.submesh = parts[0].submesh
+        self.submeshes = parts[0].submeshes
         self._spec = parts[0].placement.spec or ()
         self.mpmd_idxs = self.placement.mpmd_idxs
 
@@ -57,6 +57,10 @@ class StackedMpmdArray(MpmdArray):
         for part in self.parts:
             part.delete()
 
+    def donate_to(self, future: StepFuture) -> None:
+        for part in self.parts:
+            part.donate_to(future)
+
     def __del__(self) -> None:
         """Each part drops its value when nothing holds the part."""
 
@@ -66,8 +70,12 @@ class StackedMpmdArray(MpmdArray):
         return self
 
     @property
+    def copies(self) -> dict[int, Copy]:
+        raise TypeError(f"{self!r} is in parts: read the copies of each of its parts")
+
+    @property
     def to_mpmd_local_array(self) -> list[Any]:
-        """In process: for each part its jax array, or the list of its replicas."""
+        """For each part the value of its only copy, or the list of those of its copies."""
         return [part.to_mpmd_local_array for part in self.parts]
 
     def copy_to_host_async(self) -> None:

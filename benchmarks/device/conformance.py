@@ -20,8 +20,6 @@ QUICK = 6
 """So many programs are run when quick."""
 RESERVE_SECONDS = 40.0
 """So long before the end no other program begins, because that one has to end, too."""
-PRECISION = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-"""By default GPUs round what they multiply to fewer bits than float32 has; the tolerances are for float32."""
 COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
 """The sizes of the programs are tiny."""
 
@@ -77,9 +75,10 @@ def programs() -> list[Program]:
 
 def run(settings: Settings) -> Findings:
     """Each program once; those that there is no time for are named."""
+    # By default GPUs round what they multiply to fewer bits than float32 has; tolerances are for float32.
     jax.config.update("jax_default_matmul_precision", "highest")
     end = time.perf_counter() + settings.seconds - RESERVE_SECONDS
-    environment = {"env_vars": PRECISION | (COMPILE_QUICKLY if settings.is_gpu else {})}
+    environment = {"env_vars": COMPILE_QUICKLY if settings.is_gpu else {}}
     chosen = programs()[:QUICK] if settings.quick else programs()
     with local_ray(settings), on_ray(settings, GROUPS, gpus_per_group=0.25, runtime_env=environment) as mesh:
         found = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from mpmd.array import MpmdArray
+from mpmd.array import MpmdArray, StepFuture
 from mpmd.placement import ANYWHERE, Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.tables import group_leaves
@@ -168,6 +168,14 @@ class Call:
                 )
         if faults:
             raise ValueError("\n".join(faults))
+
+    def donate_to(self, future: StepFuture) -> None:
+        """Has a step that was submitted take over the arrays that the caller gives up."""
+        for leaf, donated in zip(self.leaves, self.donated, strict=True):
+            if donated and isinstance(leaf, MpmdArray):
+                leaf.donate_to(future)
+            elif donated and isinstance(leaf, jax.Array):
+                leaf.delete()
 
     def delete_donated(self) -> None:
         """Deletes the arrays that the caller gives up."""

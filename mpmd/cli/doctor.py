@@ -9,7 +9,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from mpmd.cli.arguments import add_command
 from mpmd.cli.exit_codes import ExitCode
+from mpmd.private_directory import fault_of
 from mpmd.tables import aligned, human_bytes
 from mpmd.version import __version__
 
@@ -157,6 +157,9 @@ def _cache() -> Iterator[Finding]:
     path = CACHE.expanduser()
     if not path.exists():
         yield Finding("compilation cache", State.OK, f"{path} is made by the first launch")
+    elif fault := fault_of(str(path)):
+        found, _, remedy = fault.partition(": ")
+        yield Finding("compilation cache", State.FAULT, found, remedy)
     elif not os.access(path, os.W_OK):
         yield Finding(
             "compilation cache",
@@ -164,8 +167,6 @@ def _cache() -> Iterator[Finding]:
             f"{path} cannot be written",
             "programs are compiled again by each run: launch(compilation_cache=...) names another directory",
         )
-    elif path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        yield Finding("compilation cache", State.WARNING, f"others may write to {path}", f"chmod go-w {path}")
     else:
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         yield Finding("compilation cache", State.OK, f"{human_bytes(size)} in {path}")

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mpmd.collectives import Collective
 from mpmd.compat import trace_context_for_threads
 from mpmd.device_trace import DeviceTrace, TraceFiles
 from mpmd.errors import StepAborted
@@ -26,7 +27,7 @@ from mpmd.runtime.compile_once import compile_for
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import Handle, HostParts, Released, StepReply, StepRequest
+from mpmd.runtime.requests import NOTHING_RELEASED, Handle, HostParts, Released, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import Array, MessageId, Transport
@@ -209,17 +210,21 @@ class InProcessRuntime(RuntimeBase):
         futures = {}
         with self._submitting:
             (step,) = {request.step for request in requests.values()}
+            abort = partial(self._abort, tuple(requests), step)
             try:
-                for mpmd_idx, request in requests.items():
-                    request = dataclasses.replace(request, released=self._released.take(mpmd_idx))
-                    run = partial(self._run_step, mpmd_idx, request)
-                    futures[mpmd_idx] = self._groups[mpmd_idx].submit(run)
+                for mpmd_idx, group in enumerate(self._groups):
+                    released = self._released.take(mpmd_idx)
+                    if mpmd_idx in requests:
+                        request = dataclasses.replace(requests[mpmd_idx], released=released)
+                        futures[mpmd_idx] = group.submit(partial(self._run_step, mpmd_idx, request, abort))
+                    elif released != NOTHING_RELEASED:
+                        group.submit(partial(group.worker.release, released))
             except BaseException:  # also an interrupt: the groups that have the step must not wait for others
-                self._abort(step, "the step did not reach all groups")
+                abort("the step did not reach all groups")
                 raise
         return futures
 
-    def _run_step(self, mpmd_idx: int, request: StepRequest) -> StepReply:
+    def _run_step(self, mpmd_idx: int, request: StepRequest, abort: Callable[[str], None]) -> StepReply:
         self._mailboxes[mpmd_idx].begin_step(request.step)
         try:
             sent = request.host_arrays  # is emptied, because this thread and the driver's refer to it
@@ -228,12 +233,12 @@ class InProcessRuntime(RuntimeBase):
         except StepAborted:
             raise
         except Exception as error:
-            self._abort(request.step, str(error))
+            abort(str(error))
             raise
 
-    def _abort(self, step: int, reason: str) -> None:
-        for mailbox in self._mailboxes:
-            mailbox.abort(step, reason)
+    def _abort(self, mpmd_idxs: Sequence[int], step: int, reason: str) -> None:
+        for mpmd_idx in mpmd_idxs:
+            self._mailboxes[mpmd_idx].abort(step, reason)
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         self.check_process()
@@ -260,6 +265,11 @@ class InProcessRuntime(RuntimeBase):
     def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
         group = self._groups[mpmd_idx]
         return group.submit(partial(group.worker.read, stored))
+
+    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        self.check_process()
+        asked = [group.submit(partial(group.worker.collectives, number)) for group in self._groups]
+        return {name: each for future in asked for name, each in future.result().items()}
 
     def start_trace(self) -> None:
         self.check_process()

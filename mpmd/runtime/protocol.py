@@ -13,6 +13,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from mpmd.collectives import Collective
 from mpmd.device_trace import TraceFiles
 from mpmd.executable_memory import ExecutableMemory
 from mpmd.ir import Edge, Plan
@@ -31,11 +32,12 @@ class LoadedProgram:
 
     Attributes:
       number: what step requests call it.
-      program: the program, with the specs that it left open.
+      program: the program, with the specs that it left open, and without functions and constants.
       seconds: how long it took, by pass: ``resolve``, in which groups compile if specs are open; ``export``,
         where functions travel to other processes; ``load``, until the last group had compiled.
       xla_seconds: for each group, how long XLA compiled; groups compile at the same time.
       memory: what XLA needs to run each executable, where the groups' backend says.
+      memory_limits: for each group, the bytes that each of its devices has.
       holdings: where the messages of an edge are until they are used; in the receiver's memory where it does
         not say.
     """
@@ -45,6 +47,7 @@ class LoadedProgram:
     seconds: Mapping[str, float]
     xla_seconds: tuple[float, ...]
     memory: Mapping[str, ExecutableMemory]
+    memory_limits: tuple[int, ...]
     holdings: Mapping[Edge, Holding]
 
     @property
@@ -69,10 +72,11 @@ class LoadedProgram:
                 memory[name] = memory.get(name, needed) | needed
         return LoadedProgram(
             number=number,
-            program=program,
+            program=program.without_functions(),
             seconds=seconds,
             xla_seconds=tuple(reply.xla_seconds for reply in replies),
             memory=memory,
+            memory_limits=tuple(reply.memory_limit for reply in replies),
             holdings=holdings,
         )
 
@@ -85,6 +89,8 @@ class Runtime(Protocol):
       processes_per_group: the number of processes of each group.
       callbacks: calls what steps ask the driver to call.
       in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
+      goes_back: whether groups go back to before a step that has failed, so that what it has taken over is
+        there again.
       last_checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed here, or from which
         groups have read; who saves and restores keeps it up to date.
       is_closed: whether ``close`` was called: nothing can be asked any more.
@@ -94,6 +100,7 @@ class Runtime(Protocol):
     processes_per_group: tuple[int, ...]
     callbacks: CallbackThread
     in_flight: StepsInFlight
+    goes_back: bool
     last_checkpoint: str | None
     is_closed: bool
 
@@ -114,7 +121,9 @@ class Runtime(Protocol):
         ...
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
-        """Starts one step: a request for each group. Returns at once. Step numbers ascend.
+        """Starts one step: a request for each group that takes part. Returns at once. Step numbers ascend.
+
+        The other groups are told what they are to drop, if anything.
 
         A future raises ``TaskError`` when a task of that group failed, ``StepAborted`` when another
         group's did, ``GroupDiedError`` when the group's process is gone.
@@ -172,6 +181,10 @@ class Runtime(Protocol):
         """
         ...
 
+    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        """The exchanges among devices of a group in each executable of a program, by its name."""
+        ...
+
     def start_trace(self) -> None:
         """Has ``jax.profiler`` trace every process, after the steps submitted before, and waits for that.
 
@@ -194,6 +207,7 @@ class Runtime(Protocol):
 class RuntimeBase(Runtime):
     """What runtimes have in common: they number values and programs, and remember which are released."""
 
+    goes_back = False
     last_checkpoint: str | None = None
     is_closed = False
 

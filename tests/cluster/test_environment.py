@@ -2,10 +2,12 @@
 
 import math
 
+import jax
 import pytest
 
+import cluster
 from cluster.endpoint import Member
-from cluster.environment import actor_environment, gpu_memory
+from cluster.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 from cluster.needs import needs_of
 from cluster.shapes import Request
 from mpmd.reshard import GroupShape
@@ -81,3 +83,26 @@ def test_groups_get_their_part_of_the_memory_of_a_gpu(platform, shared, monkeypa
             default = "0.1875" if shared else None
             assert each.runtime_env["env_vars"].get(FRACTION) == given.get(FRACTION, default)
             assert PREALLOCATE not in each.runtime_env["env_vars"]
+
+
+@pytest.mark.parametrize("name", _DRIVERS)
+def test_settings_of_jax_that_steps_have_from_the_driver(name):
+    """A variable that says what holds on the driver anyway is no mistake."""
+    value = getattr(jax.config, name)
+    assert without_effect({name.upper(): str(getattr(value, "value", value))}, jax.config) == []
+    (text,) = without_effect({name.upper(): "other", "OF_MINE": "1"} | _flipped(name, value), jax.config)
+    assert text.startswith(f"{name.upper()}=") and "has no effect" in text
+    assert f"jax.config.update('{name}', ...)" in text
+
+
+def _flipped(name, value):
+    return {name.upper(): "0" if value else "1"} if isinstance(value, bool) else {}
+
+
+def test_a_launch_says_that_a_setting_has_no_effect():
+    settings = {"env_vars": {"JAX_DEBUG_NANS": "1"}}
+    with (
+        pytest.warns(UserWarning, match=r"JAX_DEBUG_NANS=1 .* no effect: .* where it is False now\. Set it"),
+        pytest.raises(ConnectionError),
+    ):
+        cluster.launch({"stage": 1}, "stage", runtime_env=settings, address="127.0.0.1:1")
