@@ -45,6 +45,7 @@ OF_THE_PACKAGE = {"CustomSchedule.of_size", "LoadedStep.submit", "Simulation.of"
 OF_NOTHING = {
     "Choice.jit",
     "Choice.mesh",
+    "Choice.stage_profile",
     "ClusterMesh.resize",
     "CustomSchedule.from_file",
     "collective_seconds",
