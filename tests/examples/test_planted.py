@@ -1,4 +1,7 @@
-"""Every example fails if one gradient of one weight, stage and microbatch is two per cent off."""
+"""Every example fails if one gradient of one weight, stage and microbatch is two per cent off.
+
+Those of Workshop are in ``test_planted_faults.py``.
+"""
 
 import pytest
 
@@ -8,8 +11,6 @@ JAXPP = "--layers 4 --seq-len 4 --heads 4 --d-model 32 --steps 4".split()
 ALPA = "--given --dim 8 --batch-size 32 --parts manual".split()
 GPT = "--layers 2 --stages 2 --d-model 8 --heads 2 --seq-len 8 --batch-size 4 --microbatches 2 --steps 2"
 WEIGHT, BIAS = max, min
-
-
 WRITES = {"jaxpp_tutorial": "--output", "train_gpt": "--output", "resumable_training": "--directory"}
 
 
