@@ -87,7 +87,7 @@ def test_groups_go_back_when_a_step_fails_that_has_taken_its_inputs_over():
     attempts(driven, 2)
     assert driven._fleet.restored == [BEGINNING]
     again = driven.attempts[1]
-    why = "out of memory. The arrays that the step was donated are as they were before it"
+    why = "out of memory. The MpmdArrays that the step was donated are as they were before it"
     assert again.failed == [{None}, {why}, {why}, {None}], "what reads the results is not run again either"
     again.reply(0)
     for index in (1, 2):
