@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import jax
 
+from mpmd.validation import path_fault, raise_faults
+
 TraceFiles = Mapping[str, bytes]
 """What ``jax.profiler`` writes for a process: the content of each file by how its name ends."""
 
@@ -27,6 +29,7 @@ _COLLECTIVES = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
+_NO_NAME = re.compile(r"[^\w.-]")
 _OPERATION = re.compile(rf"({'|'.join(_COLLECTIVES)})(-start|-done)?(\.\d+)?")
 
 
@@ -62,8 +65,7 @@ def make_run_folder(trace_dir: str | os.PathLike) -> pathlib.Path:
 
     Raises: ``TypeError`` when ``trace_dir`` is no path, ``ValueError`` when the folder cannot be made.
     """
-    if not isinstance(trace_dir, str | os.PathLike) or isinstance(trace_dir, bytes):
-        raise TypeError(f"trace_dir must be the path of a directory, got {trace_dir!r}")
+    raise_faults(path_fault("trace_dir", trace_dir))
     run = datetime.datetime.now().strftime("%Y_%m_%d_%H_%M_%S_%f")
     folder = pathlib.Path(trace_dir) / "plugins" / "profile" / run
     try:
@@ -81,9 +83,15 @@ def write_traces(folder: pathlib.Path, traces: Mapping[str, TraceFiles]) -> None
 
 
 class _Operation(NamedTuple):
-    """An operation of a compiled program that a device ran; ``device`` tells those of one process apart."""
+    """An operation of a compiled program that a device ran.
+
+    Attributes:
+      device: tells those of one process apart.
+      program: the name of the compiled program, such as ``jit_fwd_0``.
+    """
 
     device: object
+    program: str
     name: str
     seconds: float
 
@@ -101,18 +109,49 @@ def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
       there were none. ``None`` where the platform does not record what devices run.
     Raises: ``FileNotFoundError`` when there is no trace.
     """
+    devices = set()
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for operation in _operations_of(trace_dir):
+        devices.add(operation.device)
+        if match := _OPERATION.fullmatch(operation.name):
+            seconds[match[1]] += operation.seconds
+    return {name: total / len(devices) for name, total in seconds.items()} if devices else None
+
+
+def executable_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
+    """How long devices compute each executable of a plan, the sum over all runs of it and over all devices.
+
+    The time is that of the operations on the device, without dispatch and without waits for messages.
+    Operations of one device that run at the same time count one by one.
+
+    Args:
+      trace_dir: that of ``step.profile``, of which the last run is read.
+
+    Returns: seconds by the name that XLA has of the executable, such as ``"fwd_0"``: ``program_name`` of that
+      in ``step.plan``. ``None`` where the platform does not record what devices run.
+    Raises: ``FileNotFoundError`` when there is no trace.
+    """
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for operation in _operations_of(trace_dir):
+        seconds[operation.program.removeprefix("jit_")] += operation.seconds
+    return dict(seconds) or None
+
+
+def program_name(executable: str) -> str:
+    """The name of an executable as JAX gives it to XLA: other characters become underscores."""
+    return _NO_NAME.sub("_", executable)
+
+
+def _operations_of(trace_dir: str | os.PathLike) -> Iterator[_Operation]:
+    """The operations of all processes of the last run. Raises ``FileNotFoundError`` when there is none."""
+    raise_faults(path_fault("trace_dir", trace_dir))
     runs = sorted(pathlib.Path(trace_dir).glob("plugins/profile/*/"))
     files = sorted(runs[-1].glob("*.xplane.pb")) if runs else []
     if not files:
         raise FileNotFoundError(f"there is no trace in {os.fspath(trace_dir)!r}")
-    devices = set()
-    seconds: dict[str, float] = collections.defaultdict(float)
     for file in files:
         for operation in _operations(jax.profiler.ProfileData.from_file(str(file))):
-            devices.add((file, operation.device))
-            if match := _OPERATION.fullmatch(operation.name):
-                seconds[match[1]] += operation.seconds
-    return {name: total / len(devices) for name, total in seconds.items()} if devices else None
+            yield operation._replace(device=(file, operation.device))
 
 
 def _operations(trace: jax.profiler.ProfileData) -> Iterator[_Operation]:
@@ -124,4 +163,5 @@ def _operations(trace: jax.profiler.ProfileData) -> Iterator[_Operation]:
                 known = dict(event.stats)
                 if "hlo_op" in known:
                     device = plane.name if accelerators else known.get("device_ordinal")
-                    yield _Operation(device, str(known["hlo_op"]), event.duration_ns / 1e9)
+                    program, name = str(known.get("hlo_module", "")), str(known["hlo_op"])
+                    yield _Operation(device, program, name, event.duration_ns / 1e9)

@@ -86,10 +86,16 @@ def of_carry(params, seen, x, y):
     return {"x": jnp.tanh(seen["x"])}, loss
 
 
+def totals(params, x, y):
+    """Of integers alone."""
+    return mpmd.mark_stage_end((x * 8).astype(int))
+
+
 @pytest.mark.parametrize(
     ("fun", "options"),
     [
         (gradients, {}),
+        (totals, {}),
         (gradients, {"operation": (mpmd.Concat(), mpmd.Add)}),
         (gradients, {"microbatches": 1}),
         (counted, {"operation": (mpmd.Concat(), mpmd.Add)}),
@@ -194,8 +200,8 @@ def test_random_numbers_before_the_loop_are_none():
     ("groups", "text"),
     [
         (2, None),
-        (3, "group 2 runs no stage: the step's schedule has stages for 2 of 3 groups. Have a mesh of 2"),
-        (5, "groups 2..4 run no stage: the step's schedule has stages for 2 of 5 groups"),
+        (3, "group 2 has no work: the step's loops compute on 2 of 3 groups. Have a mesh of 2 groups"),
+        (5, "groups 2..4 have no work: the step's loops compute on 2 of 5 groups"),
     ],
 )
 def test_groups_without_a_stage_are_a_warning(groups, text):

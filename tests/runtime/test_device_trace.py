@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd import loaded_step
+from mpmd.device_trace import executable_seconds, program_name
 from tests.support.collectives import collectives_of
 from tests.support.parity import mesh_of
 
@@ -62,6 +63,9 @@ def test_a_trace_has_the_tasks_and_the_collectives(mesh, step, tmp_path):
         set(seconds) == {collective.operation for found in compiled for collective in found} >= {"all-reduce"}
     )
     assert 0 < sum(seconds.values()) < max(event.end for event in events) - min(e.start for e in events)
+    of_executables = executable_seconds(tmp_path)
+    assert of_executables.keys() == {program_name(each.name) for each in step.plan.executables}
+    assert sum(of_executables.values()) >= sum(seconds.values()) * len(jax.devices()[:4])
 
 
 def test_the_last_run_is_read_and_one_without_collectives_has_none(step, tmp_path):
@@ -78,7 +82,7 @@ def test_a_bad_directory_is_refused_before_anything_runs(step, tmp_path, monkeyp
     with pytest.raises(ValueError, match=r"trace_dir '.*/file' cannot be written: .*Not a directory"):
         step.profile(WEIGHTS, ROWS, trace_dir=tmp_path / "file")
     for wrong in (3, b"traces", True):
-        with pytest.raises(TypeError, match="trace_dir must be the path of a directory, got"):
+        with pytest.raises(TypeError, match="trace_dir must be a path"):
             step.profile(WEIGHTS, ROWS, trace_dir=wrong)
     with pytest.raises(FileNotFoundError, match="there is no trace in"):
         mpmd.collective_seconds(tmp_path)
