@@ -66,7 +66,7 @@ def test_a_choice_shows_the_table_of_its_loop():
     header = ["layers", "mesh", "data", "sequence", "model", "forward", "backward", "chosen"]
     assert lines[2].split() == header and len(lines) == 3 + len(table.rows)
     assert sum(line.endswith(("stage 0", "stage 1")) for line in lines) == 2
-    with pytest.raises(ValueError, match="loop must be from 0 to 0, got 1"):
+    with pytest.raises(ValueError, match="loop must be a whole number from 0 to 0, not 1"):
         choice.stage_profile(1)
 
 

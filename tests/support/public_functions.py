@@ -157,6 +157,7 @@ PLAN = {
     ),
     "kwargs": ("mapping?",),
     "groups": ("count?",),
+    "num_layers": ("count?",),
     "num_stages": ("count?",),
     "layers_per_stage": ("counts?",),
     "schedule": ("special?",),
@@ -376,6 +377,7 @@ def of_clusters() -> list[Public]:
             "Cluster.of_this_process", mpmd.Cluster.of_this_process, {**described, "devices": ("special?",)}
         ),
         Public("Choice.mesh", choice().mesh, {"devices": ("special?",)}),
+        Public("Choice.stage_profile", choice().stage_profile, {"loop": ("count",)}),
         Public("Choice.jit", choice().jit, {"mesh": ("special",)}),
         Public("launch", cluster.launch, LAUNCH),
         Public(
