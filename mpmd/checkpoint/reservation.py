@@ -48,7 +48,9 @@ def _locked(directory: epath.Path) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(FileNotFoundError):  # another save has removed it, where there are no locks
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # another save has removed it, where there are no locks
                 os.remove(lock)
     finally:
         os.close(descriptor)

@@ -128,7 +128,6 @@ def test_traces_that_are_lost_do_not_cost_the_result(mesh, tmp_path, monkeypatch
     np.testing.assert_array_equal(state, WEIGHTS + 2)
     assert events
     mesh.runtime.stop_trace()
+    monkeypatch.setattr(loaded_step, "make_run_folder", lambda trace_dir: tmp_path / "gone")
     with pytest.warns(RuntimeWarning, match="traces of this step are lost: .*No such file"):
-        with monkeypatch.context() as patched:
-            patched.setattr(loaded_step, "make_run_folder", lambda trace_dir: tmp_path / "gone")
-            step.profile(state, ROWS, trace_dir=tmp_path)
+        step.profile(state, ROWS, trace_dir=tmp_path)
