@@ -15,8 +15,11 @@ from mpmd.checkpoint import integrity, leaves, orbax_internals
 from mpmd.checkpoint.array_handler import registry
 from mpmd.errors import CheckpointError
 
-_DAMAGE = re.compile(r"((?:DATA_LOSS|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE): .*?)(?: \[|\n|$)")
-"""The errors of TensorStore when storage does not have what was written, without what was asked for."""
+_DAMAGE = re.compile(
+    r"((?:(?:DATA_LOSS|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE): |Error decoding ).*?)(?: \[|\n|$)"
+)
+"""The errors of TensorStore when storage does not have what was written, without what was asked for. Of an
+index that is not compressed as it should be, it only says that it cannot decode it."""
 
 _KEY = re.compile(r'"([^"]+?)/(?:zarr\.json|\.zarray|c(?:/\d+)*|\d+(?:\.\d+)*)" in OCDBT')
 """A chunk of an array, or the description of it, in such an error."""

@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import jax
 import numpy as np
@@ -86,7 +87,7 @@ def test_groups_go_back_when_a_step_fails_that_has_taken_its_inputs_over():
     attempts(driven, 2)
     assert driven._fleet.restored == [BEGINNING]
     again = driven.attempts[1]
-    why = "out of memory. The arrays that the step was donated are as they were before it"
+    why = "out of memory. The MpmdArrays that the step was donated are as they were before it"
     assert again.failed == [{None}, {why}, {why}, {None}], "what reads the results is not run again either"
     again.reply(0)
     for index in (1, 2):
@@ -316,6 +317,19 @@ def test_without_any_snapshot_the_run_goes_on_as_long_as_the_log_may_grow():
         driven.step()[0].result(SOON)
 
 
+def test_a_slow_snapshot_that_fails_when_the_log_is_full_does_not_end_the_run():
+    driven = runtime(Recovery(every=2))
+    answered_steps(driven, 8)  # more would wait for it
+    fail_snapshot(driven, MemoryError("no room"))
+    for count in (1, 2):
+        answered_steps(driven, count)
+        fail_snapshot(driven, MemoryError("no room"))
+        assert driven.error is None
+    answered_steps(driven, 2)
+    fail_snapshot(driven, MemoryError("no room"))
+    assert "4 times in a row" in str(driven.error)
+
+
 def test_an_interrupt_while_copies_are_asked_for_leaves_no_snapshot_waiting(monkeypatch):
     driven = runtime(Recovery(every=2))
     driven.step()
@@ -444,3 +458,19 @@ def test_groups_end_with_the_last_reference_to_their_runtime():
     groups = weakref.ref(driven._groups)
     del driven
     assert groups() is None
+
+
+def test_collectives_are_asked_of_groups_that_have_been_replaced():
+    driven = runtime()
+    begin_recovery(driven, 1)
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(driven.collectives, 0)
+        assert not wait([asking], timeout=0.1).done
+        end_recovery(driven)
+        calls = driven.attempts[1]
+        while len(calls.named("collectives")) < 2:
+            assert not wait([asking], timeout=0.01).done
+        for group, (_, method, _, future) in enumerate(calls.made):
+            assert method == "collectives"
+            future.set_result({f"fwd_{group}": ()})
+        assert asking.result(SOON) == {"fwd_0": (), "fwd_1": ()}

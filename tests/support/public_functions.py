@@ -343,7 +343,14 @@ def of_steps() -> list[Public]:
             there.loaded.init,
             {"fun": ("special", batch), "argnum": argnum},
         ),
-        Public("LoadedStep.profile", of_batch(there.loaded.profile), {"trace_dir": ("text?", "traces")}),
+        *(
+            Public(
+                f"{type(step).__name__}.profile",
+                of_batch(step.profile),
+                {"trace_dir": ("text?", "traces")},
+            )
+            for step in (there.step, there.loaded)
+        ),
         Public("collective_seconds", mpmd.collective_seconds, {"trace_dir": ("text",)}),
         Public("LoadedStep.restore", there.loaded.restore, {"path": path, "argnum": argnum}),
         Public("LoadedStep.argument_leaves", there.loaded.argument_leaves, {"argnum": argnum}),
