@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import jax
 
+from mpmd.validation import path_fault, raise_faults
+
 TraceFiles = Mapping[str, bytes]
 """What ``jax.profiler`` writes for a process: the content of each file by how its name ends."""
 
@@ -62,8 +64,7 @@ def make_run_folder(trace_dir: str | os.PathLike) -> pathlib.Path:
 
     Raises: ``TypeError`` when ``trace_dir`` is no path, ``ValueError`` when the folder cannot be made.
     """
-    if not isinstance(trace_dir, str | os.PathLike) or isinstance(trace_dir, bytes):
-        raise TypeError(f"trace_dir must be the path of a directory, got {trace_dir!r}")
+    raise_faults(path_fault("trace_dir", trace_dir))
     run = datetime.datetime.now().strftime("%Y_%m_%d_%H_%M_%S_%f")
     folder = pathlib.Path(trace_dir) / "plugins" / "profile" / run
     try:
@@ -99,8 +100,9 @@ def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
 
     Returns: seconds by the name of the operation, such as ``"all-reduce"`` or ``"all-gather"``; empty when
       there were none. ``None`` where the platform does not record what devices run.
-    Raises: ``FileNotFoundError`` when there is no trace.
+    Raises: ``FileNotFoundError`` when there is no trace, ``TypeError`` when ``trace_dir`` is no path.
     """
+    raise_faults(path_fault("trace_dir", trace_dir))
     runs = sorted(pathlib.Path(trace_dir).glob("plugins/profile/*/"))
     files = sorted(runs[-1].glob("*.xplane.pb")) if runs else []
     if not files:

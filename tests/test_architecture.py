@@ -14,7 +14,7 @@ MAY_IMPORT = {
     # Shared ground.
     "mpmd.compat": "",
     "mpmd.delegation": "",
-    "mpmd.device_trace": "",
+    "mpmd.device_trace": "mpmd.validation",
     "mpmd.errors": "",
     "mpmd.executable_memory": "",
     "mpmd.tasks": "",

@@ -157,6 +157,7 @@ PLAN = {
     ),
     "kwargs": ("mapping?",),
     "groups": ("count?",),
+    "num_layers": ("count?",),
     "num_stages": ("count?",),
     "layers_per_stage": ("counts?",),
     "schedule": ("special?",),
@@ -191,7 +192,7 @@ def cluster_mesh() -> ClusterMesh:
 
 def choice() -> Choice:
     """A choice of which nothing is known but what its methods look at first."""
-    return Choice((), None, 0, None, None, None, (), (), add_one, {}, None)  # type: ignore[arg-type]
+    return Choice((), None, 0, None, None, None, (), (), add_one, {}, None, ())  # type: ignore[arg-type]
 
 
 def schedules() -> list[Public]:
@@ -288,7 +289,7 @@ def of_simulations() -> list[Public]:
 def of_steps() -> list[Public]:
     """What steps are written with, compiled by and asked."""
     there, jitted = here(), {**JIT, "mpmd_mesh": ("special", here().mesh)}
-    argnum, path = ("argument", 0), ("text", "/nowhere")
+    argnum, path = ("argument", 0), ("text", "nowhere")
     sizes, tree = {"num_stages": ("count", 4)}, ("anything", BATCH)
     return [
         Public("jit", mpmd.jit, jitted),
@@ -342,6 +343,8 @@ def of_steps() -> list[Public]:
             there.loaded.init,
             {"fun": ("special", batch), "argnum": argnum},
         ),
+        Public("LoadedStep.profile", of_batch(there.loaded.profile), {"trace_dir": ("text?", "traces")}),
+        Public("collective_seconds", mpmd.collective_seconds, {"trace_dir": ("text",)}),
         Public("LoadedStep.restore", there.loaded.restore, {"path": path, "argnum": argnum}),
         Public("LoadedStep.argument_leaves", there.loaded.argument_leaves, {"argnum": argnum}),
         Public("save", mpmd.save, {"path": path, "tree": tree}),
@@ -375,6 +378,7 @@ def of_clusters() -> list[Public]:
         ),
         Public("Choice.mesh", choice().mesh, {"devices": ("special?",)}),
         Public("Choice.jit", choice().jit, {"mesh": ("special",)}),
+        Public("Choice.stage_profile", choice().stage_profile, {"loop": ("count",)}),
         Public("launch", cluster.launch, LAUNCH),
         Public(
             "Recovery",
