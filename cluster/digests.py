@@ -12,7 +12,7 @@ import xxhash
 
 
 class CorruptedError(OSError):
-    """What has arrived is not what was sent."""
+    """Bytes have arrived that are not those that were sent."""
 
 
 def digest_of(content: bytes | bytearray | memoryview, seed: int = 0) -> int:
@@ -41,5 +41,5 @@ class Digest:
         self._state.update(piece)
 
     def value(self) -> int:
-        """That of all bytes so far."""
+        """The digest of all bytes so far."""
         return self._state.intdigest()
