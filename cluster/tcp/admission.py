@@ -25,7 +25,7 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Why a connection that has arrived cannot be accepted now; it stays in the queue of the system."""
 
 _SHORTAGE_SECONDS = 0.05
-"""The pause, in a shortage, before accepting is tried again. Greetings that were silent longer are given up."""
+"""The pause, in a shortage, before the next try to accept. Greetings that were silent longer are given up."""
 
 
 class Link(Protocol):
