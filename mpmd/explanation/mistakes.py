@@ -64,8 +64,9 @@ def unread_microbatch(loop: Loop) -> Iterator[str]:
         return
     of_operations = _dependent(loop.eqns, loop.states)
     read = _dependent([eqn for eqn in loop.eqns if of_operations.isdisjoint(eqn.outvars)], [loop.index])
-    if any(jnp.issubdtype(aval_of(var).dtype, jnp.inexact) for var in read):
-        return
+    avals = [aval_of(var) for var in read]
+    if any(aval.shape or jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals):
+        return  # integers without dimensions are positions, made of the loop's index
     outer = [var for var in free_variables(loop.eqns) if var is not loop.index and var not in loop.states]
     computed = _dependent(loop.eqns, outer)
     if any(result.state is None and result.value in computed for result in loop.results):

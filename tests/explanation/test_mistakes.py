@@ -80,6 +80,11 @@ def counted(params, x, y):
     return mse(params, x, y), jnp.float32(x.shape[0])
 
 
+def integers(params, x, y):
+    """Sums of integers of each microbatch."""
+    return mpmd.mark_stage_end(jnp.int32(x)) * params["scale"]
+
+
 def of_carry(params, seen, x, y):
     """Reads what the microbatches before have left, rather than its own."""
     loss = mse(params, seen["x"], seen["x"])
@@ -98,6 +103,11 @@ def of_carry(params, seen, x, y):
 )
 def test_a_loop_that_reads_something_of_its_microbatch_is_none(fun, options):
     assert warned(loop(fun, **options), weights(2), *batch()) == []
+
+
+def test_integers_of_a_microbatch_are_read():
+    xs, ys = batch()
+    assert warned(loop(integers), {"scale": jnp.int32(2)}, jnp.int32(xs), ys) == []
 
 
 def test_one_microbatch_may_be_the_whole_batch():
