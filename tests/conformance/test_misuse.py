@@ -255,7 +255,7 @@ def test_functions_in_a_model_are_taken_out_of_it():
 
     def totals(model, xs):
         def one(x):
-            return jax.vmap(model)(mpmd.mark_stage_end(x)).sum()
+            return mpmd.mark_stage_end(jax.vmap(model)(x)).sum()
 
         return mpmd.treduce(one, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
 
