@@ -383,10 +383,7 @@ def of_clusters() -> list[Public]:
         Public(
             "Recovery",
             cluster.Recovery,
-            {
-                **dict.fromkeys(("every", "max_failures", "spares"), ("count",)),
-                "share_after": ("amount?",),
-            },
+            {**dict.fromkeys(("every", "max_failures", "spares"), ("count",)), "share_after": ("amount?",)},
         ),
         Public(
             "ClusterMesh.resize",
