@@ -21,6 +21,15 @@ _CONCURRENCY = "--xla_cpu_enable_concurrency_optimized_scheduler"
 VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 """The variable that names the devices of a process, for platforms on which Ray gives each its own."""
 
+MEMORY_OF_A_GPU = 0.75
+"""The part of a GPU's memory that a process of JAX takes by default.
+
+The rest is for what JAX does not allocate, such as the context of each process."""
+
+PREALLOCATE, MEMORY_FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_FRACTIONS = (MEMORY_FRACTION, "XLA_CLIENT_MEM_FRACTION")
+"""JAX has two names for one variable, and refuses both together."""
+
 SHAREABLE_PLATFORMS = ("cpu", *VISIBLE_DEVICES)
 """The platforms on which several processes can use a device. A TPU belongs to one."""
 
@@ -54,6 +63,23 @@ def actor_environment(
             flags.append(f"{_COLLECTIVE_TIMEOUT}={COLLECTIVE_SECONDS}")
         environment["XLA_FLAGS"] = " ".join(flags)
     return environment
+
+
+def gpu_memory(given: Mapping[str, str], gpus: float | None, shares: bool) -> dict[str, str]:
+    """The variables that say how much of a GPU's memory a process takes, without those that the user has set.
+
+    Args:
+      given: the variables that the user wants in the process.
+      gpus: that are reserved for the process. With a part of one it takes this part of what JAX takes of a
+        GPU, so that the processes that share it fit into it.
+      shares: whether other processes may come to its GPU later. Then it takes memory when it needs some.
+    """
+    memory = {}
+    if shares:
+        memory[PREALLOCATE] = "false"
+    if gpus and gpus < 1 and not any(name in given for name in _FRACTIONS):
+        memory[MEMORY_FRACTION] = f"{MEMORY_OF_A_GPU * gpus:.4g}"
+    return {name: value for name, value in memory.items() if name not in given}
 
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"

@@ -102,7 +102,10 @@ def launch(
       cpus_per_group: CPUs to reserve for each group, fractions allowed, which its processes share evenly; by
         default one per process, or less where the cluster has fewer CPUs than processes. XLA's thread pool
         gets this size, or by default that of the process's share of its node.
-      gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``.
+      gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``. With
+        a part of one, such as 0.25, groups of one device share a GPU, and each takes this part of the memory
+        that JAX takes of a GPU: three quarters. ``XLA_PYTHON_CLIENT_MEM_FRACTION`` in ``runtime_env`` takes
+        precedence.
       address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``. Variables of
         JAX's settings that steps have from the driver, such as ``JAX_DEBUG_NANS``, have no effect, and warn.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.endpoint import Member
-from cluster.environment import actor_environment
+from cluster.environment import actor_environment, gpu_memory
 from cluster.resources import Bundle, fitting_cpus, live_nodes, threads_per_process
 from cluster.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request
 from mpmd.reshard import GroupShape
@@ -90,16 +90,17 @@ def needs_of(
     """
     given = dict(runtime_env)
     variables = given.get("env_vars") or {}
-    if shares and platform in GPU_PLATFORMS:
-        variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **variables}
     shares_of_nodes = threads_per_process(nodes)
     needs = []
     for number, member in enumerate(members):
         shape, num_threads = member.shape, shares_of_nodes[number]
         if request.cpus_per_group:
             num_threads = int(max(request.cpus_per_group / shape.num_processes, 1))
+        of_memory = {}
+        if platform in GPU_PLATFORMS:
+            of_memory = gpu_memory(variables, bundles[number].get("GPU"), shares)
         environment = actor_environment(
-            given=variables,
+            given={**of_memory, **variables},
             xla_flags=os.environ.get("XLA_FLAGS", ""),
             platform=platform,
             num_devices=shape.devices_per_process,

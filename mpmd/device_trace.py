@@ -29,6 +29,7 @@ _COLLECTIVES = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
+_NO_NAME = re.compile(r"[^\w.-]")
 _OPERATION = re.compile(rf"({'|'.join(_COLLECTIVES)})(-start|-done)?(\.\d+)?")
 
 
@@ -82,9 +83,15 @@ def write_traces(folder: pathlib.Path, traces: Mapping[str, TraceFiles]) -> None
 
 
 class _Operation(NamedTuple):
-    """An operation of a compiled program that a device ran; ``device`` tells those of one process apart."""
+    """An operation of a compiled program that a device ran.
+
+    Attributes:
+      device: tells those of one process apart.
+      program: the name of the compiled program, such as ``jit_fwd_0``.
+    """
 
     device: object
+    program: str
     name: str
     seconds: float
 
@@ -100,21 +107,51 @@ def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
 
     Returns: seconds by the name of the operation, such as ``"all-reduce"`` or ``"all-gather"``; empty when
       there were none. ``None`` where the platform does not record what devices run.
-    Raises: ``FileNotFoundError`` when there is no trace, ``TypeError`` when ``trace_dir`` is no path.
+    Raises: ``FileNotFoundError`` when there is no trace.
     """
+    devices = set()
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for operation in _operations_of(trace_dir):
+        devices.add(operation.device)
+        if match := _OPERATION.fullmatch(operation.name):
+            seconds[match[1]] += operation.seconds
+    return {name: total / len(devices) for name, total in seconds.items()} if devices else None
+
+
+def executable_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
+    """How long devices compute each executable of a plan, the sum over all runs of it and over all devices.
+
+    The time is that of the operations on the device, without dispatch and without waits for messages.
+    Operations of one device that run at the same time count one by one.
+
+    Args:
+      trace_dir: that of ``step.profile``, of which the last run is read.
+
+    Returns: seconds by the name that XLA has of the executable, such as ``"fwd_0"``: ``program_name`` of that
+      in ``step.plan``. ``None`` where the platform does not record what devices run.
+    Raises: ``FileNotFoundError`` when there is no trace.
+    """
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for operation in _operations_of(trace_dir):
+        seconds[operation.program.removeprefix("jit_")] += operation.seconds
+    return dict(seconds) or None
+
+
+def program_name(executable: str) -> str:
+    """The name of an executable as JAX gives it to XLA: other characters become underscores."""
+    return _NO_NAME.sub("_", executable)
+
+
+def _operations_of(trace_dir: str | os.PathLike) -> Iterator[_Operation]:
+    """The operations of all processes of the last run. Raises ``FileNotFoundError`` when there is none."""
     raise_faults(path_fault("trace_dir", trace_dir))
     runs = sorted(pathlib.Path(trace_dir).glob("plugins/profile/*/"))
     files = sorted(runs[-1].glob("*.xplane.pb")) if runs else []
     if not files:
         raise FileNotFoundError(f"there is no trace in {os.fspath(trace_dir)!r}")
-    devices = set()
-    seconds: dict[str, float] = collections.defaultdict(float)
     for file in files:
         for operation in _operations(jax.profiler.ProfileData.from_file(str(file))):
-            devices.add((file, operation.device))
-            if match := _OPERATION.fullmatch(operation.name):
-                seconds[match[1]] += operation.seconds
-    return {name: total / len(devices) for name, total in seconds.items()} if devices else None
+            yield operation._replace(device=(file, operation.device))
 
 
 def _operations(trace: jax.profiler.ProfileData) -> Iterator[_Operation]:
@@ -126,4 +163,5 @@ def _operations(trace: jax.profiler.ProfileData) -> Iterator[_Operation]:
                 known = dict(event.stats)
                 if "hlo_op" in known:
                     device = plane.name if accelerators else known.get("device_ordinal")
-                    yield _Operation(device, str(known["hlo_op"]), event.duration_ns / 1e9)
+                    program, name = str(known.get("hlo_module", "")), str(known["hlo_op"])
+                    yield _Operation(device, program, name, event.duration_ns / 1e9)

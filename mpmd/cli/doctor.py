@@ -70,31 +70,36 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    findings = []
-    for finding in _findings(options):
-        findings.append(finding)
+    found = []
+    for finding in findings(not options.no_ray, options.address):
+        found.append(finding)
         (line,) = aligned([[f"{finding.state.value:7}", f"{finding.subject:20}", finding.found]])
         print(line, flush=True)  # at once, because a trial may take a minute
         if finding.remedy:
             print(f"{'':9}-> {finding.remedy}", flush=True)
-    faults = [finding.subject for finding in findings if finding.state is State.FAULT]
+    faults = [finding.subject for finding in found if finding.state is State.FAULT]
     print(f"\nnot well: {', '.join(faults)}" if faults else "\nall is well")
     return ExitCode.FAULT if faults else ExitCode.OK
 
 
-def _findings(options: argparse.Namespace) -> Iterator[Finding]:
+def findings(on_ray: bool, address: str | None = None) -> Iterator[Finding]:
+    """What is found out about this machine, one subject after the other.
+
+    Args:
+      on_ray: whether to try two actors, which takes longest.
+      address: of the Ray cluster to try; by default one is started on this machine.
+    """
     yield Finding("mpmd", State.OK, f"{__version__} in {Path(__file__).parents[1]}")
     yield from _installed()
     yield from _shared_memory()
     yield from _cache()
     yield _trial("devices", "devices", remedy=NO_DEVICES)
     yield _trial("two groups", "in-process", remedy="this is the smallest step there is; see the error above")
-    if not options.no_ray:
-        address = [options.address] if options.address else []
+    if on_ray:
         yield _trial(
             "two actors",
             "ray",
-            *address,
+            *([address] if address else []),
             remedy="Ray or the network between its processes is not well; `ray status` shows a cluster",
         )
 

@@ -64,12 +64,13 @@ def unread_microbatch(loop: Loop) -> Iterator[str]:
         return
     of_operations = _dependent(loop.eqns, loop.states)
     read = _dependent([eqn for eqn in loop.eqns if of_operations.isdisjoint(eqn.outvars)], [loop.index])
-    avals = [aval_of(var) for var in read]
-    if any(aval.shape or jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals):
-        return  # integers without dimensions are positions, made of the loop's index
+    sums = [result.value for result in loop.results if result.state is None]
+    # An operation computes with the index, too, but not with other numbers than integers.
+    if any(jnp.issubdtype(aval_of(var).dtype, jnp.inexact) for var in read) or not read.isdisjoint(sums):
+        return
     outer = [var for var in free_variables(loop.eqns) if var is not loop.index and var not in loop.states]
     computed = _dependent(loop.eqns, outer)
-    if any(result.state is None and result.value in computed for result in loop.results):
+    if not computed.isdisjoint(sums):
         yield (
             f"the function of the loop at {loop.where} does not read its microbatch: it computes the same in "
             f"each of the {loop.num_microbatches}. Have it compute with its own argument, and not with the "
@@ -97,10 +98,10 @@ def idle_groups(plan: Plan) -> Iterator[str]:
     ]
     idle = [group for group, has in enumerate(with_tasks) if not has]
     if idle and any(with_tasks):
-        run = "runs" if len(idle) == 1 else "run"
+        have = "has" if len(idle) == 1 else "have"
         yield (
-            f"{groups_text(idle)} {run} no stage: the step's schedule has stages for {sum(with_tasks)} of "
-            f"{len(with_tasks)} groups. Have a mesh of {sum(with_tasks)}, or as many stages as groups"
+            f"{groups_text(idle)} {have} no work: the step's loops compute on {sum(with_tasks)} of "
+            f"{len(with_tasks)} groups. Have a mesh of {sum(with_tasks)} groups, or more stages of work"
         )
 
 

@@ -152,7 +152,7 @@ class Choice:
         Args:
           loop: which one of the step's loops.
 
-        Raises: ``ValueError`` when the step has no such loop, ``TypeError`` for what is no whole number.
+        Raises: ``ValueError`` when the step has no such loop.
         """
         raise_faults(int_fault("loop", loop, 0))
         loops = self.candidate.loops

@@ -147,7 +147,7 @@ def test_a_checkpoint_of_another_structure(step, tmp_path):
 def test_arguments_that_are_not_there(step, saved, tmp_path):
     with pytest.raises(FileNotFoundError, match="missing"):
         step.restore(tmp_path / "missing")
-    with pytest.raises(ValueError, match="there is no argument 3"):
+    with pytest.raises(ValueError, match="there is no argument argnum=3"):
         step.restore(saved, argnum=3)
     with pytest.raises(ValueError, match=re.escape("has args[0][0][0]['b'] of a step: give the mesh")):
         mpmd.restore(saved, step.argument_leaves())

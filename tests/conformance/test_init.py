@@ -73,6 +73,7 @@ def assert_placed(state, step):
     ],
     ids=["one device each", "sharded", "uneven", "a spare group"],
 )
+@pytest.mark.filterwarnings("ignore:group.* no work:mpmd.errors.IdleGroupWarning")
 def test_the_state_has_the_bits_of_jit_and_is_where_the_step_reads_it(of_groups):
     with of_groups() as mesh:
         step = compiled_on(mesh, sharded="data" in mesh.unstack[0].axis_names)
@@ -180,7 +181,7 @@ def test_any_argument(argnum):
         compiled = mpmd.jit(step, mesh).compile(xs, weights(2), ys)
         if argnum == -1:
             with pytest.raises(
-                ValueError, match=r"there is no argument -1; the step was compiled for 0, 1, 2"
+                ValueError, match=r"there is no argument argnum=-1; the step was compiled for 0, 1, 2"
             ):
                 compiled.init(lambda: weights(2), argnum=argnum)
             return

@@ -88,7 +88,7 @@ def test_as_many_layers_as_asked_for(num_layers):
     [
         (open_step, 99, "num_layers=99 was asked for; the step has"),
         (marked_step, 2, "the step's marks make 4 stages; num_layers=2 is for one without"),
-        (open_step, 0, "num_layers must be a whole number of at least 1, or None, not 0"),
+        (open_step, 0, "num_layers must be a whole number of at least 1, got 0"),
         (step_without_a_loop, 2, "a step without a loop is one layer, and num_layers=2 was asked for"),
     ],
 )

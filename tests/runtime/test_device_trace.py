@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.device_trace import executable_seconds, program_name
 from tests.support.collectives import collectives_of
 from tests.support.parity import mesh_of
 
@@ -61,6 +62,9 @@ def test_a_trace_has_the_tasks_and_the_collectives(mesh, step, tmp_path):
         set(seconds) == {collective.operation for found in compiled for collective in found} >= {"all-reduce"}
     )
     assert 0 < sum(seconds.values()) < max(event.end for event in events) - min(e.start for e in events)
+    of_executables = executable_seconds(tmp_path)
+    assert of_executables.keys() == {program_name(each.name) for each in step.plan.executables}
+    assert sum(of_executables.values()) >= sum(seconds.values()) * len(jax.devices()[:4])
 
 
 def test_the_last_run_is_read_and_one_without_collectives_has_none(step, tmp_path):

@@ -377,8 +377,8 @@ def of_clusters() -> list[Public]:
             "Cluster.of_this_process", mpmd.Cluster.of_this_process, {**described, "devices": ("special?",)}
         ),
         Public("Choice.mesh", choice().mesh, {"devices": ("special?",)}),
-        Public("Choice.jit", choice().jit, {"mesh": ("special",)}),
         Public("Choice.stage_profile", choice().stage_profile, {"loop": ("count",)}),
+        Public("Choice.jit", choice().jit, {"mesh": ("special",)}),
         Public("launch", cluster.launch, LAUNCH),
         Public(
             "Recovery",
