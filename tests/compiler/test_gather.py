@@ -265,7 +265,7 @@ def test_a_shard_map_gathers_for_itself():
     loaded, in_loop, _ = run(train(loss), mlp_weights(), MANY_ROWS, in_specs=FSDP, **ONCE)
     assert gathered(loaded) == [set(), {("float32[8,8]", ())}]
     assert [c.operation for c in in_loop["fwd_0"]] == ["all-gather"]
-    assert in_loop["fwd_1"] == []
+    assert in_loop["fwd_1"] == ()
 
 
 def test_groups_of_different_sizes():
