@@ -99,9 +99,10 @@ def idle_groups(plan: Plan) -> Iterator[str]:
     idle = [group for group, has in enumerate(with_tasks) if not has]
     if idle and any(with_tasks):
         have = "has" if len(idle) == 1 else "have"
+        busy, num_groups = sum(with_tasks), len(with_tasks)
         yield (
-            f"{groups_text(idle)} {have} no work: the step's loops compute on {sum(with_tasks)} of "
-            f"{len(with_tasks)} groups. Have a mesh of {sum(with_tasks)} groups, or more stages of work"
+            f"{groups_text(idle)} {have} no work: the step's loops compute on {busy} of {num_groups} groups. "
+            f"Have a mesh of {busy} group{'s' * (busy > 1)}, or more stages of work"
         )
 
 
