@@ -329,7 +329,7 @@ class LoadedStep(PlannedStep):
         delivery: Delivery,
         profile: bool,
     ) -> dict[int, StepRequest]:
-        """What each group that takes part is asked."""
+        """The request to each group that takes part."""
         refused = Refused.here()
         return {
             group: StepRequest(

@@ -42,7 +42,7 @@ def test_examples_name_the_libraries_that_they_need():
                 root = module.partition(".")[0]
                 yield from imported(root) if root in examples else [root]
 
-    programs = {name for name, path in examples.items() if "__main__" in path.read_text()}
+    programs = {name for name, path in examples.items() if '__name__ == "__main__"' in path.read_text()}
     assert rows.keys() == programs
     for name, needs in rows.items():
         assert {*imported(name)} - installed <= {*filter(None, re.split(r",? ", needs))}, name

@@ -87,11 +87,6 @@ def check_recovery(recovery: Recovery | None, submeshes: Sequence[Mapping[str, i
         raise ValueError("Recovery(spares=...) needs groups that are alike: a spare takes any one's place")
 
 
-def check_num_places(num_places: int, num_groups: int) -> None:
-    """Raises ``TypeError`` or ``ValueError`` when groups cannot have so many places of their own."""
-    raise_faults(int_fault("num_places", num_places, most=num_groups), title="resize: ")
-
-
 def loss_of_values(death: GroupDiedError, reason: str, checkpoint: str | None) -> StateLostError:
     """The error of who asks for values that no process has any more.
 

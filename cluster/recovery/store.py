@@ -25,11 +25,11 @@ Allocate = Callable[[int], np.ndarray]
 
 
 class DamagedCopyError(RuntimeError):
-    """A copy of a value is not what was copied."""
+    """The bytes of a copy of a value are not those that were copied."""
 
 
 class SavedValue(NamedTuple):
-    """What a process has of a value: its type, and the bytes of each part that the process's devices hold.
+    """A process's copy of a value: its type, and the bytes of each part that the process's devices hold.
 
     ``digests`` are those of the parts when the value was copied.
     """

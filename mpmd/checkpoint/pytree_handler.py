@@ -1,4 +1,4 @@
-"""Orbax's way to pytrees: checks what is to be saved and restored, and that a checkpoint is whole.
+"""Orbax's handler of pytrees, which also checks what is saved and restored, and that a checkpoint is whole.
 
 Orbax chooses handlers by their exact class; so this is the implementation inside of its own handler.
 """
@@ -64,7 +64,7 @@ class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
 
 
 def _damage_in(error: Exception) -> str | None:
-    """Which array an error says is damaged, and why; ``None`` for an error of something else."""
+    """The array that an error says is damaged, and why; ``None`` for an error of something else."""
     text = f"{error}\n{error.__cause__}"
     damage, key = _DAMAGE.search(text), _KEY.search(text)
     of_group = isinstance(error, CheckpointError)

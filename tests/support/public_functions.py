@@ -289,7 +289,7 @@ def of_simulations() -> list[Public]:
 def of_steps() -> list[Public]:
     """What steps are written with, compiled by and asked."""
     there, jitted = here(), {**JIT, "mpmd_mesh": ("special", here().mesh)}
-    argnum, path = ("argument", 0), ("text", "/nowhere")
+    argnum, path = ("argument", 0), ("text", "nowhere")
     sizes, tree = {"num_stages": ("count", 4)}, ("anything", BATCH)
     return [
         Public("jit", mpmd.jit, jitted),
@@ -390,10 +390,7 @@ def of_clusters() -> list[Public]:
         Public(
             "Recovery",
             cluster.Recovery,
-            {
-                **dict.fromkeys(("every", "max_failures", "spares"), ("count",)),
-                "share_after": ("amount?",),
-            },
+            {**dict.fromkeys(("every", "max_failures", "spares"), ("count",)), "share_after": ("amount?",)},
         ),
         Public(
             "ClusterMesh.resize",
