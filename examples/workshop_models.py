@@ -166,7 +166,7 @@ def norm(x: jax.Array) -> jax.Array:
 
 
 def print_selection(choice: mpmd.Choice) -> None:
-    """What the guide prints of its choice, and whether it fits."""
+    """Prints a choice as the guide does, and whether it fits."""
     groups, best = choice.launch["groups"], choice.best
     print(f"{choice}\n")
     print(f"Data parallel: {groups[0]['data']}")
