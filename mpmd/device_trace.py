@@ -17,7 +17,7 @@ import jax
 from mpmd.validation import path_fault, raise_faults
 
 TraceFiles = Mapping[str, bytes]
-"""The files that ``jax.profiler`` writes for a process: the content of each by how its name ends."""
+"""The files that ``jax.profiler`` writes for a process: the content of each by the end of its name."""
 
 _FILES = ("xplane.pb", "trace.json.gz")
 _COLLECTIVES = (
@@ -119,7 +119,7 @@ def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
 
 
 def executable_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
-    """Seconds that devices compute each executable of a plan: the sum over all runs of it and over all devices.
+    """Seconds that devices compute each executable of a plan: the sum over its runs and over all devices.
 
     The time is that of the operations on the device, without dispatch and without waits for messages.
     Operations of one device that run at the same time count one by one.
