@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -30,10 +31,11 @@ _SHORT = 0.8
 
 def warn_of_mistakes(traced: TracedStep, plan: Plan) -> None:
     """Warns of loops and groups that are probably not as the user meant them, once for each kind and loop."""
+    of_arguments = _dependent(itertools.chain(*traced.outside), [leaf.var for leaf in traced.arguments])
     for loop in traced.loops:
         if loop.num_microbatches > 1:
             _warn(UnreadMicrobatchWarning, unread_microbatch(loop))
-            _warn(SharedKeyWarning, shared_keys(loop))
+            _warn(SharedKeyWarning, shared_keys(loop, of_arguments))
     _warn(IdleGroupWarning, idle_groups(plan))
 
 
@@ -78,10 +80,17 @@ def unread_microbatch(loop: Loop) -> Iterator[str]:
         )
 
 
-def shared_keys(loop: Loop) -> Iterator[str]:
-    """The warning of a loop that draws the same random numbers in every microbatch."""
+def shared_keys(loop: Loop, of_arguments: set[Var]) -> Iterator[str]:
+    """The finding of a loop that draws the same random numbers in every microbatch.
+
+    A key that is a constant of the step draws the same in every step, as for a fixed projection.
+
+    Args:
+      of_arguments: the variables outside of loops that depend on the step's arguments.
+    """
     varying = _dependent(loop.eqns, [loop.index, *loop.states])
-    lines = dict.fromkeys(where(draw) for eqn in loop.eqns for draw in _draws_alike(eqn, varying))
+    of_step = _dependent(loop.eqns, of_arguments)
+    lines = dict.fromkeys(where(draw) for eqn in loop.eqns for draw in _draws_alike(eqn, of_step, varying))
     if lines:
         yield (
             f"the loop at {loop.where} draws the same random numbers in all of its {loop.num_microbatches} "
@@ -137,34 +146,34 @@ def _dependent(eqns: Iterable[JaxprEqn], seeds: Iterable[Var]) -> set[Var]:
     return dependent
 
 
-def _draws_alike(eqn: JaxprEqn, varying: set[Var]) -> Iterator[JaxprEqn]:
-    """The equations, also in functions that it calls, that draw by a key which is none of what varies."""
+def _draws_alike(eqn: JaxprEqn, of_step: set[Var], varying: set[Var]) -> Iterator[JaxprEqn]:
+    """The equations, also in functions that it calls, that draw by a key of the step which does not vary."""
     if eqn.primitive.name == "random_bits":
-        if varying.isdisjoint(operands(eqn)):
+        if varying.isdisjoint(operands(eqn)) and not of_step.isdisjoint(operands(eqn)):
             yield eqn
         return
     for inner in subjaxprs(eqn):
-        inner_varying = _varying_within(eqn, inner, varying)
+        inner_of_step, inner_varying = (_within(eqn, inner, outer) for outer in (of_step, varying))
         for member in inner.eqns:
-            for draw in _draws_alike(member, inner_varying):
+            for draw in _draws_alike(member, inner_of_step, inner_varying):
                 # A function that JAX has traced before has the lines of its first caller, or none.
                 yield draw if nearness_to_user(draw) >= nearness_to_user(eqn) else eqn
 
 
-def _varying_within(eqn: JaxprEqn, inner: Jaxpr, varying: set[Var]) -> set[Var]:
-    """The variables of a jaxpr in an equation's parameters that vary, where those of the equation do."""
+def _within(eqn: JaxprEqn, inner: Jaxpr, dependent: set[Var]) -> set[Var]:
+    """The variables of a jaxpr in an equation's parameters that depend on operands which are dependent."""
     outer = list(eqn.invars)
     if eqn.primitive.name == "cond":
         outer = outer[1:]
     if len(outer) == len(inner.invars):
         pairs = zip(inner.invars, outer, strict=True)
-        seeds = {var for var, atom in pairs if isinstance(atom, Var) and atom in varying}
-    else:  # such as a while loop, whose functions take some of the operands: whichever vary
-        seeds = set() if varying.isdisjoint(operands(eqn)) else set(inner.invars)
-    inner_varying = _dependent(inner.eqns, seeds)
+        seeds = {var for var, atom in pairs if isinstance(atom, Var) and atom in dependent}
+    else:  # such as a while loop, whose functions take some of the operands: whichever are dependent
+        seeds = set() if dependent.isdisjoint(operands(eqn)) else set(inner.invars)
+    inside = _dependent(inner.eqns, seeds)
     if eqn.primitive.name == "scan":
         first, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
         carry = list(zip(inner.invars[first : first + num_carry], inner.outvars, strict=False))
-        while further := {before for before, after in carry if after in inner_varying} - inner_varying:
-            inner_varying = _dependent(inner.eqns, inner_varying | further)
-    return inner_varying
+        while further := {before for before, after in carry if after in inside} - inside:
+            inside = _dependent(inner.eqns, inside | further)
+    return inside

@@ -104,7 +104,6 @@ def test_arrays_of_a_closed_mesh(tmp_path):
         mpmd.restore(tmp_path / "plain", state)
 
 
-@pytest.mark.filterwarnings("ignore:group.* no work:mpmd.errors.IdleGroupWarning")
 def test_a_value_that_was_lost(mesh, tmp_path):
     def failing(xs):
         def stage(x):

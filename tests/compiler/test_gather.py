@@ -233,7 +233,6 @@ def test_the_only_microbatch_is_not_gathered():
     assert bytes_by_operation(in_loop) == {}
 
 
-@pytest.mark.filterwarnings("ignore::mpmd.errors.IdleGroupWarning")  # what is marked is the batch itself
 def test_what_a_loop_reads_beside_a_number_of_the_microbatch_is_gathered():
     """The number, too, is read by the microbatch index, and the weight is not."""
 

@@ -73,7 +73,6 @@ def assert_placed(state, step):
     ],
     ids=["one device each", "sharded", "uneven", "a spare group"],
 )
-@pytest.mark.filterwarnings("ignore:group.* no work:mpmd.errors.IdleGroupWarning")
 def test_the_state_has_the_bits_of_jit_and_is_where_the_step_reads_it(of_groups):
     with of_groups() as mesh:
         step = compiled_on(mesh, sharded="data" in mesh.unstack[0].axis_names)

@@ -5,7 +5,10 @@ import pytest
 from tests.support.parity import assert_parity, mesh_of
 from tests.support.programs import PROGRAMS
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
+pytestmark = [
+    pytest.mark.usefixtures("quick_compiles"),
+    pytest.mark.filterwarnings("error::mpmd.errors.IdleGroupWarning"),  # meshes are of as many as are needed
+]
 
 
 def as_parameters(programs):

@@ -193,6 +193,16 @@ def test_random_numbers_before_the_loop_are_none():
     assert warned(step, weights(2), batch()[0], KEYS[0]) == []
 
 
+def test_a_key_that_is_a_constant_is_none():
+    """It is meant to draw the same in every step, as for a fixed projection."""
+
+    def fixed(params, x, y):
+        projected = x @ jax.random.normal(jax.random.key(7), (x.shape[-1],) * 2)
+        return jax.value_and_grad(mse)(params, projected, y)
+
+    assert warned(loop(fixed), weights(2), *batch()) == []
+
+
 # Groups without a stage.
 
 

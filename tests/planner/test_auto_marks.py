@@ -274,7 +274,7 @@ def test_what_cannot_be_cut_as_asked(fun, args, decisions, message):
 
 @pytest.mark.parametrize(("num_stages", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError)])
 def test_numbers_of_stages_that_are_none(num_stages, error):
-    with pytest.raises(error, match="auto_marks's num_stages"):
+    with pytest.raises(error, match="auto_marks: num_stages"):
         mpmd.auto_marks(loss, num_stages)
 
 

@@ -350,5 +350,5 @@ def test_what_cannot_be_is_an_error():
         simulate(GPipe(2).tasks(1), steps=0)
     with pytest.raises(ValueError, match="bandwidth must be a number above 0"):
         Link(bandwidth=0)
-    with pytest.raises(ValueError, match=r"fwd: -1, .*'bwd', 2.*: -0.5"):
+    with pytest.raises(ValueError, match=r"'fwd'. must be .* not -1\n.*'bwd', 2.* not -0.5"):
         Costs(kinds={"fwd": -1}, tasks={("bwd", 2): -0.5})

@@ -27,7 +27,7 @@ class Case:
       tolerance: the largest difference there may be between two floats.
       steps: how many are run, each with the state of the one before.
       holds: asserts what the plan of the loaded step is to be like.
-      warns: what the ``PerformanceWarning`` of compiling it says, as a pattern; ``None``: there is none.
+      warns: what the ``StepWarning`` of compiling it says, as a pattern; ``None``: there is none.
     """
 
     step: Callable[..., tuple[Any, Any]]
@@ -45,7 +45,7 @@ class Case:
         """Asserts that the warning is given within."""
         if self.warns is None:
             return contextlib.nullcontext()
-        return pytest.warns(mpmd.PerformanceWarning, match=self.warns)
+        return pytest.warns(mpmd.StepWarning, match=self.warns)
 
 
 @dataclasses.dataclass(frozen=True)
