@@ -12,6 +12,7 @@ from .errors import (
     PlanError,
     StateLostError,
     StepAborted,
+    StepDroppedError,
     TaskError,
 )
 from .gradients import grad, value_and_grad
@@ -80,6 +81,7 @@ __all__ = [
     "StateLostError",
     "Std1F1B",
     "StepAborted",
+    "StepDroppedError",
     "TaskError",
     "TaskTimes",
     "VHalf",

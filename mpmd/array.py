@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,60 +12,15 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from mpmd.compat import key_impl, register_array_type
 from mpmd.delegation import delegate_to_value
-from mpmd.errors import StepAborted
 from mpmd.ir import Spec
 from mpmd.keys import decode, is_key
 from mpmd.placement import Placement
-from mpmd.runtime.callbacks import CallbackThread
+from mpmd.runtime.in_flight import Held
+from mpmd.runtime.interrupts import dropping_queued
 from mpmd.runtime.protocol import Runtime
-from mpmd.runtime.requests import INLINE_BYTES, Handle, StepReply
+from mpmd.runtime.requests import INLINE_BYTES, Handle
+from mpmd.runtime.step_future import StepFuture
 from mpmd.sharding import is_explicit, to_sharding
-
-
-class StepFuture:
-    """One submitted step: the reply of each group, once it is there.
-
-    Args:
-      called: the end of the step's callbacks, if it has any.
-      callbacks: the thread that calls them.
-    """
-
-    def __init__(
-        self,
-        replies: Mapping[int, Future[StepReply]],
-        called: Future[None] | None = None,
-        callbacks: CallbackThread | None = None,
-    ):
-        self._replies = replies
-        self._called = called
-        self._callbacks = callbacks
-
-    def reply(self, mpmd_idx: int) -> StepReply:
-        """Waits for the reply of a group, and for the step's callbacks unless it is one of them that waits.
-
-        Raises the error of the step, whichever group it is from; else the ``CallbackError`` of a callback.
-        """
-        called = self._called
-        if called is not None and self._callbacks is not None and not self._callbacks.is_current():
-            concurrent.futures.wait([called])
-        reply = self._reply(mpmd_idx)
-        if called is not None and called.done():
-            called.result()
-        return reply
-
-    def _reply(self, mpmd_idx: int) -> StepReply:
-        try:
-            return self._replies[mpmd_idx].result()
-        except StepAborted:
-            for reply in self._replies.values():
-                error = reply.exception()
-                if error is not None and not isinstance(error, StepAborted):
-                    raise error from error.__cause__  # the error itself, not that it reached this group
-            raise
-
-    def replies(self) -> list[StepReply]:
-        """Waits for all groups."""
-        return [self.reply(mpmd_idx) for mpmd_idx in self._replies]
 
 
 @delegate_to_value
@@ -183,6 +137,22 @@ class MpmdArray(jax.Array):
             raise RuntimeError(f"{self!r} was donated to a step or deleted")
         return self._handle
 
+    @property
+    def held(self) -> Held:
+        """The value that it stands for, even if the array was deleted."""
+        return Held(self.mpmd_idxs, self._spec, self.submesh, self._handle, self._future)
+
+    def hold(self, held: Held) -> None:
+        """Stands for another value from now on, and drops its own; also a deleted array."""
+        self.delete()
+        self.mpmd_idxs, self._spec, self.submesh, self._handle, self._future = held
+        self._deleted = False
+
+    def take_over(self, other: MpmdArray) -> None:
+        """Stands for the value of another array, which is deleted then."""
+        held, other._deleted = other.held, True
+        self.hold(held)
+
     def is_on(self, runtime: Runtime, mpmd_idxs: tuple[int, ...]) -> bool:
         """Whether these groups of a runtime hold it."""
         return self.runtime is runtime and set(mpmd_idxs) <= set(self.mpmd_idxs)
@@ -204,8 +174,9 @@ class MpmdArray(jax.Array):
     def block_until_ready(self) -> MpmdArray:
         """Waits until the value is there, on all its groups."""
         self.runtime.check_process()
-        for mpmd_idx in self.mpmd_idxs:
-            self._future.reply(mpmd_idx)
+        with dropping_queued(self.runtime):
+            for mpmd_idx in self.mpmd_idxs:
+                self._future.reply(mpmd_idx)
         return self
 
     @property
@@ -214,7 +185,8 @@ class MpmdArray(jax.Array):
 
         Raises ``TypeError`` when the groups are in other processes.
         """
-        arrays = [self._fetch(mpmd_idx) for mpmd_idx in self.mpmd_idxs]
+        with dropping_queued(self.runtime):
+            arrays = [self._fetch(mpmd_idx) for mpmd_idx in self.mpmd_idxs]
         if not isinstance(arrays[0], jax.Array):
             raise TypeError(f"{self!r} is in other processes; np.asarray fetches its value")
         local = [decode(self._typed(array), self._aval) for array in arrays]
@@ -242,11 +214,12 @@ class MpmdArray(jax.Array):
         """The value on the host; of a key array, the integers inside."""
         handle, mpmd_idx = self.handle, self.mpmd_idxs[0]
         self.runtime.check_process()
-        inline = self._future.reply(mpmd_idx).inline
-        if handle in inline:
-            return inline[handle]
-        copying, self._copying = self._copying, None
-        return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
+        with dropping_queued(self.runtime):
+            inline = self._future.reply(mpmd_idx).inline
+            if handle in inline:
+                return inline[handle]
+            copying, self._copying = self._copying, None
+            return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
 
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
         if is_key(self):

@@ -85,6 +85,13 @@ class StepAborted(RuntimeError):
     """A group stopped waiting because another group failed; ``__cause__`` or the message says why."""
 
 
+class StepDroppedError(RuntimeError):
+    """A result is read of a step that was dropped, before any group had begun it, by an interrupt (Ctrl-C).
+
+    It is as if the step had not been called: the state that was donated to it is what it was before.
+    """
+
+
 class CheckpointError(RuntimeError):
     """A group could not write or read its part of a checkpoint. Names the group and the path."""
 

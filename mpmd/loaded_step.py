@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,7 +15,7 @@ from mpmd.arguments.call import Call, check_argnum
 from mpmd.arguments.delivered import Argument
 from mpmd.arguments.leaves import ArgumentLeaf, as_described
 from mpmd.arguments.signature import CallSignature
-from mpmd.array import MpmdArray, StepFuture
+from mpmd.array import MpmdArray
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.events import Event
 from mpmd.explanation import Report, report
@@ -26,12 +26,15 @@ from mpmd.placement import Placement
 from mpmd.planned_step import PlannedStep, explain
 from mpmd.routes import Topology
 from mpmd.runtime.argument_cache import Delivery
+from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
 from mpmd.runtime.nonfinite import Refused
 from mpmd.runtime.protocol import Runtime
-from mpmd.runtime.requests import Handle, StepRequest
+from mpmd.runtime.requests import Handle, StepReply, StepRequest
+from mpmd.runtime.step_future import StepFuture
 from mpmd.stack import Leaf, Stack
 from mpmd.stacked_array import StackedMpmdArray
 from mpmd.stopwatch import Stopwatch
+from mpmd.submitted_step import DonatedState, SubmittedStep
 from mpmd.validation import callable_fault, raise_faults
 from mpmd.verify import verify
 
@@ -64,6 +67,8 @@ class LoadedStep(PlannedStep):
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
+        traced = compiled.traced
+        self._state = DonatedState(self._argument_leaves, traced.carried_state, call.donated, plan.outputs)
         # What makes an argument, by the function, which its user may drop.
         self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
@@ -195,43 +200,69 @@ class LoadedStep(PlannedStep):
             )
         if not self._compiled.traced.loops:
             call.check_held(runtime)
-        runtime.in_flight.enter()
+        with dropping_queued(runtime):
+            runtime.in_flight.enter()
+        submitted: list[SubmittedStep] = []
         try:
-            result, future, ends = self._submit(call, runtime, profile)
-        except BaseException:
-            runtime.in_flight.leave()
+            self._submit(call, runtime, profile, submitted)
+        except BaseException as interrupt:
+            if submitted:
+                submitted[0].interrupt(runtime, interrupt)
+            else:
+                runtime.in_flight.leave()
             raise
-        runtime.in_flight.leave_after(ends)
-        return result, future
+        call.delete_donated()  # those of the host; a caller who is interrupted before has them still
+        (step,) = submitted
+        arrays = iter(step.results)
+        leaves = [_joined(leaf, tuple(next(arrays) for _ in leaf.names)) for leaf in self._result_leaves]
+        return jax.tree.unflatten(self._out_tree, leaves), step.future
 
-    def _submit(self, call: Call, runtime: Runtime, profile: bool) -> tuple[Any, StepFuture, list[Future]]:
+    def _submit(self, call: Call, runtime: Runtime, profile: bool, submitted: list[SubmittedStep]) -> None:
+        """Adds a step to ``submitted`` as soon as all groups have it; until then an interrupt waits."""
         results = [runtime.next_handle() for _ in self.plan.outputs]
         with runtime.arguments.delivery(len(self.plan.programs)) as delivery:
             arguments = self._collect(call, runtime, delivery)
-            step = runtime.next_handle()  # steps are submitted in ascending order
-            requests = self._requests(step, arguments, results, delivery, profile)
-            try:
-                replies = runtime.submit_step(requests)
-            except BaseException:  # also an interrupt: some of the groups may have got their request
-                delivery.cancel()
-                for leaf, handle in zip(self.plan.outputs, results, strict=True):
-                    runtime.free(leaf.mpmd_idxs, handle)
-                call.delete_donated()
-                raise
-            delivery.commit(replies.values())
-        call.delete_donated()
+            number = runtime.next_handle()  # steps are submitted in ascending order
+            requests = self._requests(number, arguments, results, delivery, profile)
+            with DeferredInterrupt():
+                try:
+                    replies = runtime.submit_step(requests)
+                except BaseException:  # also a second interrupt: some groups may have got their request
+                    delivery.cancel()
+                    for leaf, handle in zip(self.plan.outputs, results, strict=True):
+                        runtime.free(leaf.mpmd_idxs, handle)
+                    call.delete_donated()
+                    raise
+                delivery.commit(replies.values())
+                call.delete_donated(MpmdArray)
+                submitted.append(self._submitted(call, runtime, number, results, replies))
+
+    def _submitted(
+        self,
+        call: Call,
+        runtime: Runtime,
+        number: int,
+        handles: Sequence[Handle],
+        replies: Mapping[int, Future[StepReply]],
+    ) -> SubmittedStep:
+        """What is known of a step when the groups have it."""
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:
             called = runtime.callbacks.call_after(replies.values(), callbacks, self.plan)
             ends.append(called)
         future = StepFuture(replies, called, runtime.callbacks)
-        return self._result(runtime, results, future), future, ends
+        results = self._results(runtime, handles, future)
+        pairs = self._state.pairs(call.leaves, runtime, results)
+        queued = self._state.queued(number, pairs, replies.values())
+        runtime.in_flight.leave_after(ends, queued)
+        return SubmittedStep(queued, future, results, pairs)
 
-    def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
+    def _results(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> list[MpmdArray]:
+        """An array for each output of the plan."""
         submeshes = self._mesh.abstract_submeshes
         avals = [as_described(result.var.aval) for result in self._compiled.traced.results]
-        parts = iter(
+        return [
             MpmdArray(
                 aval=aval,
                 mpmd_idxs=leaf.mpmd_idxs,
@@ -242,9 +273,7 @@ class LoadedStep(PlannedStep):
                 future=future,
             )
             for aval, leaf, handle in zip(avals, self.plan.outputs, handles, strict=True)
-        )
-        arrays = [_joined(leaf, tuple(next(parts) for _ in leaf.names)) for leaf in self._result_leaves]
-        return jax.tree.unflatten(self._out_tree, arrays)
+        ]
 
     def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
         """A handle for each argument that is read; those that groups lack are added to the delivery."""

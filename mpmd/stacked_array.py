@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from mpmd.array import MpmdArray, values_of
 from mpmd.compat import register_array_type
+from mpmd.ir import Spec
 from mpmd.placement import Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
@@ -30,13 +32,24 @@ class StackedMpmdArray(MpmdArray):
         self.stack = stack
         self._parts = parts
         self.runtime = parts[0].runtime
-        self.submesh = parts[0].submesh
-        self._spec = parts[0].placement.spec or ()
-        self.mpmd_idxs = self.placement.mpmd_idxs
 
     @property
     def parts(self) -> tuple[MpmdArray, ...]:
         return self._parts
+
+    # Each part says where it is, and may come to stand for another value.
+
+    @property
+    def mpmd_idxs(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.placement.mpmd_idxs
+
+    @property
+    def submesh(self) -> AbstractMesh:  # type: ignore[override]
+        return self.parts[0].submesh
+
+    @property
+    def _spec(self) -> Spec:  # type: ignore[override]
+        return self.parts[0].placement.spec or ()
 
     @property
     def placement(self) -> Placement:

@@ -169,10 +169,10 @@ class Call:
         if faults:
             raise ValueError("\n".join(faults))
 
-    def delete_donated(self) -> None:
-        """Deletes the arrays that the caller gives up."""
+    def delete_donated(self, array_type: type[jax.Array] = jax.Array) -> None:
+        """Deletes the arrays of a type that the caller gives up."""
         for leaf, donated in zip(self.leaves, self.donated, strict=True):
-            if donated and isinstance(leaf, jax.Array):
+            if donated and isinstance(leaf, array_type):
                 leaf.delete()
 
 

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from mpmd.memory import Holding
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.callbacks import CallbackThread
-from mpmd.runtime.in_flight import MAX_IN_FLIGHT, StepsInFlight
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep, StepsInFlight
 from mpmd.runtime.requests import Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.storage import JsonSpec, StoredArray
 
@@ -120,6 +120,20 @@ class Runtime(Protocol):
         """
         ...
 
+    def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
+        """Ends those of the steps, the last ones that were submitted, that no group has begun.
+
+        Their replies raise ``StepDroppedError``, and groups are not told of what they were to release with
+        them. Does not wait for steps under way.
+
+        Returns: their numbers.
+        """
+        ...
+
+    def take_back(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
+        """Undoes ``free``, of which no group must have been told. Returns whether it was called."""
+        ...
+
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         """The value under a handle: the jax array in process, a numpy array from elsewhere.
 
@@ -188,7 +202,7 @@ class RuntimeBase(Runtime):
         self.in_flight = StepsInFlight(max_in_flight)
         self._handles = itertools.count()
         self._programs = itertools.count()
-        self._released = ReleaseQueue(num_groups)
+        self._released = ReleaseQueue(num_groups, max_in_flight)
         # It gets no method of this object, which would then live until the garbage collector finds it.
         self.arguments = ArgumentCache(self._handles.__next__, self._released.add_handle)
 
@@ -203,6 +217,13 @@ class RuntimeBase(Runtime):
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         self._released.add_handle(mpmd_idxs, handle)
 
+    def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
+        """Drops none, where a runtime cannot."""
+        return frozenset()
+
+    def take_back(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
+        return self._released.remove_handle(mpmd_idxs, handle)
+
     def next_handle(self) -> Handle:
         return next(self._handles)
 
@@ -211,11 +232,16 @@ class ReleaseQueue:
     """Remembers, for each group, what the driver has released and the group was not yet told.
 
     What releases comes from garbage collection, at any point of any thread: a deque's append needs no lock.
+
+    Args:
+      max_in_flight: how many steps may be under way; what groups were told with these can be put back.
     """
 
-    def __init__(self, num_groups: int):
+    def __init__(self, num_groups: int, max_in_flight: int = MAX_IN_FLIGHT):
         self._handles = [collections.deque[Handle]() for _ in range(num_groups)]
         self._programs = [collections.deque[int]() for _ in range(num_groups)]
+        told = max_in_flight * num_groups
+        self._told: collections.deque[tuple[int, int, Released]] = collections.deque(maxlen=told)
 
     def add_handle(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         for mpmd_idx in mpmd_idxs:
@@ -225,9 +251,27 @@ class ReleaseQueue:
         for programs in self._programs:
             programs.append(number)
 
-    def take(self, mpmd_idx: int) -> Released:
-        """What the group is to be told now."""
-        return Released(_drain(self._handles[mpmd_idx]), _drain(self._programs[mpmd_idx]))
+    def take(self, mpmd_idx: int, step: int | None = None) -> Released:
+        """What the group is to be told now; with a step, if that is given."""
+        released = Released(_drain(self._handles[mpmd_idx]), _drain(self._programs[mpmd_idx]))
+        if step is not None:
+            self._told.append((step, mpmd_idx, released))
+        return released
+
+    def put_back(self, steps: Collection[int]) -> None:
+        """Groups are not told of what was taken with these steps, which are dropped."""
+        for step, mpmd_idx, released in list(self._told):
+            if step in steps:
+                self._handles[mpmd_idx].extend(released.handles)
+                self._programs[mpmd_idx].extend(released.programs)
+
+    def remove_handle(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
+        """Has the groups keep a value of which they were not told. Returns whether it was released."""
+        is_released = all(handle in self._handles[mpmd_idx] for mpmd_idx in mpmd_idxs)
+        if is_released:
+            for mpmd_idx in mpmd_idxs:
+                self._handles[mpmd_idx].remove(handle)
+        return is_released
 
 
 def _drain(released: collections.deque[int]) -> tuple[int, ...]:
