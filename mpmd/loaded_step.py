@@ -219,6 +219,7 @@ class LoadedStep(PlannedStep):
 
     def _submit(self, call: Call, runtime: Runtime, profile: bool, submitted: list[SubmittedStep]) -> None:
         """Adds a step to ``submitted`` as soon as all groups have it; until then an interrupt waits."""
+        runtime.wait_to_submit()
         results = [runtime.next_handle() for _ in self.plan.outputs]
         with runtime.arguments.delivery(len(self.plan.programs)) as delivery:
             arguments = self._collect(call, runtime, delivery)

@@ -146,7 +146,7 @@ MAY_IMPORT = {
     "cluster.ray_session": "",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.driver": "cluster.arguments cluster.calls cluster.endpoint cluster.packing cluster.shipment "
-    "cluster.status mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.status mpmd.errors mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.shapes": "mpmd.reshard mpmd.validation",
     "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
     "cluster.versions mpmd.ir",

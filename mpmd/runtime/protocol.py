@@ -112,6 +112,13 @@ class Runtime(Protocol):
         """
         ...
 
+    def wait_to_submit(self) -> None:
+        """Waits as long as ``submit_step`` would wait for groups that are being replaced.
+
+        Within ``submit_step``, an interrupt has to wait, too.
+        """
+        ...
+
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         """Starts one step: a request for each group. Returns at once. Step numbers ascend.
 
@@ -216,6 +223,9 @@ class RuntimeBase(Runtime):
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         self._released.add_handle(mpmd_idxs, handle)
+
+    def wait_to_submit(self) -> None:
+        """Does not wait, where groups are not replaced."""
 
     def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
         """Drops none, where a runtime cannot."""
