@@ -21,6 +21,7 @@ from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import INLINE_BYTES, Handle
 from mpmd.runtime.step_future import StepFuture
 from mpmd.sharding import is_explicit, to_sharding
+from mpmd.stack import Stack
 
 
 @delegate_to_value
@@ -38,11 +39,13 @@ class MpmdArray(jax.Array):
       mpmd_idxs: the groups that hold it; all have the same value.
       spec: how it is sharded over a group's submesh, a ``PartitionSpec``.
       submesh: the shape of that of the first of ``mpmd_idxs``.
+      stack: how it is in parts; ``None``: it is one value.
       sharding: of the value that JAX's functions get: it is on the default device of this process.
     """
 
     __array_priority__ = 100  # as of other jax arrays: numpy leaves arithmetic with them to them
     committed = _committed = False
+    stack: Stack | None = None
 
     def __init__(
         self,

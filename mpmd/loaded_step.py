@@ -68,6 +68,7 @@ class LoadedStep(PlannedStep):
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
         traced = compiled.traced
+        self._result_avals = [as_described(result.var.aval) for result in traced.results]
         self._state = DonatedState(self._argument_leaves, traced.carried_state, call.donated, plan.outputs)
         # What makes an argument, by the function, which its user may drop.
         self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
@@ -262,7 +263,6 @@ class LoadedStep(PlannedStep):
     def _results(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> list[MpmdArray]:
         """An array for each output of the plan."""
         submeshes = self._mesh.abstract_submeshes
-        avals = [as_described(result.var.aval) for result in self._compiled.traced.results]
         return [
             MpmdArray(
                 aval=aval,
@@ -273,7 +273,7 @@ class LoadedStep(PlannedStep):
                 handle=handle,
                 future=future,
             )
-            for aval, leaf, handle in zip(avals, self.plan.outputs, handles, strict=True)
+            for aval, leaf, handle in zip(self._result_avals, self.plan.outputs, handles, strict=True)
         ]
 
     def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:

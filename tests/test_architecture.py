@@ -168,7 +168,8 @@ MAY_IMPORT = {
     # The user's face.
     "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.validation",
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding mpmd.validation",
-    "mpmd.array": "mpmd.compat mpmd.delegation mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding",
+    "mpmd.array": "mpmd.compat mpmd.delegation mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
+    "mpmd.stack",
     "mpmd.stacked_array": "mpmd.array mpmd.compat mpmd.ir mpmd.placement mpmd.runtime mpmd.stack",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
     "mpmd.specs mpmd.stack mpmd.tables mpmd.tracers mpmd.tree mpmd.validation",

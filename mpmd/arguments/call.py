@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -171,9 +172,13 @@ class Call:
 
     def delete_donated(self, array_type: type[jax.Array] = jax.Array) -> None:
         """Deletes the arrays of a type that the caller gives up."""
-        for leaf, donated in zip(self.leaves, self.donated, strict=True):
-            if donated and isinstance(leaf, array_type):
-                leaf.delete()
+        for array in self._donated_arrays:
+            if isinstance(array, array_type):
+                array.delete()
+
+    @functools.cached_property
+    def _donated_arrays(self) -> list[jax.Array]:
+        return [leaf for leaf in itertools.compress(self.leaves, self.donated) if isinstance(leaf, jax.Array)]
 
 
 def check_argnum(argnum: Any) -> None:

@@ -19,7 +19,7 @@ from mpmd.stack import Stack
 
 def held_part(leaf: Any, stack: Stack | None, part: int) -> MpmdArray | None:
     """The array of a part, if groups hold the leaf in the parts of this stack."""
-    is_held = isinstance(leaf, MpmdArray) and leaf.placement.stack == stack
+    is_held = isinstance(leaf, MpmdArray) and leaf.stack == stack
     return leaf.parts[part] if is_held else None
 
 

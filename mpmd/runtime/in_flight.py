@@ -31,7 +31,7 @@ class Held(NamedTuple):
     future: StepFuture
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class FedBack:
     """A result of a step that takes the place of an argument, which was donated to the step.
 
