@@ -27,6 +27,8 @@ class StackedMpmdArray(MpmdArray):
       parts: an ``MpmdArray`` for each.
     """
 
+    stack: Stack
+
     def __init__(self, aval: jax.ShapeDtypeStruct, stack: Stack, parts: tuple[MpmdArray, ...]):
         self._aval = aval
         self.stack = stack

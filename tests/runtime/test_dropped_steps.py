@@ -265,7 +265,22 @@ def test_steps_that_alone_have_the_state_are_not_dropped(mesh, monkeypatch):
     assert_close(state, after(3))
 
 
-def test_a_step_that_is_dropped_in_a_run_of_steps_that_return_losses_alone(mesh, monkeypatch):
+def test_steps_before_a_copy_for_a_checkpoint_are_not_dropped(mesh, trained, blocked, monkeypatch):
+    step, state = trained
+    state, _ = queue_steps(step, state, blocked, 2)
+    array = jax.tree.leaves(state)[0]
+    copied = mesh.runtime.copy_out(array.mpmd_idxs[0], mesh.runtime.next_handle(), [array.handle])
+    state, _ = step(state, *batch())
+    interrupt_in(monkeypatch, StepFuture, "reply")
+    with pytest.raises(KeyboardInterrupt) as raised:
+        jax.block_until_ready(state)
+    blocked.let_go()
+    assert "1 step was dropped" in notes(raised)
+    copied.result(SECONDS)
+    assert_close(state, after(3))
+
+
+def test_steps_that_return_losses_alone_are_dropped(mesh, monkeypatch):
     @mpmd.jit(mpmd_mesh=mesh)
     def evaluate(params, xs, ys):
         return mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
