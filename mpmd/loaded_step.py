@@ -206,17 +206,14 @@ class LoadedStep(PlannedStep):
         submitted: list[SubmittedStep] = []
         try:
             self._submit(call, runtime, profile, submitted)
+            call.delete_donated()  # those of the host; a caller who is interrupted before has them still
         except BaseException as interrupt:
             if submitted:
                 submitted[0].interrupt(runtime, interrupt)
             else:
                 runtime.in_flight.leave()
             raise
-        call.delete_donated()  # those of the host; a caller who is interrupted before has them still
-        (step,) = submitted
-        arrays = iter(step.results)
-        leaves = [_joined(leaf, tuple(next(arrays) for _ in leaf.names)) for leaf in self._result_leaves]
-        return jax.tree.unflatten(self._out_tree, leaves), step.future
+        return submitted[0].result, submitted[0].future
 
     def _submit(self, call: Call, runtime: Runtime, profile: bool, submitted: list[SubmittedStep]) -> None:
         """Adds a step to ``submitted`` as soon as all groups have it; until then an interrupt waits."""
@@ -255,10 +252,13 @@ class LoadedStep(PlannedStep):
             ends.append(called)
         future = StepFuture(replies, called, runtime.callbacks)
         results = self._results(runtime, handles, future)
+        arrays = iter(results)
+        leaves = [_joined(leaf, tuple(next(arrays) for _ in leaf.names)) for leaf in self._result_leaves]
+        result = jax.tree.unflatten(self._out_tree, leaves)
         pairs = self._state.pairs(call.leaves, runtime, results)
         queued = self._state.queued(number, pairs, replies.values())
         runtime.in_flight.leave_after(ends, queued)
-        return SubmittedStep(queued, future, results, pairs)
+        return SubmittedStep(queued, future, result, pairs)
 
     def _results(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> list[MpmdArray]:
         """An array for each output of the plan."""

@@ -82,13 +82,13 @@ class SubmittedStep:
     """A step that all groups have.
 
     Attributes:
-      results: an array for each output of the plan.
-      pairs: donated arrays, each with the one of ``results`` that takes its place.
+      result: as the caller gets it.
+      pairs: donated arrays, each with the array of the result that takes its place, or the part of one.
     """
 
     queued: QueuedStep
     future: StepFuture
-    results: Sequence[MpmdArray]
+    result: Any
     pairs: Sequence[tuple[MpmdArray, MpmdArray]]
 
     def interrupt(self, runtime: Runtime, interrupt: BaseException) -> None:
