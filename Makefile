@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-versions bench chaos lint types clean
+.PHONY: demo test test-slow test-versions bench device chaos lint types clean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/train_gpt.py
@@ -20,6 +20,9 @@ test-versions: $(READY)
 
 bench: $(READY)
 	$(VENV)/bin/python -m benchmarks --json build/benchmarks.json
+
+device: $(READY)
+	$(VENV)/bin/python -m benchmarks.device
 
 chaos: $(READY)
 	$(VENV)/bin/python -m benchmarks.chaos

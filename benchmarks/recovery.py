@@ -93,11 +93,12 @@ def run(conditions: Conditions) -> Result:
 
 
 @contextlib.contextmanager
-def training(size: tuple[int, int, int], recovery: cluster.Recovery | None) -> Iterator[Training]:
-    """A training loop on a mesh of its own, after the first steps."""
-    with cluster.launch(
-        {"stage": GROUPS}, "stage", cpus_per_group=0.1, recovery=recovery, timeout=START_SECONDS
-    ) as mesh:
+def training(
+    size: tuple[int, int, int], recovery: cluster.Recovery | None, **options: Any
+) -> Iterator[Training]:
+    """A training loop on a mesh of its own, after the first steps; ``options`` are ``launch``'s."""
+    options = {"cpus_per_group": 0.1, "timeout": START_SECONDS} | options
+    with cluster.launch({"stage": GROUPS}, "stage", recovery=recovery, **options) as mesh:
         yield Training(mesh, size)
 
 
@@ -106,6 +107,7 @@ class Training:
 
     Attributes:
       nbytes: of the state.
+      losses: the last one of each block.
       logged_bytes: the most that the driver's log has had of batches, and with the first step of the state.
     """
 
@@ -118,6 +120,7 @@ class Training:
         self.nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._state))
         self._batch = np.random.default_rng(0).standard_normal((MICROBATCHES, rows, width), np.float32)
         self._step = mpmd.mpmd_jit_with_loop(train_step(GROUPS, layers), mesh, donate_argnums=0)
+        self.losses: list[float] = []
         self.logged_bytes = 0
         self._one()  # compiles; with recovery it is followed by the first snapshot
         self.block()
@@ -131,7 +134,7 @@ class Training:
     def block(self) -> None:
         """Ten steps, which with recovery have one snapshot."""
         losses = [self._one() for _ in range(EVERY)]
-        float(losses[-1])
+        self.losses.append(float(losses[-1]))
 
     def resident_bytes(self) -> int:
         """The memory of a group's process that is in use now."""

@@ -51,12 +51,20 @@ _most_messages = 50
 class End:
     """One of two processes that send to each other."""
 
-    def __init__(self, index: int, directory: str, shared_bytes: int, credentials: dict[bool, Credentials]):
+    def __init__(
+        self,
+        index: int,
+        directory: str,
+        shared_bytes: int,
+        credentials: dict[bool, Credentials],
+        ways: Mapping[str, str],
+    ):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[index % len(cores)]})
         self.index, self.peer = index, 1 - index
         self.submesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("stage",))
-        self.routers = {name: Router(endpoints([1, 1])[index], self.submesh) for name in WAYS}
+        self.routers = {name: Router(endpoints([1, 1])[index], self.submesh) for name in ways}
+        self._ways = ways
         self.directory, self.shared_bytes = directory, shared_bytes
         self.credentials = credentials
 
@@ -64,13 +72,13 @@ class End:
         addresses: dict[str, object] = {}
         for way, router in self.routers.items():
             credentials = self.credentials[way == ENCRYPTED]
-            addresses[way] = router.listen([WAYS[way]], "127.0.0.1", credentials)
+            addresses[way] = router.listen([self._ways[way]], "127.0.0.1", credentials)
         self.listener = socket.create_server(("127.0.0.1", 0))
         return {**addresses, TCP: self.listener.getsockname()}
 
     def connect(self, addresses: list[dict[str, Any]]) -> None:
         for way, router in self.routers.items():
-            router.connect({self.peer: WAYS[way]}, [each[way] for each in addresses])
+            router.connect({self.peer: self._ways[way]}, [each[way] for each in addresses])
         with self.listener:
             if self.index:
                 self.tcp, _ = self.listener.accept()
@@ -162,7 +170,8 @@ class End:
         start = time.perf_counter()
         if self.index:
             for tag in range(count):
-                self._take(name, step, tag)
+                taken = self._take(name, step, tag)
+            jax.block_until_ready(taken)
             self._send(name, step, 0, answer)
         else:
             for tag, array in enumerate(arrays):
@@ -210,7 +219,7 @@ _steps = itertools.count()
 
 def run(conditions: Conditions) -> Result:
     sizes = QUICK if conditions.quick else SIZES
-    with _connected(2 * max(sizes)) as ends:
+    with connected(2 * max(sizes), cpu_environment(1, 1)) as ends:
         found = {size: _measure(ends, size, conditions.effort.repetitions) for size in sizes}
         waits = {name: _wait(ends, name) for name in WAYS}
     tables = [_round_trips(found), _streams(found), _over_tcp(found), _waits(waits)]
@@ -219,9 +228,19 @@ def run(conditions: Conditions) -> Result:
 
 
 @contextlib.contextmanager
-def _connected(shared_bytes: int) -> Iterator[Ends]:
-    actor = ray.remote(concurrency_groups={"control": 1}, num_cpus=0)(End)  # type: ignore[call-overload]
-    environment = {"env_vars": cpu_environment(1, 1)}
+def connected(
+    shared_bytes: int, environment: Mapping[str, str], ways: Mapping[str, str] = WAYS, gpus: float = 0
+) -> Iterator[Ends]:
+    """Two processes that are connected.
+
+    Args:
+      shared_bytes: of the memory that they share for `raw`.
+      environment: their variables.
+      ways: the transport of each way to connect them.
+      gpus: that each reserves.
+    """
+    actor = ray.remote(concurrency_groups={"control": 1}, num_cpus=0, num_gpus=gpus)(End)  # type: ignore[call-overload]
+    runtime_env = {"env_vars": dict(environment)}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         for i in range(2):
             os.mkfifo(f"{directory}/pipe{i}")
@@ -229,7 +248,7 @@ def _connected(shared_bytes: int) -> Iterator[Ends]:
             file.truncate(shared_bytes)
         credentials = {encryption: make_credentials(encryption) for encryption in (False, True)}
         ends = [
-            actor.options(runtime_env=environment).remote(i, directory, shared_bytes, credentials)
+            actor.options(runtime_env=runtime_env).remote(i, directory, shared_bytes, credentials, ways)
             for i in range(2)
         ]
         addresses = ray.get([end.listen.remote() for end in ends])
@@ -250,11 +269,12 @@ def _measure(ends: Ends, size: int, repetitions: int) -> dict[str, Times]:
     }
     for name in WAYS:
         for kind in ("round_trip", "stream"):
-            things[f"{name} {kind}"] = functools.partial(_in_a_step, ends, kind, name, size, count)
+            things[f"{name} {kind}"] = functools.partial(in_a_step, ends, kind, name, size, count)
     return {kind: times[1:] for kind, times in interleaved(things, repetitions + 1).items()}
 
 
-def _in_a_step(ends: Ends, method: str, name: str, *arguments: int) -> float:
+def in_a_step(ends: Ends, method: str, name: str, *arguments: int) -> float:
+    """What the first one measures by a method of both, with a step of its own, such as ``round_trip``."""
     return _both(ends, method, name, next(_steps), *arguments)
 
 
@@ -276,7 +296,7 @@ Found = Mapping[int, Mapping[str, Times]]
 def _round_trips(found: Found) -> Table:
     rows = [
         (
-            _size(size),
+            size_text(size),
             _us(times[RAW]),
             *(_against(times[f"{name} round_trip"], times[RAW], "{:.1f}x") for name in (TCP, *WAYS)),
         )
@@ -288,7 +308,7 @@ def _round_trips(found: Found) -> Table:
 def _streams(found: Found) -> Table:
     rows = [
         (
-            _size(size),
+            size_text(size),
             _us(times[MEMCPY]),
             *(
                 f"{_us(stream)} ({ratio(times[MEMCPY], stream):.0%})"
@@ -309,7 +329,7 @@ def _over_tcp(found: Found) -> Table:
         tcp = times[f"{TCP} stream"]
         streams = [times[f"{name} stream"] for name in names]
         cells = [f"{_us(stream)} ({ratio(tcp, stream):.0%})" for stream in streams]
-        rows.append((_size(size), _us(tcp), *cells))
+        rows.append((size_text(size), _us(tcp), *cells))
     header = ("us per message (of the bandwidth of TCP)", TCP, *names)
     return Table("Transport: streams over TCP", header, tuple(rows))
 
@@ -322,7 +342,7 @@ def _waits(waits: Mapping[str, float]) -> Table:
 def _targets(found: Found) -> list[Target]:
     targets = []
     for size, times in found.items():
-        what = f"shared_memory, {_size(size)}"
+        what = f"shared_memory, {size_text(size)}"
         if size == 4 * KIB:
             trip = ratio(times["shared_memory round_trip"], times[RAW])
             targets.append(Target(f"{what}: round trip / raw", trip, 3.0))
@@ -330,7 +350,7 @@ def _targets(found: Found) -> list[Target]:
             share = ratio(times[MEMCPY], times["shared_memory stream"])
             targets.append(Target(f"{what}: of the bandwidth of memcpy", share, 0.6, at_least=True))
             share = ratio(times[f"{TCP} stream"], times[f"{NETWORK} stream"])
-            of_tcp = f"{NETWORK}, {_size(size)}: of the bandwidth of TCP"
+            of_tcp = f"{NETWORK}, {size_text(size)}: of the bandwidth of TCP"
             targets.append(Target(of_tcp, share, 0.5, at_least=True))
     return targets
 
@@ -343,5 +363,6 @@ def _against(times: Times, others: Times, form: str) -> str:
     return f"{_us(times)} ({form.format(ratio(times, others))})"
 
 
-def _size(size: int) -> str:
+def size_text(size: int) -> str:
+    """A size in KiB or MiB."""
     return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"

@@ -29,11 +29,14 @@ from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport
 from cluster.versions import versions_here
+from mpmd.collectives import Collective
+from mpmd.device_trace import DeviceTrace, TraceFiles
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Edge, Executable, Plan, Spec
 from mpmd.reshard import GroupShape, box_of
 from mpmd.routes import Routes, Topology
 from mpmd.runtime.activity import Activity, Doing, Loading
+from mpmd.runtime.lost_values import DONATED_IN_PROCESS
 from mpmd.runtime.requests import (
     NOTHING_RELEASED,
     Handle,
@@ -47,6 +50,8 @@ from mpmd.runtime.step_gate import StepGate
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
+
+_OF_DONATED = f"{DONATED_IN_PROCESS}, as they would with cluster.launch(..., recovery=cluster.Recovery())"
 
 
 class Addresses(NamedTuple):
@@ -72,13 +77,14 @@ class GroupActor:
     def __init__(self, member: Member, compilation_cache: str | None):
         self._member = member
         self._mpmd_idx = member.mpmd_idx
-        self._warnings = () if compilation_cache is None else keep_compiled(compilation_cache)
+        self._compilation_cache = compilation_cache
         # Each task is waited for where the host's cores run it: another thread for it would only cost time.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         # Programs arrive with the dtype of every value. Whatever the driver's setting was when each of them
         # was traced, no value is to be narrowed here, in any thread.
         jax.config.update("jax_enable_x64", True)
         self._activity = Activity()
+        self._trace = DeviceTrace()
         self._agreement = Agreement(member.rank, member.shape.num_processes, self._activity)
         self._reserved: socket.socket | None = None
         self._server: Server | None = None
@@ -111,8 +117,10 @@ class GroupActor:
           host: this process's own address.
           timeout: seconds to wait for the other processes.
 
-        Raises: ``RuntimeError`` when the processes do not meet, or have other devices than they should.
+        Raises: ``RuntimeError`` when the processes do not meet, have other devices than they should, or would
+          execute what others may have written.
         """
+        keep_compiled(self._compilation_cache)
         shape = self._member.shape
         if coordinator is not None:
             with self._reserved or contextlib.nullcontext():
@@ -122,7 +130,12 @@ class GroupActor:
         self._transports = supported(submesh.devices.flat[0].platform)
         self._router = Router(self._member.endpoint, submesh)
         self._worker = GroupWorker(
-            self._mpmd_idx, submesh, self._transport_of, self._agreement.agree, self._activity
+            mpmd_idx=self._mpmd_idx,
+            submesh=submesh,
+            transport_of=self._transport_of,
+            agree=self._agreement.agree,
+            activity=self._activity,
+            of_donated=_OF_DONATED,
         )
         return self._info()
 
@@ -220,7 +233,7 @@ class GroupActor:
         self._last_step = request.step
         if not self._gate.begin(request.step):
             return StepReply({})  # which nobody waits for
-        self._router.begin_step(request.step)
+        self._router.begin_step(request.step, request.groups)
         try:
             arrays = {handle: self._host_array(packed.pop(handle)) for handle in list(packed)}
             self.release(request.released)
@@ -283,6 +296,14 @@ class GroupActor:
         """Reads what this process's devices are to hold of values."""
         return self._worker.read(stored)
 
+    def start_trace(self) -> None:
+        """Traces this process by ``jax.profiler`` from now on."""
+        self._trace.start()
+
+    def stop_trace(self) -> TraceFiles:
+        """Ends the trace, and returns what it has."""
+        return self._trace.stop()
+
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
         """Takes in a message of another group."""
@@ -307,6 +328,10 @@ class GroupActor:
     def health(self) -> Doing:
         """Says at once what the process is doing, whatever it is."""
         return self._activity.read()
+
+    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        """The exchanges among the group's devices in each executable of a program that it runs."""
+        return self._worker.collectives(number)
 
     @ray.method(concurrency_group="control")
     def measured_peak(self) -> int | None:
@@ -337,7 +362,6 @@ class GroupActor:
             devices=self._devices,
             transports=self._transports,
             log=_log_file(),
-            warnings=self._warnings,
         )
 
 

@@ -7,7 +7,6 @@ import functools
 import glob
 import os
 import re
-import stat
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,27 +14,33 @@ from typing import Any
 import jax
 import numpy as np
 
+from cluster.environment import refusal
+from mpmd.private_directory import fault_of, make_private
 from mpmd.reshard import GroupShape
 
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 
 
-def keep_compiled(directory: str) -> tuple[str, ...]:
+def keep_compiled(directory: str | None) -> None:
     """Has JAX write all that it compiles to a directory, and look there before it compiles.
 
-    A directory that the user has named in JAX's own variable stays. An entry that cannot be read, because a
-    process was killed while it wrote, is deleted, and written again.
+    A directory that the user has named in JAX's own variable stays; ``None`` names no other. An entry that
+    cannot be read, because a process was killed while it wrote, is deleted, and written again.
 
-    Returns: why the directory is not safe, for the user.
+    Raises: ``RuntimeError`` when others than the user may have written to the directory.
     """
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+    if jax.config.jax_compilation_cache_dir is None and directory is not None:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
         # By default JAX keeps only what took long to compile; a pipeline has many small executables.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     directory = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if directory is None:
+        return
+    make_private(directory)
+    if fault := fault_of(directory):
+        raise RuntimeError(refusal(fault))
     warnings.filterwarnings("always", _UNREADABLE.pattern)
     warnings.showwarning = functools.partial(_show_and_repair, warnings.showwarning, directory)
-    return _faults_of(directory)
 
 
 def _show_and_repair(show: Callable[..., None], directory: str, message: Warning | str, *others: Any) -> None:
@@ -50,20 +55,6 @@ def _show_and_repair(show: Callable[..., None], directory: str, message: Warning
         for entry in glob.glob(os.path.join(glob.escape(directory), f"{glob.escape(found[1])}-*")):
             with contextlib.suppress(FileNotFoundError):  # another process has deleted it
                 os.remove(entry)
-
-
-def _faults_of(directory: str) -> tuple[str, ...]:
-    try:
-        mode = os.stat(directory).st_mode
-    except OSError:  # it does not exist yet, or is no directory of this node
-        return ()
-    writable = mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if not writable or mode & stat.S_ISVTX:
-        return ()
-    return (
-        f"others may write to the compilation cache {directory}, and so choose what your groups run. "
-        f"Take the permission away (chmod go-w {directory}), or name another directory by compilation_cache",
-    )
 
 
 def submesh_of(mpmd_idx: int, shape: GroupShape) -> jax.sharding.Mesh:

@@ -10,7 +10,7 @@ import functools
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,6 +25,8 @@ from cluster.endpoint import Endpoint
 from cluster.packing import PackedValue, join
 from cluster.shipment import Exports, Shipment
 from cluster.status import Status
+from mpmd.collectives import Collective
+from mpmd.device_trace import TraceFiles
 from mpmd.errors import StepDroppedError
 from mpmd.ir import Edge, Executable, Spec
 from mpmd.memory import Holding
@@ -32,7 +34,13 @@ from mpmd.program import Function, Program, check_exportable
 from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import STEP_DROPPED, Handle, LoadReply, StepReply, StepRequest
+from mpmd.runtime.requests import (
+    STEP_DROPPED,
+    Handle,
+    LoadReply,
+    StepReply,
+    StepRequest,
+)
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.stopwatch import Stopwatch
@@ -165,21 +173,22 @@ class RayRuntime(RuntimeBase):
         self._arguments.pop(number, None)
         self._released.add_program(number)
 
-    def _tell_released(self) -> None:
-        """Tells groups now what the next step would tell them."""
-        self.in_flight.keep_queued()  # none of what they read can be taken back any more
-        for mpmd_idx in range(len(self._submeshes)):
+    def _tell_released(self, but: Collection[int] = ()) -> None:
+        """Tells groups now what the next step would tell them, but for some of them."""
+        for mpmd_idx, released in self._take_released(but):
             with contextlib.suppress(RuntimeError):  # the group has died, or the mesh was closed
-                self.call_group(mpmd_idx, "release", self._released.take(mpmd_idx))
+                self.call_group(mpmd_idx, "release", released)
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         self.check_process()
         (step,) = {request.step for request in requests.values()}
+        groups = frozenset(requests)
+        self._tell_released(but=groups)
         with self._calling:
             try:
                 calls: dict[int, tuple] = {}
                 for mpmd_idx, request in requests.items():
-                    calls |= self._packed(mpmd_idx, request)
+                    calls |= self._packed(mpmd_idx, dataclasses.replace(request, groups=groups))
                 replies = self._calls.call_step(step, calls)
                 return {i: _first([replies[number] for number in self._numbers[i]]) for i in requests}
             except RuntimeError as error:  # a group has died, or the mesh was closed
@@ -234,6 +243,34 @@ class RayRuntime(RuntimeBase):
         except RuntimeError:  # the group has died, or the mesh was closed
             return None
         return None if None in peaks else max(peaks)
+
+    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        self.check_process()
+        asked = [
+            self._calls.call_ray(numbers[0], "collectives", number) for numbers in self._numbers.values()
+        ]
+        return {name: each for future in asked for name, each in future.result().items()}
+
+    def start_trace(self) -> None:
+        self.check_process()
+        started = self._call_all("start_trace")
+        if errors := [error for future in started if (error := future.exception()) is not None]:
+            self._call_all("stop_trace")
+            raise errors[0]
+
+    def stop_trace(self) -> dict[str, TraceFiles]:
+        return {
+            f"group_{mpmd_idx}_process_{rank}": files
+            for mpmd_idx, of_group in enumerate(self._call_all("stop_trace"))
+            for rank, files in enumerate(of_group.result())
+        }
+
+    def _call_all(self, method: str) -> list[Future[list]]:
+        """Calls all processes, and waits for them. Returns a future of the results of each group."""
+        groups = range(len(self._submeshes))
+        called = [_joined(functools.partial(self.call_group, group, method), list) for group in groups]
+        concurrent.futures.wait(called)
+        return called
 
     def status(self) -> Status:
         """What every process is doing; does not wait for steps under way."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
+from typing import Any
+
+from mpmd.private_directory import fault_of
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
 
@@ -16,6 +20,15 @@ _CONCURRENCY = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 VISIBLE_DEVICES = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
 """The variable that names the devices of a process, for platforms on which Ray gives each its own."""
+
+MEMORY_OF_A_GPU = 0.75
+"""The part of a GPU's memory that a process of JAX takes by default.
+
+The rest is for what JAX does not allocate, such as the context of each process."""
+
+PREALLOCATE, MEMORY_FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_FRACTIONS = (MEMORY_FRACTION, "XLA_CLIENT_MEM_FRACTION")
+"""JAX has two names for one variable, and refuses both together."""
 
 SHAREABLE_PLATFORMS = ("cpu", *VISIBLE_DEVICES)
 """The platforms on which several processes can use a device. A TPU belongs to one."""
@@ -50,6 +63,90 @@ def actor_environment(
             flags.append(f"{_COLLECTIVE_TIMEOUT}={COLLECTIVE_SECONDS}")
         environment["XLA_FLAGS"] = " ".join(flags)
     return environment
+
+
+def gpu_memory(given: Mapping[str, str], gpus: float | None, shares: bool) -> dict[str, str]:
+    """The variables that say how much of a GPU's memory a process takes, without those that the user has set.
+
+    Args:
+      given: the variables that the user wants in the process.
+      gpus: that are reserved for the process. With a part of one it takes this part of what JAX takes of a
+        GPU, so that the processes that share it fit into it.
+      shares: whether other processes may come to its GPU later. Then it takes memory when it needs some.
+    """
+    memory = {}
+    if shares:
+        memory[PREALLOCATE] = "false"
+    if gpus and gpus < 1 and not any(name in given for name in _FRACTIONS):
+        memory[MEMORY_FRACTION] = f"{MEMORY_OF_A_GPU * gpus:.4g}"
+    return {name: value for name, value in memory.items() if name not in given}
+
+
+CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+"""JAX's own variable of the directory of what it has compiled."""
+
+
+def check_cache(compilation_cache: str | os.PathLike[str] | None, given: Mapping[str, str]) -> None:
+    """Raises ``ValueError`` when others may have written to the compilation cache, where it is on this node.
+
+    Args:
+      given: the variables that the user wants in the processes.
+    """
+    directory = given.get(CACHE_VARIABLE) or compilation_cache
+    if directory is not None and (fault := fault_of(os.path.expanduser(directory))):
+        raise ValueError(refusal(fault))
+
+
+def refusal(fault: str) -> str:
+    """Says that a compilation cache is not used, and why."""
+    return (
+        f"the compilation cache is refused, because your processes execute what is in it: {fault} "
+        f"(compilation_cache=..., or {CACHE_VARIABLE})"
+    )
+
+
+_DRIVERS = (
+    "jax_check_tracer_leaks",
+    "jax_debug_infs",
+    "jax_debug_key_reuse",
+    "jax_debug_nans",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_disable_jit",
+    "jax_enable_checks",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_random_seed_offset",
+    "jax_threefry_partitionable",
+)
+"""JAX's settings that steps have from the driver, which traces them and calls them."""
+
+_TRUE = ("y", "yes", "t", "true", "on", "1")
+
+
+def without_effect(given: Mapping[str, str], config: Any) -> list[str]:
+    """The variables that set up JAX otherwise than the driver, to no effect, and what to do.
+
+    Args:
+      given: the variables that the user wants in the processes.
+      config: the driver's ``jax.config``.
+    """
+    settings = {name.upper(): getattr(config, name) for name in _DRIVERS}
+    return [
+        f"{name}={given[name]} in runtime_env has no effect: steps have this setting from the driver, "
+        f"where it is {value!r} now. Set it there, in its environment or by "
+        f"jax.config.update('{name.lower()}', ...)"
+        for name, value in settings.items()
+        if name in given and not _says(given[name], value)
+    ]
+
+
+def _says(text: str, value: Any) -> bool:
+    """Whether the text of a variable is a setting's value."""
+    if isinstance(value, bool):
+        return (text.lower() in _TRUE) == value
+    return text.lower() == str(getattr(value, "value", value)).lower()
 
 
 def visible_devices(platform: str, accelerators: tuple[str, ...]) -> dict[str, str]:

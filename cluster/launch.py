@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.sharding import AxisType
 
 from cluster.actor import GroupActor
@@ -17,7 +18,7 @@ from cluster.calls.watchdog import Limits, limits_faults
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
 from cluster.driver import RayRuntime
 from cluster.endpoint import Endpoint, Member, endpoints
-from cluster.environment import SHAREABLE_PLATFORMS
+from cluster.environment import SHAREABLE_PLATFORMS, check_cache, without_effect
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.needs import bundles_of, needs_of
 from cluster.process_info import Placement
@@ -101,9 +102,13 @@ def launch(
       cpus_per_group: CPUs to reserve for each group, fractions allowed, which its processes share evenly; by
         default one per process, or less where the cluster has fewer CPUs than processes. XLA's thread pool
         gets this size, or by default that of the process's share of its node.
-      gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``.
+      gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``. With
+        a part of one, such as 0.25, groups of one device share a GPU, and each takes this part of the memory
+        that JAX takes of a GPU: three quarters. ``XLA_PYTHON_CLIENT_MEM_FRACTION`` in ``runtime_env`` takes
+        precedence.
       address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.
-      runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``.
+      runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``. Variables of
+        JAX's settings that steps have from the driver, such as ``JAX_DEBUG_NANS``, have no effect, and warn.
       transport: how groups exchange messages: ``shared_memory``, within a node; ``network``, by TCP between
         the memory of hosts; ``device``, JAX's transfers between devices, over a port at which whoever reaches
         it can end the process; ``object_store``, Ray's; or ``auto``, which is ``shared_memory`` within a node
@@ -115,7 +120,8 @@ def launch(
         network: ``False`` is for networks that nobody else has access to. What ``device`` transfers is never
         encrypted, nor are the collectives within a group of several processes.
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
-        what one run has compiled, no later run compiles. ``None`` keeps nothing. In ``runtime_env``, a
+        what one run has compiled, no later run compiles. Others may not write to it, because what is in it is
+        executed; it is made so if it does not exist. ``None`` keeps nothing. In ``runtime_env``, a
         ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
       recovery: has the run go on when a group dies: ``cluster.Recovery(every=10)``. By default that ends it.
       timeout: seconds to wait for the resources, and again for the actors to start.
@@ -129,7 +135,8 @@ def launch(
         program, such as placing its constants. Then its group is killed, and loading raises that error.
 
     Raises:
-      ValueError: shapes, processes or resources are not valid, or ``transport`` cannot connect the groups.
+      ValueError: shapes, processes or resources are not valid, ``transport`` cannot connect the groups, or
+        others may write to the compilation cache.
       TypeError: an argument is of a wrong type.
       RuntimeError: the resources are not free within ``timeout``, an actor cannot start or be reached, or
         the processes and the driver do not have the same versions of JAX and Python.
@@ -161,6 +168,10 @@ def launch(
     )
     submeshes = submeshes_of(request)
     check_recovery(recovery, submeshes)
+    variables = (runtime_env or {}).get("env_vars") or {}
+    check_cache(compilation_cache, variables)
+    for text in without_effect(variables, jax.config):
+        warnings.warn(text, stacklevel=2)
     watch = Stopwatch()
     with contextlib.ExitStack() as undo:
         with watch("ray"):
@@ -216,8 +227,6 @@ def launch(
             runtime = RecoveringRuntime(groups_runtime, fleet, recovery, on_recovery, max_in_flight)
             runtime.attach(connections)
         undo.pop_all()
-    for text in dict.fromkeys(text for info in infos for text in info.warnings):
-        warnings.warn(text, stacklevel=2)
     return ClusterMesh(
         topology=topology,
         mpmd_axis_name=mpmd_axis,

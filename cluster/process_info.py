@@ -38,7 +38,6 @@ class ProcessInfo:
       devices: its own devices, as JAX prints them.
       transports: the transports that it can use, the best first.
       log: the file of its node that has what it writes to stderr; empty if it is not known.
-      warnings: what the user should know of it.
       accelerators: its own devices, as Ray names them; empty on CPU.
       shares_with: the group whose devices it uses, for lack of a place of its own; else ``None``.
     """
@@ -51,7 +50,6 @@ class ProcessInfo:
     devices: tuple[str, ...]
     transports: tuple[str, ...]
     log: str = ""
-    warnings: tuple[str, ...] = ()
     accelerators: tuple[str, ...] = ()
     shares_with: int | None = None
 

@@ -11,6 +11,8 @@ from jax.sharding import AxisType
 from mpmd.reshard import GroupShape
 from mpmd.validation import (
     Fault,
+    counted,
+    device_count_fault,
     int_fault,
     int_faults,
     is_int,
@@ -24,6 +26,9 @@ from mpmd.validation import (
 )
 
 GPU_PLATFORMS = ("cuda", "rocm")
+
+MOST_PROCESSES = 40_000
+"""Ray is tested with as many actors in a cluster, says its scalability envelope."""
 
 
 class Request(NamedTuple):
@@ -199,21 +204,40 @@ def _faults_of_shapes(request: Request) -> Iterator[Fault | None]:
             yield ValueError(
                 "groups is empty: give the axes of each group's submesh, such as [{'data': 4}, {'data': 2}]"
             )
-        for mpmd_idx, axes in enumerate(groups):
-            yield from _faults_of_sizes(f"groups[{mpmd_idx}]", axes)
+        faults = [
+            fault
+            for mpmd_idx, axes in enumerate(groups)
+            for fault in _faults_of_sizes(f"groups[{mpmd_idx}]", axes)
+            if fault
+        ]
+        yield from faults
+        if not faults:
+            yield from _faults_of_amounts(len(groups), sum(math.prod(axes.values()) for axes in groups))
     elif mesh_shape is None or mpmd_axis is None:
         yield ValueError("launch needs mesh_shape and mpmd_axis, or groups")
     else:
         if mpmd_axis not in mesh_shape:
             names = ", ".join(map(str, mesh_shape))
             yield ValueError(f"mesh_shape has no axis mpmd_axis={mpmd_axis!r}; its axes are {names}")
-        yield from _faults_of_sizes("mesh_shape", mesh_shape)
+        faults = [fault for fault in _faults_of_sizes("mesh_shape", mesh_shape) if fault]
+        yield from faults
+        if not faults and mpmd_axis in mesh_shape:
+            yield from _faults_of_amounts(mesh_shape[mpmd_axis], math.prod(mesh_shape.values()))
 
 
 def _faults_of_sizes(name: str, axes: Mapping[str, int]) -> Iterator[Fault | None]:
     for axis, size in axes.items():
         yield str_fault(f"the name of an axis in {name}", axis)
         yield int_fault(f"{name}[{axis!r}]", size)
+
+
+def _faults_of_amounts(num_groups: int, num_devices: int) -> Iterator[Fault | None]:
+    if num_groups > MOST_PROCESSES:
+        yield ValueError(
+            f"{counted(num_groups)} groups, each a process at least, are more than the {MOST_PROCESSES} "
+            "processes that a Ray cluster can have"
+        )
+    yield device_count_fault(num_devices)
 
 
 def _faults_of_axis_types(request: Request, submeshes: Sequence[Mapping[str, int]] | None) -> Iterator[Fault]:

@@ -8,6 +8,7 @@ prints what was found on one line. What fails raises.
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
 
 import jax
@@ -16,6 +17,8 @@ import numpy as np
 
 import cluster
 import mpmd
+from cluster.ray_connection import connect_to_ray
+from cluster.resources import live_nodes
 
 GROUPS, MICROBATCHES, WIDTH = 2, 4, 8
 TOLERANCE = 1e-5
@@ -42,8 +45,15 @@ def in_process() -> str:
 
 
 def on_ray(address: str | None = None) -> str:
-    """A step on two groups, each an actor of the cluster at ``address``, or of a Ray that is started here."""
-    with cluster.launch({"stage": GROUPS}, "stage", address=address) as mesh:
+    """A step on two groups, each an actor of the cluster at ``address``, or of a Ray that is started here.
+
+    They share a GPU where there is but one.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.callback(connect_to_ray(address))
+        gpus = sum(node["Resources"].get("GPU", 0) for node in live_nodes())
+        share = gpus / GROUPS if 0 < gpus < GROUPS else None
+        mesh = stack.enter_context(cluster.launch({"stage": GROUPS}, "stage", gpus_per_group=share))
         places = collections.Counter(process.node for process in mesh.processes)
         where = ", ".join(f"{count} on {node}" for node, count in places.items())
         return f"a step on {GROUPS} actors ({where}; {mesh.platform}) {_compare(mesh)}"

@@ -11,13 +11,22 @@ import numpy as np
 
 import mpmd
 
+TRANSPORTS = ("auto", "shared_memory", "network", "device", "object_store")
+
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
 def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--ray`` and ``--address`` to an example that runs in one process by default."""
+    """Adds ``--ray``, and what is said of Ray, to an example that runs in one process by default."""
     parser.add_argument("--ray", action="store_true", help="Ray actors instead of one process")
-    parser.add_argument("--address", help="the Ray cluster to join with --ray; by default a local one")
+    add_ray_arguments(parser)
+
+
+def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the cluster that groups on Ray are on, and what moves arrays between them."""
+    add = parser.add_argument
+    add("--address", help="the Ray cluster to join, e.g. 'auto'; by default a local one is started")
+    add("--transport", choices=TRANSPORTS, default="auto", help="what moves arrays between groups on Ray")
 
 
 def add_group_arguments(parser: argparse.ArgumentParser, data: int = 1, model: int = 1) -> None:
@@ -60,6 +69,7 @@ def open_mesh(
     on_ray: bool,
     address: str | None = None,
     processes: int = 1,
+    transport: str = "auto",
     recover: bool = False,
 ):
     """A context manager that yields the MPMD mesh; its ``"stage"`` axis counts the groups.
@@ -74,9 +84,15 @@ def open_mesh(
         # One process is the default, and so is what the GPUs of the nodes make necessary.
         per_group = processes if processes > 1 else None
         recovery = cluster.Recovery() if recover else None
-        return cluster.launch(
-            axes, mpmd_axis="stage", processes_per_group=per_group, address=address, recovery=recovery
+        mesh = cluster.launch(
+            axes,
+            mpmd_axis="stage",
+            processes_per_group=per_group,
+            address=address,
+            transport=transport,
+            recovery=recovery,
         )
+        return _with_transports_shown(mesh)
     count = math.prod(axes.values())
     devices = jax.devices() if jax.device_count() >= count else jax.devices("cpu")
     if len(devices) < count:
@@ -85,12 +101,12 @@ def open_mesh(
     return mpmd.MpmdMesh(jax.sharding.Mesh(devices, tuple(axes)), "stage")
 
 
-def open_groups(groups: Sequence[Mapping[str, int]], on_ray: bool):
+def open_groups(groups: Sequence[Mapping[str, int]], on_ray: bool, transport: str = "auto"):
     """As ``open_mesh``, for groups of different shapes: for each the sizes of its axes, 1 where not named."""
     if on_ray:
         import cluster
 
-        return cluster.launch(groups=groups)
+        return _with_transports_shown(cluster.launch(groups=groups, transport=transport))
     axes = tuple({axis: None for group in groups for axis in group})
     shapes = [tuple(group.get(axis, 1) for axis in axes) for group in groups]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
@@ -99,6 +115,13 @@ def open_groups(groups: Sequence[Mapping[str, int]], on_ray: bool):
     parts = np.split(np.array(jax.devices()[: ends[-1]]), ends[:-1])
     meshes = [jax.sharding.Mesh(part.reshape(shape), axes) for part, shape in zip(parts, shapes, strict=True)]
     return mpmd.MpmdMesh(meshes)
+
+
+def _with_transports_shown(mesh):
+    """The mesh of groups on Ray; prints what moves arrays between them."""
+    between = sorted(set(mesh.transports.values())) or ["nothing: there is one group"]
+    print(f"between groups arrays are moved by {', '.join(between)}")
+    return mesh
 
 
 @contextlib.contextmanager
@@ -129,3 +152,44 @@ def max_difference(actual, expected) -> float:
     """The largest elementwise difference of two pytrees of arrays of the same structure."""
     differences = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), actual, expected)
     return float(np.max(jax.tree.leaves(differences)))
+
+
+def assert_same(name: str, actual, expected, relative: float) -> None:
+    """Prints the largest relative error of a leaf, and raises if it is over ``relative``, naming the leaf.
+
+    The error of a leaf is the norm of its difference, over the norm of what is expected: gradients and second
+    moments are small, and an absolute limit that suits weights would let any of them pass. Integers are to be
+    equal. Both pytrees have the same structure, shapes and dtypes.
+    """
+    errors = relative_errors(actual, expected)
+    worst = max(errors, key=lambda leaf: (np.isnan(errors[leaf]), errors[leaf]))
+    print(f"{name}: largest relative error of a leaf {errors[worst]:.1e} (limit {relative:.0e})")
+    if not errors[worst] <= relative:  # also true of NaN
+        leaf = f" of {worst}" if worst else ""
+        raise AssertionError(f"{name}: relative error{leaf} is {errors[worst]:.1e}, more than {relative:.0e}")
+
+
+def relative_errors(actual, expected) -> dict[str, float]:
+    """The relative error of each leaf, by its path; where zero is expected, infinity for anything else."""
+    structures = jax.tree.structure(actual), jax.tree.structure(expected)
+    if structures[0] != structures[1]:
+        raise AssertionError(f"the structure is {structures[0]}, not {structures[1]}")
+    errors = {}
+    leaves = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
+    for (path, left), right in leaves:
+        left, right, leaf = np.asarray(left), np.asarray(right), jax.tree_util.keystr(path)
+        if (left.shape, left.dtype) != (right.shape, right.dtype):
+            raise AssertionError(f"{leaf} is {left.dtype}{left.shape}, not {right.dtype}{right.shape}")
+        errors[leaf] = _relative_error(left, right)
+    return errors
+
+
+def _relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    if np.array_equal(actual, expected):
+        return 0.0
+    if not jax.numpy.issubdtype(expected.dtype, np.inexact):
+        return math.inf
+    wide = np.result_type(expected.dtype, np.float64)
+    norm = np.linalg.norm(expected.astype(wide))
+    difference = np.linalg.norm(actual.astype(wide) - expected.astype(wide))
+    return float(difference / norm) if norm else math.inf

@@ -11,7 +11,6 @@ are pairs of a matrix that is split by columns and one that is split by rows.
 """
 
 import argparse
-import math
 
 import common
 import jax
@@ -20,12 +19,16 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.ir import Send
 
 NUM_STAGES = 4
 NUM_MICROBATCHES = 8
 MICROBATCH_SIZE = 4
 DIM = 16
-LIMIT = 5e-4
+LIMIT = 5e-4  # Nabla's own
+RELATIVE_LIMIT = 1e-5  # of each gradient's norm
+
+BATCH_SPEC = P(None, "data")  # of [microbatches, microbatch_size, dim]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -47,17 +50,86 @@ def parse_arguments(description: str, argv: list[str] | None, data: int = 1) -> 
 
 
 def run(args: argparse.Namespace, num_microbatches: int) -> None:
-    """Compares the pipeline's gradients with those of JAX."""
+    """Compares the pipeline's gradients with those of JAX, and checks where everything is."""
     axes = common.mesh_axes(args, NUM_STAGES)
-    if not args.ray:
-        common.fake_devices(math.prod(axes.values()))
+    common.fake_devices(args.data * args.model * (1 if args.ray else NUM_STAGES))
     params, xs, ys = make_data(num_microbatches)
-    batch_spec = P(None, "data")  # of [microbatches, microbatch_size, dim]
-    with common.open_mesh(axes, args.ray, args.address, args.processes) as mesh:
+    with common.open_mesh(axes, args.ray, args.address, args.processes, args.transport) as mesh:
+        print(mesh)
         step = mpmd.mpmd_jit_with_loop(
-            loss_and_gradients, mpmd_mesh=mesh, in_specs=(param_specs(), batch_spec, batch_spec)
-        )
+            loss_and_gradients, mpmd_mesh=mesh, in_specs=(param_specs(), BATCH_SPEC, BATCH_SPEC)
+        ).compile(params, xs, ys)
+        check_inputs(step, mesh, args)
+        check_edges(step, args)
+        check_collectives(step, mesh, args)
         assert_parity(step(params, xs, ys), params, xs, ys)
+
+
+def check_inputs(step, mesh, args: argparse.Namespace) -> None:
+    """Each stage's weights are on its group alone, the inputs on the first one, the targets on the last."""
+    params, xs, ys = map(step.argument_leaves, range(3))
+    leaves = [params[stage][name] for stage in range(NUM_STAGES) for name in ("w", "b")]
+    for leaf in [*leaves, xs, ys]:
+        print(
+            f"{leaf.path}: {leaf.aval.dtype}{leaf.aval.shape} on groups {leaf.mpmd_idxs}, "
+            f"sharded {leaf.spec}: {shard_shape(leaf, mesh)} on each device"
+        )
+    on_groups = [leaf.mpmd_idxs for leaf in [*leaves, xs, ys]]
+    expected = [(stage,) for stage in range(NUM_STAGES) for _ in ("w", "b")]
+    assert on_groups == [*expected, (0,), (NUM_STAGES - 1,)], on_groups
+    for leaf in (xs, ys):
+        num_microbatches, rows, dim = leaf.aval.shape
+        here = shard_shape(leaf, mesh)
+        assert here == (num_microbatches, rows // args.data, dim), f"{leaf.path} is {here} on each device"
+
+
+def shard_shape(leaf, mesh) -> tuple[int, ...]:
+    """The shape of what each device of a group has of an argument's leaf."""
+    submesh = mesh.abstract_submeshes[leaf.mpmd_idxs[0]]
+    return jax.sharding.NamedSharding(submesh, P(*leaf.spec)).shard_shape(leaf.aval.shape)
+
+
+def check_edges(step, args: argparse.Namespace) -> None:
+    """Neighbours send activations forward and gradients back, of which a device gets its part of the rows."""
+    specs = specs_of_values(step.plan)
+    sent: dict[tuple[int, int], set] = {}
+    for program in step.plan.programs:
+        for instruction in program.instructions:
+            if isinstance(instruction, Send):
+                edge = program.mpmd_idx, instruction.dst
+                sent.setdefault(edge, set()).update(specs[value] for value in instruction.values)
+    for (source, target), found in sorted(sent.items()):
+        replicas = [((source, replica), (target, replica)) for replica in range(args.data)]
+        print(f"group {source} sends group {target} values sharded {found}; (group, replica): {replicas}")
+    neighbours = {(stage, stage + 1) for stage in range(NUM_STAGES - 1)}
+    assert set(sent) == neighbours | {(target, source) for source, target in neighbours}, set(sent)
+    if args.data > 1:
+        rows = [spec[:1] for found in sent.values() for spec in found]
+        assert all(first == ("data",) for first in rows), f"values between stages are sharded {rows}"
+
+
+def specs_of_values(plan) -> dict:
+    """The spec of every value that a task computes."""
+    return {
+        name: spec
+        for program in plan.programs
+        for run in program.runs
+        for name, spec in zip(run.outputs, plan.executable(run.executable).out_specs, strict=True)
+    }
+
+
+def check_collectives(step, mesh, args: argparse.Namespace) -> None:
+    """What XLA compiled: each group sums its gradients over replicas; a single device exchanges nothing."""
+    collectives = step.collectives()
+    for stage, program in enumerate(step.plan.programs):
+        found = [c for name in {run.executable for run in program.runs} for c in collectives[name]]
+        summed = sorted({shape for c in found if c.operation == "all-reduce" for shape in c.shapes})
+        print(f"group {stage}: all-reduces of {summed}")
+        if args.data > 1:
+            gradients = {shard_shape(leaf, mesh) for leaf in step.argument_leaves(0)[stage].values()}
+            assert gradients <= {*summed}, f"group {stage} sums {summed}, not its gradients {gradients}"
+        elif args.model == 1:
+            assert not found, f"group {stage} has one device, and {found}"
 
 
 def make_data(num_microbatches: int):
@@ -130,11 +202,17 @@ def assert_parity(pipelined, params: list[dict], xs: np.ndarray, ys: np.ndarray)
     loss, (param_gradients, x_gradients) = pipelined
     expected_loss, (expected_params, expected_xs) = reference(params, xs, ys)
     print(f"loss: {float(loss):.6f} in the pipeline, {float(expected_loss):.6f} in JAX")
+    gradients = {"x": (x_gradients, expected_xs)}
     for name in ("w", "b"):
-        actual = [gradients[name] for gradients in param_gradients]
-        expected = [gradients[name] for gradients in expected_params]
+        gradients[name] = (
+            [of_stage[name] for of_stage in param_gradients],
+            [of_stage[name] for of_stage in expected_params],
+        )
+    for name, (actual, expected) in gradients.items():
+        print(f"gradients of {name}: {[leaf.shape for leaf in jax.tree.leaves(actual)]}")
         common.assert_close(f"gradients of {name}", actual, expected, LIMIT)
-    common.assert_close("gradients of x", x_gradients, expected_xs, LIMIT)
+        common.assert_same(f"gradients of {name}", actual, expected, RELATIVE_LIMIT)
+    common.assert_same("loss", loss, expected_loss, RELATIVE_LIMIT)
 
 
 if __name__ == "__main__":

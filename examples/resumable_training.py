@@ -70,7 +70,9 @@ def main(argv: list[str] | None = None) -> None:
     if not args.ray:
         common.fake_devices(NUM_STAGES)
     train_text, _ = text_data.standard_library()
-    with common.open_mesh({"stage": NUM_STAGES}, args.ray, args.address, recover=True) as mesh:
+    with common.open_mesh(
+        {"stage": NUM_STAGES}, args.ray, args.address, transport=args.transport, recover=True
+    ) as mesh:
         train(args, mesh, Batches(train_text, seed=0))
 
 

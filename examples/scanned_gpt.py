@@ -43,7 +43,7 @@ def main() -> None:
     batches = [text_data.random_batch(text, shape, 0, step) for step in range(args.steps)]
 
     plain = train(jax.jit(make_train_step(jax.value_and_grad(written_out))), params, batches)
-    with common.open_mesh({"stage": args.stages}, args.ray, args.address) as mesh:
+    with common.open_mesh({"stage": args.stages}, args.ray, args.address, transport=args.transport) as mesh:
         losses = {"plain jax.jit": plain[1]}
         for name, loss, start in (
             ("written out", written_out, params),

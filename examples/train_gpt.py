@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     axes = common.mesh_axes(args, args.groups)
     if args.in_process:
         common.fake_devices(math.prod(axes.values()))
-    with common.open_mesh(axes, not args.in_process, args.address, args.processes) as mesh:
+    with common.open_mesh(axes, not args.in_process, args.address, args.processes, args.transport) as mesh:
         run(args, config, schedule, mesh)
 
 
@@ -249,7 +249,7 @@ def parse_arguments(argv: list[str] | None):
     add("--learning-rate", type=float, default=3e-3)
     add("--seed", type=int, default=0)
     common.add_group_arguments(parser)
-    add("--address", help="the Ray cluster to join, e.g. 'auto'; by default a local one is started")
+    common.add_ray_arguments(parser)
     add("--in-process", action="store_true", help="no Ray: one thread per group, on fake devices")
     add("--output", type=pathlib.Path, default=pathlib.Path("demo_output"))
     args = parser.parse_args(argv)

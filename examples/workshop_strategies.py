@@ -3,37 +3,44 @@
     python examples/workshop_strategies.py              in one process, on eight fake devices
     python examples/workshop_strategies.py --ray        on Ray actors
 
+    python examples/workshop_strategies.py --measure    times steps, and plans for the devices that are here
     python examples/workshop_strategies.py --strategies selected --memory 1.8e6    devices with less memory
 
 A strategy is what ``mpmd.plan`` is told to keep to: the number of groups, the devices of a group along each
 axis, or checkpointing; nothing, in the end, and then it selects one itself. The model does not know which.
 Each step is compared with plain ``jax.jit`` on one device, and a table compares what is predicted of them.
+What the guide says of strategies is asserted of those that ran (``workshop_claims.py``): of memory by what
+was compiled, of time with ``--measure``.
 
-The predictions are for two nodes of four devices as fast as ``CLUSTER`` says, where the sizes of ``--help``
-take milliseconds. What runs are the same groups, on the devices that are here. A device has far more memory
-than these sizes need; where it has less, another strategy is selected.
+Without it, the predictions are for two nodes of four devices as fast as ``CLUSTER`` says, where the sizes of
+``--help`` take milliseconds. What runs are the same groups, on the devices that are here. A device has far
+more memory than these sizes need; where it has less, another strategy is selected.
 """
 
 import argparse
-import collections
+import contextlib
 import dataclasses
 import functools
-import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import common
 import gpt
 import jax
 import numpy as np
 import optax
+import workshop_claims
+import workshop_measure
+import workshop_troubleshooting
+from workshop_measure import Result
 
 import mpmd
-from mpmd.events import Event, Wait
 from mpmd.simulate import Link
 
 NUM_DEVICES = 8
-LIMIT = 1e-5
+ONE_DEVICE = "plain jax.jit"
+LESS_MEMORY = 0.8  # of what the selected strategy needs
+LIMIT = 1e-5  # of the relative error of a leaf
 MOST_COMMUNICATION = 0.2  # of a step: the guide's limit
 
 # Adam divides by the size of the gradient. Where that is but rounding, this epsilon hides it.
@@ -59,10 +66,12 @@ class Strategy:
     Attributes:
       fixed: its keyword arguments.
       checkpoint: what rematerializes parts of the loss; ``None`` leaves that to the plan.
+      memory: the bytes of a device, where they are not the cluster's.
     """
 
     fixed: Mapping
     checkpoint: Callable | None = None
+    memory: float | None = None
 
 
 # Keeps what products with weights make, and computes attention's scores and weights again.
@@ -72,6 +81,7 @@ checkpoint_attention = functools.partial(
 ONE_GROUP = {"groups": 1, "num_stages": 1, "remat": False, "fsdp": False}
 PIPELINE = {**ONE_GROUP, "groups": 4, "num_stages": 4, "num_microbatches": 8}
 STAGES_1F1B = {**PIPELINE, "submesh": {}, "schedule": mpmd.Std1F1B}
+TWO_STAGES = {**STAGES_1F1B, "groups": 2, "num_stages": 2}
 STRATEGIES = {
     "accumulation": Strategy({**ONE_GROUP, "submesh": {}, "num_microbatches": 4}),
     "data": Strategy({**ONE_GROUP, "submesh": {"data": 8}}),
@@ -84,7 +94,40 @@ STRATEGIES = {
     "selective checkpointing": Strategy(STAGES_1F1B, checkpoint_attention),
     "2D": Strategy({**PIPELINE, "submesh": {"data": 2}}),
     "3D": Strategy({**PIPELINE, "groups": 2, "num_stages": 2, "submesh": {"data": 2, "model": 2}}),
+    # Beside them, what the guide's troubleshooting compares with them.
+    "whole batch": Strategy({**ONE_GROUP, "submesh": {}, "num_microbatches": 1}),
+    "tensor 8": Strategy({**ONE_GROUP, "submesh": {"model": 8}}),
+    "data 4, tensor 2": Strategy({**ONE_GROUP, "submesh": {"data": 4, "model": 2}}),
+    "16 microbatches": Strategy({**STAGES_1F1B, "num_microbatches": 16}),
+    "4 microbatches": Strategy({**STAGES_1F1B, "num_microbatches": 4}),
+    "2 stages": Strategy(TWO_STAGES),
     "selected": Strategy({}),
+}
+
+
+def with_less_memory(selected: Result) -> Strategy:
+    return Strategy({}, memory=LESS_MEMORY * selected.choice.best.prediction.memory.total)
+
+
+def imbalanced(stages: Result) -> Strategy:
+    """All layers but one in the first stage."""
+    count = sum(stages.choice.candidate.layers_per_stage)
+    return Strategy({**TWO_STAGES, "layers_per_stage": (count - 1, 1)})
+
+
+def rebalanced(stages: Result) -> Strategy:
+    """Layers moved to the stage that was measured to be faster."""
+    layers = stages.choice.candidate.layers_per_stage
+    return Strategy(
+        {**TWO_STAGES, "layers_per_stage": workshop_measure.balanced(layers, stages.stage_seconds)}
+    )
+
+
+# What is tried after a strategy, by what came out.
+FOLLOWED_BY = {
+    "selected": ("selected, less memory", with_less_memory),
+    "2 stages": ("imbalanced", imbalanced),
+    "imbalanced": ("rebalanced", rebalanced),
 }
 
 
@@ -93,22 +136,60 @@ def main(argv: list[str] | None = None) -> None:
     if not args.ray:
         common.fake_devices(NUM_DEVICES)
     config = gpt.GPTConfig(args.layers, args.d_model, args.heads, args.seq_len)
-    state, batch = init(config), make_batch(args)
-    expected = jax.jit(functools.partial(train_step, config=config))(state, *batch)
-    choices = {}
-    with common.ray_connection(args.ray, args.address):
-        for name in args.strategies:
-            choice = choices[name] = choose(STRATEGIES[name], config, state, batch, args)
-            with common.open_groups(choice.launch["groups"], args.ray) as mesh:
-                step = choice.jit(mesh, donate_argnums=()).compile(state, *batch)
-                new_state, loss = step(state, *batch)
-                common.assert_close(f"{name}: loss", loss, expected[1], LIMIT)
-                common.assert_close(f"{name}: parameters and moments", new_state, expected[0], LIMIT)
-                if name == args.troubleshoot:
-                    troubleshoot(choice, step, step.profile(state, *batch)[1], args.output)
-    print_strategies(choices)
-    if "selected" in choices:
-        print(f"\nWhat was selected, and what else there is:\n\n{choices['selected']}")
+    # The state is on the host: a step takes over what is on devices.
+    state, batch = jax.device_get(init(config)), make_batch(args)
+    plain = jax.jit(functools.partial(train_step, config=config))
+    expected = plain(state, *batch)
+    results: dict[str, Result] = {}
+    steps, seconds = {ONE_DEVICE: plain}, {}
+    with common.ray_connection(args.ray, args.address), contextlib.ExitStack() as meshes:
+        cluster = describe(args)
+        for first in args.strategies:
+            name, strategy = first, STRATEGIES[first]
+            while name not in results:
+                choice = choose(strategy, config, state, batch, cluster, args)
+                mesh = meshes.enter_context(
+                    common.open_groups(choice.launch["groups"], args.ray, args.transport)
+                )
+                step, result = run(name, choice, mesh, state, batch, expected, args)
+                steps[name], results[name] = step, result
+                if args.ray:  # actors of all strategies at once would be too many
+                    seconds |= workshop_measure.fastest({name: steps.pop(name)}, state, batch, args.measure)
+                    meshes.close()
+                if name in FOLLOWED_BY:
+                    name, follow = FOLLOWED_BY[name]
+                    strategy = follow(result)
+        seconds |= workshop_measure.fastest(steps, state, batch, args.measure)
+    print_strategies(results)
+    if args.measure:
+        results = {
+            name: dataclasses.replace(result, seconds=seconds[name]) for name, result in results.items()
+        }
+        workshop_measure.print_measured(results, args.batch_size * args.seq_len, seconds[ONE_DEVICE])
+    workshop_claims.check_claims(results, args.noise)
+    if "selected" in results:
+        print(f"\nWhat was selected, and what else there is:\n\n{results['selected'].choice}")
+
+
+def run(name: str, choice: mpmd.Choice, mesh, state, batch, expected, args: argparse.Namespace):
+    """Runs the chosen step and compares it with plain JAX; returns it, and its ``Result``."""
+    step = choice.jit(mesh).compile(state, *batch)
+    new_state, loss = step(state, *batch)
+    common.assert_same(f"{name}: loss", loss, expected[1], LIMIT)
+    common.assert_same(f"{name}: parameters and moments", new_state, expected[0], LIMIT)
+    if name == args.troubleshoot:
+        workshop_troubleshooting.troubleshoot(choice, step, state, batch, args.output)
+    return step, workshop_measure.profiled(choice, step, state, batch)
+
+
+def describe(args: argparse.Namespace) -> mpmd.Cluster:
+    """The devices that are planned for: those that are here if steps are measured, else ``CLUSTER``'s."""
+    memory = {} if args.memory is None else {"memory": args.memory}
+    if not args.measure:
+        return dataclasses.replace(CLUSTER, **memory)
+    if args.ray:
+        return mpmd.Cluster.from_ray(devices_per_node=NUM_DEVICES, measure=True, **memory)
+    return mpmd.Cluster.of_this_process(jax.devices()[:NUM_DEVICES], measure=True, **memory)
 
 
 def train_step(state: dict, tokens: jax.Array, targets: jax.Array, config: gpt.GPTConfig, checkpoint=None):
@@ -121,19 +202,21 @@ def train_step(state: dict, tokens: jax.Array, targets: jax.Array, config: gpt.G
     return {"params": optax.apply_updates(state["params"], updates), "moments": moments}, loss
 
 
-def choose(strategy: Strategy, config: gpt.GPTConfig, state, batch, args: argparse.Namespace) -> mpmd.Choice:
+def choose(
+    strategy: Strategy, config: gpt.GPTConfig, state, batch, cluster: mpmd.Cluster, args: argparse.Namespace
+) -> mpmd.Choice:
     """Plans the step with what the strategy fixes."""
     step = functools.partial(train_step, config=config, checkpoint=strategy.checkpoint)
-    cluster = dataclasses.replace(CLUSTER, memory=args.memory)
+    cluster = dataclasses.replace(cluster, memory=strategy.memory or cluster.memory)
     return mpmd.plan(
         step, state, *batch, cluster=cluster, simulate=args.simulate, seconds=300, **strategy.fixed
     )
 
 
-def print_strategies(choices: Mapping[str, mpmd.Choice]) -> None:
+def print_strategies(results: Mapping[str, Result]) -> None:
     """What is predicted of each strategy, the fastest first."""
     print(f"\n{'strategy':23}      step  bubble   sums  peak memory  residuals  chosen")
-    rows = {name: json.loads(choice.to_json())["rows"][0] for name, choice in choices.items()}
+    rows = {name: result.predicted for name, result in results.items()}
     for name, row in sorted(rows.items(), key=lambda item: item[1]["seconds"]):
         memory, sums = row["memory"], row["communication"]
         print(
@@ -143,39 +226,6 @@ def print_strategies(choices: Mapping[str, mpmd.Choice]) -> None:
             row["candidate"]["text"],
         )
     print(f"! sums over devices take more than {MOST_COMMUNICATION:.0%} of the step")
-
-
-def troubleshoot(choice: mpmd.Choice, step, events: Sequence[Event], output: pathlib.Path | None) -> None:
-    """What answers the guide's questions of a slow step that runs out of memory.
-
-    Args:
-      events: of one step: when each group did what.
-      output: where the profile is drawn, if anywhere.
-    """
-    prediction = choice.best.prediction
-    print("\nIs it communication? Between devices of a group, predicted:", end=" ")
-    print(f"{prediction.communication:.1%} of the step. Between groups, in a step:")
-    for edge in mpmd.explain(step).edges:
-        print(f"group {edge.src} sends group {edge.dst} {edge.nbytes / 2**20:.3f} MiB")
-    print("\nIs the load balanced? Predicted for a microbatch:", end=" ")
-    print(", ".join(f"stage {i} {s * 1e3:.2f} ms" for i, s in enumerate(prediction.stage_seconds)))
-    print_busy_groups(events)
-    print(f"\nWhat takes memory, and what else is conspicuous?\n{step.report()}\n")
-    if output:
-        output.mkdir(parents=True, exist_ok=True)
-        mpmd.render.draw_timeline(events, output / "step.svg", "one step", ideal=choice.simulation)
-        (output / "step.json").write_text(json.dumps(mpmd.render.chrome_trace(events)))
-        print(f"the profile beside the prediction: {output}/step.svg; for Perfetto: {output}/step.json\n")
-
-
-def print_busy_groups(events: Sequence[Event]) -> None:
-    """The share of a step in which each group computes."""
-    span = max(event.end for event in events) - min(event.start for event in events)
-    busy = collections.Counter()
-    for event in events:
-        busy[event.mpmd_idx] += 0.0 if isinstance(event.activity, Wait) else event.duration
-    shares = ", ".join(f"group {group} {busy[group] / span:.0%}" for group in sorted(busy))
-    print(f"Measured here, share of {span * 1e3:.1f} ms in which a group computes: {shares}")
 
 
 def init(config: gpt.GPTConfig) -> dict:
@@ -203,14 +253,16 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="those to run; by default all",
     )
     add("--layers", type=int, default=4)
-    add("--d-model", type=int, default=64)
-    add("--heads", type=int, default=4)
-    add("--seq-len", type=int, default=64)
+    add("--d-model", type=int, default=32)
+    add("--heads", type=int, default=8)
+    add("--seq-len", type=int, default=128)
     add("--batch-size", type=int, default=16)
     add("--simulate", type=int, default=12, help="candidates of which the plans are simulated (default: 12)")
-    add("--memory", type=float, default=CLUSTER.memory, help="bytes of a device (default: %(default)g)")
+    add("--memory", type=float, help="bytes of a device, in place of the cluster's")
+    add("--measure", type=int, nargs="?", const=5, default=0, help="time this many steps of each (5)")
+    add("--noise", type=float, default=1.25, help="the factor that times may be off (default: %(default)g)")
     add("--troubleshoot", choices=STRATEGIES, default="pipeline, 1F1B", help="the strategy to look into")
-    add("--output", type=pathlib.Path, help="a directory for the profile of its step")
+    add("--output", type=pathlib.Path, help="a directory for the profile and the traces of its step")
     return parser.parse_args(argv)
 
 

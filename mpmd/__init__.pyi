@@ -4,15 +4,19 @@ from .annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_sta
 from .array import MpmdArray, to_host
 from .checking import check
 from .checkpoint import restore, save, save_async
+from .device_trace import collective_seconds
 from .errors import (
     CheckpointError,
     CompileError,
+    DamagedCheckpointError,
     GroupDiedError,
     PerformanceWarning,
     PlanError,
+    SharedWeightsWarning,
     StateLostError,
     StepAborted,
     StepDroppedError,
+    StepWarning,
     TaskError,
 )
 from .gradients import grad, value_and_grad
@@ -59,6 +63,7 @@ __all__ = [
     "CompileError",
     "Concat",
     "CustomSchedule",
+    "DamagedCheckpointError",
     "DualPipeV",
     "Eager1F1B",
     "ForwardOnly",
@@ -78,10 +83,12 @@ __all__ = [
     "PerformanceWarning",
     "PlanError",
     "Schedule",
+    "SharedWeightsWarning",
     "StateLostError",
     "Std1F1B",
     "StepAborted",
     "StepDroppedError",
+    "StepWarning",
     "TaskError",
     "TaskTimes",
     "VHalf",
@@ -93,6 +100,7 @@ __all__ = [
     "auto_marks",
     "check",
     "checkpoint",
+    "collective_seconds",
     "explain",
     "grad",
     "jit",

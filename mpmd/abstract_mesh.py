@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,15 @@ from jax.sharding import AbstractMesh, AxisType
 from mpmd.reshard import GroupShape
 from mpmd.routes import Topology
 from mpmd.runtime.protocol import Runtime
-from mpmd.validation import Fault, int_fault, is_sequence, raise_faults, str_fault, type_fault
+from mpmd.validation import (
+    Fault,
+    device_count_fault,
+    int_fault,
+    is_sequence,
+    raise_faults,
+    str_fault,
+    type_fault,
+)
 
 Shape = Mapping[str, int] | AbstractMesh
 """The sizes of axes by their names; or a jax mesh without devices, which also has their types."""
@@ -31,7 +40,8 @@ class AbstractMpmdMesh:
       mpmd_axis_name: the axis along which the groups are; left out for a list.
 
     Raises: ``TypeError`` for what is no shape; ``ValueError`` for a shape without the axis, or with a size
-      that is no whole number of at least 1, and for a list of no groups, or together with an axis.
+      that is no whole number of at least 1, for more devices than any cluster has, and for a list of no
+      groups, or together with an axis.
     """
 
     def __init__(self, shape: Shape | Sequence[Shape], mpmd_axis_name: str | None = None):
@@ -47,6 +57,7 @@ class AbstractMpmdMesh:
             faults = [type_fault("shape", shape, Mapping | AbstractMesh, f"{what}; or a list of them")]
         raise_faults(*faults, str_fault("mpmd_axis_name", mpmd_axis_name, optional=True))
         raise_faults(*_faults(shapes, is_one, mpmd_axis_name))
+        raise_faults(device_count_fault(sum(math.prod(_sizes(one).values()) for one in shapes)))
         self.mpmd_axis_name = mpmd_axis_name
         self._submeshes = tuple(_submeshes(shapes, mpmd_axis_name))
 

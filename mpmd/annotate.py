@@ -47,7 +47,8 @@ class Boundary:
 
 mark_p = Primitive("stage_end")
 """Parameters: ``boundary``; ``forward``: the data flow from the stage to the next one rather than back;
-``linear``: derived by differentiation, so it accompanies another mark and ends no stage of its own."""
+``linear``: derived by differentiation, so it accompanies another mark and ends no stage of its own. A mark
+that is neither is the user's, transposed by ``jax.linear_transpose``."""
 mark_p.multiple_results = True
 
 
@@ -163,7 +164,7 @@ def _transpose(cotangents, *args, boundary, forward, linear):
     out: list = [None] * len(args)
     if live:
         marked = mark_p.bind(
-            *(cotangents[i] for i in live), boundary=boundary, forward=not forward, linear=True
+            *(cotangents[i] for i in live), boundary=boundary, forward=not forward, linear=linear
         )
         for i, cotangent in zip(live, marked, strict=True):
             out[i] = cotangent

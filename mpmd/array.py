@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +22,27 @@ from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import INLINE_BYTES, Handle
 from mpmd.runtime.step_future import StepFuture
 from mpmd.sharding import is_explicit, to_sharding
+from mpmd.specs import fitting
 from mpmd.stack import Stack
+
+
+class Copy(NamedTuple):
+    """The value of an array on one of the groups that hold it.
+
+    Attributes:
+      value: in process the group's own array; a numpy array from groups in other processes.
+      sharding: over the group's submesh, in process that of its devices, else its shape.
+    """
+
+    value: jax.Array | np.ndarray
+    sharding: jax.sharding.Sharding
+
+
+class _Donation(NamedTuple):
+    """A value that a step has taken over, and that is there again if the step fails."""
+
+    future: StepFuture
+    held: Held
 
 
 @delegate_to_value
@@ -38,7 +59,7 @@ class MpmdArray(jax.Array):
       shape, dtype, weak_type: of the logical array.
       mpmd_idxs: the groups that hold it; all have the same value.
       spec: how it is sharded over a group's submesh, a ``PartitionSpec``.
-      submesh: the shape of that of the first of ``mpmd_idxs``.
+      submeshes: the shapes of those of ``mpmd_idxs``; ``submesh`` is the first of them.
       stack: how it is in parts; ``None``: it is one value.
       sharding: of the value that JAX's functions get: it is on the default device of this process.
     """
@@ -52,20 +73,21 @@ class MpmdArray(jax.Array):
         aval: jax.ShapeDtypeStruct,
         mpmd_idxs: tuple[int, ...],
         spec: Spec,
-        submesh: AbstractMesh,
+        submeshes: tuple[AbstractMesh, ...],
         runtime: Runtime,
         handle: Handle,
         future: StepFuture,
     ):
         self._aval = aval
         self.mpmd_idxs = mpmd_idxs
-        self.submesh = submesh
+        self.submeshes = submeshes
         self._spec = spec
         self.runtime = runtime
         self._handle = handle
         self._future = future
         self._copying: Future[jax.Array | np.ndarray] | None = None
         self._deleted = False
+        self._donation: _Donation | None = None
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
@@ -99,6 +121,10 @@ class MpmdArray(jax.Array):
     @property
     def nbytes(self) -> int:
         return self.size * self.itemsize
+
+    @property
+    def submesh(self) -> AbstractMesh:
+        return self.submeshes[0]
 
     @property
     def spec(self) -> jax.sharding.PartitionSpec:
@@ -136,20 +162,21 @@ class MpmdArray(jax.Array):
     @property
     def handle(self) -> Handle:
         """What the groups know the array by. Raises ``RuntimeError`` when it was donated or deleted."""
-        if self._deleted:
+        if self.is_deleted():
             raise RuntimeError(f"{self!r} was donated to a step or deleted")
         return self._handle
 
     @property
     def held(self) -> Held:
         """The value that it stands for, even if the array was deleted."""
-        return Held(self.mpmd_idxs, self._spec, self.submesh, self._handle, self._future)
+        return Held(self.mpmd_idxs, self._spec, self.submeshes, self._handle, self._future)
 
     def hold(self, held: Held) -> None:
         """Stands for another value from now on, and drops its own; also a deleted array."""
-        self.delete()
-        self.mpmd_idxs, self._spec, self.submesh, self._handle, self._future = held
-        self._deleted = False
+        if not self._deleted:
+            self.runtime.free(self.mpmd_idxs, self._handle)
+        self.mpmd_idxs, self._spec, self.submeshes, self._handle, self._future = held
+        self._deleted, self._copying = False, None
 
     def take_over(self, other: MpmdArray) -> None:
         """Stands for the value of another array, which is deleted then."""
@@ -161,17 +188,41 @@ class MpmdArray(jax.Array):
         return self.runtime is runtime and set(mpmd_idxs) <= set(self.mpmd_idxs)
 
     def is_deleted(self) -> bool:
+        if (donation := self._donation) is not None and donation.future.has_failed:
+            self._donation = None
+            self.hold(donation.held)
         return self._deleted
 
     def delete(self) -> None:
         """Drops the value on all groups."""
-        if not self._deleted:
+        if not self.is_deleted():
             self._deleted = True
             self._copying = None
             self.runtime.free(self.mpmd_idxs, self._handle)
 
+    def donate_to(self, future: StepFuture) -> None:
+        """Has a step take the value over. Where groups go back when it fails, the value is there again."""
+        if not self.runtime.goes_back:
+            self.delete()
+            return
+        self._deleted, self._donation, self._copying = True, _Donation(future, self.held), None
+        array, runtime = weakref.ref(self), weakref.ref(self.runtime)
+        mpmd_idxs, handle = self.mpmd_idxs, self._handle
+
+        def settle(has_failed: bool) -> None:
+            groups, donated = runtime(), array()
+            keeps = has_failed and donated is not None and donated._may_hold(handle)
+            if groups is not None and not keeps:
+                groups.free(mpmd_idxs, handle)
+
+        future.call_when_done(settle)
+
+    def _may_hold(self, handle: Handle) -> bool:
+        """Whether it stands for the value, or stood for it before, and does again if its step fails."""
+        return handle in (self._handle, self._donation and self._donation.held.handle)
+
     def __del__(self) -> None:
-        if not getattr(self, "_deleted", True):
+        if hasattr(self, "_donation"):
             self.delete()
 
     def block_until_ready(self) -> MpmdArray:
@@ -183,22 +234,37 @@ class MpmdArray(jax.Array):
         return self
 
     @property
-    def to_mpmd_local_array(self) -> jax.Array | list[jax.Array]:
-        """In process: the jax array, or the list of its replicas where several groups hold it.
+    def copies(self) -> dict[int, Copy]:
+        """The value of each group that holds the array, by group, and how it is sharded there.
 
-        Raises ``TypeError`` when the groups are in other processes.
+        Fetches and waits; the copies are fetched together. Raises as reading the array does.
         """
+        self.runtime.check_process()
         with dropping_queued(self.runtime):
-            arrays = [self._fetch(mpmd_idx) for mpmd_idx in self.mpmd_idxs]
-        if not isinstance(arrays[0], jax.Array):
-            raise TypeError(f"{self!r} is in other processes; np.asarray fetches its value")
-        local = [decode(self._typed(array), self._aval) for array in arrays]
+            for mpmd_idx in self.mpmd_idxs:
+                self._future.reply(mpmd_idx)
+            fetching = [self.runtime.fetch(mpmd_idx, self.handle) for mpmd_idx in self.mpmd_idxs]
+            values = [self._typed(fetched.result()) for fetched in fetching]
+        return {
+            mpmd_idx: Copy(decode(value, self._aval), self._sharding_of(value, submesh))
+            for mpmd_idx, submesh, value in zip(self.mpmd_idxs, self.submeshes, values, strict=True)
+        }
+
+    @property
+    def to_mpmd_local_array(self) -> jax.Array | np.ndarray | list[jax.Array | np.ndarray]:
+        """The value of its only copy, or the list of those of its ``copies``."""
+        local = [copy.value for copy in self.copies.values()]
         return local[0] if len(local) == 1 else local
 
-    def _typed(self, array: Any) -> jax.Array:
+    def _sharding_of(self, value: jax.Array | np.ndarray, submesh: AbstractMesh) -> jax.sharding.Sharding:
+        if isinstance(value, jax.Array):
+            return value.sharding
+        return to_sharding(fitting(self._spec, self.shape, submesh.shape), submesh)
+
+    def _typed(self, array: Any) -> jax.Array | np.ndarray:
         """A fetched array, in the same buffers, over a mesh with axes of the types of the caller's."""
         axes = self.submesh
-        if not is_explicit(axes):
+        if isinstance(array, np.ndarray) or not is_explicit(axes):
             return array
         mesh = Mesh(array.sharding.mesh.devices, axes.axis_names, axes.axis_types)
         return jax.device_put(array, NamedSharding(mesh, array.sharding.spec))
@@ -263,7 +329,7 @@ class MpmdArray(jax.Array):
         return self.shape[0]
 
     def __repr__(self) -> str:
-        state = ", deleted" if self._deleted else ""
+        state = ", deleted" if self.is_deleted() else ""
         return (
             f"MpmdArray(shape={self.shape}, dtype={self.dtype}, mpmd_idxs={self.mpmd_idxs}, "
             f"spec={self.spec}{state})"

@@ -26,6 +26,8 @@ class Decisions:
       num_microbatches: for what is called without a number of microbatches.
       layers_per_stage: how many layers of a function under ``mpmd.auto_marks`` each stage has. ``()``: each
         layer is a stage.
+      num_layers: into how many layers such a function is divided, where ``layers_per_stage`` does not say it;
+        ``None``: as many as are found.
       remat: whether each of these layers is computed again in the backward, from what enters it.
       of_loops: what is decided within each loop, in the order in which loops are traced, where it is not the
         same for all. A function under ``jax.jit`` is traced once, however often it is called, so its loops
@@ -35,6 +37,7 @@ class Decisions:
     schedule: Schedule | None = None
     num_microbatches: int | None = None
     layers_per_stage: tuple[int, ...] | None = None
+    num_layers: int | None = None
     remat: bool = False
     of_loops: tuple[Decisions, ...] = ()
 

@@ -1,4 +1,4 @@
-"""The exceptions users see."""
+"""The exceptions and warnings users see."""
 
 from __future__ import annotations
 
@@ -13,8 +13,36 @@ class CompileError(ValueError):
         super().__init__("\n".join(self.faults))
 
 
-class PerformanceWarning(UserWarning):
+class StepWarning(UserWarning):
+    """A step computes what ``jax.jit`` does, but is probably not what its user had in mind.
+
+    Given once, when a step is compiled; the message says what to write. Each kind is a category of its own,
+    which ``warnings.filterwarnings`` can make an error or silence.
+    """
+
+
+class PerformanceWarning(StepWarning):
     """The step computes the right numbers, but not as a pipeline should; the message says how to mend it."""
+
+
+class SharedWeightsWarning(StepWarning):
+    """A mark in a scan over time or over rows makes each of its iterations a stage, with the same weights."""
+
+
+class UnreadMicrobatchWarning(StepWarning):
+    """A loop's function does not read its microbatch, so each microbatch computes the same."""
+
+
+class SharedKeyWarning(StepWarning):
+    """A loop draws the same random numbers in every microbatch."""
+
+
+class IdleGroupWarning(StepWarning):
+    """A group of the mesh has no stage of the step."""
+
+
+class UndonatedStateWarning(StepWarning):
+    """Memory is short, and the state that a step returns anew is not donated."""
 
 
 class PlanError(AssertionError):
@@ -93,11 +121,28 @@ class StepDroppedError(RuntimeError):
 
 
 class CheckpointError(RuntimeError):
-    """A group could not write or read its part of a checkpoint. Names the group and the path."""
+    """A checkpoint could not be written or read; the message has the path and the reason.
 
-    def __init__(self, message: str, mpmd_idx: int):
+    Attributes:
+      mpmd_idx: the group that could not; ``None`` when it was the driver.
+    """
+
+    def __init__(self, message: str, mpmd_idx: int | None):
         super().__init__(message, mpmd_idx)
         self.mpmd_idx = mpmd_idx
 
     def __str__(self) -> str:
         return self.args[0]
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint on storage is not what was written; the message names the files or arrays.
+
+    Attributes:
+      last_whole: the path of the last checkpoint beside it that has all its files; ``None`` without one.
+    """
+
+    def __init__(self, message: str, mpmd_idx: int | None, last_whole: str | None):
+        super().__init__(message, mpmd_idx)
+        self.args = (message, mpmd_idx, last_whole)
+        self.last_whole = last_whole

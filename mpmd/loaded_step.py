@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import pathlib
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,12 +16,13 @@ from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import Call, check_argnum
 from mpmd.arguments.delivered import Argument
-from mpmd.arguments.leaves import ArgumentLeaf, as_described
+from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.arguments.signature import CallSignature
-from mpmd.array import MpmdArray
+from mpmd.collectives import Collective
 from mpmd.compiler.pipeline import CompiledStep
+from mpmd.device_trace import make_run_folder, write_traces
 from mpmd.events import Event
-from mpmd.explanation import Report, report
+from mpmd.explanation import Report, report, warn_of_undonated_state
 from mpmd.initialize import compile_init
 from mpmd.ir import InputLeaf, Plan
 from mpmd.mesh import GroupMesh
@@ -31,10 +35,9 @@ from mpmd.runtime.nonfinite import Refused
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.step_future import StepFuture
-from mpmd.stack import Leaf, Stack
-from mpmd.stacked_array import StackedMpmdArray
+from mpmd.stack import Stack
 from mpmd.stopwatch import Stopwatch
-from mpmd.submitted_step import DonatedState, SubmittedStep
+from mpmd.submitted_step import DonatedState, StepResults, SubmittedStep
 from mpmd.validation import callable_fault, raise_faults
 from mpmd.verify import verify
 
@@ -47,13 +50,12 @@ class LoadedStep(PlannedStep):
     """
 
     def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature):
-        self._compiled = compiled
+        # Groups have the functions, and a program may hold many steps.
+        self._compiled = dataclasses.replace(compiled, program=compiled.program.without_functions())
         self._mesh = mesh  # whose groups run as long as it is held and not closed
         self._signature = signature
         self._expected = call
         self._argument_leaves = compiled.traced.argument_leaves
-        self._result_leaves = compiled.traced.result_leaves
-        self._out_tree = jax.tree.structure(compiled.traced.out_shape)
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
         self._loaded = loaded = runtime.load(compiled.program)
@@ -64,12 +66,20 @@ class LoadedStep(PlannedStep):
             self._verified = compiled.verified if resolved is compiled.program.plan else verify(resolved)
         self._seconds = watch.seconds
         self._plan = plan = loaded.plan
+        state = compiled.traced.carried_state
+        warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
-        traced = compiled.traced
-        self._result_avals = [as_described(result.var.aval) for result in traced.results]
-        self._state = DonatedState(self._argument_leaves, traced.carried_state, call.donated, plan.outputs)
+        self._state = DonatedState(self._argument_leaves, state, call.donated, plan.outputs)
+        self._results = StepResults(compiled.traced, plan.outputs, mesh.abstract_submeshes)
+        # Others are not asked for the step, which does not fail when one of them is gone.
+        taking_part = [
+            group
+            for group in groups
+            if plan.programs[group].instructions or self._inputs[group] or self._outputs[group]
+        ]
+        self._groups = tuple(taking_part or [0])
         # What makes an argument, by the function, which its user may drop.
         self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
@@ -177,10 +187,57 @@ class LoadedStep(PlannedStep):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.submit(self._signature.bind(args, kwargs))[0]
 
-    def profile(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Event, ...]]:
-        """Runs a step, waits for it, and returns its result and when each group did what."""
-        result, future = self.submit(self._signature.bind(args, kwargs), profile=True)
-        return result, tuple(event for reply in future.replies() for event in reply.events)
+    def profile(
+        self, *args: Any, trace_dir: str | os.PathLike | None = None, **kwargs: Any
+    ) -> tuple[Any, tuple[Event, ...]]:
+        """Runs a step, waits for it, and returns its result and when each group did what.
+
+        Args:
+          args, kwargs: the step's.
+          trace_dir: a directory of the driver's machine to which ``jax.profiler``'s traces of all processes
+            of all groups are brought, with the names of tasks in them. XProf and TensorBoard open it, and
+            Perfetto the files that end in ``trace.json.gz``; ``mpmd.collective_seconds`` reads it. A step
+            that fails leaves the traces until then.
+
+        Raises: ``ValueError`` when ``trace_dir`` cannot be written, ``TypeError`` when it is no path, both
+          before anything runs; ``RuntimeError`` when a process is being traced already; and as a call.
+        """
+        call = self._signature.bind(args, kwargs)
+        self._expected.check_serves(call)
+        tracing = contextlib.nullcontext() if trace_dir is None else self._traced(make_run_folder(trace_dir))
+        with tracing:
+            result, future = self.submit(call, profile=True)
+            replies = future.replies()
+        return result, tuple(event for reply in replies for event in reply.events)
+
+    @contextlib.contextmanager
+    def _traced(self, folder: pathlib.Path) -> Iterator[None]:
+        """Has every process traced meanwhile, and writes the traces."""
+        runtime = self._running()
+        runtime.start_trace()
+        try:
+            yield
+        except BaseException as error:
+            try:
+                write_traces(folder, runtime.stop_trace())
+            except RuntimeError as lost:  # such as of a group that has died, which the step's error says
+                error.add_note(f"the traces are lost: {lost}")
+            raise
+        write_traces(folder, runtime.stop_trace())
+
+    def _running(self) -> Runtime:
+        """The runtime. Raises ``RuntimeError`` when the mesh was closed."""
+        runtime = self._runtime()
+        if runtime is None or runtime.is_closed:
+            raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
+        return runtime
+
+    def collectives(self) -> dict[str, tuple[Collective, ...]]:
+        """The exchanges among the devices of a group, in each executable of the plan, by its name.
+
+        The groups read them from what XLA has compiled there.
+        """
+        return self._running().collectives(self._loaded.number)
 
     def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
         """Submits a step. Returns its result, and what the groups reply.
@@ -190,9 +247,7 @@ class LoadedStep(PlannedStep):
         """
         self._expected.check_serves(call)
         call.check_donations()
-        runtime = self._runtime()
-        if runtime is None or runtime.is_closed:
-            raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
+        runtime = self._running()
         runtime.check_process()
         if runtime.callbacks.is_current():
             raise RuntimeError(
@@ -206,7 +261,7 @@ class LoadedStep(PlannedStep):
         submitted: list[SubmittedStep] = []
         try:
             self._submit(call, runtime, profile, submitted)
-            call.delete_donated()  # those of the host; a caller who is interrupted before has them still
+            call.delete_donated_by_host()  # a caller who is interrupted before has them still
         except BaseException as interrupt:
             if submitted:
                 submitted[0].interrupt(runtime, interrupt)
@@ -233,7 +288,6 @@ class LoadedStep(PlannedStep):
                     call.delete_donated()
                     raise
                 delivery.commit(replies.values())
-                call.delete_donated(MpmdArray)
                 submitted.append(self._submitted(call, runtime, number, results, replies))
 
     def _submitted(
@@ -244,37 +298,19 @@ class LoadedStep(PlannedStep):
         handles: Sequence[Handle],
         replies: Mapping[int, Future[StepReply]],
     ) -> SubmittedStep:
-        """What is known of a step when the groups have it."""
+        """What is known of a step when the groups have it; it takes over what is donated."""
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:
             called = runtime.callbacks.call_after(replies.values(), callbacks, self.plan)
             ends.append(called)
         future = StepFuture(replies, called, runtime.callbacks)
-        results = self._results(runtime, handles, future)
-        arrays = iter(results)
-        leaves = [_joined(leaf, tuple(next(arrays) for _ in leaf.names)) for leaf in self._result_leaves]
-        result = jax.tree.unflatten(self._out_tree, leaves)
-        pairs = self._state.pairs(call.leaves, runtime, results)
+        call.donate_to(future)
+        arrays = self._results.arrays(runtime, handles, future)
+        pairs = self._state.pairs(call.leaves, runtime, arrays)
         queued = self._state.queued(number, pairs, replies.values())
         runtime.in_flight.leave_after(ends, queued)
-        return SubmittedStep(queued, future, result, pairs)
-
-    def _results(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> list[MpmdArray]:
-        """An array for each output of the plan."""
-        submeshes = self._mesh.abstract_submeshes
-        return [
-            MpmdArray(
-                aval=aval,
-                mpmd_idxs=leaf.mpmd_idxs,
-                spec=leaf.spec or (),
-                submesh=submeshes[leaf.mpmd_idxs[0]],
-                runtime=runtime,
-                handle=handle,
-                future=future,
-            )
-            for aval, leaf, handle in zip(self._result_avals, self.plan.outputs, handles, strict=True)
-        ]
+        return SubmittedStep(queued, future, self._results.joined(arrays), pairs)
 
     def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
         """A handle for each argument that is read; those that groups lack are added to the delivery."""
@@ -297,20 +333,21 @@ class LoadedStep(PlannedStep):
         delivery: Delivery,
         profile: bool,
     ) -> dict[int, StepRequest]:
-        """What each group is asked."""
+        """What each group that takes part is asked."""
         refused = Refused.here()
         return {
             group: StepRequest(
                 program=self._loaded.number,
                 step=step,
-                inputs=tuple(arguments[i] for i in inputs),
-                outputs=tuple(results[i] for i in outputs),
+                inputs=tuple(arguments[i] for i in self._inputs[group]),
+                outputs=tuple(results[i] for i in self._outputs[group]),
+                donated=tuple(arguments[i] for i in self._inputs[group] if self._plan.inputs[i].donated),
                 host_arrays=delivery.host_arrays[group],
                 transient=delivery.transient(group),
                 refused=refused,
                 profile=profile,
             )
-            for group, (inputs, outputs) in enumerate(zip(self._inputs, self._outputs, strict=True))
+            for group in self._groups
         }
 
 
@@ -319,14 +356,6 @@ def _placement(stack: Stack | None, parts: Sequence[InputLeaf]) -> Placement:
     spec = next((part.spec for part in parts if part.mpmd_idxs), ())
     part_idxs = tuple(part.mpmd_idxs or (0,) for part in parts)
     return Placement(part_idxs[0], spec) if stack is None else Placement.of_parts(stack, part_idxs, spec)
-
-
-def _joined(leaf: Leaf, parts: tuple[MpmdArray, ...]) -> MpmdArray:
-    """The array of its parts."""
-    if leaf.stack is None:
-        return parts[0]
-    aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
-    return StackedMpmdArray(aval, leaf.stack, parts)
 
 
 def _unload(runtime: weakref.ref[Runtime], program: int) -> None:

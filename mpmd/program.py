@@ -48,6 +48,13 @@ class Program:
     python_calls: tuple[str, ...] = ()
     compiled: Mapping[str, Variant] = dataclasses.field(default_factory=dict)
 
+    def without_functions(self) -> Program:
+        """What explains the program once groups have loaded it, without what they were sent.
+
+        As long as a function lives, JAX keeps what it has lowered it to, which takes a megabyte or more.
+        """
+        return dataclasses.replace(self, functions={}, constants={})
+
 
 def arguments(executable: Executable) -> list[jax.ShapeDtypeStruct]:
     """The executable's inputs as JAX describes them."""

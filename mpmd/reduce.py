@@ -345,8 +345,9 @@ def as_scan(*operands, body: core.Jaxpr, summed: tuple[bool, ...], length: int, 
         return lax.scan(one, list(states), jnp.arange(length, dtype=jnp.int32))[0]
 
 
-def _of_dtype(value: jax.Array, dtype: Any) -> jax.Array:
-    return value if value.dtype == dtype else lax.convert_element_type(value, dtype)
+def _of_dtype(value: Any, dtype: Any) -> jax.Array:
+    # A constant may be a Python bool, which has no dtype.
+    return value if jnp.result_type(value) == dtype else lax.convert_element_type(value, dtype)
 
 
 @treduce_p.def_impl

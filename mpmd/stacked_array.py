@@ -8,12 +8,13 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from mpmd.array import MpmdArray, values_of
+from mpmd.array import Copy, MpmdArray, values_of
 from mpmd.compat import register_array_type
 from mpmd.ir import Spec
 from mpmd.placement import Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
+from mpmd.runtime.step_future import StepFuture
 from mpmd.stack import Stack
 
 
@@ -22,7 +23,7 @@ class StackedMpmdArray(MpmdArray):
 
     Attributes:
       mpmd_idxs: the groups that hold a part of it.
-      spec, submesh: those of its first part.
+      spec, submeshes, submesh: those of its first part.
       stack: the axis that counts layers, and how many of them each part has.
       parts: an ``MpmdArray`` for each.
     """
@@ -46,8 +47,8 @@ class StackedMpmdArray(MpmdArray):
         return self.placement.mpmd_idxs
 
     @property
-    def submesh(self) -> AbstractMesh:  # type: ignore[override]
-        return self.parts[0].submesh
+    def submeshes(self) -> tuple[AbstractMesh, ...]:  # type: ignore[override]
+        return self.parts[0].submeshes
 
     @property
     def _spec(self) -> Spec:  # type: ignore[override]
@@ -72,6 +73,10 @@ class StackedMpmdArray(MpmdArray):
         for part in self.parts:
             part.delete()
 
+    def donate_to(self, future: StepFuture) -> None:
+        for part in self.parts:
+            part.donate_to(future)
+
     def __del__(self) -> None:
         """Each part drops its value when nothing holds the part."""
 
@@ -81,8 +86,12 @@ class StackedMpmdArray(MpmdArray):
         return self
 
     @property
+    def copies(self) -> dict[int, Copy]:
+        raise TypeError(f"{self!r} is in parts: read the copies of each of its parts")
+
+    @property
     def to_mpmd_local_array(self) -> list[Any]:
-        """In process: for each part its jax array, or the list of its replicas."""
+        """For each part the value of its only copy, or the list of those of its copies."""
         return [part.to_mpmd_local_array for part in self.parts]
 
     def copy_to_host_async(self) -> None:

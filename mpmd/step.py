@@ -22,7 +22,7 @@ from mpmd.compat import trace_context
 from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.events import Event
-from mpmd.explanation import warn_of_uneven_work
+from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir import Spec
 from mpmd.loaded_step import LoadedStep
 from mpmd.lowered_step import LoweredStep
@@ -267,4 +267,5 @@ class MpmdFunction:
             held=held,
         )
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
+        warn_of_mistakes(compiled.traced, compiled.program.plan)
         return compiled, call.described_by(tuple(map(as_described, compiled.traced.argument_leaves)))

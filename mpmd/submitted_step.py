@@ -8,15 +8,20 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+import jax
+from jax.sharding import AbstractMesh
+
 from mpmd.arguments.delivered import held_part
 from mpmd.array import MpmdArray
+from mpmd.compiler.graph import TracedStep
 from mpmd.ir import OutputLeaf
 from mpmd.runtime.in_flight import FedBack, QueuedStep
 from mpmd.runtime.interrupts import DeferredInterrupt, drop_queued
 from mpmd.runtime.protocol import Runtime
-from mpmd.runtime.requests import INLINE_BYTES, StepReply
+from mpmd.runtime.requests import INLINE_BYTES, Handle, StepReply
 from mpmd.runtime.step_future import StepFuture
-from mpmd.stack import Leaf, Stack
+from mpmd.stack import Leaf, Stack, per_part
+from mpmd.stacked_array import StackedMpmdArray
 
 
 class _Pair(NamedTuple):
@@ -75,6 +80,63 @@ class DonatedState:
         fed_back = [FedBack(weakref.ref(result), result.handle, argument.held) for argument, result in pairs]
         can_drop = self._may_be_dropped and len(pairs) == len(self._pairs)
         return QueuedStep(number, can_drop, fed_back, replies)
+
+
+class StepResults:
+    """Makes the arrays of what a step returns.
+
+    Args:
+      outputs: those of the plan.
+      submeshes: the shapes of the groups' submeshes.
+    """
+
+    def __init__(self, traced: TracedStep, outputs: Sequence[OutputLeaf], submeshes: Sequence[AbstractMesh]):
+        self._leaves = traced.result_leaves
+        self._avals = _part_avals(self._leaves, [result.var.aval for result in traced.results])
+        self._tree = jax.tree.structure(traced.out_shape)
+        self._outputs = outputs
+        self._submeshes = submeshes
+
+    def arrays(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> list[MpmdArray]:
+        """An array for each output."""
+        return [
+            MpmdArray(
+                aval=aval,
+                mpmd_idxs=leaf.mpmd_idxs,
+                spec=leaf.spec or (),
+                submeshes=tuple(self._submeshes[mpmd_idx] for mpmd_idx in leaf.mpmd_idxs),
+                runtime=runtime,
+                handle=handle,
+                future=future,
+            )
+            for aval, leaf, handle in zip(self._avals, self._outputs, handles, strict=True)
+        ]
+
+    def joined(self, arrays: Sequence[MpmdArray]) -> Any:
+        """The result as the caller gets it, of the arrays of its parts."""
+        parts = iter(arrays)
+        leaves = [_joined(leaf, tuple(next(parts) for _ in leaf.names)) for leaf in self._leaves]
+        return jax.tree.unflatten(self._tree, leaves)
+
+
+def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """The shape, dtype and weak type of each part of the results.
+
+    Weak types are those that JAX has traced: the equations that passes write do not keep them.
+    """
+    weak = per_part(leaves, [leaf.weak_type for leaf in leaves])
+    return [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=is_weak)
+        for aval, is_weak in zip(avals, weak, strict=True)
+    ]
+
+
+def _joined(leaf: Leaf, parts: tuple[MpmdArray, ...]) -> MpmdArray:
+    """The array of its parts."""
+    if leaf.stack is None:
+        return parts[0]
+    aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+    return StackedMpmdArray(aval, leaf.stack, parts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -184,3 +184,21 @@ def names_faults(name: str, value: Any) -> Iterator[Fault | None]:
 
 def _or_none(optional: bool) -> str:
     return ", or None" if optional else ""
+
+
+MOST_DEVICES = 2**20
+"""The devices of all groups of a mesh; more than any cluster has."""
+
+
+def device_count_fault(num_devices: int) -> ValueError | None:
+    """The fault of a number of devices that no mesh can have, before anything of that size is made."""
+    if num_devices <= MOST_DEVICES:
+        return None
+    return ValueError(
+        f"{counted(num_devices)} devices are more than a mesh can have, which are {MOST_DEVICES}"
+    )
+
+
+def counted(number: int) -> str:
+    """A number, as short as one that a user has mistyped needs to be."""
+    return str(number) if number < 10**18 else "more than 10**18"

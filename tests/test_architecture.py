@@ -14,12 +14,14 @@ MAY_IMPORT = {
     # Shared ground.
     "mpmd.compat": "",
     "mpmd.delegation": "",
+    "mpmd.device_trace": "mpmd.validation",
     "mpmd.errors": "",
     "mpmd.executable_memory": "",
     "mpmd.tasks": "",
     "mpmd.ir": "mpmd.executable_memory mpmd.tasks",
     "mpmd.garbage": "",
     "mpmd.stopwatch": "",
+    "mpmd.private_directory": "",
     "mpmd.tables": "",
     "mpmd.text_files": "",
     "mpmd.tracers": "",
@@ -35,6 +37,7 @@ MAY_IMPORT = {
     "mpmd.sharding": "mpmd.ir",
     "mpmd.callbacks": "mpmd.keys",
     "mpmd.program": "mpmd.callbacks mpmd.ir mpmd.sharding",
+    "mpmd.collectives": "",
     "mpmd.reshard": "mpmd.ir mpmd.specs",
     "mpmd.routes": "mpmd.ir mpmd.reshard mpmd.specs",
     # Orders, and what reads a plan.
@@ -75,15 +78,16 @@ MAY_IMPORT = {
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
     "mpmd.planner.profile mpmd.tables",
     "mpmd.planner.choice": "mpmd.decisions mpmd.mesh mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.hardware mpmd.planner.trials mpmd.simulate mpmd.step mpmd.tables mpmd.validation",
+    "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.search mpmd.planner.trials mpmd.simulate "
+    "mpmd.step mpmd.tables mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
-    "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons "
-    "mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
-    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory mpmd.routes mpmd.simulate "
-    "mpmd.specs mpmd.tables mpmd.validation mpmd.verify",
+    "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.planner.search "
+    "mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
+    "mpmd.explanation": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory "
+    "mpmd.routes mpmd.simulate mpmd.specs mpmd.tables mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
-    "mpmd.planner.hardware mpmd.render mpmd.schedules mpmd.simulate mpmd.step mpmd.tables mpmd.text_files "
-    "mpmd.version",
+    "mpmd.planner.hardware mpmd.private_directory mpmd.render mpmd.schedules mpmd.simulate mpmd.step "
+    "mpmd.tables mpmd.text_files mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.decisions": "mpmd.schedules",
     "mpmd.annotate": "mpmd.validation",
@@ -115,13 +119,13 @@ MAY_IMPORT = {
     "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.garbage mpmd.ir "
     "mpmd.placement mpmd.program mpmd.sharding mpmd.stack mpmd.stopwatch mpmd.verify",
     # What runs a plan.
-    "mpmd.runtime": "mpmd.callbacks mpmd.compat mpmd.errors mpmd.events mpmd.executable_memory mpmd.ir "
-    "mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard mpmd.routes mpmd.sharding mpmd.specs "
-    "mpmd.stopwatch mpmd.tables mpmd.validation",
+    "mpmd.runtime": "mpmd.callbacks mpmd.collectives mpmd.compat mpmd.device_trace mpmd.errors mpmd.events "
+    "mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard "
+    "mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch mpmd.tables mpmd.validation",
     # What runs it on Ray: shared ground, the actor and its transports, then the driver.
     "cluster.digests": "",
     "cluster.endpoint": "mpmd.reshard",
-    "cluster.environment": "",
+    "cluster.environment": "mpmd.private_directory",
     "cluster.process_info": "cluster.versions",
     "cluster.ray_compat": "",
     "cluster.packing": "",
@@ -133,11 +137,12 @@ MAY_IMPORT = {
     "cluster.transports": "cluster.agreement cluster.digests cluster.endpoint cluster.packing "
     "cluster.process_info cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes "
     "mpmd.runtime mpmd.sharding",
-    "cluster.devices": "mpmd.reshard",
+    "cluster.devices": "cluster.environment mpmd.private_directory mpmd.reshard",
     "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
     "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
-    "mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.needs": "cluster.endpoint cluster.environment cluster.resources cluster.shapes mpmd.reshard",
+    "mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.needs": "cluster.endpoint cluster.environment cluster.resources cluster.shapes mpmd.reshard "
+    "mpmd.validation",
     "cluster.actors": "cluster.actor cluster.endpoint cluster.environment cluster.needs cluster.resources",
     "cluster.calls": "cluster.endpoint cluster.process_info cluster.ray_session cluster.status cluster.tcp "
     "cluster.transports cluster.world mpmd.errors mpmd.runtime mpmd.validation",
@@ -146,14 +151,16 @@ MAY_IMPORT = {
     "cluster.ray_session": "",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.driver": "cluster.arguments cluster.calls cluster.endpoint cluster.packing cluster.shipment "
-    "cluster.status mpmd.errors mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.status mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.memory mpmd.program "
+    "mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.shapes": "mpmd.reshard mpmd.validation",
     "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
     "cluster.versions mpmd.ir",
     "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
     "cluster.driver cluster.endpoint cluster.process_info cluster.ray_compat cluster.ray_session "
-    "cluster.resources cluster.status cluster.tcp cluster.transports cluster.versions mpmd.errors mpmd.ir "
-    "mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
+    "cluster.resources cluster.status cluster.tcp cluster.transports cluster.versions mpmd.collectives "
+    "mpmd.device_trace mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding "
+    "mpmd.stopwatch mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovery cluster.status mpmd.routes "
     "mpmd.validation",
     "cluster.ray_connection": "cluster.ray_compat cluster.resources",
@@ -164,12 +171,12 @@ MAY_IMPORT = {
     "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
     "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
-    "cluster.trial": "cluster mpmd",
+    "cluster.trial": "cluster cluster.ray_connection cluster.resources mpmd",
     # The user's face.
     "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.validation",
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding mpmd.validation",
     "mpmd.array": "mpmd.compat mpmd.delegation mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
-    "mpmd.stack",
+    "mpmd.specs mpmd.stack",
     "mpmd.stacked_array": "mpmd.array mpmd.compat mpmd.ir mpmd.placement mpmd.runtime mpmd.stack",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
     "mpmd.specs mpmd.stack mpmd.tables mpmd.tracers mpmd.tree mpmd.validation",
@@ -178,11 +185,12 @@ MAY_IMPORT = {
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
     "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate "
     "mpmd.validation",
-    "mpmd.submitted_step": "mpmd.arguments mpmd.array mpmd.ir mpmd.runtime mpmd.stack",
-    "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.compiler.pipeline mpmd.events "
-    "mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement mpmd.planned_step mpmd.routes "
-    "mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.submitted_step mpmd.validation "
-    "mpmd.verify",
+    "mpmd.submitted_step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.ir mpmd.runtime mpmd.stack "
+    "mpmd.stacked_array",
+    "mpmd.loaded_step": "mpmd.arguments mpmd.checkpoint mpmd.collectives mpmd.compiler.pipeline "
+    "mpmd.device_trace mpmd.events mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement "
+    "mpmd.planned_step mpmd.routes mpmd.runtime mpmd.stack mpmd.stopwatch mpmd.submitted_step "
+    "mpmd.validation mpmd.verify",
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes mpmd.validation",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compat mpmd.compiler.graph mpmd.compiler.pipeline "

@@ -1,7 +1,9 @@
 """What the documents tell to install, and examples of theirs that no other file has."""
 
+import ast
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -24,6 +26,29 @@ def test_a_job_installs_what_the_project_needs():
     needed = {re.split(r"[\[=<>]", dependency)[0] for dependency in project["dependencies"]}
     # Ray is there already, and jax brings the other two.
     assert needed - {"ray", "jaxlib", "scipy"} <= listed
+
+
+def test_examples_name_the_libraries_that_they_need():
+    """What an example imports, or a module of the examples that it imports, is installed or in its row."""
+    readme = (ROOT / "README.md").read_text()
+    rows = dict(re.findall(r"^\| `examples/(\w+)\.py` \| ([^|]*?) ?\|", readme, re.MULTILINE))
+    installed = {"jax", "mpmd", "numpy", "optax", "cluster", "ray", *sys.stdlib_module_names}
+    examples = {path.stem: path for path in (ROOT / "examples").glob("*.py")}
+
+    def imported(name):
+        for node in ast.walk(ast.parse(examples[name].read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in [node.module] if isinstance(node, ast.ImportFrom) else modules:
+                root = module.partition(".")[0]
+                yield from imported(root) if root in examples else [root]
+
+    assert rows.keys() == examples.keys() - {"common", "gpt", "jaxpp_checks", "text_data"}
+    for name, needs in rows.items():
+        assert {*imported(name)} - installed <= {*filter(None, re.split(r",? ", needs))}, name
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any(dependency.startswith("optax") for dependency in project["dependencies"])
+    extras = " ".join(map(str, project["optional-dependencies"].values()))
+    assert all(library in extras for needs in rows.values() for library in re.split(r",? ", needs))
 
 
 def test_the_train_step_computes_what_plain_jax_computes():

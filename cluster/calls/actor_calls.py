@@ -313,8 +313,9 @@ class ActorCalls:
             self._monitor.mark_failed(abort.step, abort.reason)
         if self._session.is_connected:
             for abort in aborts:
-                for actor in self.actors:
-                    actor.abort.remote(abort.step, abort.reason)
+                for process in self.processes:
+                    if process.mpmd_idx in abort.mpmd_idxs:
+                        self.actors[process.number].abort.remote(abort.step, abort.reason)
 
     def status(self) -> Status:
         """What every process is doing. Waits ``STATUS_SECONDS`` at most for their answers."""

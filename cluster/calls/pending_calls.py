@@ -20,10 +20,11 @@ from mpmd.errors import GroupDiedError, StepAborted, StepTimeoutError
 
 @dataclasses.dataclass(frozen=True)
 class AbortRequest:
-    """Every group has to stop waiting for the messages of a step."""
+    """The groups that take part in a step have to stop waiting for its messages."""
 
     step: int
     reason: str
+    mpmd_idxs: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +206,7 @@ class PendingCalls:
         failed_now = [number for number in steps if self._steps[number].failure is None]
         for number in failed_now:
             self._steps[number].failure = error
-        return [AbortRequest(number, str(error)) for number in failed_now]
+        return [AbortRequest(number, str(error), self._steps[number].mpmd_idxs) for number in failed_now]
 
     def _remove(self, call: PendingCall) -> bool:
         """Whether the call was still pending."""

@@ -44,6 +44,16 @@ def translate(error: BaseException, process: Endpoint) -> BaseException:
     return error
 
 
+def is_death(error: BaseException) -> bool:
+    """Whether a call has failed because a process is gone."""
+    return isinstance(error, (GroupDiedError, *_DEATHS))
+
+
+def raised_by(error: BaseException) -> BaseException:
+    """What an actor has raised, without the remote traceback; another error as it is."""
+    return error.cause if isinstance(error, exceptions.RayTaskError) else error
+
+
 def _reason(error: BaseException) -> str:
     """What Ray says, in short: without identifiers, and without the causes that it only supposes."""
     lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]

@@ -17,9 +17,9 @@ from cluster.actor import GroupActor
 from cluster.agreement import Agreement
 from cluster.endpoint import Member
 from cluster.process_info import ProcessInfo
-from cluster.recovery.store import Chunk, SnapshotStore, restore
-from mpmd.runtime.requests import Released
-from mpmd.runtime.worker import LostValue
+from cluster.recovery.store import Chunk, DamagedCopyError, SnapshotStore, restore
+from mpmd.runtime.lost_values import LostValue
+from mpmd.runtime.requests import Handle, Released
 
 
 class Copied(NamedTuple):
@@ -136,11 +136,26 @@ class RecoverableActor(GroupActor):
 
     @ray.method(concurrency_group="snapshots")
     def keep(self, process: int, number: int, base: int, index: int, chunk: Chunk) -> None:
-        """Takes in a part of a process's snapshot. With the first one, all but the base is dropped."""
+        """Takes in a part of a process's snapshot. With the first one, all but the base is dropped.
+
+        Raises: ``DamagedCopyError`` when it is not as it was made.
+        """
         store = self._stores[process]
         if index == 0:
             store.keep_only(base)
-        store.add(number, chunk)
+        try:
+            store.add(number, chunk)
+        except DamagedCopyError as error:
+            me = self._member.endpoint
+            raise DamagedCopyError(
+                f"{me.name} cannot keep values of {me.name_of(process)}: {error}"
+            ) from error
+
+    @ray.method(concurrency_group="snapshots")
+    def find_damaged(self, number: int, processes: Collection[int]) -> dict[int, list[Handle]]:
+        """Of the snapshots of these processes that are here, the values whose bytes have changed."""
+        damaged = {process: self._stores[process].damaged(number) for process in processes}
+        return {process: handles for process, handles in damaged.items() if handles}
 
     def restore(self, number: int, kept: Collection[int]) -> None:
         """Has the values of the process's own snapshot live here in place of all others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import ray
@@ -12,10 +13,11 @@ from cluster.process_info import ProcessInfo
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
 from cluster.recovery.waits import Calls, Waits
+from mpmd.runtime.requests import Handle
 
 
 class CopiesLostError(RuntimeError):
-    """A process has died, and so has the one that kept its snapshot."""
+    """No process has the snapshot of one: those that had it have died, or their copies are damaged."""
 
 
 class Copies:
@@ -40,19 +42,44 @@ class Copies:
         self._waits = waits
         self._keepers = choose_keepers(infos)
         self._holders = CopyHolders(self._keepers)
+        self._damage: dict[int, list[str]] = {}  # of copies of a process's values
 
     def lose(self, processes: Iterable[int]) -> None:
         """These processes are gone, with all that they had and kept."""
         self._holders.lose(processes)
 
     def check(self, snapshot: int) -> None:
-        """Raises: ``CopiesLostError`` when nobody has the committed snapshot of a process."""
-        if snapshot != BEGINNING and (lost := self._holders.lost):
-            names = " and ".join(
-                f"{self._processes[owner].name} and {self._processes[keeper].name}, which kept its values"
-                for owner, keeper in ((owner, self._keepers[owner]) for owner in lost)
-            )
-            raise CopiesLostError(f"{names}, have died together")
+        """Compares all copies of the committed snapshot with their digests; a damaged one is not used.
+
+        Raises: ``CopiesLostError`` when nobody has a good one of a process.
+        """
+        if snapshot == BEGINNING:
+            return
+        holding = {i: held for i in range(len(self._actors)) if (held := self._holders.held_by(i))}
+        checking: Calls = {
+            self._actors[i].find_damaged.remote(snapshot, held): i for i, held in holding.items()
+        }
+        self._waits.wait_for(checking)
+        for call, holder in checking.items():
+            for owner, handles in ray.get(call).items():
+                self._lose_copy(owner, holder, handles)
+        if lost := self._holders.lost:
+            raise CopiesLostError(" and ".join(map(self._loss_of, lost)))
+
+    def _lose_copy(self, owner: int, holder: int, handles: Sequence[Handle]) -> None:
+        self._holders.lose_copy(owner, holder)
+        values = f"value{'s' if len(handles) > 1 else ''} {', '.join(map(str, handles))}"
+        text = (
+            f"{self._processes[holder].name} has a damaged copy of {values} of {self._processes[owner].name}"
+        )
+        self._damage.setdefault(owner, []).append(text)
+        print(f"cluster: {text}, whose bytes have changed; it is not used", file=sys.stderr, flush=True)
+
+    def _loss_of(self, owner: int) -> str:
+        name, keeper = self._processes[owner].name, self._processes[self._keepers[owner]].name
+        if damage := self._damage.get(owner):
+            return f"{' and '.join(damage)}, and there is no other copy"
+        return f"{name} and {keeper}, which kept its values, have died together"
 
     def copy_away(self, snapshot: int, base: int, is_wanted: Callable[[], bool]) -> None:
         """Copies what every process has copied for a snapshot, and not for the base, to its keeper.
@@ -65,6 +92,7 @@ class Copies:
     def mark_committed(self) -> None:
         """The last snapshot is committed: all processes and their keepers have it."""
         self._holders = CopyHolders(self._keepers)
+        self._damage.clear()
 
     def restore(self, snapshot: int, infos: Sequence[ProcessInfo]) -> None:
         """Has all processes go back to a snapshot, and others keep what dead ones have kept.
@@ -75,6 +103,7 @@ class Copies:
         if snapshot != BEGINNING:
             self._copy(self._holders.missing(keepers), snapshot, BEGINNING)
             self._holders = CopyHolders(keepers)
+            self._damage.clear()
         self._keepers = keepers
         kept = [[owner for owner, keeper in enumerate(keepers) if keeper == i] for i in range(len(keepers))]
         self._waits.wait_for(

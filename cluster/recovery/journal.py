@@ -12,8 +12,11 @@ in and outcomes come out.
   asked before, is answered: until then it may be a consequence of a death that is not known yet.
 - When a group dies, all groups go back to the committed snapshot, and are asked all that the log has, in the
   same order. The user is told nothing twice; a small result that was given and now differs is an error.
+- A snapshot that fails is given up; the one before stays the one to go back to, and the log grows.
 - A copy that is to be written to storage has to be made again where it was, so a snapshot behind it counts
   only when it is written. A step may not wait for that: rather, the copy is forgotten.
+- When a step fails that has taken inputs over, all groups go back as well, to where its inputs are there. It
+  is not run again, nor are the steps that read its results.
 - When no process has the committed snapshot of a group, nothing can be asked again, and all is forgotten.
 """
 
@@ -34,6 +37,7 @@ from cluster.recovery.logged import (
     LoggedSnapshot,
     LoggedStep,
 )
+from mpmd.errors import StepAborted
 from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
 from mpmd.runtime.storage import StoredArray
 
@@ -70,6 +74,7 @@ class Journal:
     Attributes:
       attempt: how often the groups have gone back. Answers name the attempt that they are answers in.
       committed: the number of the snapshot to go back to.
+      failed: the step because of which groups are to go back now.
     """
 
     def __init__(self) -> None:
@@ -81,6 +86,7 @@ class Journal:
         self._is_suspended = False
         self.attempt = 0
         self.committed = BEGINNING
+        self.failed: LoggedStep | None = None
 
     # What is asked.
 
@@ -121,6 +127,10 @@ class Journal:
         """Not all groups were asked for the snapshot. What they were to drop has to be released again."""
         self._log.remove(snapshot)
 
+    def fail_snapshot(self, snapshot: LoggedSnapshot) -> None:
+        """Values could not be copied. What groups were to drop before has to be released again."""
+        snapshot.has_failed = True
+
     def find_copy(self, copy: Handle) -> LoggedCopy | None:
         """The request for a copy; ``None`` when it would not be made again."""
         copies = (entry for entry in self._log if isinstance(entry, LoggedCopy))
@@ -134,7 +144,13 @@ class Journal:
     @property
     def snapshot(self) -> LoggedSnapshot | None:
         """The snapshot under way."""
-        return next((entry for entry in self._log if isinstance(entry, LoggedSnapshot)), None)
+        snapshots = (entry for entry in self._log if isinstance(entry, LoggedSnapshot))
+        return next((snapshot for snapshot in snapshots if not snapshot.has_failed), None)
+
+    @property
+    def num_failed(self) -> int:
+        """The snapshots that have failed since the last one that is committed, or since groups went back."""
+        return sum(isinstance(entry, LoggedSnapshot) and entry.has_failed for entry in self._log)
 
     @property
     def num_steps(self) -> int:
@@ -217,12 +233,31 @@ class Journal:
             if entry.waiting:
                 kept += self._log[position:]
                 break
-            outcomes += self._believed_errors(entry)
+            has_taken_over = isinstance(entry, LoggedStep) and entry.has_taken_over
+            believed = self._believed_errors(entry)
+            outcomes += believed
+            if isinstance(entry, LoggedStep) and has_taken_over:
+                self._give_up(position, believed)
+                self.failed = entry
+                kept += self._log[position:]  # a snapshot behind it lacks the inputs
+                break
             if not self._is_done(entry):
                 kept.append(entry)
         self._log = kept
         self._dropped.intersection_update(entry for entry in kept if isinstance(entry, LoggedCopy))
         return outcomes
+
+    def _give_up(self, position: int, outcomes: Sequence[Outcome]) -> None:
+        """The step at this position of the log has failed, and with it fail those that read its results."""
+        errors = [outcome.error for outcome in outcomes]
+        error = min(errors, key=lambda error: isinstance(error, StepAborted))
+        reason = f"{error}. The arrays that the step was donated are as they were before it"
+        lost: set[Handle] = set()
+        for step in (entry for entry in self._log[position:] if isinstance(entry, LoggedStep)):
+            requests = step.requests.values()
+            if step is self._log[position] or any(lost.intersection(each.inputs) for each in requests):
+                step.give_up(reason)
+                lost.update(handle for each in requests for handle in each.outputs)
 
     def _is_done(self, answered: LoggedRequest) -> bool:
         """Whether an answered request need not be asked again, whatever happens."""
@@ -259,10 +294,15 @@ class Journal:
         """All groups have the values of the snapshot ``committed``. Returns what to ask them, in order."""
         self.attempt += 1
         self._is_suspended = False
+        self.failed = None
         self._log = [
             entry
             for entry in self._log
-            if isinstance(entry, LoggedSnapshot) or not (entry.given and self._is_done(entry))
+            if not (
+                entry.has_failed
+                if isinstance(entry, LoggedSnapshot)
+                else entry.given and self._is_done(entry)
+            )
         ]
         for entry in self._log:
             if isinstance(entry, LoggedSnapshot):
@@ -282,6 +322,7 @@ class Journal:
         ]
         self._log.clear()
         self._dropped.clear()
+        self.failed = None
         self.committed = BEGINNING
         return outcomes
 

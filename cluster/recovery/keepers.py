@@ -59,6 +59,14 @@ class CopyHolders:
         for holders in self._holders:
             holders.difference_update(processes)
 
+    def lose_copy(self, owner: int, holder: int) -> None:
+        """The copy that this process has is of no use."""
+        self._holders[owner].discard(holder)
+
+    def held_by(self, process: int) -> list[int]:
+        """The processes whose snapshot a process has."""
+        return [owner for owner, holders in enumerate(self._holders) if process in holders]
+
     @property
     def lost(self) -> list[int]:
         """The processes whose snapshot no process has."""

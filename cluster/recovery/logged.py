@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import Handle, Released, StepRequest
 from mpmd.runtime.storage import StoredArray
 
@@ -43,15 +44,30 @@ class LoggedStep(LoggedRequest):
       ordinal: counts the steps of the mesh, from 1.
       requests: what each group was asked. Programs are not released here: a replay may need them.
       nbytes: of the host arrays that it sends; one that several groups get counts once.
+      failure: why it has failed, or cannot run because an earlier step has: it is not run again.
     """
 
     ordinal: int
     requests: Mapping[int, StepRequest]
     nbytes: int
+    failure: str | None = None
 
     @property
     def groups(self) -> frozenset[int]:
         return frozenset(self.requests)
+
+    @property
+    def has_taken_over(self) -> bool:
+        """Whether it has failed for the first time, and on some group not before its inputs were taken."""
+        return self.failure is None and any(
+            self.requests[mpmd_idx].donated and not isinstance(self.errors.get(mpmd_idx), LostValueError)
+            for mpmd_idx in (self.requests if self.errors else ())
+        )
+
+    def give_up(self, reason: str) -> None:
+        """It is not run again, and its results are lost, also those that were there."""
+        self.failure = reason
+        self.given = dict.fromkeys(self.given)
 
     def __str__(self) -> str:
         return f"step {self.ordinal}"
@@ -95,7 +111,7 @@ class LoggedCopy(_OfOneGroup):
 
 @dataclasses.dataclass(eq=False)
 class LoggedSnapshot:
-    """A snapshot under way.
+    """A snapshot under way, or one that has failed since the last that is committed.
 
     Attributes:
       number: another one each time it is begun; numbers ascend.
@@ -105,6 +121,7 @@ class LoggedSnapshot:
     number: int
     released: Mapping[int, Released]
     is_copied: bool = False
+    has_failed: bool = False
 
 
 Logged = LoggedRequest | LoggedSnapshot

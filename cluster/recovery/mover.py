@@ -199,7 +199,8 @@ class Mover:
                 requests.changed.wait_for(lambda: has_ended() or journal.snapshot is None, limit)
 
             await_snapshot()  # that is under way; steps may have been asked since it was begun
-            is_free = journal.snapshot is None  # or a checkpoint takes long: some steps are run again
+            # Or a checkpoint takes long, or the snapshot has failed: then some steps are run again.
+            is_free = journal.snapshot is None
             if not has_ended() and is_free and journal.steps_since_snapshot:
                 self._snapshots.begin()
                 await_snapshot()

@@ -58,15 +58,17 @@ class Recovery:
         if journal.snapshot is not None or not journal.steps_since_snapshot:
             return False
         return (
-            journal.committed == BEGINNING
+            (journal.committed == BEGINNING and not journal.num_failed)
             or journal.steps_since_snapshot >= self.every
             or journal.nbytes >= _LOG_BYTES // 2
         )
 
     def is_late(self, journal: Journal) -> bool:
         """Whether the next step has to wait until the snapshot under way is committed."""
-        if journal.snapshot is None:
-            return False
+        return journal.snapshot is not None and self.is_full(journal)
+
+    def is_full(self, journal: Journal) -> bool:
+        """Whether the log may not grow any more."""
         return journal.num_steps >= _LOG_INTERVALS * self.every or journal.nbytes >= _LOG_BYTES
 
 

@@ -1,7 +1,8 @@
-"""What the death of a group leads to.
+"""What the death of a group leads to, and the failure of a step that has taken its inputs over.
 
 A thread has the group replaced, all groups go back to the last committed snapshot, and asks again what the
-journal has. Meanwhile steps wait to be submitted. Callers notice nothing else.
+journal has. Meanwhile steps wait to be submitted. Callers notice nothing else. When a step has failed, all
+groups stay and go back.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from cluster.recovery.fleet import Replacement
 from cluster.recovery.logged import LoggedCopy, LoggedSnapshot, LoggedStep
 from cluster.recovery.policy import FailureCounter, Recovery
-from cluster.recovery.report import DIED, RecoveryReport
+from cluster.recovery.report import DIED, FAILED, RecoveryReport
 from cluster.recovery.requests import FROM_DISK, Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
@@ -23,6 +24,10 @@ from cluster.recovery.waits import SupersededError
 from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.stopwatch import Stopwatch
+
+
+class _StepFailedError(GroupDiedError):
+    """A group is alive, and goes back with all others because it has failed a step."""
 
 
 class Replacer:
@@ -54,28 +59,43 @@ class Replacer:
 
     def attach(self, connections: Sequence[Connection]) -> None:
         """From now on, groups are asked over these connections, and their deaths are noted."""
-        note_death = weakref.WeakMethod(self.note_death)
+        note_death, note_failure = weakref.WeakMethod(self.note_death), weakref.WeakMethod(self.note_failure)
 
         def on_death(error: GroupDiedError) -> None:
             if (note := note_death()) is not None:
                 note(error)
 
+        def on_failed_step(step: LoggedStep) -> None:
+            if (note := note_failure()) is not None:
+                note(step)
+
+        self._requests.on_failed_step = on_failed_step
         self._requests.groups.attach(self._requests.fleet.calls(connections, on_death))
 
     def note_death(self, error: GroupDiedError) -> None:
         """A group counts as dead. Is called in any thread."""
         requests = self._requests
         with requests.changed:
-            if requests.error is not None or error.mpmd_idx in requests.dead:
-                return
-            is_first = not requests.dead
-            step = requests.journal.current_step(error.mpmd_idx)
-            requests.dead[error.mpmd_idx] = error
-            if is_first:
-                requests.journal.suspend()
-                requests.changed.notify_all()
-                work = functools.partial(self.replace, error, step)
-                threading.Thread(target=work, name="mpmd recovery", daemon=True).start()
+            before = requests.dead.get(error.mpmd_idx)
+            if requests.error is None and (before is None or isinstance(before, _StepFailedError)):
+                step = requests.journal.current_step(error.mpmd_idx)
+                self._begin(error, step, DIED)
+
+    def note_failure(self, step: LoggedStep) -> None:
+        """A step has failed that has taken its inputs over. No group counts as dead, or nothing is done."""
+        reason = f"{step} failed, and all groups go back to before it"
+        self._begin(_StepFailedError(reason, min(step.groups)), step, FAILED)
+
+    def _begin(self, error: GroupDiedError, step: LoggedStep | None, kind: str) -> None:
+        """Has a thread recover from a failure, or the thread that already does take it into account."""
+        requests = self._requests
+        is_first = not requests.dead
+        requests.dead[error.mpmd_idx] = error
+        if is_first:
+            requests.journal.suspend()
+            requests.changed.notify_all()
+            work = functools.partial(self.replace, error, step, kind)
+            threading.Thread(target=work, name="mpmd recovery", daemon=True).start()
 
     def replace(
         self,
@@ -122,7 +142,7 @@ class Replacer:
             mpmd_idxs=tuple(sorted(dead)),
             reason=str(death),
             step=step.ordinal if step else None,
-            num_replayed=len(steps),
+            num_replayed=sum(replayed.failure is None for replayed in steps),
             seconds=watch.seconds,
             lost=lost,
             kind=kind,
@@ -148,13 +168,13 @@ class Replacer:
 
         requests.groups.detach(death)
         with requests.changed:
-            dead = set(requests.dead)
+            dead = {i for i, error in requests.dead.items() if not isinstance(error, _StepFailedError)}
         is_failure = bool(dead - self.leaving)
         self.leaving -= dead
         if is_failure:
             count_failure(None)
         return requests.fleet.replace_all(
-            requests.dead, requests.loads, requests.journal.committed, watch, count_failure
+            dead, requests.loads, requests.journal.committed, watch, count_failure
         )
 
     def _ask_again(self) -> list[LoggedStep]:

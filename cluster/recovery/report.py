@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-DIED, DRAINED, SHRUNK, GROWN = "died", "drained", "shrunk", "grown"
+DIED, FAILED, DRAINED, SHRUNK, GROWN = "died", "failed", "drained", "shrunk", "grown"
 """Why a group is replaced: its process has died; or it moves, because its node is to end, because it is to
-share the devices of another one, or because there is a place of its own for it again."""
+share the devices of another one, or because there is a place of its own for it again. Or none is, and all go
+back because a step has failed that has taken its arguments over."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +16,7 @@ class RecoveryReport:
     """One recovery, or one move of a group to another place, in ``mesh.recoveries``.
 
     Attributes:
-      mpmd_idxs: the groups that had died, or the one that has moved.
+      mpmd_idxs: the groups that had died, or the one that has moved; none where a step has failed.
       reason: how that was noticed, or why it has moved.
       step: the step, counted from 1, that the first of them was at; ``None`` when it was at none.
       num_replayed: the steps that were run again.
@@ -25,8 +26,8 @@ class RecoveryReport:
         had the programs; ``restored``, until all had the values of the snapshot; ``replayed``, until they
         had run all steps since, which does not keep the caller waiting.
       lost: why the values of all groups were lost, so that no step was run again; ``None`` if they were not.
-      kind: ``died``; or for a move ``drained``, because its node is to end, ``shrunk``, to share the devices
-        of another group, or ``grown``, to a place of its own.
+      kind: ``died``, or ``failed`` where a step has; or for a move ``drained``, because its node is to end,
+        ``shrunk``, to share the devices of another group, or ``grown``, to a place of its own.
       shares_with: those of the groups that have no place of their own now, and the group whose devices each
         shares.
     """
@@ -46,7 +47,7 @@ class RecoveryReport:
         return sum(self.seconds.values())
 
     def __str__(self) -> str:
-        groups = ", ".join(f"group {mpmd_idx}" for mpmd_idx in self.mpmd_idxs)
+        groups = ", ".join(f" group {mpmd_idx}" for mpmd_idx in self.mpmd_idxs)
         phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
         at = "" if self.step is None else f" at step {self.step}"
         reason = self.reason.partition(". ")[0]  # Ray has several sentences
@@ -55,7 +56,7 @@ class RecoveryReport:
             f"; group {guest} shares the devices of group {host} until {until}"
             for guest, host in sorted(self.shares_with.items())
         )
-        what = "recovered" if self.kind == DIED else f"moved ({self.kind})"
+        what = {DIED: "recovered", FAILED: "went back with all groups"}.get(self.kind, f"moved ({self.kind})")
         then = f"{self.num_replayed} steps run again" if self.lost is None else "all values lost"
         why = "" if self.lost is None else f"; {self.lost}"
-        return f"{what} {groups}{at} in {self.total:.2f} s ({phases}; {then}): {reason}{why}{sharing}"
+        return f"{what}{groups}{at} in {self.total:.2f} s ({phases}; {then}): {reason}{why}{sharing}"

@@ -46,6 +46,7 @@ class Requests:
       error: why nothing works any more.
       loads: what the groups were asked, so that they loaded each program.
       last_checkpoint: as of ``mpmd.runtime.protocol.Runtime``.
+      on_failed_step: is called when groups are to go back because of a step.
       unlogged: futures of what is not in the journal; they fail when values are lost.
     """
 
@@ -67,6 +68,7 @@ class Requests:
         self.error: RuntimeError | None = None
         self.loads: dict[int, LoadRequests] = {}
         self.last_checkpoint: str | None = None
+        self.on_failed_step: Callable[[LoggedStep], object] = lambda step: None
         self.unlogged: set[Future] = set()
         self._released = released
         self._unloaded = collections.deque[int]()  # programs of which the journal does not know it yet
@@ -181,7 +183,10 @@ class Requests:
             case LoggedStep():
                 number = self._next_handle()  # groups refuse earlier ones
                 return self.groups.submit_step(
-                    {i: dataclasses.replace(asked, step=number) for i, asked in request.requests.items()}
+                    {
+                        i: dataclasses.replace(asked, step=number, failed=request.failure)
+                        for i, asked in request.requests.items()
+                    }
                 )
             case LoggedFetch(mpmd_idx, handle):
                 return {mpmd_idx: self.groups.fetch(mpmd_idx, handle)}
@@ -214,6 +219,8 @@ class Requests:
                 self._copied_snapshot = self.journal.committed
                 self.fleet.copies.mark_committed()
             self.unload_unused()
+            if self.journal.failed is not None and not self.dead:
+                self.on_failed_step(self.journal.failed)  # before who waits for the step asks for more
             for request, mpmd_idx, result, error in outcomes:
                 future = self._futures.pop((request, mpmd_idx))
                 if error is None:

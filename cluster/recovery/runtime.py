@@ -28,6 +28,8 @@ from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
 from cluster.status import Status, while_recovering
 from cluster.tcp.connection import Connection
+from mpmd.collectives import Collective
+from mpmd.device_trace import TraceFiles
 from mpmd.errors import GroupDiedError
 from mpmd.program import Program
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
@@ -41,6 +43,8 @@ class RecoveringRuntime(RuntimeBase):
 
     Nothing can be asked before ``attach``.
 
+    Groups also go back when a step fails that has taken arguments over, which are there again then.
+
     Args:
       groups: the other runtime, which is not attached yet.
       fleet: the running processes.
@@ -48,6 +52,8 @@ class RecoveringRuntime(RuntimeBase):
       on_recovery: is called with a report of each recovery, and of each move of a group.
       max_in_flight: how many steps may be under way.
     """
+
+    goes_back = True
 
     def __init__(
         self,
@@ -194,6 +200,18 @@ class RecoveringRuntime(RuntimeBase):
     def measured_peaks(self) -> tuple[int | None, ...]:
         """As in the protocol; while groups recover, nothing is known of any."""
         return self._groups.measured_peaks()
+
+    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        return self._groups.collectives(number)
+
+    def start_trace(self) -> None:
+        """As in the protocol. Not repeated for a process that replaces another."""
+        with self._requests.changed:
+            self._requests.wait_until_running()
+        self._groups.start_trace()
+
+    def stop_trace(self) -> dict[str, TraceFiles]:
+        return self._groups.stop_trace()
 
     def status(self) -> Status:
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from cluster.calls.ray_errors import is_death, raised_by
 from cluster.recovery.logged import LoggedSnapshot
 from cluster.recovery.policy import Recovery
-from cluster.recovery.requests import Requests
-from cluster.recovery.waits import SupersededError
+from cluster.recovery.requests import FROM_DISK, Requests
+from cluster.recovery.waits import ProcessLostError, SupersededError
 
 _DEATH_SECONDS = 90.0
 """When a snapshot has failed because of a death, the driver hears of the death within this time."""
@@ -76,10 +78,40 @@ class Snapshots:
         except SupersededError:
             pass
         except Exception as error:  # a consequence of a death, of which the driver will hear, or a fault
-            with requests.changed:
-                requests.wait_for_end_of(attempt, seconds=_DEATH_SECONDS)
-                if attempt == journal.attempt:
-                    fault = RuntimeError(f"the groups' values could not be copied: {error}")
-                    requests.give_up(fault, error)
+            self._fail(attempt, snapshot, raised_by(error))
         else:
             requests.note(lambda: journal.mark_copied(attempt, snapshot))
+
+    def _fail(self, attempt: int, snapshot: LoggedSnapshot, error: BaseException) -> None:
+        """Drops a snapshot, and ends the run when the log can no longer do without one."""
+        requests, journal = self._requests, self._requests.journal
+        why = f"{type(error).__name__}: {error}"
+        with requests.changed:
+            if attempt != journal.attempt or requests.error is not None:
+                return
+            if not self._policy.is_full(journal):
+                journal.fail_snapshot(snapshot)
+                requests.give_back(snapshot.released)
+                requests.changed.notify_all()
+                if not is_death(error) and not isinstance(error, ProcessLostError):  # which is told by itself
+                    print(
+                        "cluster: the groups' values could not be copied, which is tried again after "
+                        f"{self._policy.every} steps; until then a death goes back to the copies before: "
+                        f"{why}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                return
+            times = journal.num_failed + 1
+        if requests.fleet.find_dead():  # which is why, and the driver will hear of it
+            requests.wait_for_end_of(attempt, seconds=_DEATH_SECONDS)
+        with requests.changed:
+            if attempt == journal.attempt:
+                fault = RuntimeError(
+                    f"the groups' values could not be copied {times} times in a row, the last time because "
+                    f"{why}. The log of steps that a death would repeat may not grow any more. A process "
+                    "needs host memory for up to four times its part of the values: use hosts with more "
+                    "memory or fewer processes each, or launch without recovery and save checkpoints. "
+                    f"{FROM_DISK}"
+                )
+                requests.give_up(fault, error)

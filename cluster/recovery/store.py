@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import xxhash
 
 from cluster.recovery.journal import BEGINNING
 from mpmd.ir import Spec
 from mpmd.reshard import Box
+from mpmd.runtime.lost_values import LostValue
 from mpmd.runtime.requests import Handle
-from mpmd.runtime.worker import LostValue
 from mpmd.sharding import spec_of, to_sharding
 
 _CHUNK_BYTES = 128 * 2**20
@@ -23,17 +24,30 @@ Allocate = Callable[[int], np.ndarray]
 """Gives an array of so many bytes, with any content."""
 
 
+class DamagedCopyError(RuntimeError):
+    """A copy of a value is not what was copied."""
+
+
 class SavedValue(NamedTuple):
-    """What a process has of a value: its type, and the bytes of each part that the process's devices hold."""
+    """What a process has of a value: its type, and the bytes of each part that the process's devices hold.
+
+    ``digests`` are those of the parts when the value was copied, by XXH3.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     spec: Spec
     parts: tuple[tuple[Box, np.ndarray], ...]
+    digests: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for _, part in self.parts)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether all bytes are as they were when the value was copied."""
+        return self.digests == tuple(_digest(part) for _, part in self.parts)
 
     def copied(self, allocate: Allocate) -> SavedValue:
         """The same in other memory."""
@@ -46,8 +60,14 @@ Saved = SavedValue | LostValue
 def save(array: jax.Array, submesh: jax.sharding.Mesh, allocate: Allocate) -> SavedValue:
     """Copies what this process has of an array to host memory; of equal parts, one."""
     shards = {_box(shard.index, array.shape): shard.data for shard in array.addressable_shards}
-    parts = tuple((box, _filled(allocate, _bytes(np.asarray(data)))) for box, data in shards.items())
-    return SavedValue(array.shape, array.dtype, spec_of(array.sharding, submesh, array.ndim), parts)
+    data = {box: _bytes(np.asarray(shard)) for box, shard in shards.items()}
+    return SavedValue(
+        shape=array.shape,
+        dtype=array.dtype,
+        spec=spec_of(array.sharding, submesh, array.ndim),
+        parts=tuple((box, _filled(allocate, part)) for box, part in data.items()),
+        digests=tuple(map(_digest, data.values())),
+    )
 
 
 def restore(saved: SavedValue, submesh: jax.sharding.Mesh) -> jax.Array:
@@ -88,14 +108,20 @@ class SnapshotStore:
     ) -> int:
         """Makes a snapshot: copies the values that the store does not have. Returns the bytes copied."""
         nbytes = 0
-        for handle, value in values.items():
-            if handle in self._values:
-                continue
-            if isinstance(value, LostValue):
-                self._values[handle] = value
-            else:
-                self._values[handle] = saved = save(value, submesh, self._allocate)
-                nbytes += saved.nbytes
+        fresh = values.keys() - self._values.keys()
+        try:
+            for handle in fresh:
+                value = values[handle]
+                if isinstance(value, LostValue):
+                    self._values[handle] = value
+                else:
+                    self._values[handle] = saved = save(value, submesh, self._allocate)
+                    nbytes += saved.nbytes
+        except MemoryError:
+            for handle in fresh:
+                self._values.pop(handle, None)
+            self._free.clear()  # others on this host need the memory
+            raise
         self._finish(number, frozenset(values))
         return nbytes
 
@@ -117,11 +143,17 @@ class SnapshotStore:
         return [Chunk(piece, handles if i == last else None) for i, piece in enumerate(pieces)]
 
     def add(self, number: int, chunk: Chunk) -> None:
-        """Takes in what another process has made ``chunks`` of: copies it, as it is in memory of Ray's."""
+        """Takes in what another process has made ``chunks`` of: copies it, as it is in memory of Ray's.
+
+        Raises: ``DamagedCopyError`` when a value is not as it was made.
+        """
         for handle, value in chunk.values.items():
-            if handle not in self._values:
-                saved = value if isinstance(value, LostValue) else value.copied(self._allocate)
-                self._values[handle] = saved
+            if handle in self._values:
+                continue
+            saved = value if isinstance(value, LostValue) else value.copied(self._allocate)
+            if not _is_intact(saved):
+                raise DamagedCopyError(f"value {handle} arrived with other bytes than were copied")
+            self._values[handle] = saved
         if chunk.handles is not None:
             self._finish(number, chunk.handles)
 
@@ -145,12 +177,24 @@ class SnapshotStore:
         """The values of a snapshot."""
         return {handle: self._values[handle] for handle in self._handles(number)}
 
+    def damaged(self, number: int) -> list[Handle]:
+        """The values of a snapshot whose bytes are no longer those that were copied."""
+        return sorted(handle for handle, saved in self.values(number).items() if not _is_intact(saved))
+
     def _handles(self, number: int) -> frozenset[Handle]:
         return frozenset() if number == BEGINNING else self._snapshots[number]
 
     def _allocate(self, nbytes: int) -> np.ndarray:
         free = self._free.get(nbytes)
         return free.pop() if free else np.empty(nbytes, np.uint8)
+
+
+def _digest(part: np.ndarray) -> int:
+    return xxhash.xxh3_64_intdigest(part.data)
+
+
+def _is_intact(saved: Saved) -> bool:
+    return isinstance(saved, LostValue) or saved.is_intact
 
 
 def _filled(allocate: Allocate, data: np.ndarray) -> np.ndarray:

@@ -81,11 +81,12 @@ class Inbox:
         self._lock = threading.Lock()
         self._closed = False
         self._step = 0
+        self._taking_part: frozenset[int] | None = None  # the processes; None: all
         self._arrived: dict[MessageId, Arrival] = {}
         self._aborted: dict[int, str] = {}
         self._disconnected: dict[int, _Loss] = {}
         self.lost: PeerLostError | None = None
-        """What has ended a wait, when the driver did not say in time why a peer was lost."""
+        """What has ended a wait of this step, when the driver did not say in time why a peer was lost."""
         self._listeners: dict[int, HeaderListener] = {}
         self._read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.write_fd, False)
@@ -99,14 +100,17 @@ class Inbox:
         """
         self._listeners[process] = listener
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, taking_part: frozenset[int] | None = None) -> None:
         """The group runs this step now, and no earlier one again: what is known of those is forgotten.
 
         The numbers of steps ascend. Messages of earlier steps, which can only have been aborted, are dropped,
         also those that arrive later.
+
+        Args:
+          taking_part: the processes whose loss ends a wait of this step; by default, all.
         """
         with self._lock:
-            self._step = step
+            self._step, self._taking_part, self.lost = step, taking_part, None
             self._aborted = {number: why for number, why in self._aborted.items() if number >= step}
             outdated = [self._arrived.pop(message) for message in list(self._arrived) if message.step < step]
         for arrival in outdated:
@@ -149,8 +153,9 @@ class Inbox:
         """Waits for headers, at most so long, and passes them to their listeners."""
         if step in self._aborted:
             raise StepAborted(self._aborted[step])
-        if self._disconnected and not self._poll.poll(0):  # headers of a lost peer are still read
-            remaining = self._seconds_for_reason()
+        # Headers of a lost peer are still read.
+        if (lost := self._lost_peer()) is not None and not self._poll.poll(0):
+            remaining = self._seconds_for_reason(lost)
             seconds = remaining if seconds is None else min(seconds, remaining)
         if seconds is not None and not self._poll.poll(seconds * 1000):
             return
@@ -161,9 +166,18 @@ class Inbox:
                 (source,) = _SOURCE.unpack_from(header)
                 self._listeners.get(source, next(iter(self._listeners.values())))(header)
 
-    def _seconds_for_reason(self) -> float:
+    def _lost_peer(self) -> int | None:
+        """The first of the processes that take part in the step which was lost.
+
+        What is waited for may be lost with any of them: others wait for that one.
+        """
+        taking_part = self._taking_part
+        lost = list(self._disconnected)  # other threads add to it
+        return next((process for process in lost if taking_part is None or process in taking_part), None)
+
+    def _seconds_for_reason(self, process: int) -> float:
         """Seconds for which the driver may still say why a peer was lost; raises when there are none."""
-        process, loss = next(iter(self._disconnected.items()))
+        loss = self._disconnected[process]
         remaining = loss.since + ABORT_REASON_SECONDS - time.monotonic()
         if remaining <= 0:
             self.lost = self.lost or PeerLostError(loss.reason, process)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -66,9 +66,21 @@ class Router:
         """What has ended a wait, when the driver did not say in time why a peer was lost."""
         return self._inbox.lost
 
-    def begin_step(self, step: int) -> None:
-        """The group runs this step now, and no earlier one again. The numbers of steps ascend."""
-        self._inbox.begin_step(step)
+    def begin_step(self, step: int, groups: Collection[int] | None = None) -> None:
+        """The group runs this step now, and no earlier one again. The numbers of steps ascend.
+
+        ``groups`` are those that take part; by default, all.
+        """
+        counts = enumerate(self._endpoint.num_processes)
+        self._inbox.begin_step(
+            step,
+            frozenset(
+                self._endpoint.number_of(mpmd_idx, rank)
+                for mpmd_idx, count in counts
+                if groups is None or mpmd_idx in groups
+                for rank in range(count)
+            ),
+        )
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         self._routes[message.dst].send(message, arrays)

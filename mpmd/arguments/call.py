@@ -13,6 +13,7 @@ import jax
 from mpmd.array import MpmdArray
 from mpmd.placement import ANYWHERE, Placement
 from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.step_future import StepFuture
 from mpmd.tables import group_leaves
 from mpmd.tree import argument_paths
 from mpmd.validation import is_int, raise_faults, type_fault
@@ -170,10 +171,21 @@ class Call:
         if faults:
             raise ValueError("\n".join(faults))
 
-    def delete_donated(self, array_type: type[jax.Array] = jax.Array) -> None:
-        """Deletes the arrays of a type that the caller gives up."""
+    def donate_to(self, future: StepFuture) -> None:
+        """Has a step that was submitted take over the arrays of groups that the caller gives up."""
         for array in self._donated_arrays:
-            if isinstance(array, array_type):
+            if isinstance(array, MpmdArray):
+                array.donate_to(future)
+
+    def delete_donated(self) -> None:
+        """Deletes the arrays that the caller gives up."""
+        for array in self._donated_arrays:
+            array.delete()
+
+    def delete_donated_by_host(self) -> None:
+        """Deletes those of them that no groups have."""
+        for array in self._donated_arrays:
+            if not isinstance(array, MpmdArray):
                 array.delete()
 
     @functools.cached_property

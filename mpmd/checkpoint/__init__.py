@@ -1,7 +1,8 @@
 """Checkpoints that Orbax reads, written and read by the groups themselves.
 
-``files.py`` has what users call, and is where to start; ``array_handler.py`` is what Orbax calls, and calls
-``saving.py`` and ``restoring.py``.
+``files.py`` has what users call, and is where to start. Orbax calls ``pytree_handler.py``, which compares
+leaves (``leaves.py``) and files (``integrity.py``), and ``array_handler.py``, which calls ``saving.py`` and
+``restoring.py``.
 ``orbax_internals.py`` has what Orbax has no public name for. The groups' part is ``mpmd/runtime/storage.py``.
 """
 
@@ -12,7 +13,6 @@ except ModuleNotFoundError as error:
 else:
     del orbax
 
-from mpmd.checkpoint.array_handler import registry
 from mpmd.checkpoint.files import handler, restore, restore_args, save, save_async
 
-__all__ = ["handler", "registry", "restore", "restore_args", "save", "save_async"]
+__all__ = ["handler", "restore", "restore_args", "save", "save_async"]

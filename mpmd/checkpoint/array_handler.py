@@ -7,10 +7,10 @@ write, each process to a database of its own, and Orbax merges these when it com
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from orbax.checkpoint import future as orbax_futures
 from orbax.checkpoint import type_handlers
 
@@ -20,14 +20,20 @@ from mpmd.checkpoint.restoring import GroupRestoreArgs
 
 
 def registry() -> type_handlers.TypeHandlerRegistry:
-    """Orbax's handlers of types, and one for ``MpmdArray``. Orbax's own, global registry stays as it is."""
-    arrays = MpmdArrayHandler()
-    others = [
-        (kind, type_handlers.get_type_handler(kind))
-        for kind in type_handlers.supported_types()
-        if kind is not jax.Array
-    ]
-    return type_handlers.create_type_handler_registry((MpmdArray, arrays), (jax.Array, arrays), *others)
+    """Handlers of the types that can be saved. Orbax's own, global registry stays as it is."""
+    arrays, numbers = MpmdArrayHandler(), orbax_internals.ScalarHandler()
+    handlers = {
+        str: type_handlers.get_type_handler(str),
+        type(...): type_handlers.get_type_handler(type(...)),
+        MpmdArray: arrays,
+        jax.Array: arrays,
+        np.ndarray: orbax_internals.NumpyHandler(),
+        int: numbers,
+        float: numbers,
+        complex: numbers,
+        np.generic: numbers,
+    }
+    return type_handlers.create_type_handler_registry(*handlers.items())
 
 
 class MpmdArrayHandler(type_handlers.ArrayHandler):
@@ -46,29 +52,23 @@ class MpmdArrayHandler(type_handlers.ArrayHandler):
         infos: Sequence[type_handlers.ParamInfo],
         args: Sequence[type_handlers.SaveArgs] | None = None,
     ) -> Sequence[orbax_futures.Future]:
-        """Asks groups to copy their values, and returns futures of all that is left to do.
-
-        Raises: ``ValueError`` for arrays that were deleted, are empty or are on several meshes.
-        """
+        """Copies arrays, those of groups in order with the steps. Returns the future of the rest."""
         rows = list(zip(values, infos, args or [type_handlers.SaveArgs()] * len(values), strict=True))
         there = [row for row in rows if isinstance(row[0], MpmdArray)]
         here = [row for row in rows if not isinstance(row[0], MpmdArray)]
         parts = saving.copy_out(saving.leaves_to_save(there))
-        futures = list(await super().serialize(*zip(*here, strict=True))) if here else []
-        if parts:
-            writing = self._write(parts, tuple(futures))
-            futures.append(
-                orbax_futures.CommitFutureAwaitingContractedSignals(writing, name="mpmd_array_handler")
-            )
-        return futures
+        writing = self._write(parts, saving.local_leaves(here))
+        return [orbax_futures.CommitFutureAwaitingContractedSignals(writing, name="mpmd_array_handler")]
 
-    async def _write(self, parts: Sequence[saving.Part], before: Sequence[orbax_futures.Future]) -> None:
-        metadata = await saving.write(parts)
-        infos = list({leaf.info.name: leaf.info for part in parts for leaf in part.leaves}.values())
-        for future in before:  # Orbax reads its files of metadata, and writes them with more in them
-            await asyncio.to_thread(future.result)
+    async def _write(self, parts: Sequence[saving.Part], local: Sequence[saving.LocalLeaf]) -> None:
+        metadata = await saving.write(parts) if parts else []
+        metadata += await saving.write_local(local)
+        there = {leaf.info.name: leaf.info for part in parts for leaf in part.leaves}.values()
+        infos = [*there, *(leaf.info for leaf in local)]
+        first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        shardings = [first] * len(there) + [leaf.array.sharding for leaf in local]
         await self._store.write(infos[0].parent_dir, metadata, process_index=0)
-        await orbax_internals.write_shardings(infos)
+        await orbax_internals.write_shardings(infos, shardings)
 
     async def deserialize(
         self,

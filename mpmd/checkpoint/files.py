@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
+import numpy as np
+from etils import epath
 from orbax import checkpoint as orbax
 
 from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.array import MpmdArray
+from mpmd.checkpoint import integrity, leaves
 from mpmd.checkpoint.array_handler import registry
+from mpmd.checkpoint.pytree_handler import PyTreeHandler
+from mpmd.checkpoint.reservation import reserved
 from mpmd.checkpoint.restoring import GroupRestoreArgs
 from mpmd.errors import CheckpointError, GroupDiedError
 from mpmd.mesh import GroupMesh, mesh_fault
@@ -26,21 +31,20 @@ def save(path: Path, tree: Any) -> None:
     """Saves a pytree as an Orbax checkpoint, and waits until it is complete.
 
     Each group writes its own values, which do not pass through this process. Orbax reads the result in any
-    process: an ``MpmdArray`` is a jax array there. Until it is complete, nothing is at ``path``.
+    process: an ``MpmdArray`` is a jax array there. Until it is complete, nothing is at ``path``; then it is
+    durable, with a checksum of each chunk.
 
     Args:
       path: a directory that does not exist, on storage that all groups share: a local path or ``gs://``.
       tree: a pytree of arrays, numbers and strings.
 
-    Raises: ``ValueError`` when the path exists, and for arrays that were donated or deleted, are empty or are
-      on several meshes; ``CheckpointError`` with a group and the path when a group cannot write, or when a
-      value was lost because its step failed; ``GroupDiedError``.
+    Raises: ``ValueError`` when the path exists or is being saved to, and with all leaves that cannot be
+      saved: those of other types, donated or deleted arrays, empty ones, and those on another mesh than
+      others; ``CheckpointError`` with a group and the path when a group cannot write, or when a value was
+      lost because its step failed; ``GroupDiedError``.
     """
-    new = _new(path)
     try:
-        with orbax.Checkpointer(handler()) as checkpointer:
-            checkpointer.save(new, args=orbax.args.PyTreeSave(tree))
-        _note_complete(path, _runtimes(tree))
+        save_async(path, tree).result()
     except (CheckpointError, GroupDiedError) as error:
         # The traceback is of several threads of Orbax, which explain nothing.
         raise error.with_traceback(None) from error.__cause__
@@ -53,20 +57,23 @@ def save_async(path: Path, tree: Any) -> Future[None]:
 
     Raises: ``ValueError`` as ``save``.
     """
-    new = _new(path)
-    checkpointer, runtimes = orbax.AsyncCheckpointer(handler()), _runtimes(tree)
-    try:
-        checkpointer.save(new, args=orbax.args.PyTreeSave(tree))
-    except BaseException:
-        checkpointer.close()
-        raise
+    directory = epath.Path(_absolute(path))
+    leaves.check_savable(tree, registry())  # as the handler does, but before there is anything on storage
+    runtimes = _runtimes(tree)
+    with contextlib.ExitStack() as undo:
+        above = integrity.existing(directory)
+        undo.enter_context(reserved(directory))
+        checkpointer = undo.enter_context(orbax.AsyncCheckpointer(handler()))
+        checkpointer.save(directory, args=orbax.args.PyTreeSave(tree))
+        resources = undo.pop_all()
 
     def finish() -> None:
-        try:
+        with resources:
             checkpointer.wait_until_finished()
-            _note_complete(path, runtimes)
-        finally:
-            checkpointer.close()
+            integrity.sync(directory)
+            integrity.sync_name(directory, above)
+        for runtime in runtimes:
+            runtime.last_checkpoint = str(directory)
 
     executor = ThreadPoolExecutor(1, "mpmd save")
     finished = executor.submit(finish)
@@ -79,22 +86,27 @@ def restore(path: Path, target: Any, mesh: GroupMesh | None = None) -> Any:
 
     Args:
       path: the checkpoint.
-      target: a pytree of the same structure. Groups read what is an ``MpmdArray`` in it, to where that is,
-        and what ``step.argument_leaves()`` has there: each process what its devices hold, straight from
-        storage. Elsewhere it has what Orbax takes: jax arrays, ``jax.ShapeDtypeStruct``s, numpy arrays,
-        numbers.
+      target: a pytree of the same structure, with ``...`` for leaves that are not to be read. Groups read
+        what is an ``MpmdArray`` in it, to where that is, and what ``step.argument_leaves()`` has there: each
+        process what its devices hold, straight from storage. Elsewhere it has what Orbax takes: jax arrays,
+        ``jax.ShapeDtypeStruct``s, numpy arrays, numbers.
       mesh: the groups of the step whose ``argument_leaves`` are in the target.
 
     Returns: the pytree, with ``MpmdArray``s where groups have read.
 
-    Raises: ``FileNotFoundError``; ``ValueError`` that names the leaves which are not there, or are of other
-      shapes or dtypes; ``CheckpointError`` with a group and the path when a group cannot read;
-      ``GroupDiedError``.
+    Raises: ``FileNotFoundError``; ``ValueError`` that names the leaves which only one of checkpoint and
+      target has, or which are of other shapes or dtypes; ``DamagedCheckpointError`` with the files or arrays
+      that are not what was written, and another checkpoint; ``CheckpointError`` with a group and the path
+      when a group cannot read; ``GroupDiedError``.
     """
     raise_faults(path_fault("path", path), mesh_fault("mesh", mesh, optional=True))
+    directory = epath.Path(_absolute(path))
+    if directory.exists() and not (metadata := directory / "_METADATA").exists():
+        fault = f"{metadata} is missing; a manager has the checkpoints of a step in 100/default, or 100/ITEM"
+        raise integrity.damaged(directory, [fault])
     try:
         with orbax.Checkpointer(handler()) as checkpointer:
-            return checkpointer.restore(_absolute(path), args=restore_args(target, mesh))
+            return checkpointer.restore(directory, args=restore_args(target, mesh))
     except (CheckpointError, GroupDiedError) as error:
         raise error.with_traceback(None) from error.__cause__
 
@@ -109,7 +121,10 @@ def handler() -> orbax.PyTreeCheckpointHandler:
         target = mpmd.checkpoint.restore_args(step.argument_leaves(), mesh)
         state = manager.restore(manager.latest_step(), args=target)
     """
-    return orbax.PyTreeCheckpointHandler(type_handler_registry=registry())
+    implementation = PyTreeHandler()
+    return orbax.PyTreeCheckpointHandler(
+        use_zarr3=True, type_handler_registry=implementation.types, handler_impl=implementation
+    )
 
 
 def restore_args(target: Any, mesh: GroupMesh | None = None) -> orbax.args.PyTreeRestore:
@@ -135,28 +150,14 @@ def _restore_args(leaf: Any, mesh: GroupMesh | None) -> orbax.RestoreArgs:
     if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None:
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)
+    if isinstance(leaf, np.generic | complex):
+        return orbax.RestoreArgs(restore_type=type(leaf))
     return orbax.checkpoint_utils.construct_restore_args(leaf)
 
 
 def _runtimes(tree: Any) -> list[Runtime]:
     """Those whose groups have arrays of the tree; it is one, or none."""
     return list({leaf.runtime for leaf in jax.tree.leaves(tree) if isinstance(leaf, MpmdArray)})
-
-
-def _note_complete(path: Path, runtimes: Iterable[Runtime]) -> None:
-    for runtime in runtimes:
-        runtime.last_checkpoint = _absolute(path)
-
-
-def _new(path: Path) -> str:
-    """The absolute path. Raises ``ValueError`` when something is there; Orbax does for remote storage."""
-    absolute = _absolute(path)
-    if os.path.exists(absolute):
-        raise ValueError(
-            f"{absolute} exists already: save to another path, or delete it; Orbax's CheckpointManager "
-            "numbers checkpoints and keeps the last ones"
-        )
-    return absolute
 
 
 def _absolute(path: Path) -> str:

@@ -10,11 +10,31 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+import orbax.checkpoint as orbax
+from etils import epath
 from orbax.checkpoint import type_handlers
+from orbax.checkpoint._src import asyncio_utils
 from orbax.checkpoint._src.metadata import array_metadata, array_metadata_store
 from orbax.checkpoint._src.serialization import jax_array_handlers, tensorstore_utils
 
 from mpmd.runtime.storage import JsonSpec
+
+_CODECS = (
+    {"name": "bytes", "configuration": {"endian": "little"}},
+    {"name": "zstd", "configuration": {"level": 1}},
+    {"name": "crc32c"},
+)
+"""How a chunk is stored: compressed, with a checksum that TensorStore compares when it reads.
+
+Orbax's own codecs have no checksum of the data: a flipped bit is read as another number.
+"""
+
+STRING, EMPTY = "string", "empty"
+"""Leaves that are not arrays: strings, and ``None`` and nodes without leaves."""
+
+_ARRAY_TYPES = ("jax.Array", "np.ndarray", "scalar")
+"""What Orbax calls the types of leaves that TensorStore has as arrays."""
 
 
 class WriteSpec(NamedTuple):
@@ -58,7 +78,29 @@ def write_spec(
         process_index=writer,
         ext_metadata=None if key_impl is None else {array_metadata.RANDOM_KEY_IMPL: key_impl},
     )
-    return WriteSpec(spec.json, spec.metadata)
+    return WriteSpec(with_checksums(spec.json), spec.metadata)
+
+
+def with_checksums(spec: JsonSpec) -> JsonSpec:
+    """What TensorStore opens an array of zarr's third format by, to write each chunk with a checksum."""
+    if spec["driver"] == "cast":
+        return {**spec, "base": with_checksums(spec["base"])}
+    return {**spec, "metadata": {**spec["metadata"], "codecs": _CODECS}}
+
+
+class _WithChecksums:
+    """Has Orbax's handler of numpy arrays, and that of numbers, write checksums."""
+
+    async def _open_and_write(self, value: np.ndarray, tspec: dict[str, Any], ts_context: Any) -> None:
+        await super()._open_and_write(value, with_checksums(tspec), ts_context)  # type: ignore[misc]
+
+
+class NumpyHandler(_WithChecksums, type_handlers.NumpyHandler):
+    """Orbax's handler of numpy arrays, with checksums."""
+
+
+class ScalarHandler(_WithChecksums, type_handlers.ScalarHandler):
+    """Orbax's handler of numbers, with checksums."""
 
 
 def read_spec(info: type_handlers.ParamInfo) -> JsonSpec:
@@ -73,13 +115,45 @@ def read_spec(info: type_handlers.ParamInfo) -> JsonSpec:
     ).json
 
 
-async def write_shardings(infos: Sequence[type_handlers.ParamInfo]) -> None:
-    """Notes a sharding of arrays, those of keys included, that every reader of the checkpoint has.
+def stored_leaves(handler: orbax.BasePyTreeCheckpointHandler, directory: epath.Path) -> dict[str, Any]:
+    """The shape and dtype of each array and number of a checkpoint; ``STRING`` or ``EMPTY`` for the others.
 
-    Without one, ``StandardCheckpointer().restore(path)`` fails: "Sharding of jax.Array cannot be None".
+    ``handler.metadata`` has the same, and reads the file of all shardings once for each array.
     """
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    await jax_array_handlers._async_serialize_shardings([here] * len(infos), infos, primary_host=0)
+    metadata = asyncio_utils.run_sync(handler._read_metadata_file(directory))
+    use_ocdbt = metadata.use_ocdbt
+    if use_ocdbt is None:
+        use_ocdbt = type_handlers.is_ocdbt_checkpoint(directory)
+    types = {
+        ".".join(path): entry.value_type
+        for path, entry in orbax.tree.to_flat_dict(metadata.as_nested_tree()).items()
+    }
+    context = tensorstore_utils.get_ts_context(use_ocdbt=use_ocdbt)
+    infos = [
+        type_handlers.ParamInfo(
+            name=name,
+            parent_dir=directory,
+            is_ocdbt_checkpoint=use_ocdbt,
+            use_zarr3=metadata.use_zarr3,
+            ts_context=context,
+        )
+        for name, kind in types.items()
+        if kind in _ARRAY_TYPES
+    ]
+    # Other than the handler of jax arrays, that of numpy arrays knows the shapes of Python numbers, too.
+    arrays = asyncio_utils.run_sync(type_handlers.NumpyHandler().metadata(infos))
+    others = {name: STRING if kind == STRING else EMPTY for name, kind in types.items()}
+    return others | {info.name: array for info, array in zip(infos, arrays, strict=True)}
+
+
+async def write_shardings(
+    infos: Sequence[type_handlers.ParamInfo], shardings: Sequence[jax.sharding.Sharding]
+) -> None:
+    """Notes shardings of arrays, those of keys included, that every reader of the checkpoint has.
+
+    Without them, ``StandardCheckpointer().restore(path)`` fails: "Sharding of jax.Array cannot be None".
+    """
+    await jax_array_handlers._async_serialize_shardings(shardings, infos, primary_host=0)
 
 
 def process_directory(writer: str) -> str:

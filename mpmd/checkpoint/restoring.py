@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from orbax.checkpoint import type_handlers
 
 from mpmd.arguments.leaves import ArgumentLeaf
@@ -34,14 +33,14 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
       aval: shape, dtype and weak type.
       placement: the groups, how it is sharded over the submesh of each, replicated where that does not
         divide, and in which parts.
-      submeshes: for each part, that of its first group.
+      submeshes: for each part, those of its groups.
       runtime: runs the groups.
     """
 
     restore_type: Any = MpmdArray
     aval: jax.ShapeDtypeStruct = dataclasses.field(kw_only=True)
     placement: Placement = dataclasses.field(kw_only=True)
-    submeshes: tuple[jax.sharding.AbstractMesh, ...] = dataclasses.field(kw_only=True)
+    submeshes: tuple[tuple[jax.sharding.AbstractMesh, ...], ...] = dataclasses.field(kw_only=True)
     runtime: Runtime = dataclasses.field(kw_only=True)
 
     @classmethod
@@ -50,18 +49,20 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
         return cls(
             aval=array.aval,
             placement=array.placement,
-            submeshes=tuple(part.submesh for part in array.parts),
+            submeshes=tuple(part.submeshes for part in array.parts),
             runtime=array.runtime,
         )
 
     @classmethod
     def of_leaf(cls, leaf: ArgumentLeaf, mesh: GroupMesh) -> GroupRestoreArgs:
         """To where a step reads a leaf of an argument."""
-        groups = (part.mpmd_idxs[0] for part in leaf.placement.parts)
         return cls(
             aval=leaf.aval,
             placement=leaf.placement,
-            submeshes=tuple(mesh.abstract_submeshes[group] for group in groups),
+            submeshes=tuple(
+                tuple(mesh.abstract_submeshes[group] for group in part.mpmd_idxs)
+                for part in leaf.placement.parts
+            ),
             runtime=mesh.runtime,
         )
 
@@ -99,10 +100,8 @@ class _Part(NamedTuple):
 async def read(infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRestoreArgs]) -> list[MpmdArray]:
     """Has groups read arrays, and waits until they have.
 
-    Raises: ``ValueError`` for arrays of other shapes or dtypes, ``CheckpointError``, ``GroupDiedError``.
+    Raises: ``CheckpointError``, ``GroupDiedError``.
     """
-    # Other than the handler of jax arrays, that of numpy arrays knows the shapes of Python numbers, too.
-    _check_stored(infos, args, await type_handlers.NumpyHandler().metadata(infos))
     parts = [arg.parts(orbax_internals.read_spec(info)) for info, arg in zip(infos, args, strict=True)]
     handles = [[arg.runtime.next_handle() for _ in own] for arg, own in zip(args, parts, strict=True)]
     stored: dict[Runtime, dict[int, dict[Handle, StoredArray]]] = {}
@@ -133,34 +132,12 @@ def _array(
             aval=part.aval,
             mpmd_idxs=part.placement.mpmd_idxs,
             spec=arg.spec,
-            submesh=submesh,
+            submeshes=submeshes,
             runtime=arg.runtime,
             handle=handle,
             future=StepFuture({i: reading[i] for i in part.placement.mpmd_idxs}),
         )
-        for part, submesh, handle in zip(parts, arg.submeshes, handles, strict=True)
+        for part, submeshes, handle in zip(parts, arg.submeshes, handles, strict=True)
     )
     stack = arg.placement.stack
     return arrays[0] if stack is None else StackedMpmdArray(arg.aval, stack, arrays)
-
-
-def _check_stored(
-    infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRestoreArgs], metadatas: Sequence[Any]
-) -> None:
-    """Raises ``ValueError`` that lists the arrays which are stored in other shapes or dtypes."""
-    faults = []
-    for info, arg, stored in zip(infos, args, metadatas, strict=True):
-        wanted = raw(arg.aval)
-        if stored.shape != wanted.shape or not _is_readable_as(stored, wanted.dtype):
-            faults.append(
-                f"{info.name} is {stored.dtype}{list(stored.shape)} in the checkpoint, "
-                f"not {wanted.dtype}{list(wanted.shape)}"
-            )
-    if faults:
-        raise ValueError("the checkpoint is of another state:\n" + "\n".join(faults))
-
-
-def _is_readable_as(stored: Any, dtype: np.dtype) -> bool:
-    """Whether values are stored in a dtype, or are a Python number, which has the widest of its kind."""
-    of_python = stored.shape == () and stored.dtype.name in ("int64", "float64")
-    return stored.dtype == dtype or (of_python and stored.dtype.kind == dtype.kind)

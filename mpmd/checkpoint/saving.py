@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+import jax
 from jax.sharding import NamedSharding
 from orbax.checkpoint import type_handlers
 
@@ -16,10 +18,17 @@ from mpmd.checkpoint import orbax_internals
 from mpmd.checkpoint.group_calls import call, results
 from mpmd.compat import key_impl_name
 from mpmd.errors import CheckpointError
-from mpmd.keys import is_key, raw
+from mpmd.keys import encode, is_key, raw
+from mpmd.runtime import storage
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
-from mpmd.runtime.storage import JsonSpec, part_of
+from mpmd.runtime.storage import HostShard, JsonSpec, copied_out, part_of
+
+Row = tuple[Any, type_handlers.ParamInfo, type_handlers.SaveArgs]
+"""An array, and what Orbax says of it."""
+
+LOCAL_WRITER = "driver"
+"""The name of this process among those that write."""
 
 
 class Leaf(NamedTuple):
@@ -50,28 +59,34 @@ class Part(NamedTuple):
     leaves: list[Leaf]
 
 
-def leaves_to_save(rows: Sequence[tuple]) -> list[Leaf]:
-    """The leaves to save, of arrays and what Orbax says of each.
+class LocalLeaf(NamedTuple):
+    """A jax array of this process to save.
 
-    Raises: ``ValueError`` that lists all arrays that cannot be saved.
+    Attributes:
+      array: as integers, if it has keys.
+      copy: what it is when it is asked for: later steps may take it over.
+      key_impl: the generator of keys; ``None`` of other arrays.
     """
-    leaves: list[Leaf] = []
-    faults = []
+
+    array: jax.Array
+    copy: tuple[HostShard, ...]
+    key_impl: str | None
+    info: type_handlers.ParamInfo
+    args: type_handlers.SaveArgs
+
+
+def leaves_to_save(rows: Sequence[Row]) -> list[Leaf]:
+    """The leaves to save, of arrays on groups and what Orbax says of each."""
+    return [leaf for row in rows for leaf in _leaves_of(*row)]
+
+
+def local_leaves(rows: Sequence[Row]) -> list[LocalLeaf]:
+    """The leaves to save, of arrays of this process, which are copied to host memory."""
+    leaves = []
     for array, info, args in rows:
-        if array.is_deleted():
-            faults.append(f"{info.name} was deleted, or donated to a step; save that step's result")
-        elif not array.size:
-            faults.append(f"{info.name} has the shape {array.shape}; Orbax does not save empty arrays")
-        elif not info.is_ocdbt_checkpoint:
-            faults.append(f"{info.name} is on groups, which write Orbax's format OCDBT: leave use_ocdbt on")
-        elif array.runtime is not rows[0][0].runtime:
-            faults.append(
-                f"{info.name} is on another mesh than {rows[0][1].name}; a mesh saves a checkpoint of its own"
-            )
-        else:
-            leaves += _leaves_of(array, info, args)
-    if faults:
-        raise ValueError("this cannot be saved:\n" + "\n".join(faults))
+        key_impl = key_impl_name(array.dtype) if is_key(array) else None
+        integers = encode(array)
+        leaves.append(LocalLeaf(integers, copied_out(integers), key_impl, info, args))
     return leaves
 
 
@@ -98,6 +113,27 @@ def copy_out(leaves: Sequence[Leaf]) -> list[Part]:
         copy, handles = runtime.next_handle(), list(dict.fromkeys(leaf.handle for leaf in mine))
         parts.append(Part(mpmd_idx, copy, call(runtime.copy_out, mpmd_idx, copy, handles), mine))
     return parts
+
+
+async def write_local(leaves: Sequence[LocalLeaf]) -> list[Any]:
+    """Writes what this process has copied.
+
+    Returns: what Orbax notes of each array.
+    """
+    for leaf in leaves:
+        await leaf.info.await_path_creation()
+    specs = [_local_spec(leaf) for leaf in leaves]
+    copies = {number: leaf.copy for number, leaf in enumerate(leaves)}
+    opened_by = [(number, spec.opened_by) for number, spec in enumerate(specs)]
+    await asyncio.to_thread(storage.write, copies, opened_by)
+    return [spec.metadata for spec in specs]
+
+
+def _local_spec(leaf: LocalLeaf) -> orbax_internals.WriteSpec:
+    array = leaf.array
+    shard = array.sharding.shard_shape(array.shape)
+    described = jax.ShapeDtypeStruct(array.shape, array.dtype)
+    return orbax_internals.write_spec(leaf.info, leaf.args, described, shard, LOCAL_WRITER, leaf.key_impl)
 
 
 async def write(parts: Sequence[Part]) -> list[Any]:

@@ -9,7 +9,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from mpmd.cli.arguments import add_command
 from mpmd.cli.exit_codes import ExitCode
+from mpmd.private_directory import fault_of
 from mpmd.tables import aligned, human_bytes
 from mpmd.version import __version__
 
@@ -70,31 +70,36 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    findings = []
-    for finding in _findings(options):
-        findings.append(finding)
+    found = []
+    for finding in findings(not options.no_ray, options.address):
+        found.append(finding)
         (line,) = aligned([[f"{finding.state.value:7}", f"{finding.subject:20}", finding.found]])
         print(line, flush=True)  # at once, because a trial may take a minute
         if finding.remedy:
             print(f"{'':9}-> {finding.remedy}", flush=True)
-    faults = [finding.subject for finding in findings if finding.state is State.FAULT]
+    faults = [finding.subject for finding in found if finding.state is State.FAULT]
     print(f"\nnot well: {', '.join(faults)}" if faults else "\nall is well")
     return ExitCode.FAULT if faults else ExitCode.OK
 
 
-def _findings(options: argparse.Namespace) -> Iterator[Finding]:
+def findings(on_ray: bool, address: str | None = None) -> Iterator[Finding]:
+    """What is found out about this machine, one subject after the other.
+
+    Args:
+      on_ray: whether to try two actors, which takes longest.
+      address: of the Ray cluster to try; by default one is started on this machine.
+    """
     yield Finding("mpmd", State.OK, f"{__version__} in {Path(__file__).parents[1]}")
     yield from _installed()
     yield from _shared_memory()
     yield from _cache()
     yield _trial("devices", "devices", remedy=NO_DEVICES)
     yield _trial("two groups", "in-process", remedy="this is the smallest step there is; see the error above")
-    if not options.no_ray:
-        address = [options.address] if options.address else []
+    if on_ray:
         yield _trial(
             "two actors",
             "ray",
-            *address,
+            *([address] if address else []),
             remedy="Ray or the network between its processes is not well; `ray status` shows a cluster",
         )
 
@@ -152,6 +157,9 @@ def _cache() -> Iterator[Finding]:
     path = CACHE.expanduser()
     if not path.exists():
         yield Finding("compilation cache", State.OK, f"{path} is made by the first launch")
+    elif fault := fault_of(str(path)):
+        found, _, remedy = fault.partition(": ")
+        yield Finding("compilation cache", State.FAULT, found, remedy)
     elif not os.access(path, os.W_OK):
         yield Finding(
             "compilation cache",
@@ -159,8 +167,6 @@ def _cache() -> Iterator[Finding]:
             f"{path} cannot be written",
             "programs are compiled again by each run: launch(compilation_cache=...) names another directory",
         )
-    elif path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        yield Finding("compilation cache", State.WARNING, f"others may write to {path}", f"chmod go-w {path}")
     else:
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         yield Finding("compilation cache", State.OK, f"{human_bytes(size)} in {path}")

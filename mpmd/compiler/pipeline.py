@@ -18,7 +18,7 @@ from mpmd.compiler.checks import (
 from mpmd.compiler.graph import Gather, PartialSums, TracedStep
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import check_specs, place
-from mpmd.compiler.shard import argument_specs, fitting_parts, given_or_held, shard
+from mpmd.compiler.shard import argument_specs, fitting_parts, given_or_held, shard, with_results_apart
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.garbage import without_garbage_collection
@@ -122,6 +122,7 @@ def compile_step(
         if not traced.loops:
             in_specs = argument_specs(traced, submeshes, in_specs, given, held)
         specs = None if in_specs is None else [spec or () for spec in in_specs]
+        traced = with_results_apart(traced, specs, given)
     with watch("split"):
         graph = split(traced)
         check_task_graph(graph)

@@ -4,13 +4,23 @@ A plan enters, with the equations of its tasks; an ``Explanation`` leaves, which
 in ``explanation.py``; its parts are in ``leaves.py``, ``traffic.py``, ``tasks.py`` and ``uses.py``.
 ``explain.py`` makes them from the plan, and ``provenance.py`` finds the lines that equations come from.
 ``report.py`` says what each group needs, and how long compiling took. ``costs.py`` estimates how long tasks
-take, and ``work.py`` and ``findings.py`` say what is probably not as its user meant it.
+take, and ``work.py``, ``findings.py`` and ``mistakes.py`` say what is probably not as its user meant it.
 """
 
 from mpmd.explanation.costs import operation_costs
 from mpmd.explanation.explain import explain_plan
 from mpmd.explanation.explanation import Explanation
+from mpmd.explanation.mistakes import warn_of_mistakes, warn_of_undonated_state
 from mpmd.explanation.report import Report, report
 from mpmd.explanation.work import warn_of_uneven_work
 
-__all__ = ["Explanation", "Report", "explain_plan", "operation_costs", "report", "warn_of_uneven_work"]
+__all__ = [
+    "Explanation",
+    "Report",
+    "explain_plan",
+    "operation_costs",
+    "report",
+    "warn_of_mistakes",
+    "warn_of_undonated_state",
+    "warn_of_uneven_work",
+]

@@ -24,6 +24,8 @@ from mpmd.planner.choice_table import (
     text_table,
 )
 from mpmd.planner.hardware import Cluster
+from mpmd.planner.profile import Profile
+from mpmd.planner.search.stage_profile import StageProfile, stage_profile
 from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
 from mpmd.step import MpmdFunction, jit
@@ -68,6 +70,7 @@ class Choice:
     _step: Callable = dataclasses.field(repr=False)
     _static: Mapping[str, Any] = dataclasses.field(repr=False)
     _realized: Realized = dataclasses.field(repr=False)
+    _profiles: tuple[Profile, ...] = dataclasses.field(repr=False)
 
     @property
     def best(self) -> Row:
@@ -140,6 +143,21 @@ class Choice:
             **self._static,
         }
         return jit(decided(self._step, self.decisions), mesh, **{**chosen, **options})
+
+    def stage_profile(self, loop: int = 0) -> StageProfile:
+        """The cost of each run of consecutive layers as a stage, on each submesh, and which were chosen.
+
+        ``print`` shows it as a table. Layers are numbered as in ``candidate.layers_per_stage``.
+
+        Args:
+          loop: which one of the step's loops.
+
+        Raises: ``ValueError`` when the step has no such loop.
+        """
+        loops = self.candidate.loops
+        if not 0 <= loop < len(loops):
+            raise ValueError(f"loop must be from 0 to {len(loops) - 1}, got {loop}")
+        return stage_profile(self._profiles[loop], self.cluster, loops[loop])
 
     @functools.cached_property
     def simulation(self) -> Simulation:

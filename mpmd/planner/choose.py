@@ -31,6 +31,7 @@ def plan(
     cluster: Cluster,
     kwargs: Mapping[str, Any] | None = None,
     groups: int | None = None,
+    num_layers: int | None = None,
     num_stages: int | None = None,
     layers_per_stage: Sequence[int] | None = None,
     schedule: Schedule | type[Schedule] | str | None = None,
@@ -68,6 +69,8 @@ def plan(
       args: its positional arguments, arrays or ``ShapeDtypeStruct``s.
       cluster: the devices, their speed, memory and links.
       kwargs: arguments that the step is called with by name.
+      num_layers: into how many layers a function under ``mpmd.auto_marks`` is divided, of which stages
+        consist; by default as many as are found.
       groups, num_stages, layers_per_stage, schedule, num_microbatches, submesh, remat, fsdp: what is fixed;
         ``None`` is open. A schedule may be one of a size, or a family, by class or name. ``submesh`` has the
         devices of each group along ``data``, ``model`` and ``sequence``; or a list of these, one for each
@@ -102,6 +105,7 @@ def plan(
     limits = Limits(simulate, seconds, measure)
     fixed = Fixed.of(
         groups=groups,
+        num_layers=num_layers,
         num_stages=num_stages,
         layers_per_stage=layers_per_stage,
         schedule=schedule,
@@ -120,7 +124,7 @@ def plan(
         static_argnames,
         donate_argnums,
     )
-    trials = Trials(subject, cluster)
+    trials = Trials(subject, cluster, fixed.num_layers)
 
     def rows(memory: float) -> tuple[Row, ...]:
         return _rows(trials, dataclasses.replace(cluster, memory=memory), fixed)
@@ -141,6 +145,7 @@ def plan(
         _step=step,
         _static=subject.static,
         _realized=result.winner,
+        _profiles=trials.profiles,
     )
 
 

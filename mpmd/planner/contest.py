@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 
-from mpmd.errors import CompileError, PerformanceWarning
+from mpmd.errors import CompileError, StepWarning
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.hardware import Cluster
@@ -155,7 +155,7 @@ class _Contest:
         try:
             with warnings.catch_warnings():
                 # What they say of a candidate is what the table says of it.
-                warnings.simplefilter("ignore", PerformanceWarning)
+                warnings.simplefilter("ignore", StepWarning)
                 realized = realize(row.candidate)
         except CompileError as error:
             first = error.faults[0].splitlines()[0]

@@ -27,6 +27,7 @@ class Fixed:
 
     Attributes:
       groups: the number of groups.
+      num_layers: of a step that leaves its stages open.
       num_stages: of the schedule, of all groups.
       layers_per_stage: the layers of each stage, in order.
       schedule: a schedule, or the name of a family of ``mpmd.schedules.families.FAMILIES``, of any size.
@@ -38,6 +39,7 @@ class Fixed:
     """
 
     groups: int | None = None
+    num_layers: int | None = None
     num_stages: int | None = None
     layers_per_stage: tuple[int, ...] | None = None
     schedule: Schedule | str | None = None
@@ -73,7 +75,7 @@ class Fixed:
 
 
 def _faults(given: Mapping[str, Any]) -> Iterator[Fault | None]:
-    for name in ("groups", "num_stages", "num_microbatches"):
+    for name in ("groups", "num_layers", "num_stages", "num_microbatches"):
         yield int_fault(name, given.get(name), optional=True)
     if (layers := given.get("layers_per_stage")) is not None:
         what = "the numbers of layers of each stage, such as (3, 4, 4)"

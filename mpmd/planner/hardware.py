@@ -12,7 +12,16 @@ import numpy as np
 
 from mpmd.memory import Holding
 from mpmd.simulate import Link
-from mpmd.validation import Fault, bool_fault, choice_fault, int_fault, number_fault, raise_faults, type_fault
+from mpmd.validation import (
+    Fault,
+    bool_fault,
+    choice_fault,
+    device_count_fault,
+    int_fault,
+    number_fault,
+    raise_faults,
+    type_fault,
+)
 
 ENTRY_POINT_GROUP = "mpmd.clusters"
 """Packages say in their installation, under the name of a kind of cluster, what describes one."""
@@ -21,6 +30,9 @@ _UNITS = {"memory": "bytes", "flops": "operations per second", "memory_bandwidth
 _LEAST = {"task_overhead": 0, "alone": 1}
 
 Amount = TypeVar("Amount", float, np.ndarray)
+
+
+_TITLE = "no cluster is like this:\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +70,8 @@ class Cluster:
         if isinstance(self.holding, str) and self.holding in [holding.value for holding in Holding]:
             object.__setattr__(self, "holding", Holding(self.holding))
         faults = (_fault_of(field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        raise_faults(*faults, title="no cluster is like this:\n")
+        raise_faults(*faults, title=_TITLE)
+        raise_faults(device_count_fault(self.nodes * self.devices_per_node), title=_TITLE)
 
     def seconds(self, operations: Amount, nbytes_of_products: Amount, nbytes_beside: Amount) -> Amount:
         """What a device takes for a task, without what it exchanges.
@@ -164,7 +177,7 @@ def check_known(known: Mapping[str, Any]) -> None:
     if unknown := [name for name in known if name not in fields]:
         raise ValueError(f"a cluster has no {', '.join(unknown)}; it has {', '.join(fields)}")
     faults = (_fault_of(name, value) for name, value in known.items())
-    raise_faults(*faults, title="no cluster is like this:\n")
+    raise_faults(*faults, title=_TITLE)
 
 
 def completed(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from jax.sharding import AbstractMesh
 
 from mpmd.ir import Spec
 from mpmd.runtime.requests import Handle, StepReply
-from mpmd.runtime.step_future import StepFuture
+from mpmd.runtime.step_future import StepFuture, call_when_done
 from mpmd.validation import int_fault, raise_faults
 
 MAX_IN_FLIGHT = 16
@@ -26,7 +25,7 @@ class Held(NamedTuple):
 
     mpmd_idxs: tuple[int, ...]
     spec: Spec
-    submesh: AbstractMesh
+    submeshes: tuple[AbstractMesh, ...]
     handle: Handle
     future: StepFuture
 
@@ -84,17 +83,18 @@ class StepsInFlight:
 
     def leave_after(self, replies: Collection[Future], step: QueuedStep | None = None) -> None:
         """The step ends when all groups have replied, or have failed to."""
+        number = None
         if step is not None:
-            self._queued[step.number] = step
+            number = step.number
+            self._queued[number] = step
 
-        def end() -> None:
-            if step is not None:
-                del self._queued[step.number]
+        # A reply keeps the function: through the step, each would keep those of the step before alive.
+        def end(_: bool) -> None:
+            if number is not None:
+                del self._queued[number]
             self._places.release()
 
-        on_reply = _countdown(len(replies), end)
-        for reply in replies:
-            reply.add_done_callback(on_reply)
+        call_when_done(replies, end)
 
     def queued(self) -> list[QueuedStep]:
         """The steps that were submitted and have not ended, in order."""
@@ -105,12 +105,8 @@ class StepsInFlight:
         for step in self.queued():
             step.can_drop = False
 
-
-def _countdown(count: int, done: Callable[[], None]) -> Callable[[Future], None]:
-    replies = itertools.count(1)
-
-    def on_reply(_: Future) -> None:  # is called in several threads, each of which gets another number
-        if next(replies) == count:
-            done()
-
-    return on_reply
+    def may_be_given_back(self) -> frozenset[Handle]:
+        """What was donated to the steps that may be dropped: groups have to keep it until these begin."""
+        return frozenset(
+            state.argument.handle for step in self.queued() if step.can_drop for state in step.fed_back
+        )

@@ -17,7 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from mpmd.collectives import Collective
 from mpmd.compat import trace_context_for_threads
+from mpmd.device_trace import DeviceTrace, TraceFiles
 from mpmd.errors import StepAborted, StepDroppedError
 from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program
@@ -25,7 +27,14 @@ from mpmd.runtime.compile_once import compile_for
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import STEP_DROPPED, Handle, HostParts, Released, StepReply, StepRequest
+from mpmd.runtime.requests import (
+    STEP_DROPPED,
+    Handle,
+    HostParts,
+    Released,
+    StepReply,
+    StepRequest,
+)
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.step_gate import StepGate
 from mpmd.runtime.storage import JsonSpec, StoredArray
@@ -161,6 +170,7 @@ class InProcessRuntime(RuntimeBase):
         super().__init__(len(submeshes), max_in_flight)
         self._submitting = threading.Lock()  # a step is submitted to all groups or to none
         self.processes_per_group = (1,) * len(submeshes)
+        self._trace = DeviceTrace()
         self._mailboxes = [Mailbox() for _ in submeshes]
         self._groups = [
             _GroupThread(_worker(i, submesh, InProcessTransport(self._mailboxes, submeshes, i)))
@@ -210,18 +220,23 @@ class InProcessRuntime(RuntimeBase):
         futures = {}
         with self._submitting:
             (step,) = {request.step for request in requests.values()}
+            abort = partial(self._abort, tuple(requests), step)
             try:
+                for mpmd_idx, released in self._take_released(but=requests):
+                    group = self._groups[mpmd_idx]
+                    group.submit(partial(group.worker.release, released))
                 for mpmd_idx, request in requests.items():
-                    released = self._released.take(mpmd_idx, step)
-                    request = dataclasses.replace(request, released=released)
-                    run = partial(self._run_step, mpmd_idx, request)
+                    request = dataclasses.replace(request, released=self._released.take(mpmd_idx, step))
+                    run = partial(self._run_step, mpmd_idx, request, abort)
                     futures[mpmd_idx] = self._groups[mpmd_idx].submit(run)
             except BaseException:  # also an interrupt: the groups that have the step must not wait for others
-                self._abort(step, "the step did not reach all groups")
+                abort("the step did not reach all groups")
                 raise
         return futures
 
-    def _run_step(self, mpmd_idx: int, request: StepRequest) -> StepReply | None:
+    def _run_step(
+        self, mpmd_idx: int, request: StepRequest, abort: Callable[[str], None]
+    ) -> StepReply | None:
         group = self._groups[mpmd_idx]
         if not group.gate.begin(request.step):
             return None  # the reply was given when the step was dropped
@@ -233,12 +248,12 @@ class InProcessRuntime(RuntimeBase):
         except StepAborted:
             raise
         except Exception as error:
-            self._abort(request.step, str(error))
+            abort(str(error))
             raise
 
-    def _abort(self, step: int, reason: str) -> None:
-        for mailbox in self._mailboxes:
-            mailbox.abort(step, reason)
+    def _abort(self, mpmd_idxs: Sequence[int], step: int, reason: str) -> None:
+        for mpmd_idx in mpmd_idxs:
+            self._mailboxes[mpmd_idx].abort(step, reason)
 
     def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
         number = self.next_handle()
@@ -280,6 +295,20 @@ class InProcessRuntime(RuntimeBase):
     def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
         group = self._groups[mpmd_idx]
         return group.submit(partial(group.worker.read, stored))
+
+    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        self.check_process()
+        asked = [group.submit(partial(group.worker.collectives, number)) for group in self._groups]
+        return {name: each for future in asked for name, each in future.result().items()}
+
+    def start_trace(self) -> None:
+        self.check_process()
+        for reached in [group.submit(lambda: None) for group in self._groups]:
+            reached.result()
+        self._trace.start()
+
+    def stop_trace(self) -> dict[str, TraceFiles]:
+        return {"all_groups": self._trace.stop()}
 
     def close(self) -> None:
         """Ends the threads after the steps already submitted, and waits for them, their callbacks and writes.

@@ -57,11 +57,12 @@ class StepState:
 class RunTask:
     """Calls an executable. Waits for it to end if ``synchronous``, or if the step has events.
 
-    ``text`` is what errors call the task.
+    ``text`` is what errors call the task, ``label`` what traces do.
     """
 
     task: AnyTask
     text: str
+    label: str
     mpmd_idx: int
     call: Compiled
     inputs: tuple[int, ...]
@@ -79,9 +80,10 @@ class RunTask:
         start = time.perf_counter()
         state.activity.now = (self, state.number, start)
         try:
-            results = self.call(*[table[slot] for slot in self.inputs])
-            if results and (self.synchronous or events is not None):
-                results[-1].block_until_ready()  # an executable's results become ready together
+            with jax.profiler.TraceAnnotation(self.label, group=self.mpmd_idx):
+                results = self.call(*[table[slot] for slot in self.inputs])
+                if results and (self.synchronous or events is not None):
+                    results[-1].block_until_ready()  # an executable's results become ready together
         except Exception as error:
             message = f"{self.text} failed on group {self.mpmd_idx}: {type(error).__name__}: {error}"
             raise TaskError(message, self.mpmd_idx, str(self.task)) from error
@@ -132,13 +134,15 @@ class ReceiveMessage:
         start = time.perf_counter()
         state.activity.now = (self, state.number, start)
         message = MessageId(state.number, self.src, self.dst, self.tag)
-        received = self.transport.recv(message, self.shardings)
-        if self.on_devices:  # once, and not by each task that reads them
-            received = jax.device_put(list(received), list(self.shardings))
+        waiting = Wait(self.src)
+        with jax.profiler.TraceAnnotation(str(waiting), group=self.dst):
+            received = self.transport.recv(message, self.shardings)
+            if self.on_devices:  # once, and not by each task that reads them
+                received = jax.device_put(list(received), list(self.shardings))
         for slot, array in zip(self.values, received, strict=True):
             state.table[slot] = array
         if state.events is not None:
-            state.events.append(Event(self.dst, Wait(self.src), start, time.perf_counter()))
+            state.events.append(Event(self.dst, waiting, start, time.perf_counter()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -273,6 +277,7 @@ class Operations:
         yield RunTask(
             task=run.task,
             text=text,
+            label=str(run.task),
             mpmd_idx=self._here,
             call=self._executables[run.executable],
             inputs=self._slots_of(run.inputs),

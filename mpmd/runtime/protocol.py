@@ -13,6 +13,8 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from mpmd.collectives import Collective
+from mpmd.device_trace import TraceFiles
 from mpmd.executable_memory import ExecutableMemory
 from mpmd.ir import Edge, Plan
 from mpmd.memory import Holding
@@ -20,7 +22,7 @@ from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.callbacks import CallbackThread
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep, StepsInFlight
-from mpmd.runtime.requests import Handle, LoadReply, Released, StepReply, StepRequest
+from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.storage import JsonSpec, StoredArray
 
 
@@ -30,11 +32,12 @@ class LoadedProgram:
 
     Attributes:
       number: what step requests call it.
-      program: the program, with the specs that it left open.
+      program: the program, with the specs that it left open, and without functions and constants.
       seconds: how long it took, by pass: ``resolve``, in which groups compile if specs are open; ``export``,
         where functions travel to other processes; ``load``, until the last group had compiled.
       xla_seconds: for each group, how long XLA compiled; groups compile at the same time.
       memory: what XLA needs to run each executable, where the groups' backend says.
+      memory_limits: for each group, the bytes that each of its devices has.
       holdings: where the messages of an edge are until they are used; in the receiver's memory where it does
         not say.
     """
@@ -44,6 +47,7 @@ class LoadedProgram:
     seconds: Mapping[str, float]
     xla_seconds: tuple[float, ...]
     memory: Mapping[str, ExecutableMemory]
+    memory_limits: tuple[int, ...]
     holdings: Mapping[Edge, Holding]
 
     @property
@@ -68,10 +72,11 @@ class LoadedProgram:
                 memory[name] = memory.get(name, needed) | needed
         return LoadedProgram(
             number=number,
-            program=program,
+            program=program.without_functions(),
             seconds=seconds,
             xla_seconds=tuple(reply.xla_seconds for reply in replies),
             memory=memory,
+            memory_limits=tuple(reply.memory_limit for reply in replies),
             holdings=holdings,
         )
 
@@ -84,6 +89,8 @@ class Runtime(Protocol):
       processes_per_group: the number of processes of each group.
       callbacks: calls what steps ask the driver to call.
       in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
+      goes_back: whether groups go back to before a step that has failed, so that what it has taken over is
+        there again.
       last_checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed here, or from which
         groups have read; who saves and restores keeps it up to date.
       is_closed: whether ``close`` was called: nothing can be asked any more.
@@ -93,6 +100,7 @@ class Runtime(Protocol):
     processes_per_group: tuple[int, ...]
     callbacks: CallbackThread
     in_flight: StepsInFlight
+    goes_back: bool
     last_checkpoint: str | None
     is_closed: bool
 
@@ -120,7 +128,9 @@ class Runtime(Protocol):
         ...
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
-        """Starts one step: a request for each group. Returns at once. Step numbers ascend.
+        """Starts one step: a request for each group that takes part. Returns at once. Step numbers ascend.
+
+        The other groups are told what they are to drop, if anything.
 
         A future raises ``TaskError`` when a task of that group failed, ``StepAborted`` when another
         group's did, ``GroupDiedError`` when the group's process is gone.
@@ -192,6 +202,24 @@ class Runtime(Protocol):
         """
         ...
 
+    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        """The exchanges among devices of a group in each executable of a program, by its name."""
+        ...
+
+    def start_trace(self) -> None:
+        """Has ``jax.profiler`` trace every process, after the steps submitted before, and waits for that.
+
+        Raises: ``RuntimeError`` when a process is traced already, ``GroupDiedError`` as a step's future.
+        """
+        ...
+
+    def stop_trace(self) -> dict[str, TraceFiles]:
+        """Ends what ``start_trace`` has begun. Returns what each process has recorded, by its name.
+
+        Raises: ``RuntimeError`` when a process was not traced, ``GroupDiedError`` as a step's future.
+        """
+        ...
+
     def close(self) -> None:
         """Ends the groups, which drop all programs and values."""
         ...
@@ -200,6 +228,7 @@ class Runtime(Protocol):
 class RuntimeBase(Runtime):
     """What runtimes have in common: they number values and programs, and remember which are released."""
 
+    goes_back = False
     last_checkpoint: str | None = None
     is_closed = False
 
@@ -231,6 +260,13 @@ class RuntimeBase(Runtime):
         """Drops none, where a runtime cannot."""
         return frozenset()
 
+    def _take_released(self, but: Collection[int] = ()) -> list[tuple[int, Released]]:
+        """What groups are to be told now, without a step, but for some groups; not what may be taken back."""
+        groups = [group for group in range(len(self.processes_per_group)) if group not in but]
+        kept = self.in_flight.may_be_given_back() if groups else ()
+        taken = [(group, self._released.take(group, but=kept)) for group in groups]
+        return [(group, released) for group, released in taken if released != NOTHING_RELEASED]
+
     def take_back(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
         return self._released.remove_handle(mpmd_idxs, handle)
 
@@ -261,9 +297,13 @@ class ReleaseQueue:
         for programs in self._programs:
             programs.append(number)
 
-    def take(self, mpmd_idx: int, step: int | None = None) -> Released:
-        """What the group is to be told now; with a step, if that is given."""
-        released = Released(_drain(self._handles[mpmd_idx]), _drain(self._programs[mpmd_idx]))
+    def take(self, mpmd_idx: int, step: int | None = None, but: Collection[Handle] = ()) -> Released:
+        """What the group is to be told now, but for some values; with a step, if that is given."""
+        handles = _drain(self._handles[mpmd_idx])
+        self._handles[mpmd_idx].extend(handle for handle in handles if handle in but)
+        released = Released(
+            tuple(handle for handle in handles if handle not in but), _drain(self._programs[mpmd_idx])
+        )
         if step is not None:
             self._told.append((step, mpmd_idx, released))
         return released

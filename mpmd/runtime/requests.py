@@ -48,15 +48,18 @@ class LoadReply:
     Attributes:
       xla_seconds: how long XLA took.
       memory: what XLA needs to run each executable, where the backend says.
+      memory_limit: the bytes that each of its devices has.
     """
 
     xla_seconds: float
     memory: Mapping[str, ExecutableMemory]
+    memory_limit: int
 
     def __or__(self, other: LoadReply) -> LoadReply:
         """What holds of two processes of a group."""
         both = {name: self.memory[name] | other.memory[name] for name in self.memory.keys() & other.memory}
-        return LoadReply(max(self.xla_seconds, other.xla_seconds), both)
+        limit = min(self.memory_limit, other.memory_limit)
+        return LoadReply(max(self.xla_seconds, other.xla_seconds), both, limit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +92,9 @@ class StepRequest:
         the host's memory and on a device for the whole step.
       transient: of these, the ones that no later step reads; the group drops them when the step has ended.
       released: what the group is to drop before the step.
+      donated: of the inputs, those that the step takes over.
+      failed: why the step has failed before: it is not run again, its outputs are lost, its inputs stay.
+      groups: those that take part in the step, and that a group may wait for; by default, all.
       refused: NaNs or infinities, where the caller has them be errors.
       profile: whether the reply is to have the step's events.
     """
@@ -100,6 +106,9 @@ class StepRequest:
     host_arrays: dict[Handle, np.ndarray] = dataclasses.field(default_factory=dict)
     transient: tuple[Handle, ...] = ()
     released: Released = NOTHING_RELEASED
+    donated: tuple[Handle, ...] = ()
+    failed: str | None = None
+    groups: frozenset[int] | None = None
     refused: Refused | None = None
     profile: bool = False
 

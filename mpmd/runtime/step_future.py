@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 
 from mpmd.errors import StepAborted
@@ -28,6 +29,15 @@ class StepFuture:
         self._replies = replies
         self._called = called
         self._callbacks = callbacks
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the step is known to have failed on a group. Does not wait."""
+        return any(reply.done() and reply.exception() is not None for reply in self._replies.values())
+
+    def call_when_done(self, function: Callable[[bool], object]) -> None:
+        """Calls a function, in any thread, with whether the step has failed, when all groups have replied."""
+        call_when_done(self._replies.values(), function)
 
     def reply(self, mpmd_idx: int) -> StepReply:
         """Waits for the reply of a group, and for the step's callbacks unless it is one of them that waits.
@@ -55,3 +65,17 @@ class StepFuture:
     def replies(self) -> list[StepReply]:
         """Waits for all groups."""
         return [self.reply(mpmd_idx) for mpmd_idx in self._replies]
+
+
+def call_when_done(futures: Collection[Future], function: Callable[[bool], object]) -> None:
+    """Calls a function, in any thread, with whether a future has failed, when all of them are done."""
+    num_futures, numbers, failures = len(futures), itertools.count(1), list[bool]()
+
+    # It refers to no future: they would keep one another alive. Each thread gets another number.
+    def on_done(future: Future) -> None:
+        failures.append(future.exception() is not None)
+        if next(numbers) == num_futures:
+            function(any(failures))
+
+    for future in futures:
+        future.add_done_callback(on_done)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import jax
 import numpy as np
 
+from mpmd.collectives import Collective, collectives_in
 from mpmd.errors import StepAborted
 from mpmd.events import Event
 from mpmd.ir import Executable, Name, Plan, Spec
@@ -25,7 +26,9 @@ from mpmd.runtime.compiling import (
     compile_with_open_specs,
     memory_of,
 )
+from mpmd.runtime.device_memory import measured_peak, memory_limit
 from mpmd.runtime.executor import Executor
+from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.requests import (
     INLINE_BYTES,
     Handle,
@@ -42,17 +45,6 @@ from mpmd.sharding import to_sharding
 from mpmd.stopwatch import Stopwatch
 
 
-class LostValueError(RuntimeError):
-    """A value is read that was lost when the step that makes it has failed for ``reason``."""
-
-    def __init__(self, reason: str):
-        super().__init__(reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"this value was lost when an earlier step failed: {self.reason}"
-
-
 class _Finishing:
     """The end of a step, at which what the devices have been given is waited for."""
 
@@ -66,24 +58,19 @@ _FINISHING = _Finishing()
 
 
 @dataclasses.dataclass(frozen=True)
-class LostValue:
-    """Stands in place of a value whose step has failed."""
-
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
 class _CompiledProgram:
     """A group's part of a program.
 
     Attributes:
       executor: runs the part.
+      executables: what XLA has compiled, by the names in the plan.
       shardings, donated: for each input.
       inline: the positions of the outputs that travel with the reply: small ones that this process can read.
       enable_x64: JAX's setting when the part was compiled, under which it has to run.
     """
 
     executor: Executor
+    executables: Mapping[str, jax.stages.Compiled]
     shardings: tuple[jax.sharding.Sharding, ...]
     donated: tuple[bool, ...]
     inline: tuple[int, ...]
@@ -110,6 +97,7 @@ class GroupWorker:
       agree: is called with a step and why this process cannot run it, if so. Waits until all processes of the
         group have come to the step; raises ``StepAborted`` in all of them when one cannot run it.
       activity: says what it is doing; by default one of its own.
+      of_donated: what errors say of the values that a failed step has taken over.
     """
 
     def __init__(
@@ -119,8 +107,10 @@ class GroupWorker:
         transport_of: Callable[[Plan], Transport],
         agree: Callable[[int, str | None], None] = lambda step, reason: None,
         activity: Activity | None = None,
+        of_donated: str = DONATED_IN_PROCESS,
     ):
         self.mpmd_idx = mpmd_idx
+        self._of_donated = of_donated
         self.submesh = submesh
         self._transport_of = transport_of
         self._agree = agree
@@ -188,6 +178,7 @@ class GroupWorker:
         return LoadReply(
             xla_seconds=ahead.watch.seconds.get("xla", 0.0),
             memory={name: needed for name, needed in memory.items() if needed},
+            memory_limit=memory_limit(self.submesh.local_devices),
         )
 
     def _program(
@@ -214,6 +205,7 @@ class GroupWorker:
         results = plan.outputs_of(self.mpmd_idx).values()
         return _CompiledProgram(
             executor=executor,
+            executables=compiled,
             shardings=tuple(to_sharding(leaf.spec, self.submesh) for leaf in leaves),
             donated=tuple(leaf.donated for leaf in leaves),
             inline=tuple(
@@ -249,7 +241,7 @@ class GroupWorker:
                 on_host = tuple(map(_on_host, told))
             except Exception as error:
                 add_told(error, tuple(_readable(told)))
-                lost = LostValue(error.reason if isinstance(error, LostValueError) else str(error))
+                lost = LostValue(self._reason(error, request))
                 missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
                 raise
@@ -258,6 +250,12 @@ class GroupWorker:
                     self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
         return StepReply(inline, tuple(events or ()), on_host)
+
+    def _reason(self, error: Exception, request: StepRequest) -> str:
+        """Why the outputs of a failed step are lost."""
+        if isinstance(error, LostValueError):
+            return error.reason
+        return f"{error}. {self._of_donated}" if request.donated else str(error)
 
     def _take_inputs(
         self,
@@ -285,6 +283,8 @@ class GroupWorker:
         """The step's inputs, when all processes of the group have theirs: what follows is collective."""
         inputs, missing = [], None
         try:
+            if request.failed is not None:
+                raise LostValueError(request.failed)
             inputs = [self._value(handle) for handle in request.inputs]
         except RuntimeError as error:
             missing = error
@@ -347,14 +347,14 @@ class GroupWorker:
             self._programs.pop(number, None)
             self._ahead.pop(number, None)
 
-    def measured_peak(self) -> int | None:
-        """The most bytes that were ever allocated on one of this process's devices, where JAX counts them.
+    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        """The exchanges among the group's devices in each executable of a program that it runs."""
+        executables = self._programs[number].executables
+        return {name: collectives_in(call.as_text() or "") for name, call in executables.items()}
 
-        May be called from any thread.
-        """
-        stats = [device.memory_stats() or {} for device in self.submesh.local_devices]
-        peaks = [counted["peak_bytes_in_use"] for counted in stats if "peak_bytes_in_use" in counted]
-        return max(peaks, default=None)
+    def measured_peak(self) -> int | None:
+        """As ``device_memory.measured_peak`` of this process's devices. May be called from any thread."""
+        return measured_peak(self.submesh.local_devices)
 
     def keep_only(self, programs: Collection[int]) -> None:
         """Drops all other programs, and what is compiled of others."""

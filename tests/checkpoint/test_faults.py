@@ -136,10 +136,12 @@ def test_a_checkpoint_of_other_shapes_and_dtypes(step, tmp_path):
 
 def test_a_checkpoint_of_another_structure(step, tmp_path):
     params, rest = init(weights(2))
-    del params[0]["w"]
+    params[0]["v"] = params[0].pop("w")
     save_plain(tmp_path / "other", (params, rest))
-    with pytest.raises(ValueError, match=r"\[0\]\[0\].w"):
+    with pytest.raises(ValueError) as caught:
         step.restore(tmp_path / "other")
+    assert "0.0.w is not in the checkpoint\n0.0.v is not in the target" in str(caught.value)
+    assert "partial_restore" not in str(caught.value)
 
 
 def test_arguments_that_are_not_there(step, saved, tmp_path):
@@ -149,15 +151,6 @@ def test_arguments_that_are_not_there(step, saved, tmp_path):
         step.restore(saved, argnum=3)
     with pytest.raises(ValueError, match=re.escape("has args[0][0][0]['b'] of a step: give the mesh")):
         mpmd.restore(saved, step.argument_leaves())
-
-
-def test_a_damaged_checkpoint(large, tmp_path):
-    mpmd.save(tmp_path / "saved", large)
-    for data in (tmp_path / "saved").glob("ocdbt.process_*/d/*"):
-        os.truncate(data, 2**10)
-    (group,) = large.mpmd_idxs
-    with pytest.raises(mpmd.CheckpointError, match=f"group {group} could not read its part of .*{tmp_path}"):
-        mpmd.restore(tmp_path / "saved", large)
 
 
 @contextlib.contextmanager

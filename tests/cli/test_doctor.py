@@ -53,14 +53,15 @@ def test_a_trial_that_hangs_is_a_fault(monkeypatch):
     assert "has not ended within" in finding.found
 
 
-def test_a_cache_that_others_may_write_to_is_a_warning(monkeypatch, tmp_path):
+def test_a_cache_that_others_may_write_to_is_a_fault(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "CACHE", tmp_path / "cache")
     (finding,) = doctor._cache()
     assert finding.state is State.OK
     (tmp_path / "cache").mkdir(mode=0o777)
     (tmp_path / "cache").chmod(0o777)
     (finding,) = doctor._cache()
-    assert (finding.state, finding.remedy) == (State.WARNING, f"chmod go-w {tmp_path / 'cache'}")
+    assert finding.state is State.FAULT
+    assert f"chmod -R go-w {tmp_path / 'cache'}" in finding.remedy
 
 
 def test_the_version(capsys):

@@ -160,6 +160,13 @@ class Deaths(RuleBasedStateMachine):
         released = self.freed()
         self.send(self.journal.begin_snapshot(dict.fromkeys(GROUPS, released)))
 
+    @precondition(lambda self: not self.suspended and self.journal.snapshot is not None)
+    @rule()
+    def fail_snapshot(self):
+        snapshot = self.journal.snapshot
+        self.journal.fail_snapshot(snapshot)
+        self.to_free += snapshot.released[0].handles
+
     @rule(counts=COUNTS)
     def work(self, counts):
         for group, count in zip(self.groups, counts, strict=True):
@@ -179,7 +186,7 @@ class Deaths(RuleBasedStateMachine):
         for i in GROUPS:
             for attempt, snapshot, number in self.groups[i].made:
                 self.copied[attempt, number].add(i)
-                if self.copied[attempt, number] == set(GROUPS):
+                if self.copied[attempt, number] == set(GROUPS) and not snapshot.has_failed:
                     self.tell(self.journal.mark_copied(attempt, snapshot))
             self.groups[i].made.clear()
 

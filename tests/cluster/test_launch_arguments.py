@@ -25,6 +25,18 @@ from cluster.versions import Versions
         ({"stage": 2, "fsdp": -1}, "stage", ValueError, "'fsdp'. must be a whole number .* not -1"),
         ({"stage": 2, "fsdp": 1.5}, "stage", TypeError, "'fsdp'. must be a whole number .* not 1.5"),
         ({"stage": True}, "stage", TypeError, "must be a whole number of at least 1, not True"),
+        (
+            {"stage": 10**30},
+            "stage",
+            ValueError,
+            r"more than 10\*\*18 groups, .* 40000 processes that a Ray",
+        ),
+        (
+            {"stage": 2, "data": 10**12},
+            "stage",
+            ValueError,
+            "2000000000000 devices are more than a mesh can have",
+        ),
     ],
 )
 def test_shapes_that_are_no_mesh(shape, axis, error, message):
@@ -79,6 +91,8 @@ def test_impossible_amounts_of_resources(name, value):
             {"groups": [{"data": 4}], "processes_per_group": 3, "cpus_per_group": 0, "gpus_per_group": 1.5},
             "cpus_per_group must be a finite .* not 0\ngpus_per_group must be whole .* 1.5\nthe 4 devices",
         ),
+        ({"groups": [{"data": 2}, {"data": 10**30}]}, "devices are more than a mesh can have"),
+        ({"groups": [{"data": 4}], "processes_per_group": 10**30}, "the 4 devices of group 0 do not divide"),
         ({"groups": [{"data": 4}], "platform": "cuda,cpu"}, "platform must be one platform .* 'cuda,cpu'"),
     ],
     ids=str,

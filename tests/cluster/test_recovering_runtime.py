@@ -10,16 +10,27 @@ import pytest
 from cluster.packing import PackedValue, pack
 from cluster.recovery import Recovery
 from cluster.recovery.journal import BEGINNING
-from mpmd.errors import RecoveryError, StateLostError, StepTimeoutError, TaskError
+from mpmd.errors import (
+    GroupDiedError,
+    RecoveryError,
+    StateLostError,
+    StepAborted,
+    StepTimeoutError,
+    TaskError,
+)
 from mpmd.placement import Placement
 from mpmd.runtime.argument_cache import Piece
+from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import StepReply, StepRequest
 from tests.support.pretended_groups import (
     SOON,
     TOGETHER,
+    Driven,
+    Fleet,
     begin_recovery,
     commit_snapshot,
     end_recovery,
+    fail_snapshot,
     runtime,
 )
 
@@ -48,6 +59,82 @@ def test_an_error_that_no_death_explains_is_given():
         future.set_exception(TaskError("out of memory", 0, "fwd_0__0"))
     with pytest.raises(TaskError, match="out of memory"):
         futures[1].result(SOON)
+
+
+OUT_OF_MEMORY = TaskError("out of memory", 0, "fwd_0__0")
+LOST = LostValueError("out of memory")
+
+
+def attempts(driven, count):
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: len(driven.attempts) == count, SOON)
+
+
+def test_groups_go_back_when_a_step_fails_that_has_taken_its_inputs_over():
+    driven = runtime()
+    first = driven.step(inputs=(1,), outputs=(2,), donated=(1,))
+    second = driven.step(inputs=(2,), outputs=(3,), donated=(2,))
+    reading = driven.step(inputs=(3,), outputs=(4,))
+    other = driven.step(inputs=(7,), outputs=(8,))
+    calls = driven.attempts[0]
+    calls.reply(0)
+    calls.steps[2][1][0].set_result(StepReply({4: np.float32(1)}))  # the group's own part went well
+    assert reading[0].result(SOON).inline
+    calls.fail(1, OUT_OF_MEMORY, StepAborted("out of memory"))
+    with pytest.raises(TaskError, match="out of memory"):
+        second[0].result(SOON)
+    attempts(driven, 2)
+    assert driven._fleet.restored == [BEGINNING]
+    again = driven.attempts[1]
+    why = "out of memory. The arrays that the step was donated are as they were before it"
+    assert again.failed == [{None}, {why}, {why}, {None}], "what reads the results is not run again either"
+    again.reply(0)
+    for index in (1, 2):
+        again.fail(index, LOST, LOST)
+    again.reply(3)
+    with pytest.raises(LostValueError):
+        reading[1].result(SOON)
+    assert other[0].result(SOON).inline and first[0].result(SOON).inline
+    third = driven.step(inputs=(2,), outputs=(5,), donated=(2,))
+    again.reply(4)
+    assert third[0].result(SOON).inline
+    driven.die(1)
+    assert [len(failed) for failed in driven.attempts[2].failed] == [1] * 5
+    assert driven.attempts[2].failed[4] == {None}
+    assert driven.error is None
+
+
+def test_deaths_count_and_failed_steps_do_not():
+    reports = []
+    driven = Driven(Fleet(), Recovery(every=100, max_failures=1), reports.append)
+    for count in (2, 3, 4):
+        driven.step(inputs=(1,), outputs=(2,), donated=(1,))
+        calls = driven.attempts[-1]
+        for index in range(count - 2):
+            calls.fail(index, LOST, LOST)
+        calls.fail(count - 2, OUT_OF_MEMORY, OUT_OF_MEMORY)
+        attempts(driven, count)
+    for index in range(3):
+        driven.attempts[-1].fail(index, LOST, LOST)
+    driven.step()
+    driven.die(0)
+    assert driven.error is None
+    assert [(report.kind, report.mpmd_idxs) for report in reports[:1]] == [("failed", ())]
+
+
+@pytest.mark.parametrize(
+    ("donated", "errors"),
+    [((), [OUT_OF_MEMORY, OUT_OF_MEMORY]), ((1,), [LOST, LOST])],
+    ids=["nothing donated", "before inputs were taken"],
+)
+def test_groups_stay_when_a_failed_step_has_taken_nothing_over(donated, errors):
+    driven = runtime()
+    futures = driven.step(inputs=(1,), outputs=(2,), donated=donated)
+    driven.attempts[0].fail(0, *errors)
+    with pytest.raises(type(errors[0])):
+        futures[0].result(SOON)
+    assert not driven.is_recovering
+    assert len(driven.attempts) == 1
 
 
 def test_another_result_than_before_ends_the_run():
@@ -167,6 +254,66 @@ def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
     driven.die(0)
     assert driven._fleet.restored == [1]
     assert len(driven.attempts[1].steps) == 8  # the first one is in the snapshot
+
+
+def answered_steps(driven, count):
+    futures = [driven.step() for _ in range(count)]
+    steps = driven.attempts[-1].steps
+    for index in range(len(steps) - count, len(steps)):
+        driven.attempts[-1].reply(index)
+    return futures
+
+
+def test_a_snapshot_that_fails_is_tried_again_and_the_one_before_stays(capsys):
+    driven = runtime(Recovery(every=2))
+    answered_steps(driven, 1)
+    commit_snapshot(driven)
+    answered_steps(driven, 2)
+    fail_snapshot(driven, MemoryError("no room for 3 GiB"))
+    told = capsys.readouterr().err
+    assert "could not be copied, which is tried again after 2 steps" in told and "no room for 3 GiB" in told
+    answered_steps(driven, 1)
+    assert driven.journal.snapshot is None, "not with every step"
+    driven.die(1)
+    assert driven._fleet.restored == [1]
+    for index in range(3):
+        driven.attempts[1].reply(index)
+    answered_steps(driven, 1)
+    commit_snapshot(driven)
+    assert driven.journal.committed > 1
+    assert driven.error is None
+
+
+def test_a_snapshot_that_fails_because_of_a_death_says_nothing(capsys):
+    driven = runtime(Recovery(every=2))
+    answered_steps(driven, 1)
+    fail_snapshot(driven, GroupDiedError("group 1 died", 1))
+    assert not capsys.readouterr().err
+
+
+def test_what_a_failed_snapshot_was_to_release_is_released_with_the_next_step():
+    driven = runtime(Recovery(every=2))
+    answered_steps(driven, 1)
+    commit_snapshot(driven)
+    answered_steps(driven, 1)
+    driven.free((0, 1), 41)
+    with driven.changed:
+        driven._snapshots.begin()
+    fail_snapshot(driven, MemoryError())
+    answered_steps(driven, 1)
+    assert [r.released.handles for r in driven.journal._log[-1].requests.values()] == [(41,), (41,)]
+
+
+def test_without_any_snapshot_the_run_goes_on_as_long_as_the_log_may_grow():
+    driven = runtime(Recovery(every=2))
+    for count in (1, 2, 2, 2, 2):
+        answered_steps(driven, count)
+        assert driven.error is None
+        fail_snapshot(driven, MemoryError("no room"))
+    with pytest.raises(
+        RuntimeError, match=r"not be copied 5 times in a row, .*no room.* fewer processes each"
+    ):
+        driven.step()[0].result(SOON)
 
 
 def test_an_interrupt_while_copies_are_asked_for_leaves_no_snapshot_waiting(monkeypatch):

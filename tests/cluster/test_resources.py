@@ -2,8 +2,11 @@
 
 import pytest
 
-from cluster import resources
+from cluster import needs, resources
+from cluster.needs import bundles_of
 from cluster.resources import assign_bundles, describe_shortage, fitting_cpus
+from cluster.shapes import Request
+from mpmd.reshard import GroupShape
 
 
 @pytest.mark.parametrize(
@@ -85,3 +88,42 @@ def test_meshes_of_the_same_program_that_are_in_the_way_are_named(monkeypatch, a
     advice = resources.held_by_this_program([{"CPU": 1.0}] * asked, NODES, groups)
     assert bool(advice) == bool(holds)
     assert holds is None or f"not closed hold {holds}: close them first" in advice
+
+
+SMALL_CLUSTER = [{"Resources": {"CPU": 2.0, "memory": 2.0 * 2**30}}]
+REQUEST = Request({"stage": 4}, "stage", None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "num_groups", "num_spares", "message"),
+    [
+        (SMALL_CLUSTER, 21, 0, "21 processes are needed, and the 1 node .* 2.0 GiB of memory: room for 20"),
+        (SMALL_CLUSTER, 20, 1, "21 processes are needed, 1 of them spares, and the 1 node"),
+        (
+            SMALL_CLUSTER,
+            2,
+            10**30,
+            r"more than 10\*\*18 processes are needed, .* can have 40000",
+        ),
+        ([], 2, 10**9, "1000000002 processes are needed, 1000000000 of them spares"),
+    ],
+)
+def test_more_processes_than_the_cluster_can_hold(monkeypatch, nodes, num_groups, num_spares, message):
+    monkeypatch.setattr(needs, "live_nodes", lambda: nodes)
+    shapes = [GroupShape({"stage": 1})] * num_groups
+    with pytest.raises(ValueError, match=message):
+        bundles_of(REQUEST, "cpu", shapes, num_spares)
+
+
+@pytest.mark.parametrize(
+    ("request_", "platform", "nodes"),
+    [
+        (REQUEST, "cpu", SMALL_CLUSTER[:0]),
+        (REQUEST, "cuda", SMALL_CLUSTER),
+        (REQUEST._replace(cpus_per_group=1), "cpu", SMALL_CLUSTER),
+    ],
+    ids=["no node yet", "GPUs", "CPUs of their own"],
+)
+def test_a_cluster_that_may_grow_is_waited_for(monkeypatch, request_, platform, nodes):
+    monkeypatch.setattr(needs, "live_nodes", lambda: nodes)
+    assert len(bundles_of(request_, platform, [GroupShape({"stage": 1})] * 30, 0)) == 30

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from cluster.recovery import store as store_module
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.store import SnapshotStore, restore, save
-from mpmd.runtime.worker import LostValue
+from mpmd.runtime.lost_values import LostValue
 
 SUBMESH = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
 
@@ -124,3 +124,22 @@ def test_lost_values_stay_lost():
     assert own.take(1, {1: LostValue("a task failed")}, SUBMESH) == 0
     transferred(own, kept, 1, BEGINNING)
     assert kept.values(1) == {1: LostValue("a task failed")}
+
+
+def test_a_snapshot_for_which_there_is_no_memory_leaves_nothing(monkeypatch):
+    store = SnapshotStore()
+    store.take(1, values(1), SUBMESH)
+    allocate = store._allocate
+
+    def failing(nbytes):
+        if nbytes > 1000:
+            raise MemoryError
+        return allocate(nbytes)
+
+    monkeypatch.setattr(store, "_allocate", failing)
+    store.keep_only(1)
+    with pytest.raises(MemoryError):
+        store.take(2, {**values(1, 2), 3: on(P(), np.zeros(1000))}, SUBMESH)
+    assert set(store._values) == {1}
+    assert not store._free
+    assert {h: v[0] for h, v in contents(store, 1).items()} == {1: 1.0}

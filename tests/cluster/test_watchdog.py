@@ -113,7 +113,7 @@ def test_groups_that_leave_a_late_step_live_on():
     zero, one = pending.add(TWO, step=7)
     (later,) = pending.add([TWO[0]], step=8)
     late = StepTimeoutError("step 7 has taken longer")
-    assert pending.time_out(7, late) == [AbortRequest(7, "step 7 has taken longer")]
+    assert pending.time_out(7, late) == [AbortRequest(7, "step 7 has taken longer", frozenset([0, 1]))]
     assert pending.time_out(7, late) == []
     assert not zero.future.done() and pending.oldest_step == 7
     pending.succeed(zero, "it had ended its part")

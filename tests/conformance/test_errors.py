@@ -363,6 +363,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("step", "said"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.filterwarnings("ignore:mark_stage_end:mpmd.errors.SharedWeightsWarning")
 def test_refused(step, said):
     with mesh_of(2) as mesh, pytest.raises((mpmd.CompileError, TypeError)) as caught:
         mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(2), *batch())

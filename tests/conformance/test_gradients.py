@@ -323,7 +323,12 @@ def loss_of_two(params, x, y):
     [
         ({"num_microbatches": 5}, (X, Y), ValueError, r"12 rows do not divide into 5 .*args\[1\] has shape"),
         ({}, (X, Y[:4]), ValueError, r"same number of rows, and args\[1\].* args\[2\].*batch_argnums"),
-        ({"num_microbatches": 0}, (X, Y), ValueError, "num_microbatches must be .* at least 1, not 0"),
+        (
+            {"num_microbatches": 0},
+            (X, Y),
+            ValueError,
+            "num_microbatches must be .* at least 1, or None, not 0",
+        ),
         ({"batch_argnums": (0, 1)}, (X, Y), ValueError, r"args\[0\] is differentiated .* and cut"),
         (
             {"batch_argnums": (3, 0), "argnums": (0, 7)},

@@ -73,6 +73,7 @@ def assert_placed(state, step):
     ],
     ids=["one device each", "sharded", "uneven", "a spare group"],
 )
+@pytest.mark.filterwarnings("ignore:group.* no work:mpmd.errors.IdleGroupWarning")
 def test_the_state_has_the_bits_of_jit_and_is_where_the_step_reads_it(of_groups):
     with of_groups() as mesh:
         step = compiled_on(mesh, sharded="data" in mesh.unstack[0].axis_names)
@@ -180,7 +181,7 @@ def test_any_argument(argnum):
         compiled = mpmd.jit(step, mesh).compile(xs, weights(2), ys)
         if argnum == -1:
             with pytest.raises(
-                ValueError, match=r"there is no argument -1; the step was compiled for 0, 1, 2"
+                ValueError, match=r"there is no argument argnum=-1; the step was compiled for 0, 1, 2"
             ):
                 compiled.init(lambda: weights(2), argnum=argnum)
             return
@@ -273,3 +274,35 @@ def test_a_model_that_marks_its_stages_may_be_called_for_its_shapes(step):
         return state
 
     assert_bits_equal(step.init(init, jax.random.key(0)), jax.jit(init)(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("fun", [lambda params: params, functools.partial(jax.tree.map, lambda p: p / 2)])
+def test_state_that_groups_hold_is_sharded_anew_for_another_step(fun):
+    """Also where the function returns it as it is."""
+
+    def step(params, xs, ys):
+        return descend(params, loop(lambda x, y: jax.grad(mse)(params, x, y), (xs, ys)))
+
+    params = weights(3)
+    with mesh_of(3, model=2) as mesh:
+        whole, divided = (
+            mpmd.jit(step, mesh, in_specs=(spec, P(), P())).compile(params, *batch())
+            for spec in (P(), P("model"))
+        )
+        held = whole.init(lambda: jax.tree.map(jnp.asarray, params))
+        for target in (divided, whole):
+            held = target.init(fun, held)
+            wanted = [leaf.placement for leaf in jax.tree.leaves(target.argument_leaves())]
+            assert [array.placement for array in jax.tree.leaves(held)] == wanted
+
+
+def test_a_result_that_is_an_argument_has_the_spec_that_is_asked_for():
+    """And so has each of two results that are the same value."""
+    x = jnp.arange(8.0)
+    with mesh_of(2, model=2) as mesh:
+        specs = (P("model"), P(), P("model"), P())
+        step = mpmd.jit(lambda x: (x, x, 2 * x, 2 * x), mesh, out_specs=specs)
+        results = step(x)
+        assert [result.spec for result in results] == list(specs)
+        for result, expected in zip(results, (x, x, 2 * x, 2 * x), strict=True):
+            np.testing.assert_array_equal(result, expected)

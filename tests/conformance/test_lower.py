@@ -149,6 +149,7 @@ def test_shapes_of_groups():
         (([{"data": 2.0}],), ValueError, "'data' has the size 2.0"),
         (([],), ValueError, "no shape in the list"),
         (([{"data": 2}], "data"), ValueError, "leave out 'data'"),
+        (({"stage": 10**30}, "stage"), ValueError, "devices are more than a mesh can have"),
         ((4, "stage"), TypeError, "not 4"),
         (([4], None), TypeError, "not 4"),
     ],

@@ -248,6 +248,7 @@ def test_batches_that_are_no_arrays_of_numbers(xs, message):
         compiled()(STATE, xs, batch()[1])
 
 
+@pytest.mark.filterwarnings("ignore:group.* no work:mpmd.errors.IdleGroupWarning")
 def test_functions_in_a_model_are_taken_out_of_it():
     """The activation of an equinox MLP is a leaf."""
     model = eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))

@@ -104,6 +104,27 @@ def test_weak_types_decide_as_under_jit_where_dtypes_mix():
         assert actual[1].dtype == jnp.bfloat16
 
 
+def test_results_have_the_weak_types_of_the_arguments_they_are_made_of():
+    """As under jit, a step is traced anew for state that is weak at first, and no longer."""
+
+    def step(state, xs, ys):
+        params, offset, average = state
+        total, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(mse)(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Add
+        )
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        return (params, offset + total, 0.9 * average + 0.1 * offset), (offset, 2 * offset, average)
+
+    reference = jax.jit(step)
+    state = expected_state = weights(2), jnp.full(4, 0.1), jnp.full(4, 0.2)
+    with mesh_of(2) as mesh:
+        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+        for _ in range(4):
+            state, result = compiled(state, *batch())
+            expected_state, expected = reference(expected_state, *batch())
+            assert_close((state, result), (expected_state, expected))
+
+
 def test_a_typed_key_from_outside_and_static_arguments_by_name():
     key = jax.random.key(3)
 

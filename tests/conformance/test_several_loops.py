@@ -86,6 +86,7 @@ PLACED = {
 
 
 @pytest.mark.parametrize(("step", "groups"), PLACED.values(), ids=PLACED)
+@pytest.mark.filterwarnings("ignore:group.* no work:mpmd.errors.IdleGroupWarning")
 def test_stages_are_where_their_weights_are(step, groups):
     assert groups_of_stages(planned(step, weights(4), *batch())) == groups
 

@@ -44,6 +44,8 @@ def test_it_says_which_layers_are_where_and_is_read_as_one(step):
         jax.random.key_data(jnp.asarray(state[2])), jax.random.key_data(expected[2])
     )
     assert [array.shape for array in w.to_mpmd_local_array] == [(1, 4, 4), (4, 4, 4), (2, 4, 4)]
+    with pytest.raises(TypeError, match="read the copies of each of its parts"):
+        w.copies  # noqa: B018
 
 
 def test_it_is_donated_and_deleted_as_one(step):

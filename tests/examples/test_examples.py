@@ -1,6 +1,7 @@
 """Every example in one process, with small sizes: that it runs, and that it prints what it is for."""
 
 import json
+import math
 import pathlib
 import re
 import subprocess
@@ -98,14 +99,6 @@ def test_train_gpt_refuses_in_one_line(arguments, message, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {message}")
 
 
-def test_jaxpp_tutorial():
-    sizes = "--seq-len 8 --heads 2 --d-model 16 --data 2 --steps 2".split()
-    printed = run_example("jaxpp_tutorial", *sizes)
-    for line in ("4 stages on 4 groups", "8 stages on 4 groups", "the task lists are the tutorial's"):
-        assert line in printed.splitlines()
-    assert printed.count("parameters: max |difference|") == 2
-
-
 def test_scanned_gpt():
     sizes = (
         "--stages 2 --layers 3 --d-model 8 --heads 2 --seq-len 8 --batch-size 4 --microbatches 2 --steps 2"
@@ -125,47 +118,81 @@ def test_workshop_transformer():
         "gathered",
         "sequence parallel",
         "full checkpointing",
+        "checkpoints every 2 layers",
         "selective checkpointing",
     ):
         for result in ("losses", "parameters and moments"):
-            assert f"{strategy}: {result}: max |difference|" in printed
+            assert f"{strategy}: {result}: largest relative error of a leaf" in printed
 
 
-def test_alpa_tutorial():
-    printed = run_example("alpa_tutorial", "--given", "--dim", 16, "--batch-size", 64, "--simulate", 6)
-    assert printed.count("params: max |difference|") >= 3
-    devices, automatic, gpus = (printed.split(f"# {part}\n")[1] for part in ALPAS_PARTS)
-    assert "0: data 2" in devices
-    assert "one device" in automatic and "stage 1: layers [1]" in automatic
-    assert "2 nodes of 4 devices" in gpus and "tensor parallel: model 8" in gpus
-
-
-ALPAS_PARTS = ("manual stages with devices for each", "automatic layers and stages", "two nodes of four GPUs")
+SMALL_STRATEGIES = "--layers 3 --d-model 16 --seq-len 16 --heads 2 --simulate 1".split()
 
 
 def test_workshop_strategies(tmp_path):
-    sizes = "--layers 3 --d-model 16 --seq-len 16 --heads 2 --simulate 2".split()
-    strategies = ["pipeline, 1F1B", "selected"]
-    printed = run_example("workshop_strategies", *sizes, "--strategies", *strategies, "--output", tmp_path)
-    for strategy in strategies:
-        assert f"{strategy}: parameters and moments: max |difference|" in printed
-    for answer in ("group 0 sends group 1", "in which a group computes: group 0", "during", "step.svg"):
+    options = ["--strategies", "data", "--troubleshoot", "data", "--output", tmp_path]
+    printed = run_example("workshop_strategies", *SMALL_STRATEGIES, *options)
+    assert "data: parameters and moments: largest relative error of a leaf" in printed
+    assert re.search(r"between devices of a group: all-reduce \d+%; predicted \d", printed)
+    for answer in ("group 0 computes", "stage 0: ", "during", "step.svg"):
         assert answer in printed
-    table = printed.split("residuals  chosen\n")[1].splitlines()
-    seconds = {
-        name: float(line.removeprefix(name).split()[0])
-        for line in table
-        for name in strategies
-        if line.startswith(name)
-    }
-    assert seconds["selected"] == min(seconds.values()) and next(iter(seconds)) == "selected"
     assert (tmp_path / "step.svg").stat().st_size and json.loads((tmp_path / "step.json").read_text())
+    assert len(list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))) == 1
+
+
+@pytest.mark.slow
+def test_workshop_strategies_selected():
+    strategies = ["pipeline, 1F1B", "selected"]
+    printed = run_example("workshop_strategies", *SMALL_STRATEGIES, "--strategies", *strategies)
+    for strategy in [*strategies, "selected, less memory"]:
+        assert f"{strategy}: parameters and moments: largest relative error of a leaf" in printed
+    assert "what is selected for less memory needs less: selected, less memory / selected = 0." in printed
+    assert "group 0 sends group 1" in printed and "between devices of a group: none;" in printed
+    table = printed.split("residuals  chosen\n")[1].splitlines()
+    seconds = [float(re.search(r"([\d.]+) ms", line)[1]) for line in table[:3]]
+    assert seconds == sorted(seconds) and table[2].startswith("pipeline, 1F1B")
+
+
+@pytest.mark.slow
+def test_what_workshop_claims_of_memory():
+    """With sequences that long, activations outweigh weights."""
+    strategies = ["pipeline, GPipe", "pipeline, 1F1B", "full checkpointing"]
+    options = ["--seq-len", 64, "--heads", 8, "--strategies", *strategies]
+    printed = run_example("workshop_strategies", *SMALL_STRATEGIES, *options)
+    for names in ("pipeline, 1F1B / pipeline, GPipe", "full checkpointing / pipeline, 1F1B"):
+        assert f": {names} = 0." in printed
+
+
+@pytest.mark.slow
+def test_workshop_strategies_measured():
+    """Times are printed and compared; how they compare depends on the machine, so any will do."""
+    options = ["--measure", 1, "--noise", 1e6, "--strategies", "data", "2 stages"]
+    printed = run_example("workshop_strategies", *SMALL_STRATEGIES, *options)
+    table = printed.split("collectives (predicted)\n")[1]
+    for name in ("data", "2 stages", "imbalanced", "rebalanced"):
+        line = re.search(rf"^{name} .*$", table, re.MULTILINE)[0]
+        assert ("all-reduce" in line) == (name == "data"), line
+    assert printed.count(": rebalanced / imbalanced = ") == 2
+
+
+def test_workshop_models():
+    printed = run_example("workshop_models", "--cases", "network")
+    assert "Output shape: (32, 10)" in printed and "outputs: largest relative error" in printed
+
+
+@pytest.mark.slow
+def test_a_plan_for_175_billion_weights():
+    printed = run_example("workshop_models", "--cases", "175B")
+    assert re.search(r"data parallel: data 64.*does not fit", printed)
+    sizes = [
+        int(re.search(rf"{kind} parallel: (\d+)", printed)[1]) for kind in ("Data", "Tensor", "Pipeline")
+    ]
+    assert math.prod(sizes) <= 64 and sizes[2] > 1
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        "alpa_tutorial --given --dim 8 --batch-size 32 --simulate 1 --parts devices",
+        "alpa_tutorial --given --dim 8 --batch-size 32 --simulate 1 --parts devices --transport object_store",
         pytest.param(
             "workshop_strategies --strategies 3D --layers 2 --d-model 16 --seq-len 8", marks=pytest.mark.slow
         ),
@@ -174,20 +201,14 @@ def test_workshop_strategies(tmp_path):
             "--batch-size 2 --microbatches 2 --data 1 --steps 1",
             marks=pytest.mark.slow,
         ),
-        pytest.param("nabla_2d --processes 2", marks=pytest.mark.slow),
+        pytest.param("nabla_2d --processes 2 --transport network", marks=pytest.mark.slow),
+        pytest.param(
+            "jaxpp_tutorial --layers 4 --seq-len 4 --heads 4 --d-model 32 --steps 4", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_on_ray(command):
-    assert "max |difference|" in run_example(*command.split(), "--ray")
-
-
-@pytest.mark.parametrize(
-    ("name", "published_loss"), [("nabla_gpipe", None), ("nabla_2d", 3828.785)], ids=["gpipe", "2d"]
-)
-def test_nabla(name, published_loss):
-    printed = run_example(name)
-    for gradient in "wbx":
-        assert f"gradients of {gradient}: max |difference|" in printed
-    loss = float(re.search(r"loss: (\S+) in the pipeline", printed)[1])
-    if published_loss:
-        assert loss == pytest.approx(published_loss, rel=1e-6)
+    printed = run_example(*command.split(), "--ray")
+    transport = command.partition("--transport ")[2] or "shared_memory"
+    assert f"between groups arrays are moved by {transport}\n" in printed
+    assert "max |difference|" in printed or "largest relative error" in printed

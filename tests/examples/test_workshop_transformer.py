@@ -36,6 +36,8 @@ PER_LAYER = {
     "sequence parallel": (SUMS_AND_GATHERS, SUMS_AND_GATHERS),
     # Attention's sum once more; the MLP's is the layer's result, which the backward does not need.
     "full checkpointing": (SUMS, {"all-reduce": 3}),
+    # Of two layers together, all sums but the last once more.
+    "checkpoints every 2 layers": (SUMS, {"all-reduce": 3.5}),
     "selective checkpointing": (SUMS, SUMS),
 }
 

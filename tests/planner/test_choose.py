@@ -27,6 +27,7 @@ from tests.support.planned_steps import (
     step_without_a_loop,
 )
 from tests.support.programs import PROGRAMS
+from tests.support.programs.several_loops import delayed_actor, delayed_actor_arguments
 
 
 def check_computes_the_same(step, args, **fixes):
@@ -110,6 +111,21 @@ def test_loops_of_unlike_stages_as_they_are_written():
         assert_close(step(*args), expected)
         numbers = [(loop.num_stages, loop.num_microbatches) for loop in step.lower(*args).plan.loops]
     assert numbers == [(len(c.layers_per_stage), c.num_microbatches) for c in choice.candidate.loops]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_three_losses_with_nothing_fixed(devices):
+    def differentiate(loss):
+        return lambda *args: mpmd.value_and_grad(loss, batch_argnums=len(args) - 1)(*args)
+
+    step, (state, batch) = delayed_actor(differentiate), delayed_actor_arguments()
+    cluster = dataclasses.replace(CLUSTER, devices_per_node=devices)
+    choice = mpmd.plan(step, state, batch, cluster=cluster, simulate=1)
+    assert len(choice.candidate.loops) == 3
+    assert not any("cannot be compiled" in (row.reason or "") for row in choice.rows)
+    with choice.mesh() as mesh:
+        planned = choice.jit(mesh, donate_argnums=())
+        assert_close(planned(state, batch), jax.jit(step)(state, batch))
 
 
 def test_a_loop_with_fewer_layers_than_groups_runs_on_the_first_ones():

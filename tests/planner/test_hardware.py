@@ -42,6 +42,7 @@ def test_all_that_is_wrong_is_said_at_once():
         ("device_link", 1e9, "device_link must be an mpmd.simulate.Link"),
         ("node_link", (1e-6, 1e9), "node_link must be an mpmd.simulate.Link"),
         ("alone", "2", "alone must be a number of at least 1"),
+        ("nodes", 10**30, r"more than 10\*\*18 devices are more than a mesh can have"),
     ],
 )
 def test_what_is_of_another_type_is_said(name, value, text):

@@ -156,6 +156,18 @@ def test_iterations_of_a_scan_are_layers():
     assert within in ([1, 2, 3, 4], [0, 1, 2, 3, 4])
 
 
+def test_a_call_with_a_number_within_a_layer():
+    """The number is an operand of the call, as of ``jnp.clip`` or ``jax.nn.standardize``, and no variable."""
+
+    def loss(params, x, y):
+        h, _ = lax.scan(lambda h, w: (w @ jnp.clip(h, -1.0, 1.0), None), x, params)
+        return jnp.mean((h - y) ** 2)
+
+    args = shape(5, WIDTH, WIDTH), shape(WIDTH, 8), shape(WIDTH, 8)
+    layers, _ = layers_of(loss, *args)
+    assert len(layers) >= 5
+
+
 def test_scans_over_time_are_none_of_layers():
     def recurrent(params, x):
         for p in params:
@@ -300,3 +312,17 @@ def test_equal_layers_make_equal_stages():
 def test_stages_end_where_less_is_handed_over():
     assert even_stages([1.0] * 5, [9, 9, 1, 9, 9], 2) == (3, 2)
     assert even_stages([1.0] * 5, [9, 1, 9, 9, 9], 2) == (2, 3)
+
+
+def test_layers_that_pass_numbers_to_compiled_functions():
+    """Which are literals among the operands of a call."""
+    scaled = jax.jit(lambda x, factor: x * factor)
+
+    def model(weights, x):
+        def body(h, w):
+            return jnp.tanh(scaled(h, 0.5) @ scaled(w, 2.0)), None
+
+        return lax.scan(body, x, weights)[0]
+
+    layers, _ = layers_of(model, shape(6, WIDTH, WIDTH), shape(4, WIDTH))
+    assert len(layers) in (5, 6) and layers[0].end.iterations

@@ -60,6 +60,13 @@ def test_columns_and_rows_of_weights_are_summed_once():
     assert divided.summed == {"model": 8 * 16 * 4} and divided.sums == {"model": 1}
 
 
+def test_a_loop_that_starts_at_a_number():
+    def total(x):
+        return jax.lax.scan(lambda total, row: (total + jnp.sum(row), None), 0.0, x)[0]
+
+    assert work_of(total, ((),), {}, ((8, 16),)).nbytes >= 8 * 16 * 4
+
+
 def test_a_weight_that_is_divided_like_the_batch_is_gathered():
     work = work_of(megatron, (("data",), ("data",), ()), {"data": 2})
     assert work.summed == {"data": 16 * 64 * 4 / 2} and work.sums == {"data": 1}

@@ -11,6 +11,7 @@ import time
 import types
 import weakref
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -384,3 +385,16 @@ def test_training_goes_on_after_an_aborted_step(two_groups):
     failing.step()
     futures, outputs = driver.step()
     assert np.isfinite(futures[1].result(SOON).inline[outputs["t1"]])
+
+
+def test_a_step_without_a_part_in_it_of_a_dead_group_goes_on(disposable_mesh):
+    state, _ = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), disposable_mesh)(init(weights(2)), *batch())
+    of_one, of_other = ([x for x in jax.tree.leaves(state) if x.mpmd_idxs == (i,)] for i in range(2))
+    doubled = mpmd.jit(lambda leaves: [2 * leaf for leaf in leaves], disposable_mesh)
+    before = [np.asarray(leaf) for leaf in doubled(of_one)]
+    os.kill(disposable_mesh.groups[1].pid, signal.SIGKILL)
+    with pytest.raises(mpmd.errors.GroupDiedError, match="group 1 died"):
+        disposable_mesh.runtime.fetch(1, of_other[0].handle).result(SOON)
+    for _ in range(2):
+        for a, b in zip(doubled(of_one), before, strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -1,7 +1,10 @@
 """``ray job submit`` with the real command line, against a head node with its dashboard."""
 
 import contextlib
+import json
 import pathlib
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -9,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 
+import jax
 import pytest
 
 from tests.support.subprocesses import environment
@@ -43,12 +47,13 @@ def head_node(directory):
         head.wait(60)
 
 
-def submit(address, *entrypoint, seconds=200):
+def submit(address, *entrypoint, options=(), seconds=200):
     """``ray job submit``, once the dashboard answers, and again while it has no agent that starts jobs.
 
     The command takes seconds of a processor, which the head needs to start: so it is not tried too often.
     """
-    command = [RAY, "job", "submit", "--address", address, "--working-dir", str(ROOT), "--", *entrypoint]
+    command = [RAY, "job", "submit", "--address", address, "--working-dir", str(ROOT), *options]
+    command += ["--", *entrypoint]
     deadline = time.monotonic() + seconds
     while not answers(address) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -77,4 +82,23 @@ def test_an_example_runs_as_a_job(tmp_path_factory):
         done = submit(address, sys.executable, "examples/nabla_gpipe.py", "--ray")
     assert done.returncode == 0, done.stdout + done.stderr + (directory / "head.log").read_text()
     assert "the gradients of the pipeline are those of JAX" in done.stdout
+    assert "succeeded" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_documented_job_brings_its_libraries(tmp_path_factory):
+    """The command of ``docs/clusters.md``, with the JAX that is installed here."""
+    text = (ROOT / "docs" / "clusters.md").read_text()
+    runtime_env = json.loads(re.search(r"--runtime-env-json '(.*)'", text)[1])
+    assert {"optax", "flax"} <= {*runtime_env["pip"]}
+    packages = [package for package in runtime_env["pip"] if not package.startswith("jax==")]
+    options = ["--runtime-env-json", json.dumps({"pip": [f"jax=={jax.__version__}", *packages]})]
+    entrypoint = shlex.split(re.search(r"^ +-- (.*)$", text, re.MULTILINE)[1])
+    assert "examples/alpa_tutorial.py" in entrypoint
+    directory = tmp_path_factory.mktemp("job")
+    with head_node(directory) as address:
+        done = submit(address, *entrypoint, options=options, seconds=500)
+    assert done.returncode == 0, done.stdout + done.stderr + (directory / "head.log").read_text()
+    assert "opt_state: largest relative error of a leaf" in done.stdout
     assert "succeeded" in done.stdout

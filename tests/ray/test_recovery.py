@@ -374,3 +374,24 @@ def test_a_state_in_parts_is_recovered(recovering_mesh):
     undisturbed = run(disturbed=False)
     assert run(disturbed=True) == undisturbed
     assert [report.mpmd_idxs for report in recoveries(mesh, known + 1)[known:]] == [(1,)]
+
+
+def test_a_step_that_fails_gives_back_what_it_was_donated(recovering_mesh):
+    """The arrays of before the step are there again, bit by bit, and no process was replaced."""
+    before, pids = len(recovering_mesh.recoveries), [group.pid for group in recovering_mesh.groups]
+    step, (xs, ys) = compiled(recovering_mesh), batch()
+    undisturbed = train(step, steps=8)
+    state, losses = init(weights(2), CLIPPED_ADAM), []
+    for number in range(8):
+        if number in (3, 6):
+            with jax.debug_nans(True), pytest.raises(mpmd.TaskError, match="with nan"):
+                lost, (loss, _) = step(state, np.full_like(xs, np.nan), ys)
+                float(loss)
+            with pytest.raises(RuntimeError, match="are as they were before it"):
+                float(step(lost, xs, ys)[1][0])
+        state, (loss, _) = step(state, np.asarray(xs) + number, ys)
+        losses.append(float(loss))
+    assert (losses, [leaf.tobytes() for leaf in jax.tree.leaves(mpmd.to_host(state))]) == undisturbed
+    reports = recoveries(recovering_mesh, before + 2)[before:]
+    assert [(report.kind, report.mpmd_idxs, report.lost) for report in reports] == [("failed", (), None)] * 2
+    assert [group.pid for group in recovering_mesh.groups] == pids

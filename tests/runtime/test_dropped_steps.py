@@ -299,6 +299,24 @@ def test_steps_that_return_losses_alone_are_dropped(mesh, monkeypatch):
             float(loss)
 
 
+def test_a_step_that_is_not_of_all_groups_is_dropped_with_the_steps_before_it(mesh, trained, monkeypatch):
+    """Group 1, which has no part in it, is told what was released, but keeps what may be given back."""
+    step, state = trained
+    of_group_0 = mpmd.jit(lambda x: x.sum(), mesh)
+    of_group_0(np.ones(4))
+    blocked = Blocked(mesh, monkeypatch)
+    state, _ = queue_steps(step, state, blocked, 2)
+    total = of_group_0(np.ones(4))
+    interrupt_in(monkeypatch, StepFuture, "reply")
+    with pytest.raises(KeyboardInterrupt) as raised:
+        float(total)
+    blocked.let_go()
+    assert "2 steps were dropped" in notes(raised)
+    assert_close(state, after(2))
+    state, _ = step(state, *batch())
+    assert_close(state, after(3))
+
+
 def test_a_deferred_interrupt_comes_at_the_end_and_a_second_one_at_once():
     done = []
     with pytest.raises(KeyboardInterrupt), DeferredInterrupt():

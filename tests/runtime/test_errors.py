@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.runtime.worker import LostValueError
+from mpmd.runtime.lost_values import LostValueError
 from tests.support.parity import mesh_of
 
 WIDTH = 4
@@ -203,6 +203,27 @@ def test_a_failing_task_is_named_and_later_steps_run():
         with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
             float(compiled(params, XS)[1])
         float(compiled(PARAMS[:2], XS)[1])
+
+
+@pytest.mark.parametrize("donate_argnums", [None, 0])
+def test_the_error_of_a_lost_value_says_what_would_have_kept_the_arguments(donate_argnums):
+    def explode(h):
+        raise ArithmeticError("too hot")
+
+    def loss(params, x):
+        h = mpmd.mark_stage_end(x @ params[0])
+        h = jax.pure_callback(explode, jax.ShapeDtypeStruct(h.shape, h.dtype), jax.lax.stop_gradient(h))
+        return jnp.mean(h) + jnp.mean(params[1])
+
+    with mesh_of(2) as mesh:
+        step = mpmd.jit(step_of(loss), mesh, donate_argnums=donate_argnums)
+        params, _ = step([jnp.copy(p) for p in PARAMS[:2]], XS)
+        params, total = step(params, XS)
+        with pytest.raises(LostValueError, match="too hot") as caught:
+            float(total)
+    said = "without donate_argnums they would still be there" in str(caught.value)
+    assert said == (donate_argnums is not None)
+    assert "Recovery" not in str(caught.value), "which groups of one process cannot have"
 
 
 def test_a_lost_value_keeps_its_reason_through_later_steps_and_other_processes():

@@ -102,3 +102,41 @@ def test_a_loaded_step_keeps_its_mesh():
     gc.collect()
     _, (loss, _) = step(init(weights(2)), *batch())
     assert np.isfinite(float(loss))
+
+
+def test_a_loaded_step_keeps_nothing_that_only_loading_needed(mesh):
+    """As long as a function lives, JAX keeps what it has lowered it to: more than all else of a step."""
+    state = init(weights(2))
+    lowered = mpmd.jit(STEP, mesh).lower(state, *batch())
+    functions = [weakref.ref(function) for function in lowered.compiled.program.functions.values()]
+    loaded = lowered.compile()
+    assert np.isfinite(float(loaded(state, *batch())[1][0]))
+    del lowered
+    gc.collect()
+    assert functions and not any(function() for function in functions)
+    assert "treduce" in str(mpmd.explain(loaded))
+    assert loaded.report().seconds
+
+
+def test_groups_without_a_part_in_a_step_are_not_asked_and_drop_what_is_released(mesh, monkeypatch):
+    (params, _), _ = mpmd.jit(STEP, mesh)(init(weights(2)), *batch())
+    of_group = [[leaf for leaf in jax.tree.leaves(params) if leaf.mpmd_idxs == (i,)] for i in range(2)]
+    doubled = mpmd.jit(lambda leaves: [2 * leaf for leaf in leaves], mesh)
+    doubled(of_group[0])
+    asked, submit_step = [], mesh.runtime.submit_step
+
+    def submit(requests):
+        asked.append(set(requests))
+        return submit_step(requests)
+
+    monkeypatch.setattr(mesh.runtime, "submit_step", submit)
+    (group,) = mesh.runtime._groups[1:]
+    values = [group.submit(lambda: len(group.worker._values)).result()]
+    dropped = len(of_group[1])
+    del params
+    of_group[1].clear()
+    gc.collect()
+    doubled(of_group[0])
+    values.append(group.submit(lambda: len(group.worker._values)).result())
+    assert asked == [{0}]
+    assert dropped and values == [values[0], values[0] - dropped]

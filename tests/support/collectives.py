@@ -1,55 +1,21 @@
-"""Reads what crosses the devices of a group from the programs that XLA compiled."""
+"""What crosses the devices of a group in the programs that XLA compiled, in the loop and outside."""
 
 import collections
-import dataclasses
-import math
-import re
 
 from mpmd.ir import Cell
-from mpmd.program import arguments, jitted
-
-_OPERATIONS = "all-gather|all-reduce|all-to-all|collective-broadcast|collective-permute|reduce-scatter"
-_COLLECTIVE = re.compile(rf" = (.*?) ({_OPERATIONS})(?:-start)?\(")
-_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
-
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """A collective in a compiled program; ``shapes`` are those of its results on one device."""
-
-    operation: str
-    shapes: tuple[tuple[int, ...], ...]
-    nbytes: int
-
-
-def collectives_in(text):
-    """The collectives in the text of a compiled program; one in a loop counts once."""
-    found = []
-    for results, operation in _COLLECTIVE.findall(text):
-        arrays = [
-            (tuple(int(size) for size in sizes.split(",") if size), int(bits or 8) // 8)
-            for _, bits, sizes in _ARRAY.findall(results)
-        ]
-        nbytes = sum(math.prod(shape) * width for shape, width in arrays)
-        found.append(Collective(operation, tuple(shape for shape, _ in arrays), nbytes))
-    return found
 
 
 def collectives_of(loaded, mesh):
-    """The collectives of each executable of a step on groups of this process.
+    """The collectives of each executable of a step that groups of this process have loaded.
 
     Returns: two dicts by the names of executables, of those that run in the loop and of those outside.
     """
-    program = loaded._loaded.program  # in which every spec is known
+    compiled = loaded.collectives()
     in_loop, outside = {}, {}
-    for group in program.plan.programs:
+    for group in loaded.plan.programs:
         for run in group.runs:
             found = in_loop if isinstance(run.task, Cell) else outside
-            if run.executable not in found:
-                executable = program.plan.executable(run.executable)
-                function = jitted(program.functions[run.executable], executable, mesh.unstack[group.mpmd_idx])
-                text = function.lower(*arguments(executable)).compile().as_text()
-                found[run.executable] = collectives_in(text)
+            found[run.executable] = compiled[run.executable]
     return in_loop, outside
 
 

@@ -42,8 +42,9 @@ def raw(leaf):
 
 
 def assert_close(actual, expected, tolerance=2e-5):
-    """Asserts equal structure, dtypes and values; of floats, to float32 rounding."""
+    """Asserts equal structure, dtypes, weak types and values; of floats, to float32 rounding."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    assert_weak_types_equal(actual, expected)
     actual = mpmd.to_host(actual)
     pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
     for (path, left), right in pairs:
@@ -59,6 +60,15 @@ def assert_close(actual, expected, tolerance=2e-5):
             )
         else:
             np.testing.assert_array_equal(left, right, err_msg=where)
+
+
+def assert_weak_types_equal(actual, expected):
+    """Asserts equal weak types of what are arrays of JAX in both pytrees."""
+    pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
+    for (path, left), right in pairs:
+        if isinstance(left, jax.Array) and isinstance(right, jax.Array):
+            weak = [getattr(jax.typeof(array), "weak_type", False) for array in (left, right)]
+            assert weak[0] == weak[1], f"the weak type of {jax.tree_util.keystr(path)} is {weak[0]}"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Groups and a fleet that only pretend, for the runtime that recovers."""
 
+import dataclasses
 import threading
 from concurrent.futures import Future
 
@@ -27,7 +28,7 @@ TOGETHER = CopiesLostError("group 0 and group 1, which kept its values, have die
 class Calls:
     """In place of ``ActorCalls``: the test answers the calls.
 
-    ``sent`` are the host arrays of each step, for each process.
+    ``sent`` are the host arrays of each step, for each process, and ``failed`` why it is not to be run.
     """
 
     by_ray = False
@@ -37,6 +38,7 @@ class Calls:
         self.made = []
         self.steps = []
         self.sent = []
+        self.failed = []
         self.detached = None
 
     def call(self, number, method, *arguments):
@@ -51,6 +53,7 @@ class Calls:
         futures = {number: Future() for number in arguments}
         self.steps.append((step, futures))
         self.sent.append({number: dict(packed) for number, (_, packed) in arguments.items()})
+        self.failed.append({request.failed for request, _ in arguments.values()})
         for _, packed in arguments.values():
             packed.clear()  # as who runs the step does
         return dict(futures)
@@ -73,6 +76,10 @@ class Calls:
         for *_, future in self.made:
             if not future.done():
                 future.set_exception(reason)
+
+    def fail(self, index, *errors):
+        for future, error in zip(self.steps[index][1].values(), errors, strict=True):
+            future.set_exception(error)
 
     def reply(self, index, value=1.0):
         for future in self.steps[index][1].values():
@@ -119,6 +126,9 @@ class Fleet:
     def mark_committed(self):
         pass
 
+    def find_dead(self):
+        return set()
+
     def start_spares(self):
         pass
 
@@ -149,8 +159,11 @@ class Driven(RecoveringRuntime):
         """Why nothing works any more."""
         return self._requests.error
 
-    def step(self, host_arrays=None):
-        return self.submit_step({i: StepRequest(0, 0, (), (), host_arrays or {}) for i in range(2)})
+    def step(self, host_arrays=None, inputs=(), outputs=(), donated=()):
+        request = StepRequest(0, 0, inputs, outputs, donated=donated)
+        return self.submit_step(
+            {i: dataclasses.replace(request, host_arrays=dict(host_arrays or {})) for i in range(2)}
+        )
 
     def die(self, mpmd_idx):
         before = len(self.attempts)
@@ -180,10 +193,22 @@ def end_recovery(driven):
 
 
 def commit_snapshot(driven):
-    """Ends the snapshot that the first step has begun."""
+    """Ends the snapshot that is under way."""
     driven._fleet.may_copy.set()
+    end_snapshot(driven, lambda copied: copied.set_result(None))
+
+
+def fail_snapshot(driven, error):
+    """No group can copy its values for the snapshot that is under way."""
+    end_snapshot(driven, lambda copied: copied.set_exception(error))
+
+
+def end_snapshot(driven, answer):
     for _, method, _, future in driven.attempts[-1].made:
-        if method == "snapshot":
-            future.set_result(None)
+        if method == "snapshot" and not future.done():
+            answer(future)
     with driven.changed:
-        assert driven.changed.wait_for(lambda: driven.journal.snapshot is None, SOON)
+        ended = driven.changed.wait_for(
+            lambda: driven.journal.snapshot is None or driven.error is not None, SOON
+        )
+    assert ended

@@ -191,7 +191,7 @@ def cluster_mesh() -> ClusterMesh:
 
 def choice() -> Choice:
     """A choice of which nothing is known but what its methods look at first."""
-    return Choice((), None, 0, None, None, None, (), (), add_one, {}, None)  # type: ignore[arg-type]
+    return Choice((), None, 0, None, None, None, (), (), add_one, {}, None, ())  # type: ignore[arg-type]
 
 
 def schedules() -> list[Public]:
@@ -342,6 +342,8 @@ def of_steps() -> list[Public]:
             there.loaded.init,
             {"fun": ("special", batch), "argnum": argnum},
         ),
+        Public("LoadedStep.profile", of_batch(there.loaded.profile), {"trace_dir": ("text?", "traces")}),
+        Public("collective_seconds", mpmd.collective_seconds, {"trace_dir": ("text",)}),
         Public("LoadedStep.restore", there.loaded.restore, {"path": path, "argnum": argnum}),
         Public("LoadedStep.argument_leaves", there.loaded.argument_leaves, {"argnum": argnum}),
         Public("save", mpmd.save, {"path": path, "tree": tree}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -54,6 +54,11 @@ def substitute(eqn: JaxprEqn, replacement: Mapping[Var, Atom]) -> JaxprEqn:
 
 def lookup(atom: Atom, replacement: Mapping[Var, Atom]) -> Atom:
     return replacement.get(atom, atom) if isinstance(atom, Var) else atom
+
+
+def is_among(atom: Atom, variables: Container[Var]) -> bool:
+    """Whether an atom is one of these variables; a literal is none, and has no hash to look it up by."""
+    return isinstance(atom, Var) and atom in variables
 
 
 def called(eqn: JaxprEqn) -> core.ClosedJaxpr | None:

@@ -171,7 +171,7 @@ class _Assignment:
             default=None,
         )
         if latest is None and order.num_stages == 1:
-            latest = order.position(TaskType("fwd", 0))
+            latest = order.position(TaskType("fwd", order.stages.start))
         backward = is_transposed(eqn) or (latest is not None and order.is_backward(latest))
         if closed_by is not None and backward >= order.is_backward(closed_by):
             if latest is not None and latest > closed_by:

@@ -61,9 +61,9 @@ def remove_marks(loop: Loop, order: MicrobatchOrder) -> LoopBody:
         replacement.update(zip(eqn.outvars, eqn.invars, strict=True))
         stage = mark.boundary.stage
         assert stage is not None, f"{eqn} has no stage"
-        if not mark.linear:
-            written = min(stage + 1, last_stage)
         if stage < last_stage:  # the mark after the last stage, if any, ends nothing
+            if mark.forward and not mark.linear:
+                written = stage + 1
             closed, opened = TaskType("fwd", stage), TaskType("fwd", stage + 1)
             if not mark.forward:
                 closed, opened = TaskType("bwd", stage + 1), TaskType("bwd", stage)

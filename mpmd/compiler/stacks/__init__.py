@@ -5,7 +5,8 @@ the rules in ``jaxprs/axes.py`` and ``assemblies.py``, which dimensions of its v
 ``dimensions.py`` has what follows: which of them count layers, and where they are cut. ``rewrite.py`` goes
 through it again and writes an equation for each part, or, where no rule applies, one of the whole;
 ``scans.py`` is the rule for scans, which ``marked_scans.py`` reads, and ``values.py`` has the values in
-parts. What comes behind knows nothing of stacks.
+parts. ``scans_over_data.py`` warns of marks in scans that are none over layers. What comes behind knows
+nothing of stacks.
 """
 
 from mpmd.compiler.stacks.cut import CutStep, cut_stacks, has_marked_scan

@@ -106,7 +106,8 @@ def _selected(eqn: JaxprEqn, rows: Mapping[Var, np.ndarray], length: int) -> Sel
             gone, named = numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims
             updates = shape_of(eqn.invars[2])
             window = iter(updates[d] for d in numbers.update_window_dims)
-            sizes = tuple(1 if d in gone else next(window) for d in range(len(shape_of(eqn.invars[0]))))
+            single = {*gone, *numbers.operand_batching_dims}
+            sizes = tuple(1 if d in single else next(window) for d in range(len(shape_of(eqn.invars[0]))))
             return _one_row(eqn, numbers, gone, named, sizes, 2, rows, length)
     return None
 

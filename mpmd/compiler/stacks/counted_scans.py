@@ -140,7 +140,8 @@ class _CountedScan:
         for eqn in self._eqns:
             inner.read(eqn)
         zeros = {var for eqn in self._eqns for var in eqn.outvars if inner.is_zero(var)}
-        found = row_wise(self._body, self._roles, self._eqns, zeros, self.iterated.rows)
+        length: int = self._eqn.params["length"]
+        found = row_wise(self._body, self._roles, self._eqns, zeros, self.iterated.rows, length)
         outside = dict(zip(self._body.invars, self._eqn.invars, strict=True))
         given = [var for var in self._body.invars[: self._roles.carry.stop] if var in found.rows]
         notes |= dict.fromkeys(self._other_orders(found))

@@ -10,12 +10,15 @@ from typing import Any, TypeVar
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
+from mpmd.annotate import mark_of
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_remat, subjaxprs, with_eqns
+from mpmd.compiler.jaxprs.live import live_jaxpr
 from mpmd.compiler.stacks.counted_scans import with_rows_scanned
-from mpmd.compiler.stacks.inline import in_loops, with_calls_open, with_remat_open
+from mpmd.compiler.stacks.inline import has_mark, in_loops, with_calls_open, with_remat_open
 from mpmd.compiler.stacks.link import Linker, Links
 from mpmd.compiler.stacks.marked_scans import marks_in
 from mpmd.compiler.stacks.rewrite import Rewriter
+from mpmd.compiler.stacks.scans_over_data import warn_of_scans_over_data
 from mpmd.compiler.stacks.values import Gathered, Values
 from mpmd.errors import CompileError, PerformanceWarning
 from mpmd.reduce import treduce_p
@@ -66,7 +69,7 @@ def cut_stacks(
 
     Raises: ``CompileError`` for marks that do not fit their scans.
     Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
-      counter in another order.
+      counter in another order; ``SharedWeightsWarning`` for marks in scans over data.
     """
     given = [
         *zip(jaxpr.invars, argument_stacks, strict=False),
@@ -77,13 +80,25 @@ def cut_stacks(
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
         return CutStep(jaxpr, constants, *whole, made_for={})
     jaxpr, constants = _without_calls(jaxpr, constants)
+    jaxpr = _without_dead_code(jaxpr)
     jaxpr = with_rows_scanned(jaxpr, constants)
+    warn_of_scans_over_data(jaxpr)
     while True:
         links = _links(jaxpr, seeds)
         opened = _with_remat_open(jaxpr, links)
         if opened is None:
             return _rewritten(jaxpr, constants, links, carried_state, result_stacks)
         jaxpr, constants = _without_calls(opened, constants)
+
+
+def _without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+    """The step without equations that nothing needs, of which nobody is to be warned; with all marks."""
+
+    def live_body(body: Jaxpr) -> tuple[Jaxpr, dict[Var, Any]]:
+        return live_jaxpr(body, is_kept=lambda eqn: mark_of(eqn) is not None or has_mark(eqn)), {}
+
+    jaxpr, _ = in_loops(jaxpr, live_body)
+    return live_jaxpr(jaxpr, is_kept=lambda eqn: eqn.primitive is treduce_p)
 
 
 def has_marked_scan(jaxpr: Jaxpr) -> bool:

@@ -105,6 +105,8 @@ class Integers:
                 break
             for var in lost:
                 del carried[var]
+        if not (xs or carried):
+            return None
         found: dict[int, Known] = {}
         for row in order:
             found[row] = iteration(state, row)

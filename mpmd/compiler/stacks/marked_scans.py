@@ -131,7 +131,7 @@ def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) ->
         eqn=member,
         boundary=mark.boundary,
         forward=forward,
-        linear=not (forward and written),
+        linear=mark.linear,
         carried=tuple(i for i in carried if i not in added_to),
         ends=ends,
     )

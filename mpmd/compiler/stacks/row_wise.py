@@ -37,6 +37,7 @@ def row_wise(
     eqns: Sequence[JaxprEqn],
     zeros: Collection[Var],
     integers: Mapping[Var, np.ndarray],
+    length: int,
 ) -> RowWise:
     """Reads the body of a scan.
 
@@ -44,8 +45,8 @@ def row_wise(
       eqns: the body's equations, without calls.
       zeros: variables of the body that are arrays of zeros.
       integers: those of the body, for each element of what is scanned over.
+      length: the number of iterations.
     """
-    length = len(next(iter(integers.values())))
     accesses = {id(eqn): found for eqn in eqns if (found := access_of(eqn, integers, length))}
     given = {var for var in body.invars[: roles.carry.stop] if shape_of(var)}
     given.difference_update(*(_read_otherwise(eqn, accesses) for eqn in eqns))

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands
+from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.trace.batches import find_batches
-from mpmd.compiler.trace.dead_code import live_eqns
 
 
 def find_carried_state(

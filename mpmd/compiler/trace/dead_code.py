@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence, Set
 
 from jax.extend.core import JaxprEqn, Var
-from jax.interpreters import partial_eval
 
 from mpmd.compiler.graph import Loop
-from mpmd.compiler.jaxprs.equations import Atom, free_variables, make_jaxpr
+from mpmd.compiler.jaxprs.equations import Atom, free_variables
+from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.errors import CompileError
 
 
@@ -51,15 +51,6 @@ def _live_loop(loop: Loop, wanted: Set[Var]) -> Loop | None:
     if not kept and not any(eqn.effects for eqn in body):
         return None
     return dataclasses.replace(loop, eqns=body, results=kept)
-
-
-def live_eqns(eqns: Sequence[JaxprEqn], wanted: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
-    """The equations, and the parts of them, that make what is wanted; and those that have effects."""
-    made = {var for eqn in eqns for var in eqn.outvars}
-    outvars = [var for var in dict.fromkeys(_variables(wanted)) if var in made]
-    whole = make_jaxpr(free_variables(eqns), eqns, outvars)
-    live, _ = partial_eval.dce_jaxpr(whole, [True] * len(outvars))
-    return tuple(live.eqns)
 
 
 def _variables(atoms: Iterable[Atom]) -> list[Var]:

@@ -8,9 +8,9 @@ from jax.extend.core import Jaxpr
 
 from mpmd.annotate import mark_of, mark_p
 from mpmd.compiler.jaxprs.equations import any_inside
+from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.stacks import without_marks
 from mpmd.compiler.trace.check_loop import first_mark
-from mpmd.compiler.trace.dead_code import live_eqns
 from mpmd.errors import PerformanceWarning
 
 

@@ -26,6 +26,9 @@ def number_marks(loops: Sequence[Loop]) -> tuple[Loop, ...]:
     one another, such as an actor and a critic, pass the same stages, each with marks of its own. If that
     makes too few stages, as for branches that are to be a stage each, the marks end stages in their order.
 
+    Marks that ``jax.linear_transpose`` has turned round accompany those of the user, as in a backward. Where
+    there are no others, they end the stages of the transposed function.
+
     This comes before dead code is removed: when the loss is computed before the last stage, the marks of the
     later stages are dead code.
     """
@@ -50,7 +53,7 @@ def number_live_marks(loops: Sequence[Loop], before: Sequence[Loop]) -> tuple[Lo
             loop = _numbered(loop, stages)
         elif not had_stages[loop.index]:
             faults.append(_wrong_number_of_marks(loop))
-        numbered.append(loop)
+        numbered.append(_turned_round(loop) if _is_transposed(loop) else loop)
     if faults:
         raise CompileError(faults)
     sizes = (loop.schedule.num_stages for loop in numbered)
@@ -79,14 +82,39 @@ def _marks(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
     return [(eqn, mark) for eqn in loop.eqns if (mark := mark_of(eqn))]
 
 
-def _ends(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
+def _written(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
     """The marks that the user wrote, without those that differentiation derived from them."""
-    return [(eqn, mark) for eqn, mark in _marks(loop) if mark.forward and not mark.linear]
+    return [(eqn, mark) for eqn, mark in _marks(loop) if not mark.linear]
+
+
+def _is_transposed(loop: Loop) -> bool:
+    """Whether all marks that the user wrote were transposed."""
+    return bool(_written(loop)) and not any(mark.forward for _, mark in _written(loop))
+
+
+def _turned_round(loop: Loop) -> Loop:
+    eqns = (
+        eqn.replace(params={**eqn.params, "forward": not mark.forward}) if (mark := mark_of(eqn)) else eqn
+        for eqn in loop.eqns
+    )
+    return dataclasses.replace(loop, eqns=tuple(eqns))
+
+
+def _ends(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
+    """The user's marks that end stages."""
+    direction = not _is_transposed(loop)
+    return [(eqn, mark) for eqn, mark in _written(loop) if mark.forward is direction]
+
+
+def _accompanying(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
+    """The user's marks of functions that the loop applies transposed, and not otherwise."""
+    ends = {mark.boundary for _, mark in _ends(loop)}
+    return [(eqn, mark) for eqn, mark in _written(loop) if mark.boundary not in ends]
 
 
 def _has_orphans(loop: Loop) -> bool:
     """Whether what a mark returns is dead code, but derivatives through it are not, as of a penalty."""
-    return not {mark.boundary for _, mark in _marks(loop)} <= {mark.boundary for _, mark in _ends(loop)}
+    return not {mark.boundary for _, mark in _marks(loop)} <= {mark.boundary for _, mark in _written(loop)}
 
 
 def _stages(loop: Loop) -> Sequence[int] | None:
@@ -95,16 +123,26 @@ def _stages(loop: Loop) -> Sequence[int] | None:
     There is one between each two stages, and perhaps one after the last stage; ``None`` if not.
     """
     num_stages = loop.schedule.num_stages
-    in_order = range(len(_ends(loop)))
-    for stages in (_marks_before(loop), in_order):
-        if max(stages, default=-1) + 1 in (num_stages - 1, num_stages):
+    ends = _ends(loop)
+    for stages in (_marks_before(loop, ends), range(len(ends))):
+        most = max(stages, default=-1) + 1
+        if most == num_stages and _is_transposed(loop):  # the mark after the last stage comes first
+            return [(stage - 1) % num_stages for stage in stages]
+        if most in (num_stages - 1, num_stages):
             return stages
     return None
 
 
-def _marks_before(loop: Loop) -> list[int]:
-    """How many of the user's marks stand one behind the other before each of them."""
-    ends = {id(eqn) for eqn, _ in _ends(loop)}
+def _stages_back(loop: Loop) -> list[int]:
+    """The stage that each of the accompanying marks ends in the forward; the last one ends at stage 0."""
+    before = _marks_before(loop, _accompanying(loop))
+    last_stage = loop.schedule.num_stages - 1
+    return [min(max(before) - stage, last_stage) for stage in before]
+
+
+def _marks_before(loop: Loop, marks: Ends) -> list[int]:
+    """How many of the marks stand one behind the other before each of them."""
+    ends = {id(eqn) for eqn, _ in marks}
     passed: dict[Var, int] = {}
     found = []
     for eqn in loop.eqns:
@@ -117,9 +155,10 @@ def _marks_before(loop: Loop) -> list[int]:
 
 
 def _numbered(loop: Loop, stages: Sequence[int]) -> Loop:
-    """The loop with a different boundary for each of the user's marks, which end these stages."""
-    boundaries = [mark.boundary for _, mark in _ends(loop)]
-    new = [Boundary(boundary.name, stage) for boundary, stage in zip(boundaries, stages, strict=True)]
+    """The loop with a different boundary for each of the user's marks, of which the ends end these stages."""
+    boundaries = [mark.boundary for _, mark in (*_ends(loop), *_accompanying(loop))]
+    numbers = (*stages, *_stages_back(loop))
+    new = [Boundary(boundary.name, stage) for boundary, stage in zip(boundaries, numbers, strict=True)]
     end_of = {
         id(eqn): end
         for boundary in dict.fromkeys(mark.boundary for _, mark in _marks(loop))
@@ -142,16 +181,18 @@ def _ends_at(loop: Loop, boundary: Boundary, ends: Sequence[int]) -> Iterator[tu
       ends: the numbers of the user's marks of this boundary.
     """
     marks = [(eqn, mark) for eqn, mark in _marks(loop) if mark.boundary is boundary]
-    own = [eqn for eqn, mark in marks if mark.forward and not mark.linear]
-    tangents = [eqn for eqn, mark in marks if mark.forward and mark.linear]
-    cotangents = [eqn for eqn, mark in marks if not mark.forward]
+    direction = any(mark.forward and not mark.linear for _, mark in marks)
+    own = [eqn for eqn, mark in marks if mark.forward is direction and not mark.linear]
+    tangents = [eqn for eqn, mark in marks if mark.forward is direction and mark.linear]
+    cotangents = [eqn for eqn, mark in marks if mark.forward is not direction]
     yield from zip(own, ends, strict=True)
     yield from zip(tangents, itertools.cycle(ends), strict=False)
     yield from zip(cotangents, itertools.cycle(reversed(ends)), strict=False)
 
 
 def _wrong_number_of_marks(loop: Loop) -> str:
-    ends, stages, schedule = _ends(loop), _marks_before(loop), loop.schedule
+    ends, schedule = _ends(loop), loop.schedule
+    stages = _marks_before(loop, ends)
     found, wanted = max(stages, default=-1) + 1, schedule.num_stages
     more = (
         f"; that many stages on {_count(schedule.mpmd_dim, 'group')}, as where calls of a network feed one "

@@ -45,8 +45,8 @@ def trace(
     """Traces ``fun(*args, **kwargs)`` under the first group's submesh, with the state as the step returns it.
 
     Arrays made of Python numbers, such as ``jnp.full(3, 0.1)``, have a weak type at first and, once updated,
-    no longer. The difference only matters where dtypes mix; where it does, the step is traced as it was
-    called, and the second call compiles again, as under ``jax.jit``.
+    no longer. The difference only matters where dtypes mix, and to weak types of results; where it does, the
+    step is traced as it was called, and the second call compiles again, as under ``jax.jit``.
 
     Args:
       fun: the step; static arguments are already bound.
@@ -77,22 +77,26 @@ def trace(
     for i in weak:
         leaves[i] = jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype)
     strong = trace_once(*jax.tree.unflatten(treedef, leaves))
-    return strong if _dtypes(strong) == _dtypes(traced) else traced
+    return strong if _types(strong) == _types(traced) else traced
 
 
 def _loses_weak_type(traced: TracedStep, argument: int, result: int) -> bool:
     return traced.argument_leaves[argument].weak_type and not traced.result_leaves[result].weak_type
 
 
-def _dtypes(traced: TracedStep) -> list[Any]:
-    """The dtypes of all that a step computes, other than by conversions that change weak types alone."""
+def _types(traced: TracedStep) -> tuple[list[bool], list[Any]]:
+    """Which results have a weak type, and the dtypes of all that a step computes.
+
+    Conversions that change weak types alone compute nothing.
+    """
     segments = (*traced.outside, *(loop.eqns for loop in traced.loops))
-    return [aval_of(result.result).dtype for loop in traced.loops for result in loop.results] + [
+    dtypes = [aval_of(result.result).dtype for loop in traced.loops for result in loop.results] + [
         aval.dtype
         for eqn in itertools.chain(*segments)
         for aval in avals_of(eqn.outvars)
         if eqn.primitive.name != "convert_element_type" or aval.dtype != aval_of(eqn.invars[0]).dtype
     ]
+    return [leaf.weak_type for leaf in traced.result_leaves], dtypes
 
 
 def _traced(written: WrittenStep, cut: CutStep) -> TracedStep:

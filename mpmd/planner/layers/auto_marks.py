@@ -68,7 +68,8 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
             return loss_fn(*args, **kwargs)
         opened = opened_for_layers(traced.closed)
         crossing = Crossing(opened.jaxpr)
-        layers = find_layers(opened.jaxpr, crossing, sum(decisions.layers_per_stage or ()) or None)
+        count = sum(decisions.layers_per_stage or ()) or decisions.num_layers
+        layers = find_layers(opened.jaxpr, crossing, count)
         found = _Found(_name(loss_fn), layers, _last_lines(layers, opened.jaxpr))
         counts = found.layers_per_stage(decisions.layers_per_stage, num_stages)
         ends = [layers[last - 1].end for last in itertools.accumulate(counts)][:-1]

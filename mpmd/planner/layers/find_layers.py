@@ -73,8 +73,8 @@ def find_layers(
     Args:
       jaxpr: without calls that hide layers, as ``open_function`` makes it.
       crossing: of this jaxpr, if there is one.
-      count: how many layers were found for a batch of another size, in which other parts may be small; as
-        many are found, if there are.
+      count: how many layers there are to be, if so many can be found: as many as were found for a batch of
+        another size, in which other parts may be small, or as the user says.
     """
     return _Finder(jaxpr, crossing or Crossing(jaxpr)).layers(count)
 

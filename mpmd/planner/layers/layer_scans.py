@@ -6,12 +6,12 @@ from collections.abc import Container
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import Atom, operands, subjaxprs
+from mpmd.compiler.jaxprs.equations import is_among, operands, subjaxprs
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.work import PRODUCTS
 
 
-def is_layer_scan(eqn: JaxprEqn, computed: Container[Atom]) -> bool:
+def is_layer_scan(eqn: JaxprEqn, computed: Container[Var]) -> bool:
     """Whether an equation is a scan whose iterations are layers.
 
     They are, if what is carried is multiplied by weights that are scanned over. A scan over time or over
@@ -25,7 +25,9 @@ def is_layer_scan(eqn: JaxprEqn, computed: Container[Atom]) -> bool:
     body: Jaxpr = eqn.params["jaxpr"].jaxpr
     roles = scan_operands(eqn)
     outer = eqn.invars[roles.xs]
-    weights = {x for x, atom in zip(body.invars[roles.xs], outer, strict=True) if atom not in computed}
+    weights = {
+        x for x, atom in zip(body.invars[roles.xs], outer, strict=True) if not is_among(atom, computed)
+    }
     return _multiplies(body, set(body.invars[roles.carry]), weights)[0]
 
 
@@ -40,9 +42,12 @@ def _multiplies(jaxpr: Jaxpr, carried: set[Var], weights: set[Var]) -> tuple[boo
             return True, carried, weights
         for inner in subjaxprs(eqn):
             if len(inner.invars) == len(eqn.invars):
-                pairs = list(zip(inner.invars, eqn.invars, strict=True))
+                operands_of = zip(inner.invars, eqn.invars, strict=True)
+                pairs = [(a, b) for a, b in operands_of if isinstance(b, Var)]  # no literals
                 within = _multiplies(
-                    inner, {a for a, b in pairs if b in carried}, {a for a, b in pairs if b in weights}
+                    inner,
+                    {a for a, b in pairs if is_among(b, carried)},
+                    {a for a, b in pairs if is_among(b, weights)},
                 )
                 if within[0]:
                     return within

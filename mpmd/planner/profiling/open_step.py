@@ -27,17 +27,22 @@ class ProfiledStep(NamedTuple):
 
 
 @without_garbage_collection()
-def profile_step(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> ProfiledStep:
+def profile_step(
+    step: Callable, args: tuple, kwargs: Mapping[str, Any], num_layers: int | None = None
+) -> ProfiledStep:
     """What a search knows of ``step(*args, **kwargs)``.
 
     Args:
       step: a train step with loops over microbatches, or without; static arguments are bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
+      num_layers: into how many layers the step is divided, where it leaves its stages open; ``None``: as many
+        as are found.
 
     Raises: ``CompileError`` as ``mpmd.jit``.
     """
-    written = stages_of(step, args, kwargs)
-    graph = traced_layers(step, args, kwargs, written)
+    each_layer = dataclasses.replace(EACH_LAYER, num_layers=num_layers)
+    written = stages_of(step, args, kwargs, each_layer)
+    graph = traced_layers(step, args, kwargs, written, each_layer)
     profiles = profiles_of_graph(graph)
     if not written:
         return ProfiledStep(profiles, (), graph)

@@ -16,7 +16,11 @@ from mpmd.schedules import ForwardOnly, GPipe
 
 
 def traced_layers(
-    step: Callable, args: tuple, kwargs: Mapping[str, Any], loops: Sequence[Stages]
+    step: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    loops: Sequence[Stages],
+    each_layer: Decisions = EACH_LAYER,
 ) -> TaskGraph:
     """The tasks of a step in which each layer, or each stage that the user marked, is a stage.
 
@@ -24,19 +28,20 @@ def traced_layers(
     may name.
 
     Args:
-      loops: as ``stages_of`` finds them.
+      loops: as ``stages_of`` finds them, under the same decisions.
+      each_layer: has each layer be a stage.
 
     Raises: ``CompileError`` as ``mpmd.jit``.
     """
-    of_loops = {loop.decided: _decisions(loop) for loop in loops}
-    decisions = dataclasses.replace(EACH_LAYER, of_loops=in_order(of_loops)) if loops else Decisions()
+    of_loops = {loop.decided: _decisions(loop, each_layer) for loop in loops}
+    decisions = dataclasses.replace(each_layer, of_loops=in_order(of_loops)) if loops else Decisions()
     return split(trace(decided(step, decisions), args, dict(kwargs), [ONE_DEVICE]))
 
 
-def _decisions(loop: Stages) -> Decisions:
+def _decisions(loop: Stages, each_layer: Decisions) -> Decisions:
     """The order of the tasks does not matter here, and halves of backwards would be tasks of their own."""
     order = ForwardOnly if _is_forward_only(loop) else GPipe
-    return dataclasses.replace(EACH_LAYER, schedule=order.of_size(loop.count, loop.count))
+    return dataclasses.replace(each_layer, schedule=order.of_size(loop.count, loop.count))
 
 
 def _is_forward_only(stages: Stages) -> bool:

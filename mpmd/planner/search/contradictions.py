@@ -48,6 +48,12 @@ def _of_stages(fixed: Fixed, profile: Profile) -> Iterator[str]:
         yield f"the step's marks make {num_layers} stages, which layers_per_stage={layers} cannot cut anew"
     elif layers is not None and sum(layers) != num_layers:
         yield f"layers_per_stage={layers} has {sum(layers)} layers; the step has {num_layers}"
+    if fixed.num_layers is not None and profile.decided is None:
+        yield f"a step without a loop is one layer, and num_layers={fixed.num_layers} was asked for"
+    elif fixed.num_layers is not None and profile.are_stages:
+        yield f"the step's marks make {num_layers} stages; num_layers={fixed.num_layers} is for one without"
+    elif fixed.num_layers not in (None, num_layers):
+        yield f"num_layers={fixed.num_layers} was asked for; the step has {num_layers}"
     if profile.are_stages and stages not in (None, num_layers):
         yield f"the step's marks make {num_layers} stages, and num_stages={stages} was asked for"
     elif layers is not None and stages not in (None, len(layers)):

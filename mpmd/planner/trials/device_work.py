@@ -22,6 +22,7 @@ from mpmd.compiler.jaxprs.equations import (
     aval_of,
     called,
     inlined_eqns,
+    is_among,
     is_dropped,
     operands,
     size,
@@ -116,7 +117,8 @@ def _constants(eqns: Sequence[JaxprEqn], given: Collection[Var]) -> set[Var]:
     found = set(given)
     for eqn in eqns:
         if not subjaxprs(eqn) and all(
-            isinstance(atom, Literal) or atom in found or not aval_of(atom).shape for atom in eqn.invars
+            isinstance(atom, Literal) or is_among(atom, found) or not aval_of(atom).shape
+            for atom in eqn.invars
         ):
             found.update(eqn.outvars)
     return found
@@ -292,7 +294,8 @@ class _Fusions:
                 dimensions[1:] if i >= positions.num_carry and any(dimensions) else None
                 for i, dimensions in enumerate(sharded(var, self._known) for var in eqn.outvars)
             ]
-            free = {var for var, atom in zip(body.invars, eqn.invars, strict=True) if atom in self._free} - {
+            pairs = zip(body.invars, eqn.invars, strict=True)
+            free = {var for var, atom in pairs if is_among(atom, self._free)} - {
                 *body.invars[positions.carry]
             }
             return device_work(body, inside, self._mesh, made, free).times(eqn.params["length"])

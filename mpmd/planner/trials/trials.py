@@ -85,9 +85,9 @@ class Subject:
 class Trials:
     """What candidates mean for a step on a cluster, by the step's own plans."""
 
-    def __init__(self, subject: Subject, cluster: Cluster):
+    def __init__(self, subject: Subject, cluster: Cluster, num_layers: int | None = None):
         self._subject, self._cluster = subject, cluster
-        profiled = profile_step(subject.function, *subject.arguments)
+        profiled = profile_step(subject.function, *subject.arguments, num_layers)
         self.profiles: tuple[Profile, ...] = profiled.profiles
         self.written_schedules = tuple(loop.schedule for loop in profiled.written)
         self._arguments = step_arguments(profiled.graph.traced)

@@ -4,11 +4,12 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 
 import mpmd
-from tests.support.models import batch, keys, layer, weights
+from tests.support.models import WIDTH, batch, keys, layer, mlp, weights
 from tests.support.programs.table import Case, descend, program
 
 
@@ -246,3 +247,43 @@ def flax_resnet():
     params = variables["params"]
     state = params, variables["batch_stats"], optimizer.init(params)
     return Case(step, state, (images, labels), tolerance=1e-4)
+
+
+@program(usual=True)
+def constants_that_are_carried():
+    """Flags, as of the first call of a normalisation layer, and numbers of every kind, made anew or kept."""
+    first = {
+        "flag": jnp.array(True),
+        "bool": True,
+        "int": 0,
+        "float": 0.0,
+        "numpy": np.float32(0),
+        "numpy flag": np.bool_(True),
+        "kept": 3.0,
+    }
+    later = {
+        "flag": jnp.array(False),
+        "bool": False,
+        "int": 1,
+        "float": 2.0,
+        "numpy": np.float32(1),
+        "numpy flag": np.bool_(False),
+    }
+
+    def step(state, xs, ys):
+        def of_microbatch(carry, microbatch):
+            mean, numbers = carry
+            (value, seen), grads = jax.value_and_grad(loss, has_aux=True)(state, *microbatch)
+            mean = jnp.where(numbers["flag"], seen, moved(mean, seen))
+            return (mean, {**numbers, **later}), (value, grads)
+
+        carry, (value, grads) = mpmd.treduce(
+            of_microbatch, (xs, ys), mpmd.Std1F1B(3), operation=mpmd.Add, carry=(jnp.zeros(WIDTH), first)
+        )
+        return descend(state, grads), (value, carry)
+
+    def loss(params, x, y):
+        h = mlp(params, x)
+        return jnp.mean((h - y) ** 2), h.mean(0)
+
+    return Case(step, weights(3), batch())

@@ -171,6 +171,36 @@ def parameters_made_of_python_numbers():
     return train(mse, params, optimizer=optax.sgd(0.1, momentum=0.9))
 
 
+@program(on_ray=True)
+def numbers_of_python_that_are_returned():
+    """A rate that is fed back stays weak, and leaves weights their half precision."""
+    constant = jnp.asarray(1.0)
+
+    def step(state, xs, ys):
+        params, rate, count = state
+
+        def run(x, y):
+            loss, grads = jax.value_and_grad(mse)(params, x, y)
+            return loss, grads, (2.0, constant, jnp.where(loss > 0, 1.0, 2.0))
+
+        total, grads, numbers = loop(run, (xs, ys), operation=(mpmd.Add, mpmd.Add, mpmd.Max))
+        made = (
+            2.0,
+            3,
+            True,
+            constant,
+            jnp.asarray(2),
+            jnp.full(2, 0.1),
+            jnp.float32(1.0),
+            jnp.where(xs > 0, 1, 0),
+        )
+        given = rate, 2 * rate, count, rate * total, count + 0.5, jnp.where(xs > 0, 1, 0)
+        return (descend(params, grads, rate), 0.5, count + 1), (total, numbers, made, given)
+
+    data = [jnp.bfloat16(leaf) for leaf in batch()]
+    return Case(step, (weights(3, jnp.bfloat16), 0.1, 0), (*data,), tolerance=2e-2, steps=3)
+
+
 @program()
 def parameters_that_are_numbers():
     def loss(params, x, y):

@@ -317,3 +317,83 @@ def a_loop_that_no_result_needs():
         assert stages_of(loaded) == [("Std1F1B", 3, 4)]
 
     return Case(step, weights(3), batch(), holds=holds)
+
+
+def delayed_actor(differentiate):
+    """A step of two critics and an actor, updated with the targets in every second step: TD3.
+
+    Args:
+      differentiate: ``value_and_grad`` of a loss of weights, then constants and, last, a batch.
+    """
+
+    def critic_loss(critic, batch):
+        guess = mlp(critic, jnp.concatenate([batch["seen"], batch["done"]], -1))
+        return jnp.mean((guess - batch["target"]) ** 2)
+
+    def actor_loss(actor, critic, batch):
+        action = jnp.tanh(mlp(actor, batch["seen"]))
+        return -jnp.mean(plain(critic, jnp.concatenate([batch["seen"], action], -1)))
+
+    def plain(params, h):
+        for stage in params:
+            h = layer(stage, h)
+        return h
+
+    def step(state, batch):
+        trained, moments, followers, count = state
+        action = jnp.tanh(plain(followers["actor"], batch["seen"]))
+        critics = ("first", "second")
+        values = [plain(followers[name], jnp.concatenate([batch["seen"], action], -1)) for name in critics]
+        batch = {**batch, "target": batch["reward"] + 0.9 * jnp.minimum(*values)}
+        new, new_moments, losses = dict(trained), dict(moments), {}
+        for name in critics:
+            losses[name], grads = differentiate(critic_loss)(trained[name], batch)
+            new[name], new_moments[name] = updated(trained[name], moments[name], grads)
+        losses["actor"], grads = differentiate(actor_loss)(trained["actor"], new["first"], batch)
+
+        def with_actor():
+            actor, its_moments = updated(trained["actor"], moments["actor"], grads)
+            return actor, its_moments, optax.incremental_update({**new, "actor": actor}, followers, 0.1)
+
+        def without_actor():
+            return trained["actor"], moments["actor"], followers
+
+        new["actor"], new_moments["actor"], followers = jax.lax.cond(
+            count % 2 == 0, with_actor, without_actor
+        )
+        return (new, new_moments, followers, count + 1), losses
+
+    return step
+
+
+def delayed_actor_arguments(stages=1):
+    """The state and the batch."""
+    half = WIDTH // 2
+    rows = jax.random.normal(keys(1)[0], (16, half))
+
+    def network(number, inputs, outputs):
+        params = weights(stages)
+        params[0] = {**params[0], "w": params[0]["w"][:inputs] + 0.1 * number}
+        return [*params[:-1], {"w": params[-1]["w"][:, :outputs], "b": params[-1]["b"][:outputs]}]
+
+    trained = {"first": network(1, WIDTH, 1), "second": network(2, WIDTH, 1), "actor": network(3, half, half)}
+    moments = {name: ADAM.init(params) for name, params in trained.items()}
+    batch = {"seen": rows, "done": jnp.sin(9 * rows), "reward": rows[:, :1]}
+    return (trained, moments, jax.tree.map(jnp.copy, trained), jnp.int32(0)), batch
+
+
+@program({"one stage": 1, "two stages": 2}, usual={"one stage"})
+def losses_of_two_critics_and_an_actor(stages):
+    """In loops of one stage, too, what is made of constants has its place."""
+
+    def differentiate(loss):
+        def of_batch(*args):
+            run = mpmd.value_and_grad(
+                loss, num_microbatches=4, schedule=mpmd.Std1F1B(stages), batch_argnums=len(args) - 1
+            )
+            return run(*args)
+
+        return of_batch
+
+    state, rows = delayed_actor_arguments(stages)
+    return Case(delayed_actor(differentiate), state, (rows,), stages, steps=3)

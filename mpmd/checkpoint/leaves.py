@@ -1,0 +1,139 @@
+"""The leaves of pytrees: those that cannot be saved, and those that a checkpoint does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import tensorstore
+from orbax import checkpoint as orbax
+from orbax.checkpoint import type_handlers
+
+from mpmd.array import MpmdArray
+from mpmd.checkpoint.orbax_internals import EMPTY, STRING
+from mpmd.checkpoint.restoring import GroupRestoreArgs
+from mpmd.keys import raw
+
+
+def by_name(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree, ``None`` and empty nodes included, by the names that Orbax has for them."""
+    return {
+        ".".join(path): leaf for path, leaf in orbax.tree.to_flat_dict(tree, keep_empty_nodes=True).items()
+    }
+
+
+def check_savable(tree: Any, types: type_handlers.TypeHandlerRegistry) -> None:
+    """Raises ``ValueError`` that lists all leaves that cannot be saved.
+
+    Args:
+      types: the handlers of what can be saved.
+    """
+    if not jax.tree.leaves(tree) and not tree:
+        raise ValueError("there is nothing to save: the pytree has no leaves")
+    leaves = {name: leaf for name, leaf in by_name(tree).items() if not _is_empty(leaf)}
+    on_groups = [(name, leaf) for name, leaf in leaves.items() if isinstance(leaf, MpmdArray)]
+    faults = [f"{name} {fault}" for name, leaf in leaves.items() if (fault := _unsavable(leaf, types))]
+    for name, leaf in on_groups:
+        if leaf.runtime is not on_groups[0][1].runtime:
+            faults.append(
+                f"{name} is on another mesh than {on_groups[0][0]}; a mesh saves a checkpoint of its own"
+            )
+    if faults:
+        raise ValueError("this cannot be saved:\n" + "\n".join(faults))
+
+
+def _unsavable(leaf: Any, types: type_handlers.TypeHandlerRegistry) -> str | None:
+    """Why a leaf cannot be saved, and what to do."""
+    if not types.has(type(leaf)):
+        return f"is of the type {type(leaf).__name__}; save arrays, numbers and strings"
+    if isinstance(leaf, str):
+        return None
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        return "was deleted, or donated to a step; save that step's result"
+    if not np.size(leaf):
+        return f"has the shape {np.shape(leaf)}; Orbax does not save empty arrays"
+    dtype = raw(leaf).dtype if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype
+    if not _is_storable(dtype):
+        return f"is of the dtype {dtype}, which TensorStore does not store; save it as another one"
+    if not isinstance(leaf, MpmdArray) and isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return "is on devices of other processes, too; save what is on groups, or in this process"
+    return None
+
+
+def _is_storable(dtype: np.dtype) -> bool:
+    try:
+        tensorstore.dtype(dtype.name)
+    except ValueError:
+        return False
+    return True
+
+
+def check_target(
+    directory: Any,
+    stored: Mapping[str, Any],
+    target: Mapping[str, Any],
+    args: Mapping[str, Any],
+    partial: bool,
+) -> None:
+    """Raises ``ValueError`` that lists all leaves of which a checkpoint and a target do not agree.
+
+    Args:
+      stored: of each leaf, the shape and dtype, or the type of what has none.
+      target: the leaves that are to be restored.
+      args: how each of them is to be.
+      partial: whether the target may leave out leaves.
+    """
+    faults = [
+        *(f"{name} is not in the checkpoint" for name in target if name not in stored),
+        *(f"{name} is not in the target" for name in stored if name not in target and not partial),
+        *_of_other_types(stored, target, args),
+    ]
+    if faults:
+        raise ValueError(
+            "\n".join([f"the checkpoint {directory} is of another state than the target:", *faults])
+            + "\nGive a target with the leaves of the checkpoint, and `...` for those that are not to be "
+            "read; make anew what is not there"
+        )
+
+
+def _of_other_types(
+    stored: Mapping[str, Any], target: Mapping[str, Any], args: Mapping[str, Any]
+) -> Iterator[str]:
+    for name, leaf in target.items():
+        if name in stored and leaf is not ... and not _is_readable(stored[name], leaf, args.get(name)):
+            yield f"{name} is {_text(stored[name])} in the checkpoint, not {_text(_stored_as(leaf))}"
+
+
+def _is_readable(stored: Any, leaf: Any, arg: Any) -> bool:
+    """Whether what is stored can be read as a leaf. Orbax reads arrays of any dtype, groups do not."""
+    wanted = _stored_as(leaf)
+    if isinstance(stored, str) or isinstance(wanted, str):
+        return stored == wanted
+    if not getattr(arg, "strict", True):
+        return True  # who asks Orbax so wants the array cut or padded
+    # A number of Python is stored in the widest dtype of its kind.
+    of_python = stored.shape == () and stored.dtype.name in ("int64", "float64")
+    is_of_kind = of_python and stored.dtype.kind == wanted.dtype.kind
+    of_any_dtype = not isinstance(arg, GroupRestoreArgs)
+    is_of_dtype = stored.dtype == wanted.dtype or is_of_kind or of_any_dtype
+    return tuple(stored.shape) == wanted.shape and is_of_dtype
+
+
+def _stored_as(leaf: Any) -> jax.ShapeDtypeStruct | str:
+    """The shape and dtype that a leaf is stored in, or the type of what has none."""
+    if isinstance(leaf, str):
+        return STRING
+    if _is_empty(leaf):
+        return EMPTY
+    return raw(leaf if hasattr(leaf, "dtype") else np.asarray(leaf))
+
+
+def _is_empty(leaf: Any) -> bool:
+    """Whether a leaf is ``None``, or a node without leaves."""
+    return not jax.tree.leaves(leaf)
+
+
+def _text(stored: Any) -> str:
+    return stored if isinstance(stored, str) else f"{stored.dtype}{list(stored.shape)}"

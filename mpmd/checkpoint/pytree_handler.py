@@ -1,0 +1,71 @@
+"""Orbax's way to pytrees: checks what is to be saved and restored, and that a checkpoint is whole.
+
+Orbax chooses handlers by their exact class; so this is the implementation inside of its own handler.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from etils import epath
+from orbax import checkpoint as orbax
+
+from mpmd.checkpoint import integrity, leaves, orbax_internals
+from mpmd.checkpoint.array_handler import registry
+from mpmd.errors import CheckpointError
+
+_DAMAGE = re.compile(r"((?:DATA_LOSS|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE): .*?)(?: \[|\n|$)")
+"""The errors of TensorStore when storage does not have what was written, without what was asked for."""
+
+_KEY = re.compile(r'"([^"]+?)/(?:zarr\.json|\.zarray|c(?:/\d+)*|\d+(?:\.\d+)*)" in OCDBT')
+"""A chunk of an array, or the description of it, in such an error."""
+
+
+class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
+    """Orbax's handler of pytrees, with checksums of all that is written."""
+
+    def __init__(self) -> None:
+        self.types = registry()
+        super().__init__(use_zarr3=True, type_handler_registry=self.types)
+
+    async def async_save(self, directory: Any, args: Any) -> Any:
+        """Raises ``ValueError`` that lists the leaves that cannot be saved, before anything is written."""
+        leaves.check_savable(args.item, self.types)
+        return await super().async_save(directory, args=args)
+
+    def finalize(self, directory: epath.Path) -> None:
+        """Makes a checkpoint durable, before it gets its name."""
+        super().finalize(directory)
+        integrity.write_record(directory)
+        integrity.sync(directory)
+
+    def restore(self, directory: epath.Path, args: Any) -> Any:
+        """Raises ``DamagedCheckpointError``, and what ``mpmd.restore`` raises of leaves and groups."""
+        if faults := integrity.faults(directory):
+            raise integrity.damaged(directory, faults)
+        try:
+            if args.item is not None:
+                self._check_target(directory, args)
+            return super().restore(directory, args=args)
+        except Exception as error:  # of a jax array in this process Orbax raises an ``Exception``
+            if damage := _damage_in(error):
+                mpmd_idx = error.mpmd_idx if isinstance(error, CheckpointError) else None
+                raise integrity.damaged(directory, [damage], mpmd_idx) from error
+            raise
+
+    def _check_target(self, directory: epath.Path, args: Any) -> None:
+        stored = orbax_internals.stored_leaves(self, directory)
+        restore_args = {} if args.restore_args is None else leaves.by_name(args.restore_args)
+        leaves.check_target(directory, stored, leaves.by_name(args.item), restore_args, args.partial_restore)
+
+
+def _damage_in(error: Exception) -> str | None:
+    """Which array an error says is damaged, and why; ``None`` for an error of something else."""
+    text = f"{error}\n{error.__cause__}"
+    damage, key = _DAMAGE.search(text), _KEY.search(text)
+    of_group = isinstance(error, CheckpointError)
+    if damage is None or (of_group and damage[1].startswith("NOT_FOUND")):
+        return None  # the second is of a node that does not share the storage: the driver has seen the files
+    reader = f"group {error.mpmd_idx} could not read" if isinstance(error, CheckpointError) else "cannot read"
+    return f"{reader} {key[1] if key else 'it'}: {damage[1]}"

@@ -1,0 +1,49 @@
+"""One save to a path at a time: two would write to the same directory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+
+from etils import epath
+
+
+@contextlib.contextmanager
+def reserved(directory: epath.Path) -> Iterator[None]:
+    """A new path that no other save writes to meanwhile. Nothing is reserved on storage without files.
+
+    Raises: ``ValueError`` when there is something at the path, or another save to it is under way.
+    """
+    with contextlib.ExitStack() as undo:
+        if "://" not in os.fspath(directory):
+            undo.enter_context(_locked(directory))
+        if directory.exists():
+            raise ValueError(
+                f"{directory} exists already: save to another path, or delete it; Orbax's CheckpointManager "
+                "numbers checkpoints and keeps the last ones"
+            )
+        yield
+
+
+@contextlib.contextmanager
+def _locked(directory: epath.Path) -> Iterator[None]:
+    """The lock of a file beside a path, which the system takes from a process that ends."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    lock = f"{directory}.saving"
+    descriptor = os.open(lock, os.O_CREAT | os.O_WRONLY, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_taken = not os.fstat(descriptor).st_nlink  # by one that has just ended
+        except BlockingIOError:
+            is_taken = True
+        if is_taken:
+            raise ValueError(f"{directory} is being saved to: wait for that, or save to another path")
+        try:
+            yield
+        finally:
+            os.remove(lock)
+    finally:
+        os.close(descriptor)

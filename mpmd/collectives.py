@@ -1,0 +1,39 @@
+"""The exchanges among a group's devices, read from the text of the programs that XLA has compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+_OPERATIONS = "all-gather|all-reduce|all-to-all|collective-broadcast|collective-permute|reduce-scatter"
+_COLLECTIVE = re.compile(rf" = (.*?) ({_OPERATIONS})(?:-start)?\(")
+_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """An exchange among devices in a compiled program.
+
+    Attributes:
+      operation: as XLA calls it, such as ``all-reduce``.
+      shapes: of its results on one device.
+      nbytes: of its results on one device.
+    """
+
+    operation: str
+    shapes: tuple[tuple[int, ...], ...]
+    nbytes: int
+
+
+def collectives_in(text: str) -> tuple[Collective, ...]:
+    """The collectives in the text of a compiled program, in order; one in a loop counts once."""
+    found = []
+    for results, operation in _COLLECTIVE.findall(text):
+        arrays = [
+            (tuple(int(size) for size in sizes.split(",") if size), int(bits or 8) // 8)
+            for _, bits, sizes in _ARRAY.findall(results)
+        ]
+        nbytes = sum(math.prod(shape) * width for shape, width in arrays)
+        found.append(Collective(operation, tuple(shape for shape, _ in arrays), nbytes))
+    return tuple(found)

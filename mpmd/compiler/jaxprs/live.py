@@ -1,0 +1,26 @@
+"""The equations that something needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.interpreters import partial_eval
+
+from mpmd.compiler.jaxprs.equations import Atom, free_variables, is_dropped, make_jaxpr, with_eqns
+
+
+def live_eqns(eqns: Sequence[JaxprEqn], wanted: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
+    """The equations, and the parts of them, that make what is wanted; and those that have effects."""
+    made = {var for eqn in eqns for var in eqn.outvars}
+    variables = dict.fromkeys(atom for atom in wanted if isinstance(atom, Var))
+    outvars = [var for var in variables if var in made]
+    whole = make_jaxpr(free_variables(eqns), eqns, outvars)
+    live, _ = partial_eval.dce_jaxpr(whole, [True] * len(outvars))
+    return tuple(live.eqns)
+
+
+def live_jaxpr(jaxpr: Jaxpr, is_kept: Callable[[JaxprEqn], bool]) -> Jaxpr:
+    """A jaxpr with the equations that its results need, and those that are to be kept in any case."""
+    kept = [var for eqn in jaxpr.eqns if is_kept(eqn) for var in eqn.outvars if not is_dropped(var)]
+    return with_eqns(jaxpr, live_eqns(jaxpr.eqns, [*jaxpr.outvars, *kept]))

@@ -1,0 +1,169 @@
+"""Warnings of steps that compute the right numbers, but probably not what their user had in mind."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from mpmd.compiler.graph import Loop, TracedStep
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, subjaxprs
+from mpmd.compiler.jaxprs.source import nearness_to_user, where
+from mpmd.errors import (
+    IdleGroupWarning,
+    SharedKeyWarning,
+    StepWarning,
+    UndonatedStateWarning,
+    UnreadMicrobatchWarning,
+)
+from mpmd.explanation.uses import groups_text
+from mpmd.ir import OutsideTask, Plan
+from mpmd.memory import GroupMemory
+from mpmd.memory.sizes import device_bytes
+from mpmd.tables import first_few, human_bytes
+
+_SHORT = 0.8
+"""Memory is short where a step needs more than this share of it."""
+
+
+def warn_of_mistakes(traced: TracedStep, plan: Plan) -> None:
+    """Warns of loops and groups that are probably not as the user meant them, once for each kind and loop."""
+    for loop in traced.loops:
+        if loop.num_microbatches > 1:
+            _warn(UnreadMicrobatchWarning, unread_microbatch(loop))
+            _warn(SharedKeyWarning, shared_keys(loop))
+    _warn(IdleGroupWarning, idle_groups(plan))
+
+
+def warn_of_undonated_state(
+    plan: Plan,
+    carried_state: Collection[tuple[int, int]],
+    memory: Sequence[GroupMemory],
+    limits: Sequence[int],
+) -> None:
+    """Warns of groups whose memory is short, and that hold state twice because it is not donated.
+
+    Args:
+      carried_state: pairs of the position of an argument and of the result that takes its place.
+      memory: for each group, what each of its devices needs.
+      limits: for each group, the bytes that each of its devices has.
+    """
+    _warn(UndonatedStateWarning, undonated_state(plan, carried_state, memory, limits))
+
+
+def _warn(category: type[StepWarning], texts: Iterable[str]) -> None:
+    for text in texts:
+        warnings.warn(text, category, stacklevel=2)
+
+
+def unread_microbatch(loop: Loop) -> Iterator[str]:
+    """Of a loop that sums the same value, which depends on its arguments, once for each microbatch."""
+    if any(result.carried for result in loop.results):
+        return
+    of_operations = _dependent(loop.eqns, loop.states)
+    read = _dependent([eqn for eqn in loop.eqns if of_operations.isdisjoint(eqn.outvars)], [loop.index])
+    sums = [result.value for result in loop.results if result.state is None]
+    # An operation computes with the index, too, but not with other numbers than integers.
+    if any(jnp.issubdtype(aval_of(var).dtype, jnp.inexact) for var in read) or not read.isdisjoint(sums):
+        return
+    outer = [var for var in free_variables(loop.eqns) if var is not loop.index and var not in loop.states]
+    computed = _dependent(loop.eqns, outer)
+    if not computed.isdisjoint(sums):
+        yield (
+            f"the function of the loop at {loop.where} does not read its microbatch: it computes the same in "
+            f"each of the {loop.num_microbatches}. Have it compute with its own argument, and not with the "
+            "batch around it"
+        )
+
+
+def shared_keys(loop: Loop) -> Iterator[str]:
+    """Of a loop that draws the same random numbers in every microbatch."""
+    varying = _dependent(loop.eqns, [loop.index, *loop.states])
+    lines = dict.fromkeys(where(draw) for eqn in loop.eqns for draw in _draws_alike(eqn, varying))
+    if lines:
+        yield (
+            f"the loop at {loop.where} draws the same random numbers in all of its {loop.num_microbatches} "
+            f"microbatches, at {first_few(lines)}: the key does not depend on the microbatch. Pass a key for "
+            f"each, as jax.random.split(key, {loop.num_microbatches}) among the arrays of treduce, or a key "
+            "for each row to mpmd.value_and_grad"
+        )
+
+
+def idle_groups(plan: Plan) -> Iterator[str]:
+    """Of groups that run no task of a step's loops."""
+    with_tasks = [
+        any(not isinstance(run.task, OutsideTask) for run in program.runs) for program in plan.programs
+    ]
+    idle = [group for group, has in enumerate(with_tasks) if not has]
+    if idle and any(with_tasks):
+        have = "has" if len(idle) == 1 else "have"
+        yield (
+            f"{groups_text(idle)} {have} no work: the step's loops compute on {sum(with_tasks)} of "
+            f"{len(with_tasks)} groups. Have a mesh of {sum(with_tasks)} groups, or more stages of work"
+        )
+
+
+def undonated_state(
+    plan: Plan,
+    carried_state: Collection[tuple[int, int]],
+    memory: Sequence[GroupMemory],
+    limits: Sequence[int],
+) -> Iterator[str]:
+    """Of groups that hold state twice while their memory is short. The arguments are those of the warning."""
+    for group, (needed, limit) in enumerate(zip(memory, limits, strict=True)):
+        if needed.peak_bytes <= _SHORT * limit:
+            continue
+        state = (plan.inputs[argument] for argument, _ in carried_state)
+        kept = [leaf for leaf in state if not leaf.donated and group in leaf.mpmd_idxs]
+        if kept:
+            nbytes = sum(device_bytes(leaf.aval, leaf.spec, plan.submesh(group)) for leaf in kept)
+            yield (
+                f"each device of group {group} needs {human_bytes(needed.peak_bytes)} of its "
+                f"{human_bytes(limit)}, and of that {human_bytes(nbytes)} for state that the step returns "
+                f"anew and that is not donated, such as {first_few(leaf.path for leaf in kept)}: name its "
+                "argument in donate_argnums"
+            )
+
+
+def _dependent(eqns: Iterable[JaxprEqn], seeds: Iterable[Var]) -> set[Var]:
+    """The variables that depend on the seeds, with these."""
+    dependent = set(seeds)
+    for eqn in eqns:
+        if not dependent.isdisjoint(operands(eqn)):
+            dependent.update(eqn.outvars)
+    return dependent
+
+
+def _draws_alike(eqn: JaxprEqn, varying: set[Var]) -> Iterator[JaxprEqn]:
+    """The equations, also in functions that it calls, that draw by a key which is none of what varies."""
+    if eqn.primitive.name == "random_bits":
+        if varying.isdisjoint(operands(eqn)):
+            yield eqn
+        return
+    for inner in subjaxprs(eqn):
+        inner_varying = _varying_within(eqn, inner, varying)
+        for member in inner.eqns:
+            for draw in _draws_alike(member, inner_varying):
+                # A function that JAX has traced before has the lines of its first caller, or none.
+                yield draw if nearness_to_user(draw) >= nearness_to_user(eqn) else eqn
+
+
+def _varying_within(eqn: JaxprEqn, inner: Jaxpr, varying: set[Var]) -> set[Var]:
+    """The variables of a jaxpr in an equation's parameters that vary, where those of the equation do."""
+    outer = list(eqn.invars)
+    if eqn.primitive.name == "cond":
+        outer = outer[1:]
+    if len(outer) == len(inner.invars):
+        pairs = zip(inner.invars, outer, strict=True)
+        seeds = {var for var, atom in pairs if isinstance(atom, Var) and atom in varying}
+    else:  # such as a while loop, whose functions take some of the operands: whichever vary
+        seeds = set() if varying.isdisjoint(operands(eqn)) else set(inner.invars)
+    inner_varying = _dependent(inner.eqns, seeds)
+    if eqn.primitive.name == "scan":
+        first, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        carry = list(zip(inner.invars[first : first + num_carry], inner.outvars, strict=False))
+        while further := {before for before, after in carry if after in inner_varying} - inner_varying:
+            inner_varying = _dependent(inner.eqns, inner_varying | further)
+    return inner_varying

@@ -1,0 +1,28 @@
+"""Values that are gone because the step that makes them has failed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+DONATED_IN_PROCESS = (
+    "The arrays that the step was donated are gone as well; without donate_argnums they would still be there"
+)
+"""What is said of the values that a failed step has taken over, where no group has a copy of them."""
+
+
+class LostValueError(RuntimeError):
+    """A value is read that was lost when the step that makes it has failed for ``reason``."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"this value was lost when an earlier step failed: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True)
+class LostValue:
+    """Stands in place of a value whose step has failed."""
+
+    reason: str

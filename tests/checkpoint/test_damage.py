@@ -1,0 +1,242 @@
+"""What storage changes or loses is noticed when it is restored, and the error names a whole checkpoint."""
+
+import gc
+import os
+import random
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from mpmd.runtime import storage
+from tests.support.digests import digests
+from tests.support.parity import mesh_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+SHAPE = (64, 16)
+FLIPS = 25
+"""Of bits, for each file of chunks."""
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """When Orbax cannot read an array, it leaves coroutines of the others behind, which warn when they go."""
+    yield
+    gc.collect()
+
+
+def scaled(weights, xs, num_groups=2):
+    """The weights, of which each of two groups has one, and shards it."""
+
+    def stages(x):
+        x = mpmd.mark_stage_end(x * weights["first"].sum())
+        return mpmd.mark_stage_end(x * weights["second"].sum())
+
+    schedule = mpmd.Interleaved1F1B(2, num_groups) if num_groups == 1 else mpmd.ForwardOnly(2, num_groups)
+    return weights, mpmd.treduce(stages, xs, schedule, operation=mpmd.Add)
+
+
+def numbers(seed):
+    return np.random.default_rng(seed).standard_normal(SHAPE, "float32")
+
+
+@pytest.fixture(scope="module")
+def step():
+    weights = {"first": numbers(1), "second": numbers(2)}
+    with mesh_of(2, fsdp=2) as mesh:
+        jitted = mpmd.jit(scaled, mesh, in_shardings=(P("fsdp"), P()))
+        yield jitted.compile(weights, np.ones((2, 3), "float32"))
+
+
+@pytest.fixture(scope="module")
+def state(step):
+    """Arrays on groups, and in this process."""
+    weights, _ = step({"first": numbers(1), "second": numbers(2)}, np.ones((2, 3), "float32"))
+    return {"groups": weights, "jax": jnp.asarray(numbers(3)), "numpy": numbers(4), "count": 3, "name": "run"}
+
+
+@pytest.fixture(scope="module")
+def target(step, state):
+    return state | {"groups": step.argument_leaves()}
+
+
+@pytest.fixture
+def restored(step, target):
+    """Restores a checkpoint, each group its shards."""
+    return lambda path: mpmd.restore(path, target, step._mesh)
+
+
+def chunks(path):
+    return [file for file in sorted(path.glob("ocdbt.process_*/d/*")) if file.stat().st_size > 2**10]
+
+
+def with_flipped_bit(content, position):
+    flipped = bytearray(content)
+    flipped[position // 8] ^= 1 << position % 8
+    return bytes(flipped)
+
+
+def test_flipped_bits_of_chunks_are_never_restored(state, restored, tmp_path):
+    """Some are in what nothing refers to any more."""
+    mpmd.save(tmp_path / "saved", state)
+    draw, expected, named = random.Random(0), digests(mpmd.to_host(state)), set()
+    files = chunks(tmp_path / "saved")
+    assert {file.parents[1].name for file in files} >= {
+        "ocdbt.process_g0p0",
+        "ocdbt.process_g1p0",
+        "ocdbt.process_driver",
+        "ocdbt.process_0",
+    }
+    for file in files:
+        content = file.read_bytes()
+        for _ in range(FLIPS):
+            file.write_bytes(with_flipped_bit(content, draw.randrange(8 * len(content))))
+            try:
+                assert digests(mpmd.to_host(restored(tmp_path / "saved"))) == expected
+            except mpmd.DamagedCheckpointError as error:
+                named.update(re.findall(r"read ([\w.]+): DATA_LOSS", str(error)))
+        file.write_bytes(content)
+    assert named == {"groups.first", "groups.second", "jax", "numpy"}
+
+
+def test_a_group_names_the_array_that_it_cannot_read(state, restored, tmp_path):
+    mpmd.save(tmp_path / "saved", state)
+    (file,) = [file for file in chunks(tmp_path / "saved") if "g1p0" in str(file)]
+    file.write_bytes(with_flipped_bit(file.read_bytes(), 8 * 500))
+    with pytest.raises(mpmd.DamagedCheckpointError) as caught:
+        restored(tmp_path / "saved")
+    assert caught.value.mpmd_idx == 1
+    assert re.search(
+        r"group 1 could not read groups\.second: DATA_LOSS: .*Digest mismatch", str(caught.value)
+    )
+    assert "tensorstore_spec" not in str(caught.value)
+
+
+def test_a_part_of_a_chunk_is_not_restored_either(state, tmp_path):
+    """A group of more devices reads smaller parts, and of each the chunk that has it."""
+    mpmd.save(tmp_path / "saved", state)
+    for file in chunks(tmp_path / "saved"):
+        file.write_bytes(with_flipped_bit(file.read_bytes(), 8 * 500))
+    target = jax.tree.map(lambda leaf: ..., state)
+    with mesh_of(1, fsdp=8) as wider:
+        jitted = mpmd.jit(lambda weights, xs: scaled(weights, xs, 1), wider, in_shardings=(P("fsdp"), P()))
+        compiled = jitted.compile({"first": numbers(1), "second": numbers(2)}, np.ones((2, 3), "float32"))
+        for name in ("first", "second"):
+            target["groups"] = {"first": ..., "second": ...} | {name: compiled.argument_leaves()[name]}
+            with pytest.raises(mpmd.DamagedCheckpointError, match=f"could not read groups.{name}: DATA_LOSS"):
+                mpmd.restore(tmp_path / "saved", target, wider)
+
+
+def emptied(file):
+    os.truncate(file, 0)
+
+
+def truncated(file):
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flipped(file):
+    file.write_bytes(with_flipped_bit(file.read_bytes(), file.stat().st_size * 4))
+
+
+@pytest.mark.parametrize("damage", [emptied, truncated, flipped, os.remove])
+def test_every_file_that_is_damaged_is_named(damage, state, restored, tmp_path):
+    """But for those that are of no use once a checkpoint has its name."""
+    mpmd.save(tmp_path / "saved", state)
+    of_committing = {"_CHECKPOINT_METADATA", "commit_success.txt"}
+    files = [file for file in (tmp_path / "saved").rglob("*") if file.is_file()]
+    for file in files:
+        if file.name in of_committing or (damage is flipped and file.parent.name == "d"):
+            continue
+        if file.name == "mpmd_files" and damage is os.remove:
+            continue  # as before there was one
+        content = file.read_bytes()
+        damage(file)
+        with pytest.raises(mpmd.DamagedCheckpointError, match=re.escape(str(file))):
+            restored(tmp_path / "saved")
+        file.write_bytes(content)
+    restored(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "array_metadatas/process_0"])
+def test_an_emptied_file_of_a_checkpoint_without_a_record(name, tmp_path):
+    """As of plain Orbax, after a loss of power."""
+    tree = {"weight": jnp.ones(3)}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "plain", tree)
+    np.testing.assert_array_equal(mpmd.restore(tmp_path / "plain", tree)["weight"], 1)
+    emptied(tmp_path / "plain" / name)
+    with pytest.raises(mpmd.DamagedCheckpointError, match=f"{tmp_path}/plain/{name} is empty"):
+        mpmd.restore(tmp_path / "plain", tree)
+
+
+def test_a_truncated_tree_of_a_checkpoint_without_a_record(tmp_path):
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "plain", {"weight": jnp.ones(3)})
+    truncated(tmp_path / "plain/_METADATA")
+    with pytest.raises(mpmd.DamagedCheckpointError, match="_METADATA is not JSON"):
+        mpmd.restore(tmp_path / "plain", {"weight": jnp.ones(3)})
+
+
+def test_the_last_whole_checkpoint_beside_it_is_named(tmp_path):
+    tree = {"weight": np.ones(3)}
+    for name in ("9", "10", "11", "latest", "run12", "13.orbax-checkpoint-tmp"):
+        mpmd.save(tmp_path / name, tree)
+
+    def last_whole():
+        with pytest.raises(mpmd.DamagedCheckpointError) as caught:
+            mpmd.restore(tmp_path / "11", tree)
+        assert caught.value.last_whole is None or f"is {caught.value.last_whole}: restore" in str(
+            caught.value
+        )
+        return caught.value.last_whole
+
+    os.remove(tmp_path / "11/_METADATA")
+    assert last_whole() == str(tmp_path / "10")
+    emptied(tmp_path / "10/manifest.ocdbt")
+    assert last_whole() == str(tmp_path / "9")
+    os.remove(tmp_path / "9/_METADATA")
+    assert last_whole() is None
+
+
+def test_the_items_of_a_manager(tmp_path):
+    tree = {"weight": np.ones(3)}
+    with ocp.CheckpointManager(tmp_path, item_handlers=mpmd.checkpoint.handler()) as manager:
+        for number in (1, 2):
+            manager.save(number, args=ocp.args.PyTreeSave(tree))
+        manager.wait_until_finished()
+        truncated(tmp_path / "2/default/_METADATA")
+        emptied(tmp_path / "2/_CHECKPOINT_METADATA")
+        with pytest.raises(mpmd.DamagedCheckpointError) as caught:
+            manager.restore(2, args=mpmd.checkpoint.restore_args(tree))
+        assert caught.value.last_whole == str(tmp_path / "1/default")
+        restored = manager.restore(1, args=mpmd.checkpoint.restore_args(tree))
+    np.testing.assert_array_equal(restored["weight"], 1)
+
+
+def test_a_directory_of_a_manager_is_no_checkpoint(tmp_path):
+    with pytest.raises(
+        mpmd.DamagedCheckpointError, match=r"_METADATA is missing; a manager has .* 100/default"
+    ):
+        mpmd.restore(tmp_path, {"weight": np.ones(3)})
+
+
+def test_storage_that_a_group_does_not_share_is_no_damage(state, restored, tmp_path, monkeypatch):
+    """The driver has just seen all files."""
+    mpmd.save(tmp_path / "saved", state)
+
+    def read(stored, submesh):
+        raise ValueError('NOT_FOUND: Metadata at "groups.first/zarr.json" does not exist')
+
+    monkeypatch.setattr(storage, "read", read)
+    with pytest.raises(
+        mpmd.CheckpointError, match=r"group \d could not read its part of .*NOT_FOUND"
+    ) as caught:
+        restored(tmp_path / "saved")
+    assert not isinstance(caught.value, mpmd.DamagedCheckpointError)

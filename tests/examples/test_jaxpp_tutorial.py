@@ -1,0 +1,94 @@
+"""JaxPP's tutorial: the example, and a step, loop and mesh as its users write them, with another import."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.train_state import TrainState
+
+SMALL = "--seq-len 8 --heads 4 --d-model 32".split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_stages"),
+    [
+        (["--layers", "4", "--data", "2", "--steps", "4"], {4}),
+        pytest.param([], {4, 8}, marks=pytest.mark.slow),
+    ],
+    ids=["four layers", "eight layers"],
+)
+def test_the_example(example, capsys, tmp_path, arguments, num_stages):
+    example("jaxpp_tutorial").main([*SMALL, *arguments, "--output", str(tmp_path)])
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    for number in num_stages:
+        assert f"{number} stages on 4 groups" in lines
+        assert json.loads((tmp_path / f"timeline_of_{number}_stages.json").read_text())["traceEvents"]
+    runs = 1 + len(num_stages)
+    for text in ("Training took: ", "Final training loss: "):
+        assert printed.count(text) == runs
+    assert printed.count("Training loss after step 4: ") == (runs if "--steps" not in arguments else 0)
+    for name in ("losses", "gradients (mu)", "gradients (nu)", "parameters"):
+        assert printed.count(f"{name}: largest relative error of a leaf") == len(num_stages)
+    assert printed.count("that is the tutorial's list") == 2 * len(num_stages)
+    assert printed.count("copy on group 3: ") == 2 * len(num_stages)
+    around = printed[printed.index(" = run fwd_0__0 ") :]
+    assert "\n  send fwd_0__0." in around and "\n  free fwd_0__0." in around
+    assert any(path.is_file() for path in (tmp_path / "tutorial-trace").rglob("*")), "JAX's profile"
+    rows = printed[printed.index("\nseconds for ") :].splitlines()[2:]
+    assert [row.rsplit(maxsplit=1)[0].strip() for row in rows] == [
+        "FSDP by jax.jit",
+        *(f"{number} stages" for number in sorted(num_stages)),
+    ]
+    assert all(float(row.split()[-1]) > 0 for row in rows)
+
+
+def trained(checks, share=1.0, key_bias=0.0, gradient=1.0):
+    """A result with gradients for a share of its parameters, of that size for the kernel."""
+    biases = {"query": {"bias": np.ones(4)}, "key": {"bias": np.full(4, key_bias)}}
+    kernel = {"kernel": np.ones(100, np.float32)}
+    params = {"block_0": {"MultiHeadDotProductAttention_0": biases, "Dense_0": kernel}}
+    mu = {"block_0": {**params["block_0"], "Dense_0": {"kernel": gradient * kernel["kernel"]}}}
+    nu = jax.tree.map(lambda leaf: np.where(np.arange(leaf.size) < share * leaf.size, 1.0, 1e-12), params)
+    moments = optax.ScaleByAdamState(jnp.int32(1), mu, nu)
+    return checks.Result(TrainState(jnp.int32(1), None, params, None, (moments,)), [1.0], 0.1)
+
+
+def test_a_wrong_gradient_is_noticed(example):
+    checks = example("jaxpp_checks")
+    checks.check_parity(trained(checks), trained(checks))
+    with pytest.raises(AssertionError, match=r"gradients \(mu\): relative error of \[.*'kernel'"):
+        checks.check_parity(trained(checks, gradient=np.float32(1.001)), trained(checks))
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [({"share": 0.5}, "too few parameters"), ({"key_bias": 0.1}, "of the query's gradient")],
+)
+def test_what_is_not_compared_is_little(example, size, message):
+    checks = example("jaxpp_checks")
+    with pytest.raises(AssertionError, match=message):
+        checks.check_parity(trained(checks, **size), trained(checks, **size))
+
+
+def test_fsdp_needs_what_divides(example, capsys):
+    for arguments in (["--heads", "2"], ["--steps", "3"]):
+        with pytest.raises(SystemExit, match="2"):
+            example("jaxpp_tutorial").parse_arguments(arguments)
+    assert "--steps must be at least 4" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.with mesh.. context manager has been deprecated:DeprecationWarning")
+def test_the_tutorial_with_another_import(tmp_path, monkeypatch, capsys):
+    """``jaxpp_port.py`` is the tutorial cell by cell, at small sizes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent)
+    import jaxpp_port
+
+    jaxpp_port.main()
+    assert capsys.readouterr().out.count("Training took: ") == 3

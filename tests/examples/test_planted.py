@@ -1,0 +1,29 @@
+"""Every example fails if one gradient of one weight, stage and microbatch is two per cent off."""
+
+import pytest
+
+from tests.support.planted import planted
+
+JAXPP = "--layers 4 --seq-len 4 --heads 4 --d-model 32 --steps 4".split()
+ALPA = "--given --dim 8 --batch-size 32 --parts manual".split()
+WEIGHT, BIAS = max, min
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "stage", "microbatch", "choose"),
+    [
+        ("nabla_gpipe", [], 2, 5, WEIGHT),
+        ("nabla_gpipe", [], 3, 0, BIAS),
+        ("nabla_2d", [], 0, 3, WEIGHT),
+        ("alpa_tutorial", ALPA, 1, 7, WEIGHT),
+        ("alpa_tutorial", ALPA, 0, 15, BIAS),
+        pytest.param("jaxpp_tutorial", JAXPP, 2, 1, WEIGHT, marks=pytest.mark.slow),
+    ],
+)
+def test_a_wrong_gradient_is_noticed(example, tmp_path, name, arguments, stage, microbatch, choose):
+    if name == "jaxpp_tutorial":
+        arguments = [*arguments, "--output", str(tmp_path)]
+    off = r"relative error of .* more than|differ by"
+    with planted(stage, microbatch, choose) as wrong, pytest.raises(AssertionError, match=off):
+        example(name).main(arguments)
+    assert wrong, "the gradient was zero"

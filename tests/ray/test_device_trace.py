@@ -1,0 +1,44 @@
+"""``step.profile(trace_dir=...)`` on Ray: a trace of every process comes home to the driver's machine."""
+
+import jax
+import numpy as np
+import pytest
+import ray
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+
+ROWS = np.ones((8, 16), np.float32)
+WEIGHTS = np.full((2, 16, 16), 0.1, np.float32)
+
+
+def train_step(weights, rows):
+    def loss(weights, rows):
+        hidden = mpmd.mark_stage_end(jax.numpy.tanh(rows @ weights[0]))
+        return ((hidden @ weights[1]) ** 2).mean()
+
+    return mpmd.value_and_grad(loss, num_microbatches=2, schedule=mpmd.Std1F1B(2))(weights, rows)
+
+
+def test_each_process_has_its_trace(two_process_groups, tmp_path):
+    step = mpmd.jit(train_step, two_process_groups, in_shardings=(P(), P("fsdp"))).compile(WEIGHTS, ROWS)
+    _, events = step.profile(WEIGHTS, ROWS, trace_dir=tmp_path)
+    for group in range(2):
+        labels = {event.label for event in events if event.mpmd_idx == group}
+        for rank in range(2):
+            (path,) = tmp_path.glob(f"plugins/profile/*/group_{group}_process_{rank}.xplane.pb")
+            trace = jax.profiler.ProfileData.from_file(str(path))
+            names = {event.name for plane in trace.planes for line in plane.lines for event in line.events}
+            assert labels <= names
+    assert mpmd.collective_seconds(tmp_path)["all-reduce"] > 0
+
+
+def test_where_one_process_is_traced_already_no_other_stays_traced(two_groups, tmp_path):
+    step = mpmd.jit(train_step, two_groups).compile(WEIGHTS, ROWS)
+    with pytest.raises(ValueError, match="cannot be written"):
+        step.profile(WEIGHTS, ROWS, trace_dir=__file__)
+    ray.get(two_groups.runtime.actors[1].start_trace.remote(), timeout=60)
+    with pytest.raises(RuntimeError, match="Only one profile may be run at a time"):
+        step.profile(WEIGHTS, ROWS, trace_dir=tmp_path)
+    step.profile(WEIGHTS, ROWS, trace_dir=tmp_path)
+    assert len(list(tmp_path.glob("plugins/profile/*/group_*.xplane.pb"))) == 2
