@@ -1,4 +1,4 @@
-"""How long train steps of scanned models take to compile, beside ``jax.jit`` of the same steps.
+"""Seconds that train steps of scanned models take to compile, beside ``jax.jit`` of the same steps.
 
     python -m benchmarks.compile_beside_jit                             every model, three times
     python -m benchmarks.compile_beside_jit llama3 --repetitions 5      one of them

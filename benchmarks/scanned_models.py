@@ -90,7 +90,7 @@ def rms_norm(x, scale):
 
 
 def attention(q, k, v, mask=None, bias=0.0):
-    """Of ``[rows, positions, heads, size]``; softmax in float32."""
+    """Causal attention of ``[rows, positions, heads, size]``; softmax in float32."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5 + bias
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)

@@ -1,4 +1,4 @@
-"""Digests of what travels between processes, by which a receiver notices that it was changed on the way.
+"""Digests of bytes that travel between processes or are kept for later, to notice when they change.
 
 They are XXH3's of 64 bits, which miss one change in 2^64 and are faster than to copy the memory. They are for
 faults of hardware and of systems. Who changes things on purpose is kept out by TLS.
@@ -12,7 +12,7 @@ import xxhash
 
 
 class CorruptedError(OSError):
-    """What has arrived is not what was sent."""
+    """Bytes have arrived that are not those that were sent."""
 
 
 def digest_of(content: bytes | bytearray | memoryview, seed: int = 0) -> int:
@@ -41,5 +41,5 @@ class Digest:
         self._state.update(piece)
 
     def value(self) -> int:
-        """That of all bytes so far."""
+        """The digest of all bytes so far."""
         return self._state.intdigest()

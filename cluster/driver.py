@@ -34,13 +34,7 @@ from mpmd.program import Function, Program, check_exportable
 from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import (
-    STEP_DROPPED,
-    Handle,
-    LoadReply,
-    StepReply,
-    StepRequest,
-)
+from mpmd.runtime.requests import STEP_DROPPED, Handle, LoadReply, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.stopwatch import Stopwatch

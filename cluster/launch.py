@@ -241,7 +241,7 @@ def launch(
 
 
 def _environment_faults(runtime_env: Any) -> Iterator[Fault | None]:
-    """What is wrong with Ray's runtime environment, as far as it is read here."""
+    """The faults of Ray's runtime environment, as far as it is read here."""
     what = 'a dict as Ray takes it, such as {"env_vars": {"NAME": "value"}}'
     yield type_fault("runtime_env", runtime_env, Mapping, what, optional=True)
     variables = runtime_env.get("env_vars") if isinstance(runtime_env, Mapping) else None

@@ -90,7 +90,7 @@ def _requested(bundles: Sequence[Bundle], selectors: list[dict[str, str]] | None
 
 
 def _names_of_this_program() -> str:
-    """How the names of the placement groups begin that this program has requested."""
+    """The beginning of the names of the placement groups that this program has requested."""
     return f"mpmd {ray.get_runtime_context().get_job_id()} "
 
 

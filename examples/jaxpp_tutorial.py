@@ -51,7 +51,8 @@ def main(argv: list[str] | None = None) -> None:
             state = make_state(args, num_stages, params)
             step = pipelined(args, mesh, num_stages, state, xs, targets)
             timeline = args.output / f"timeline_of_{num_stages}_stages.json"
-            result = train(step, (state, xs, targets), args, functools.partial(profiled, step, timeline))
+            profiled = functools.partial(profile, step, trace_folder(args), timeline)
+            result = train(step, profiled, (state, xs, targets), args)
             results[f"{num_stages} stages"] = result
             jaxpp_checks.check_placement(result.state, mesh, args, num_stages)
             jaxpp_checks.print_program(step)
@@ -174,7 +175,7 @@ def train_fsdp(args: argparse.Namespace, state: TrainState, xs, targets) -> jaxp
             .lower(*inputs)
             .compile()
         )
-        return train(compiled, inputs, args)
+        return train(compiled, functools.partial(trace, compiled, trace_folder(args)), inputs, args)
 
 
 def spec_of(path: tuple, leaf) -> P:
@@ -204,10 +205,10 @@ def pipelined(args: argparse.Namespace, mesh, num_stages: int, state: TrainState
     ).compile(state, xs, targets)
 
 
-def train(step, inputs: tuple, args: argparse.Namespace, last_step=None) -> jaxpp_checks.Result:
+def train(step, profiled, inputs: tuple, args: argparse.Namespace) -> jaxpp_checks.Result:
     """The tutorial's loop: two steps to warm up, then those that are timed, then one under JAX's profiler.
 
-    ``last_step`` runs the last one, if it is not ``step``.
+    The last one is ``profiled``, with the arguments and the result of ``step``.
     """
     state, xs, targets = inputs
     losses = []
@@ -225,20 +226,28 @@ def train(step, inputs: tuple, args: argparse.Namespace, last_step=None) -> jaxp
     jax.block_until_ready(state)
     seconds = time.perf_counter() - start
 
-    with jax.profiler.trace(args.output / "tutorial-trace"):
-        state, loss = (last_step or step)(state, xs, targets)
-        jax.block_until_ready(state)
+    state, loss = profiled(state, xs, targets)
     losses.append(loss)
     print(f"Final training loss: {loss}")
     print(f"Training took: {seconds:.2f} seconds")
     return jaxpp_checks.Result(state, [float(loss) for loss in losses], seconds)
 
 
-def profiled(step, path: pathlib.Path, *inputs):
-    """Runs a step, and writes when each group did what: JAX's profiler sees this process alone."""
-    result, events = step.profile(*inputs)
-    path.write_text(json.dumps(mpmd.render.chrome_trace(events)))
-    print(f"{len(events)} tasks and waits are in {path}")
+def trace_folder(args: argparse.Namespace) -> pathlib.Path:
+    return args.output / "tutorial-trace"
+
+
+def trace(step, folder: pathlib.Path, *inputs):
+    """Runs a step of plain JAX under JAX's profiler."""
+    with jax.profiler.trace(folder):
+        return jax.block_until_ready(step(*inputs))
+
+
+def profile(step, folder: pathlib.Path, timeline: pathlib.Path, *inputs):
+    """The same for a pipeline, with the profilers of all processes; also writes when each group did what."""
+    result, events = step.profile(*inputs, trace_dir=folder)
+    timeline.write_text(json.dumps(mpmd.render.chrome_trace(events)))
+    print(f"{len(events)} tasks and waits are in {timeline}, the traces of all processes in {folder}")
     return result
 
 

@@ -119,7 +119,7 @@ def specs_of_values(plan) -> dict:
 
 
 def check_collectives(step, mesh, args: argparse.Namespace) -> None:
-    """What XLA compiled: each group sums its gradients over replicas; a single device exchanges nothing."""
+    """Checks that groups sum gradients over their replicas, and that a single device exchanges nothing."""
     collectives = step.collectives()
     for stage, program in enumerate(step.plan.programs):
         found = [c for name in {run.executable for run in program.runs} for c in collectives[name]]

@@ -83,6 +83,7 @@ def train(args: argparse.Namespace, mesh, batches: Batches) -> None:
     step = mpmd.jit(train_step, mesh, donate_argnums=0)
     step = step.compile(jax.eval_shape(init_state, key), tokens, tokens)
     beginning = batches.state
+    check_step(step, key, next(batches))
     with open_checkpoints(args.directory) as manager:
         while True:
             resumed_at = manager.latest_step()
@@ -98,6 +99,13 @@ def train(args: argparse.Namespace, mesh, batches: Batches) -> None:
             except mpmd.StateLostError as lost:  # new processes and the step are there, but no values
                 print(f"the state is lost: {lost}", flush=True)
     print(f"step {args.steps} of {args.steps} is done; {args.directory} has its checkpoint")
+
+
+def check_step(step, key: jax.Array, batch) -> None:
+    """Compares the step with plain JAX, from a new state; raises ``AssertionError`` where they differ."""
+    check = mpmd.check(step, train_step, init_state(key), *batch)
+    if not check.ok:
+        raise AssertionError(f"the pipeline does not compute what plain JAX does:\n{check}")
 
 
 def run_steps(args, mesh, step, state: TrainState, batches: Batches, manager, resumed_at: int | None) -> None:

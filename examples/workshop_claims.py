@@ -1,4 +1,4 @@
-"""What the Workshop guide claims of its strategies, as assertions on what ran."""
+"""The claims of the Workshop guide, as assertions on steps that ran."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -17,7 +17,7 @@ from mpmd.events import Event
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What was predicted of a strategy, what XLA compiled for it, and what was measured.
+    """The predictions for a strategy, what XLA compiled for it, and the measurements.
 
     Attributes:
       peak_bytes: what each device of the worst group needs: what its allocator counted, or else, as on CPUs,
@@ -46,7 +46,7 @@ class Result:
 
 
 def profiled(choice: mpmd.Choice, step, state, batch: Sequence) -> Result:
-    """What a profile and the report of a step say, which has run before."""
+    """The result of a step that has run before: of its profile and its report."""
     with tempfile.TemporaryDirectory() as trace_dir:
         _, events = step.profile(state, *batch, trace_dir=trace_dir)
         collectives = mpmd.collective_seconds(trace_dir)
@@ -77,7 +77,7 @@ def fastest(steps: Mapping[str, Callable], state, batch: Sequence, num_steps: in
 
 
 def print_measured(results: Mapping[str, Result], tokens: int, one_device: float) -> None:
-    """What was measured beside what was predicted, the fastest first.
+    """Prints measurements beside predictions, the fastest strategy first.
 
     Args:
       tokens: those of a step.

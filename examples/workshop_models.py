@@ -110,7 +110,7 @@ def run_network(args: argparse.Namespace) -> None:
     images = np.random.default_rng(0).standard_normal((args.batch_size, SIDE**2), np.float32)
     expected = jax.jit(nnx.merge(graphdef, params))(images)  # the whole batch at once
     step = functools.partial(forward, graphdef=graphdef, microbatches=args.microbatches)
-    with common.open_mesh({"stage": len(STAGES)}, args.ray, args.address) as mesh:
+    with common.open_mesh({"stage": len(STAGES)}, args.ray, args.address, transport=args.transport) as mesh:
         outputs = mpmd.jit(step, mesh)(params, images)
         print(f"Output shape: {outputs.shape}")
         common.assert_same("outputs", outputs, expected, LIMIT)
@@ -166,7 +166,7 @@ def norm(x: jax.Array) -> jax.Array:
 
 
 def print_selection(choice: mpmd.Choice) -> None:
-    """What the guide prints of its choice, and whether it fits."""
+    """Prints a choice as the guide does, and whether it fits."""
     groups, best = choice.launch["groups"], choice.best
     print(f"{choice}\n")
     print(f"Data parallel: {groups[0]['data']}")

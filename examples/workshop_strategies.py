@@ -214,7 +214,7 @@ def choose(
 
 
 def print_strategies(results: Mapping[str, Result]) -> None:
-    """What is predicted of each strategy, the fastest first."""
+    """Prints the predictions for each strategy, the fastest first."""
     print(f"\n{'strategy':23}      step  bubble   sums  peak memory  residuals  chosen")
     rows = {name: result.predicted for name, result in results.items()}
     for name, row in sorted(rows.items(), key=lambda item: item[1]["seconds"]):

@@ -67,7 +67,7 @@ def mark_of(eqn: JaxprEqn) -> Mark | None:
 
 
 def mark_text(eqn: JaxprEqn, line: str | None) -> str:
-    """What users call a mark: where they wrote it or, of one that was chosen for them, what it is.
+    """The name of a mark in messages: its line or, if it was chosen for the user, that.
 
     Args:
       line: the user's line that the equation comes from, if it is known.

@@ -124,7 +124,7 @@ def keeps_compiled_on_disk() -> bool:
 def compiled_for(
     compiled: jax.stages.Compiled, devices: Sequence[jax.Device], others: Sequence[jax.Device]
 ) -> jax.stages.Compiled:
-    """The same compiled code for ``others`` in place of ``devices``; XLA does not compile it again.
+    """Compiled code for ``others`` in place of ``devices``, which XLA does not compile again.
 
     JAX's public ``deserialize_and_load`` cannot name other devices than those that the code was compiled for.
     Its cache can, by options for the compiler. The bytes do not leave this process.

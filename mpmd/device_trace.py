@@ -17,7 +17,7 @@ import jax
 from mpmd.validation import path_fault, raise_faults
 
 TraceFiles = Mapping[str, bytes]
-"""What ``jax.profiler`` writes for a process: the content of each file by how its name ends."""
+"""The files that ``jax.profiler`` writes for a process: the content of each by the end of its name."""
 
 _FILES = ("xplane.pb", "trace.json.gz")
 _COLLECTIVES = (
@@ -49,7 +49,7 @@ class DeviceTrace:
             self._recording = stack.pop_all(), pathlib.Path(directory)
 
     def stop(self) -> TraceFiles:
-        """What was recorded. Raises ``RuntimeError`` when ``start`` did not come before."""
+        """The files of the trace. Raises ``RuntimeError`` when ``start`` did not come before."""
         if self._recording is None:
             raise RuntimeError("this process was not traced: it was replaced since the trace began")
         stack, directory = self._recording
@@ -97,7 +97,7 @@ class _Operation(NamedTuple):
 
 
 def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
-    """How long a device spends in each kind of collective, the mean over the devices of the last run.
+    """Seconds that a device spends in each kind of collective: the mean over the devices of the last run.
 
     Waiting for other devices is a part of it. Messages between groups are none of XLA's operations; the
     events of ``step.profile`` have the waits for them.
@@ -119,7 +119,7 @@ def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
 
 
 def executable_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
-    """How long devices compute each executable of a plan, the sum over all runs of it and over all devices.
+    """Seconds that devices compute each executable of a plan: the sum over its runs and over all devices.
 
     The time is that of the operations on the device, without dispatch and without waits for messages.
     Operations of one device that run at the same time count one by one.

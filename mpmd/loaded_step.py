@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -197,7 +198,8 @@ class LoadedStep(PlannedStep):
           trace_dir: a directory of the driver's machine to which ``jax.profiler``'s traces of all processes
             of all groups are brought, with the names of tasks in them. XProf and TensorBoard open it, and
             Perfetto the files that end in ``trace.json.gz``; ``mpmd.collective_seconds`` reads it. A step
-            that fails leaves the traces until then.
+            that fails leaves the traces until then. Traces that are lost, as where a group dies and recovers
+            meanwhile, are a ``RuntimeWarning``: the result may be the only copy of the state.
 
         Raises: ``ValueError`` when ``trace_dir`` cannot be written, ``TypeError`` when it is no path, both
           before anything runs; ``RuntimeError`` when a process is being traced already; and as a call.
@@ -218,12 +220,11 @@ class LoadedStep(PlannedStep):
         try:
             yield
         except BaseException as error:
-            try:
-                write_traces(folder, runtime.stop_trace())
-            except RuntimeError as lost:  # such as of a group that has died, which the step's error says
-                error.add_note(f"the traces are lost: {lost}")
+            if lost := _bring_traces(runtime, folder):
+                error.add_note(lost)
             raise
-        write_traces(folder, runtime.stop_trace())
+        if lost := _bring_traces(runtime, folder):
+            warnings.warn(lost, RuntimeWarning, stacklevel=4)
 
     def _running(self) -> Runtime:
         """The runtime. Raises ``RuntimeError`` when the mesh was closed."""
@@ -333,7 +334,7 @@ class LoadedStep(PlannedStep):
         delivery: Delivery,
         profile: bool,
     ) -> dict[int, StepRequest]:
-        """What each group that takes part is asked."""
+        """The request to each group that takes part."""
         refused = Refused.here()
         return {
             group: StepRequest(
@@ -356,6 +357,15 @@ def _placement(stack: Stack | None, parts: Sequence[InputLeaf]) -> Placement:
     spec = next((part.spec for part in parts if part.mpmd_idxs), ())
     part_idxs = tuple(part.mpmd_idxs or (0,) for part in parts)
     return Placement(part_idxs[0], spec) if stack is None else Placement.of_parts(stack, part_idxs, spec)
+
+
+def _bring_traces(runtime: Runtime, folder: pathlib.Path) -> str | None:
+    """Ends and writes the traces. Returns why they are lost."""
+    try:
+        write_traces(folder, runtime.stop_trace())
+    except (RuntimeError, OSError) as error:
+        return f"the traces of this step are lost: {error}"
+    return None
 
 
 def _unload(runtime: weakref.ref[Runtime], program: int) -> None:

@@ -134,7 +134,7 @@ class MpmdMesh:
         return InProcessRuntime([*map(with_auto_axes, self.unstack)], self._max_in_flight)
 
     def status(self) -> Status:
-        """What every group is doing, and for how long; printable as a table.
+        """The state of every group, with what it is doing and for how long; printable as a table.
 
         May be called at any time, by any thread: it does not wait for steps.
         """
@@ -170,7 +170,7 @@ class MpmdMesh:
 
 
 def mesh_fault(name: str, mesh: Any, *, optional: bool = False) -> TypeError | None:
-    """What is wrong with an argument of this name that should be a mesh of groups."""
+    """The fault of an argument that has to be a mesh of groups."""
     if (hasattr(mesh, "abstract_submeshes") and not isinstance(mesh, type)) or (optional and mesh is None):
         return None
     return TypeError(
@@ -180,7 +180,7 @@ def mesh_fault(name: str, mesh: Any, *, optional: bool = False) -> TypeError | N
 
 
 def devices_faults(name: str, devices: Any) -> Iterator[TypeError | None]:
-    """What is wrong with an argument of this name that should be devices of this process, or ``None``."""
+    """The faults of an argument that has to be devices of this process, or ``None``."""
     if devices is None:
         return
     if not isinstance(devices, Sequence | np.ndarray) or isinstance(devices, str):

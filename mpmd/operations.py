@@ -1,4 +1,4 @@
-"""What an operation of ``treduce`` is: how the results of microbatches are combined."""
+"""The interface of the operations by which ``treduce`` combines the results of microbatches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpmd.validation import shown
 
 
 class Op(Protocol):
-    """How one leaf of the loop's result is accumulated.
+    """The accumulation of one leaf of the loop's result.
 
     Its meaning, for ``n`` microbatches with results ``values``::
 
@@ -37,7 +37,7 @@ def is_op(x: Any) -> bool:
 
 
 def operation_faults(name: str, operation: Any) -> list[TypeError]:
-    """What is wrong with an ``Op``, or with a pytree of them; ``None`` may stand for ``None`` in a result."""
+    """The faults of an ``Op``, or of a pytree of them; ``None`` may stand for ``None`` in a result."""
     what = (
         "an operation, such as mpmd.Mean, mpmd.Add or mpmd.Concat(axis=0), or an object with the methods "
         "state and update"

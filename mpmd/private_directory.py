@@ -21,10 +21,12 @@ def make_private(directory: str) -> None:
 
 
 def fault_of(directory: str) -> str | None:
-    """Why others could choose what is executed from a directory, and what to do; as ``ssh`` asks of its keys.
+    """The reason for which others could choose what is executed from a directory, and what to do.
 
-    The directory and its files have to be the user's, or the administrator's, and not writable by others.
-    ``None`` also of one that does not exist, and of storage that has no users.
+    The directory and its files have to be the user's, or the administrator's, and not writable by others, as
+    ``ssh`` asks of its keys. ``None`` also for one that does not exist, and for storage that has no users.
+
+    The remedy keeps others out, so that files may be writable for them, as some umasks have it.
     """
     if "://" in directory or not os.path.isdir(directory):
         return None
@@ -36,7 +38,7 @@ def fault_of(directory: str) -> str | None:
     if status.st_mode & _WRITABLE:
         return (
             f"others may write to {directory} of the user {_name(status)} (mode {_mode(status)}): delete it, "
-            f"or, if nobody else has written to it, `chmod -R go-w {directory}`; or use another directory"
+            f"or, if nobody else has written to it, `chmod -R go-rwx {directory}`; or use another directory"
         )
     others_enter = status.st_mode & _OF_OTHERS
     with os.scandir(directory) as entries:

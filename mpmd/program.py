@@ -49,7 +49,7 @@ class Program:
     compiled: Mapping[str, Variant] = dataclasses.field(default_factory=dict)
 
     def without_functions(self) -> Program:
-        """What explains the program once groups have loaded it, without what they were sent.
+        """The program without its functions and constants, which groups that have loaded it have.
 
         As long as a function lives, JAX keeps what it has lowered it to, which takes a megabyte or more.
         """

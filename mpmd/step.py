@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -188,10 +189,12 @@ class MpmdFunction:
         compiled, stable = self._compile(call, self._in_specs.of(call), self._held(call))
         return LoweredStep(compiled, stable, self._mesh, self._signature)
 
-    def profile(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Event, ...]]:
+    def profile(
+        self, *args: Any, trace_dir: str | os.PathLike | None = None, **kwargs: Any
+    ) -> tuple[Any, tuple[Event, ...]]:
         """Runs a step as ``LoadedStep.profile`` does; compiles it first where a call would."""
         call = self._signature.bind(args, kwargs)
-        return self._load(call).profile(*args, **kwargs)
+        return self._load(call).profile(*args, trace_dir=trace_dir, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the compiled step, such as ``report``, if the function was compiled just once."""

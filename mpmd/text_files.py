@@ -7,7 +7,7 @@ import os
 import stat
 
 MAX_BYTES = 16 * 2**20
-"""More than any schedule or description of a cluster has."""
+"""The most bytes that are read: more than any schedule or description of a cluster has."""
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

@@ -22,7 +22,7 @@ def paths(tree: Any) -> tuple[str, ...]:
 
 
 def array_faults(name: str, tree: Any) -> Iterator[TypeError]:
-    """What is wrong with a pytree of arrays and numbers, by the names of its leaves."""
+    """The faults of a pytree of arrays and numbers, by the names of its leaves."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not _is_array(leaf):
             yield TypeError(

@@ -31,9 +31,9 @@ def raise_faults(*faults: Fault | None, title: str = "") -> None:
       faults: errors; ``None`` for what is valid.
       title: stands before them.
     """
-    if found := [fault for fault in faults if fault is not None]:
-        kind = TypeError if any(isinstance(fault, TypeError) for fault in found) else ValueError
-        raise kind(title + "\n".join(map(str, found)))
+    if errors := [fault for fault in faults if fault is not None]:
+        kind = TypeError if any(isinstance(error, TypeError) for error in errors) else ValueError
+        raise kind(title + "\n".join(map(str, errors)))
 
 
 def shown(value: Any) -> str:
@@ -141,7 +141,7 @@ def callable_fault(name: str, value: Any) -> TypeError | None:
 
 
 def choice_fault(name: str, value: Any, choices: Collection[str]) -> Fault | None:
-    """The fault of one of some words."""
+    """The fault of a value that has to be one of these words."""
     if isinstance(value, str) and value in choices:
         return None
     kind = ValueError if isinstance(value, str) else TypeError
@@ -154,12 +154,12 @@ def sequence_fault(name: str, value: Any, what: str) -> TypeError | None:
 
 
 def int_faults(name: str, values: Iterable[Any], least: float = 1) -> Iterator[Fault | None]:
-    """The fault of each of some integers."""
+    """The fault of each of several integers."""
     return (int_fault(f"{name}[{i}]", value, least) for i, value in enumerate(values))
 
 
 def positions_faults(name: str, value: Any) -> Iterator[Fault | None]:
-    """The fault of the position of an argument, or with the positions of several."""
+    """The faults of the position of an argument, or of the positions of several."""
     if is_int(value):
         return
     yield type_fault(name, value, Iterable, "the position of an argument, or a sequence of positions")
@@ -172,7 +172,7 @@ def positions_faults(name: str, value: Any) -> Iterator[Fault | None]:
 
 
 def names_faults(name: str, value: Any) -> Iterator[Fault | None]:
-    """The fault of the name of an argument, or with the names of several."""
+    """The faults of the name of an argument, or of the names of several."""
     if isinstance(value, str):
         return
     if isinstance(value, Iterable) and not isinstance(value, Mapping):
@@ -187,7 +187,7 @@ def _or_none(optional: bool) -> str:
 
 
 MOST_DEVICES = 2**20
-"""The devices of all groups of a mesh; more than any cluster has."""
+"""The most devices of all groups of a mesh; more than any cluster has."""
 
 
 def device_count_fault(num_devices: int) -> ValueError | None:

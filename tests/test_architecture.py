@@ -157,10 +157,10 @@ MAY_IMPORT = {
     "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
     "cluster.versions mpmd.ir",
     "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
-    "cluster.driver cluster.endpoint cluster.process_info cluster.ray_compat cluster.ray_session "
-    "cluster.resources cluster.status cluster.tcp cluster.transports cluster.versions mpmd.collectives "
-    "mpmd.device_trace mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding "
-    "mpmd.stopwatch mpmd.validation",
+    "cluster.digests cluster.driver cluster.endpoint cluster.process_info cluster.ray_compat "
+    "cluster.ray_session cluster.resources cluster.status cluster.tcp cluster.transports cluster.versions "
+    "mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.runtime "
+    "mpmd.sharding mpmd.stopwatch mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.process_info cluster.recovery cluster.status mpmd.routes "
     "mpmd.validation",
     "cluster.ray_connection": "cluster.ray_compat cluster.resources",

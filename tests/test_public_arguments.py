@@ -19,7 +19,7 @@ from tests.support.wrong_arguments import VALUES, Public
 
 PUBLIC = {public.name: public for public in public_functions()}
 
-NO_FUNCTIONS = {"Add", "Max", "Mean", "MessageBytes", "Op", "Schedule", "__version__", "handler", "registry"}
+NO_FUNCTIONS = {"Add", "Max", "Mean", "MessageBytes", "Op", "Schedule", "__version__", "handler"}
 """Objects, a type, the interfaces of operations and schedules, which others write, and what takes nothing."""
 
 RESULTS = {"Choice", "ClusterMesh", "Gap", "MpmdArray", "Simulation"}
@@ -45,6 +45,7 @@ OF_THE_PACKAGE = {"CustomSchedule.of_size", "LoadedStep.submit", "Simulation.of"
 OF_NOTHING = {
     "Choice.jit",
     "Choice.mesh",
+    "Choice.stage_profile",
     "ClusterMesh.resize",
     "CustomSchedule.from_file",
     "collective_seconds",

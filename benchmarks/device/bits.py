@@ -94,7 +94,7 @@ def run(settings: Settings) -> Findings:
 
 
 def findings_of(found: Mapping[str, Sequence[Bits]]) -> Findings:
-    """What repeats; it is a fault if the step does not although it is asked for."""
+    """The executables whose bits repeat. A step that does not, although it is asked to, is a fault."""
     rows, data, faults = [], {}, []
     for way, (first, second) in found.items():
         again = [name for name, (one, other) in first.items() if one != other]

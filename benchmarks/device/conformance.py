@@ -89,7 +89,7 @@ def run(settings: Settings) -> Findings:
 
 
 def failure_of(program: Program, mesh) -> str:
-    """What is wrong with a program on these groups; nothing if it computes what ``jax.jit`` computes."""
+    """The fault of a program on these groups; empty if it computes what ``jax.jit`` computes."""
     case = program.case()
     options = {"donate_argnums": 0, **case.options}
     try:
@@ -110,7 +110,7 @@ def failure_of(program: Program, mesh) -> str:
 
 
 def findings_of(names: Sequence[str], found: Mapping[str, str]) -> Findings:
-    """How many programs pass, and which do not."""
+    """The number of programs that pass, and the names of the others."""
     faults = tuple(f"{name}: {failure}" for name, failure in found.items() if failure)
     left = [name for name in names if name not in found]
     rows = (

@@ -37,7 +37,7 @@ def row_of(finding: Finding) -> tuple[str, ...]:
 
 
 def memory_of(device: jax.Device) -> str:
-    """What the allocator may take, if there is one that counts."""
+    """The bytes that the allocator may take, if there is one that counts."""
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return "not counted" if limit is None else human_bytes(limit)
 

@@ -20,7 +20,7 @@ STEPS = 3
 
 
 class Peak(NamedTuple):
-    """What a group needs at most on a device; ``measured`` is ``None`` where the allocator does not count."""
+    """The most bytes that a group needs on a device; ``measured`` is ``None`` if nothing counts them."""
 
     where: str
     group: int

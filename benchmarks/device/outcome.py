@@ -12,7 +12,7 @@ from benchmarks.measure import Table
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What a section measured.
+    """The measurements of a section.
 
     Attributes:
       tables: for people.
@@ -44,7 +44,7 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a section ended.
+    """The end of a section: well, failed, or left out.
 
     Attributes:
       seconds: that it took.

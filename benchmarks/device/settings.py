@@ -1,4 +1,4 @@
-"""What a section is run with: the devices of this machine, and how much to do."""
+"""The settings of a section: the devices of this machine, and how much to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIND_SECONDS = 120
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a section is run with.
+    """The settings of a section.
 
     Attributes:
       platform: JAX's name, such as ``cuda``.
@@ -79,6 +79,6 @@ def find(platform: str | None, quick: bool) -> Settings | None:
 
 
 def settings_of(output: str, quick: bool) -> Settings | None:
-    """What ``FIND`` has printed on its last line."""
+    """The devices that ``FIND`` has printed on its last line."""
     platform, kind, devices = json.loads(output.strip().splitlines()[-1])
     return None if platform == "cpu" else Settings(platform, kind, devices, quick)

@@ -50,7 +50,7 @@ def is_death(error: BaseException) -> bool:
 
 
 def raised_by(error: BaseException) -> BaseException:
-    """What an actor has raised, without the remote traceback; another error as it is."""
+    """The error that an actor has raised, without the remote traceback; another error as it is."""
     return error.cause if isinstance(error, exceptions.RayTaskError) else error
 
 

@@ -55,7 +55,7 @@ NO_LIMITS = Limits()
 
 
 def limits_faults(limits: Limits) -> Iterator[Fault | None]:
-    """What is wrong with limits that are no positive number of seconds."""
+    """The faults of limits that are no positive number of seconds."""
     for field in dataclasses.fields(limits):
         yield number_fault(
             field.name, getattr(limits, field.name), "a number of seconds", above=0, optional=True

@@ -153,7 +153,7 @@ class RecoverableActor(GroupActor):
 
     @ray.method(concurrency_group="snapshots")
     def find_damaged(self, number: int, processes: Collection[int]) -> dict[int, list[Handle]]:
-        """Of the snapshots of these processes that are here, the values whose bytes have changed."""
+        """The values whose bytes have changed, by process, of those snapshots of them that are kept here."""
         damaged = {process: self._stores[process].damaged(number) for process in processes}
         return {process: handles for process, handles in damaged.items() if handles}
 

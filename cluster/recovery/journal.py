@@ -251,7 +251,7 @@ class Journal:
         """The step at this position of the log has failed, and with it fail those that read its results."""
         errors = [outcome.error for outcome in outcomes]
         error = min(errors, key=lambda error: isinstance(error, StepAborted))
-        reason = f"{error}. The arrays that the step was donated are as they were before it"
+        reason = f"{error}. The MpmdArrays that the step was donated are as they were before it"
         lost: set[Handle] = set()
         for step in (entry for entry in self._log[position:] if isinstance(entry, LoggedStep)):
             requests = step.requests.values()

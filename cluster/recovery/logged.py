@@ -65,7 +65,7 @@ class LoggedStep(LoggedRequest):
         )
 
     def give_up(self, reason: str) -> None:
-        """It is not run again, and its results are lost, also those that were there."""
+        """Has the step not run again. Its results are lost, also those that were there."""
         self.failure = reason
         self.given = dict.fromkeys(self.given)
 

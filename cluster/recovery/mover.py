@@ -17,7 +17,6 @@ from cluster.calls.pending_calls import copy_of
 from cluster.ray_session import RaySession
 from cluster.recovery.departures import Departures
 from cluster.recovery.fleet import Fleet
-from cluster.recovery.policy import check_num_places
 from cluster.recovery.replacer import Replacer
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from cluster.recovery.requests import Requests
@@ -67,11 +66,13 @@ class Mover:
         """Has so many groups, the first ones, have a place of their own. The others share with them.
 
         Blocks until they have moved, and what they have left is given back.
-        Raises: ``TypeError``, ``ValueError``, and ``RuntimeError`` when there is no room within ``timeout``
-          seconds; groups then move as soon as there is.
+        Args:
+          num_places: from 1 to the number of groups.
+
+        Raises: ``RuntimeError`` when there is no room within ``timeout`` seconds; groups then move as soon as
+          there is.
         """
         requests, places = self._requests, self._fleet.places
-        check_num_places(num_places, requests.num_groups)
         if num_places < requests.num_groups and not places.can_share:
             raise RuntimeError(
                 "resize: groups may not share devices here: the mesh was launched with "

@@ -16,7 +16,8 @@ _LOG_BYTES = 2**30
 """The most host arrays, batches above all, that the log may hold before a step waits for a snapshot."""
 
 _LOG_INTERVALS = 4
-"""A step waits for a snapshot that takes longer than so many intervals between snapshots."""
+"""A step waits for a snapshot that takes longer than so many intervals between snapshots. So many may fail,
+also where the log is full before the first of them has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +66,13 @@ class Recovery:
 
     def is_late(self, journal: Journal) -> bool:
         """Whether the next step has to wait until the snapshot under way is committed."""
-        return journal.snapshot is not None and self.is_full(journal)
+        return journal.snapshot is not None and self._is_full(journal)
 
-    def is_full(self, journal: Journal) -> bool:
+    def may_go_on(self, journal: Journal) -> bool:
+        """Whether steps may go on without the snapshot under way, which has failed."""
+        return not self._is_full(journal) or journal.num_failed + 1 < _LOG_INTERVALS
+
+    def _is_full(self, journal: Journal) -> bool:
         """Whether the log may not grow any more."""
         return journal.num_steps >= _LOG_INTERVALS * self.every or journal.nbytes >= _LOG_BYTES
 
@@ -80,11 +85,6 @@ def check_recovery(recovery: Recovery | None, submeshes: Sequence[Mapping[str, i
         raise ValueError("recovery needs two groups at least: each keeps a copy of another one's values")
     if recovery.spares and any(dict(axes) != dict(submeshes[0]) for axes in submeshes):
         raise ValueError("Recovery(spares=...) needs groups that are alike: a spare takes any one's place")
-
-
-def check_num_places(num_places: int, num_groups: int) -> None:
-    """Raises ``TypeError`` or ``ValueError`` when groups cannot have so many places of their own."""
-    raise_faults(int_fault("num_places", num_places, most=num_groups), title="resize: ")
 
 
 def loss_of_values(death: GroupDiedError, reason: str, checkpoint: str | None) -> StateLostError:

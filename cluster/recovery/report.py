@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 
 DIED, FAILED, DRAINED, SHRUNK, GROWN = "died", "failed", "drained", "shrunk", "grown"
-"""Why a group is replaced: its process has died; or it moves, because its node is to end, because it is to
-share the devices of another one, or because there is a place of its own for it again. Or none is, and all go
-back because a step has failed that has taken its arguments over."""
+"""The kinds of recoveries and moves. ``DIED``: a process has died, and its group is replaced. ``FAILED``: a
+step has failed that had taken its arguments over, and all groups go back. A group moves because its node is
+to end (``DRAINED``), to share the devices of another one (``SHRUNK``), or to a place of its own again
+(``GROWN``)."""
 
 
 @dataclasses.dataclass(frozen=True)

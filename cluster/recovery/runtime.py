@@ -202,6 +202,9 @@ class RecoveringRuntime(RuntimeBase):
         return self._groups.measured_peaks()
 
     def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        """As in the protocol. Waits while groups recover."""
+        with self._requests.changed:
+            self._requests.wait_until_running()
         return self._groups.collectives(number)
 
     def start_trace(self) -> None:

@@ -89,7 +89,7 @@ class Snapshots:
         with requests.changed:
             if attempt != journal.attempt or requests.error is not None:
                 return
-            if not self._policy.is_full(journal):
+            if self._policy.may_go_on(journal):
                 journal.fail_snapshot(snapshot)
                 requests.give_back(snapshot.released)
                 requests.changed.notify_all()

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import xxhash
 
+from cluster.digests import digest_of
 from cluster.recovery.journal import BEGINNING
 from mpmd.ir import Spec
 from mpmd.reshard import Box
@@ -25,13 +25,13 @@ Allocate = Callable[[int], np.ndarray]
 
 
 class DamagedCopyError(RuntimeError):
-    """A copy of a value is not what was copied."""
+    """The bytes of a copy of a value are not those that were copied."""
 
 
 class SavedValue(NamedTuple):
-    """What a process has of a value: its type, and the bytes of each part that the process's devices hold.
+    """A process's copy of a value: its type, and the bytes of each part that the process's devices hold.
 
-    ``digests`` are those of the parts when the value was copied, by XXH3.
+    ``digests`` are those of the parts when the value was copied.
     """
 
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class SavedValue(NamedTuple):
     @property
     def is_intact(self) -> bool:
         """Whether all bytes are as they were when the value was copied."""
-        return self.digests == tuple(_digest(part) for _, part in self.parts)
+        return self.digests == tuple(digest_of(part.data) for _, part in self.parts)
 
     def copied(self, allocate: Allocate) -> SavedValue:
         """The same in other memory."""
@@ -66,7 +66,7 @@ def save(array: jax.Array, submesh: jax.sharding.Mesh, allocate: Allocate) -> Sa
         dtype=array.dtype,
         spec=spec_of(array.sharding, submesh, array.ndim),
         parts=tuple((box, _filled(allocate, part)) for box, part in data.items()),
-        digests=tuple(map(_digest, data.values())),
+        digests=tuple(digest_of(part.data) for part in data.values()),
     )
 
 
@@ -187,10 +187,6 @@ class SnapshotStore:
     def _allocate(self, nbytes: int) -> np.ndarray:
         free = self._free.get(nbytes)
         return free.pop() if free else np.empty(nbytes, np.uint8)
-
-
-def _digest(part: np.ndarray) -> int:
-    return xxhash.xxh3_64_intdigest(part.data)
 
 
 def _is_intact(saved: Saved) -> bool:

@@ -1,4 +1,4 @@
-"""Who is let in at a socket that listens: peers with the credentials, and nobody else.
+"""Sockets that listen, and let in peers with the credentials and nobody else.
 
 All who connect are greeted first (``cluster.tcp.greeting``), so that nothing of a stranger is interpreted.
 """
@@ -19,13 +19,13 @@ from cluster.tcp.credentials import Credentials
 from cluster.tcp.greeting import CHALLENGE_BYTES, Greeting, Wait
 
 _MAX_GREETINGS = 256
-"""How many greetings may be under way; beyond that the oldest is given up that has proven nothing."""
+"""The most greetings under way; beyond that the oldest is given up that has proven nothing."""
 
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Why a connection that has arrived cannot be accepted now; it stays in the queue of the system."""
 
 _SHORTAGE_SECONDS = 0.05
-"""How long to wait until accepting is tried again, and what a greeting has then, before it is given up."""
+"""The pause, in a shortage, before the next try to accept. Greetings that were silent longer are given up."""
 
 
 class Link(Protocol):
@@ -109,7 +109,7 @@ class Admission(abc.ABC, Generic[LinkT]):
             link.send(greeting.challenge)
 
     def _strangers(self) -> Iterator[Greeting]:
-        """Those who have proven nothing, the oldest first."""
+        """The greetings of those who have proven nothing, the oldest first."""
         return (greeting for greeting in self._greetings if greeting.handshake is None)
 
     def _economize(self) -> None:
@@ -169,7 +169,7 @@ class Admission(abc.ABC, Generic[LinkT]):
 
 @contextlib.contextmanager
 def connecting(link: socket.socket, where: str, timeout: float, check: Callable[[], None]) -> Iterator[Wait]:
-    """What to wait by while ``link`` is connected, which is closed if that fails.
+    """The limits of waiting while ``link`` is connected, which is closed if that fails.
 
     Raises: ``ConnectionError`` for every ``OSError``.
     """

@@ -27,7 +27,7 @@ _CHECK_SECONDS = 0.2
 """How often who connects checks that it is still wanted."""
 
 _PAUSE_SECONDS = 0.01
-"""How often who connects tries again, where the other end has a full queue."""
+"""The pause before a process tries again to connect, where the other end has a full queue."""
 
 _GREETING_SECONDS = 5
 """The most that a greeting may take, once it has begun."""
@@ -86,7 +86,7 @@ class Greeting:
 
     @property
     def deadline(self) -> float:
-        """When it is given up."""
+        """The time, by ``time.monotonic``, at which it is given up."""
         return self.begun + _GREETING_SECONDS
 
     def proceed(self, credentials: Credentials) -> bool:

@@ -16,7 +16,7 @@ from cluster.tcp.greeting import Greeting, introduce
 
 
 class LocalAddress(NamedTuple):
-    """Where a ``LocalListener`` is, and which one it is: no other one can answer in its place."""
+    """The name of a ``LocalListener``'s socket, and the listener's identity, which no other one has."""
 
     name: str
     identity: bytes
@@ -48,8 +48,10 @@ def connect_locally(
     number: int,
     check: Callable[[], None] = lambda: None,
 ) -> socket.socket:
-    """Connects with a ``LocalListener`` that accepts; as ``cluster.tcp.sockets.connect``. The socket does not
-    block."""
+    """Connects with a ``LocalListener`` that accepts, as ``cluster.tcp.sockets.connect`` does by TCP.
+
+    Returns: the socket, which does not block.
+    """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with connecting(link, "a process of this node", timeout, check) as wait:
         while True:

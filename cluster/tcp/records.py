@@ -21,7 +21,7 @@ _LARGE_BYTES = 64 * 1024
 """Larger pieces have records of their own, which are received where their reader wants them."""
 
 _AHEAD_BYTES = 64 * 1024
-"""How much is received at a time where little is wanted."""
+"""The bytes that are received at a time where few are asked for."""
 
 _HEAD = struct.Struct("<IQ")  # the bytes of the content, and its digest
 _DIGEST = struct.Struct("<Q")  # of the head
@@ -36,7 +36,7 @@ class RecordWriter:
         self._number = 0
 
     def records(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-        """What is to be sent for these bytes: a record at a time, which is made when it is asked for."""
+        """The records of these bytes, each as what is to be sent, and made when it is asked for."""
         for content in _divided(pieces):
             head = _HEAD.pack(sum(piece.nbytes for piece in content), digest_of_all(content))
             sealed = head + _DIGEST.pack(digest_of(head, self._number))

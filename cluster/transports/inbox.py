@@ -24,7 +24,7 @@ _MAX_POLL_SECONDS = 0.02
 """The longest interval between two polls of a condition that no event reports."""
 
 HEADER_BYTES = 40
-"""Of a header, which begins with the number of its source; that one and its listener define the rest."""
+"""The bytes of a header. It begins with the number of its source, whose listener reads the rest."""
 
 _MAX_HEADERS = 64
 _SOURCE = struct.Struct("<i")
@@ -86,7 +86,7 @@ class Inbox:
         self._aborted: dict[int, str] = {}
         self._disconnected: dict[int, _Loss] = {}
         self.lost: PeerLostError | None = None
-        """What has ended a wait of this step, when the driver did not say in time why a peer was lost."""
+        """The loss that has ended a wait of this step, when the driver did not say in time why it came."""
         self._listeners: dict[int, HeaderListener] = {}
         self._read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.write_fd, False)

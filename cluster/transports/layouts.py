@@ -73,7 +73,7 @@ def _name_of(dtype: np.dtype) -> str:
 
 
 def decode_types(encoded: bytes | bytearray) -> ArrayTypes:
-    """What ``encode_types`` has encoded."""
+    """The types that ``encode_types`` has encoded."""
     types = []
     position = 0
     while position < len(encoded):

@@ -46,9 +46,9 @@ def specs_or_shardings(which: str, specs: Any, shardings: Any) -> Any:
     return shardings if specs is None else specs
 
 
-def argument_faults(**given: Any) -> Iterator[Fault | None]:
-    """What is wrong with positions (``..._argnums``) and names (``..._argnames``) of arguments."""
-    for name, value in given.items():
+def argument_faults(**parameters: Any) -> Iterator[Fault | None]:
+    """The faults of positions (``..._argnums``) and names (``..._argnames``) of arguments."""
+    for name, value in parameters.items():
         if value is not None:
             yield from positions_faults(name, value) if name.endswith("nums") else names_faults(name, value)
 

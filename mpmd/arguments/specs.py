@@ -84,7 +84,7 @@ def _is_spec(x: Any) -> bool:
 
 
 def specs_faults(what: str, specs: Any) -> list[TypeError]:
-    """What is wrong with a pytree of specs, whatever it is a prefix of."""
+    """The faults of a pytree of specs, whatever it is a prefix of."""
     return [
         TypeError(f"{what} must have PartitionSpecs, NamedShardings or None, not {shown(leaf)}")
         for leaf in jax.tree.leaves(specs, is_leaf=_is_spec)
@@ -93,7 +93,7 @@ def specs_faults(what: str, specs: Any) -> list[TypeError]:
 
 
 def keyword_specs_faults(what: str, specs: Any) -> list[TypeError]:
-    """What is wrong with the specs of arguments that are passed by name."""
+    """The faults of the specs of arguments that are passed by name."""
     if specs is not None and not isinstance(specs, Mapping):
         return [TypeError(f"{what} must be a dict of the specs of arguments, by name, not {shown(specs)}")]
     return specs_faults(what, None if specs is None else dict(specs))

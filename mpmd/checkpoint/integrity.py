@@ -19,7 +19,7 @@ from etils import epath
 from mpmd.errors import DamagedCheckpointError
 
 RECORD = "mpmd_files"
-"""The file that has the sizes and digests of all others, behind its own. Other readers pass it by."""
+"""The file of the sizes and digests of all others, which begins with a digest of itself. Orbax ignores it."""
 
 _STEP_METADATA = "_CHECKPOINT_METADATA"
 _OF_COMMITTING = (_STEP_METADATA, "commit_success.txt")
@@ -39,7 +39,7 @@ def write_record(directory: epath.Path) -> None:
 
 
 def faults(directory: epath.Path) -> list[str]:
-    """Which files are not what was written; without a record, which of them nobody can have written so."""
+    """The files that are not what was written; without a record, those that nobody can have written so."""
     record = directory / RECORD
     if not record.exists():
         return [fault for name, path in _files(directory) if (fault := _fault_without_record(name, path))]
@@ -88,7 +88,7 @@ def _files(directory: epath.Path, above: str = "") -> Iterator[tuple[str, epath.
 
 
 def damaged(
-    directory: epath.Path, found: Sequence[str], mpmd_idx: int | None = None
+    directory: epath.Path, faults: Sequence[str], mpmd_idx: int | None = None
 ) -> DamagedCheckpointError:
     """The error that lists the faults of a checkpoint, and names another one."""
     other = last_whole(directory)
@@ -97,7 +97,7 @@ def damaged(
         if other is None
         else f"The last whole checkpoint beside it is {other}: restore that"
     )
-    message = "\n".join([f"the checkpoint {directory} is damaged:", *found, remedy])
+    message = "\n".join([f"the checkpoint {directory} is damaged:", *faults, remedy])
     return DamagedCheckpointError(message, mpmd_idx, None if other is None else str(other))
 
 

@@ -77,7 +77,7 @@ def check_target(
     args: Mapping[str, Any],
     partial: bool,
 ) -> None:
-    """Raises ``ValueError`` that lists all leaves of which a checkpoint and a target do not agree.
+    """Raises ``ValueError`` that lists all leaves on which a checkpoint and a target do not agree.
 
     Args:
       stored: of each leaf, the shape and dtype, or the type of what has none.
@@ -108,17 +108,17 @@ def _of_other_types(
 
 def _is_readable(stored: Any, leaf: Any, arg: Any) -> bool:
     """Whether what is stored can be read as a leaf. Orbax reads arrays of any dtype, groups do not."""
-    wanted = _stored_as(leaf)
-    if isinstance(stored, str) or isinstance(wanted, str):
-        return stored == wanted
+    target = _stored_as(leaf)
+    if isinstance(stored, str) or isinstance(target, str):
+        return stored == target
     if not getattr(arg, "strict", True):
         return True  # who asks Orbax so wants the array cut or padded
     # A number of Python is stored in the widest dtype of its kind.
     of_python = stored.shape == () and stored.dtype.name in ("int64", "float64")
-    is_of_kind = of_python and stored.dtype.kind == wanted.dtype.kind
+    is_of_kind = of_python and stored.dtype.kind == target.dtype.kind
     of_any_dtype = not isinstance(arg, GroupRestoreArgs)
-    is_of_dtype = stored.dtype == wanted.dtype or is_of_kind or of_any_dtype
-    return tuple(stored.shape) == wanted.shape and is_of_dtype
+    is_of_dtype = stored.dtype == target.dtype or is_of_kind or of_any_dtype
+    return tuple(stored.shape) == target.shape and is_of_dtype
 
 
 def _stored_as(leaf: Any) -> jax.ShapeDtypeStruct | str:

@@ -25,7 +25,7 @@ _CODECS = (
     {"name": "zstd", "configuration": {"level": 1}},
     {"name": "crc32c"},
 )
-"""How a chunk is stored: compressed, with a checksum that TensorStore compares when it reads.
+"""The codecs of a chunk: it is compressed, and has a checksum that TensorStore compares when it reads.
 
 Orbax's own codecs have no checksum of the data: a flipped bit is read as another number.
 """
@@ -34,7 +34,7 @@ STRING, EMPTY = "string", "empty"
 """Leaves that are not arrays: strings, and ``None`` and nodes without leaves."""
 
 _ARRAY_TYPES = ("jax.Array", "np.ndarray", "scalar")
-"""What Orbax calls the types of leaves that TensorStore has as arrays."""
+"""Orbax's names for the types of leaves that TensorStore has as arrays."""
 
 
 class WriteSpec(NamedTuple):
@@ -82,7 +82,7 @@ def write_spec(
 
 
 def with_checksums(spec: JsonSpec) -> JsonSpec:
-    """What TensorStore opens an array of zarr's third format by, to write each chunk with a checksum."""
+    """The spec by which TensorStore opens an array of zarr's third format to write chunks with checksums."""
     if spec["driver"] == "cast":
         return {**spec, "base": with_checksums(spec["base"])}
     return {**spec, "metadata": {**spec["metadata"], "codecs": _CODECS}}

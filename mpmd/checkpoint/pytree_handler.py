@@ -1,4 +1,4 @@
-"""Orbax's way to pytrees: checks what is to be saved and restored, and that a checkpoint is whole.
+"""Orbax's handler of pytrees, which also checks what is saved and restored, and that a checkpoint is whole.
 
 Orbax chooses handlers by their exact class; so this is the implementation inside of its own handler.
 """
@@ -15,8 +15,11 @@ from mpmd.checkpoint import integrity, leaves, orbax_internals
 from mpmd.checkpoint.array_handler import registry
 from mpmd.errors import CheckpointError
 
-_DAMAGE = re.compile(r"((?:DATA_LOSS|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE): .*?)(?: \[|\n|$)")
-"""The errors of TensorStore when storage does not have what was written, without what was asked for."""
+_DAMAGE = re.compile(
+    r"((?:(?:DATA_LOSS|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE): |Error decoding ).*?)(?: \[|\n|$)"
+)
+"""The errors of TensorStore when storage does not have what was written, without what was asked for. Of an
+index that is not compressed as it should be, it only says that it cannot decode it."""
 
 _KEY = re.compile(r'"([^"]+?)/(?:zarr\.json|\.zarray|c(?:/\d+)*|\d+(?:\.\d+)*)" in OCDBT')
 """A chunk of an array, or the description of it, in such an error."""
@@ -61,7 +64,7 @@ class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
 
 
 def _damage_in(error: Exception) -> str | None:
-    """Which array an error says is damaged, and why; ``None`` for an error of something else."""
+    """The array that an error says is damaged, and why; ``None`` for an error of something else."""
     text = f"{error}\n{error.__cause__}"
     damage, key = _DAMAGE.search(text), _KEY.search(text)
     of_group = isinstance(error, CheckpointError)

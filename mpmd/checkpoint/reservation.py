@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 
 from etils import epath
 
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""The errors of file systems that lock no files, as some on networks."""
+
 
 @contextlib.contextmanager
 def reserved(directory: epath.Path) -> Iterator[None]:
-    """A new path that no other save writes to meanwhile. Nothing is reserved on storage without files.
+    """A new path that no other save writes to meanwhile. Nothing is reserved on storage without locks.
 
     Raises: ``ValueError`` when there is something at the path, or another save to it is under way.
     """
@@ -35,7 +39,7 @@ def _locked(directory: epath.Path) -> Iterator[None]:
     descriptor = os.open(lock, os.O_CREAT | os.O_WRONLY, 0o600)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
             is_taken = not os.fstat(descriptor).st_nlink  # by one that has just ended
         except BlockingIOError:
             is_taken = True
@@ -44,6 +48,18 @@ def _locked(directory: epath.Path) -> Iterator[None]:
         try:
             yield
         finally:
-            os.remove(lock)
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # another save has removed it, where there are no locks
+                os.remove(lock)
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Raises ``BlockingIOError`` when another process has locked the file."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise

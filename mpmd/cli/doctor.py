@@ -83,7 +83,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def findings(on_ray: bool, address: str | None = None) -> Iterator[Finding]:
-    """What is found out about this machine, one subject after the other.
+    """Findings about this machine, one subject after the other.
 
     Args:
       on_ray: whether to try two actors, which takes longest.

@@ -59,7 +59,7 @@ def _warn(category: type[StepWarning], texts: Iterable[str]) -> None:
 
 
 def unread_microbatch(loop: Loop) -> Iterator[str]:
-    """Of a loop that sums the same value, which depends on its arguments, once for each microbatch."""
+    """The warning of a loop that sums, once for each microbatch, one value that depends on its arguments."""
     if any(result.carried for result in loop.results):
         return
     of_operations = _dependent(loop.eqns, loop.states)
@@ -79,7 +79,7 @@ def unread_microbatch(loop: Loop) -> Iterator[str]:
 
 
 def shared_keys(loop: Loop) -> Iterator[str]:
-    """Of a loop that draws the same random numbers in every microbatch."""
+    """The warning of a loop that draws the same random numbers in every microbatch."""
     varying = _dependent(loop.eqns, [loop.index, *loop.states])
     lines = dict.fromkeys(where(draw) for eqn in loop.eqns for draw in _draws_alike(eqn, varying))
     if lines:
@@ -92,16 +92,17 @@ def shared_keys(loop: Loop) -> Iterator[str]:
 
 
 def idle_groups(plan: Plan) -> Iterator[str]:
-    """Of groups that run no task of a step's loops."""
+    """The warning of groups that run no task of a step's loops."""
     with_tasks = [
         any(not isinstance(run.task, OutsideTask) for run in program.runs) for program in plan.programs
     ]
     idle = [group for group, has in enumerate(with_tasks) if not has]
     if idle and any(with_tasks):
         have = "has" if len(idle) == 1 else "have"
+        busy, num_groups = sum(with_tasks), len(with_tasks)
         yield (
-            f"{groups_text(idle)} {have} no work: the step's loops compute on {sum(with_tasks)} of "
-            f"{len(with_tasks)} groups. Have a mesh of {sum(with_tasks)} groups, or more stages of work"
+            f"{groups_text(idle)} {have} no work: the step's loops compute on {busy} of {num_groups} groups. "
+            f"Have a mesh of {busy} group{'s' * (busy > 1)}, or more stages of work"
         )
 
 
@@ -111,7 +112,7 @@ def undonated_state(
     memory: Sequence[GroupMemory],
     limits: Sequence[int],
 ) -> Iterator[str]:
-    """Of groups that hold state twice while their memory is short. The arguments are those of the warning."""
+    """The warnings of ``warn_of_undonated_state``, one for each group."""
     for group, (needed, limit) in enumerate(zip(memory, limits, strict=True)):
         if needed.peak_bytes <= _SHORT * limit:
             continue

@@ -91,13 +91,13 @@ def _typical(links: Sequence[Link]) -> Link | None:
 
 
 def dtype_fault(name: str, dtype: Any) -> Fault | None:
-    """What is wrong with the dtype of matrix products: they are of floats."""
+    """The fault of a dtype of matrix products, which are of floats."""
     text = f"{name} must be a dtype of floats, such as 'float32' or 'bfloat16', not {shown(dtype)}"
     try:
-        known = jnp.dtype(dtype) if dtype is not None else None
+        parsed = jnp.dtype(dtype) if dtype is not None else None
     except (TypeError, ValueError):
         return TypeError(text)
-    return None if known is not None and jnp.issubdtype(known, jnp.floating) else ValueError(text)
+    return None if parsed is not None and jnp.issubdtype(parsed, jnp.floating) else ValueError(text)
 
 
 def _flops(mesh: Any, dtype: Any) -> tuple[float, float]:

@@ -30,7 +30,7 @@ from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
 from mpmd.step import MpmdFunction, jit
 from mpmd.tables import human_bytes
-from mpmd.validation import raise_faults
+from mpmd.validation import int_fault, raise_faults
 
 SHOWN = 10
 """How many of the best candidates the text has; to these come the alternatives to a pipeline."""
@@ -154,9 +154,9 @@ class Choice:
 
         Raises: ``ValueError`` when the step has no such loop.
         """
+        raise_faults(int_fault("loop", loop, 0))
         loops = self.candidate.loops
-        if not 0 <= loop < len(loops):
-            raise ValueError(f"loop must be from 0 to {len(loops) - 1}, got {loop}")
+        raise_faults(int_fault("loop", loop, 0, most=len(loops) - 1))
         return stage_profile(self._profiles[loop], self.cluster, loops[loop])
 
     @functools.cached_property

@@ -175,7 +175,7 @@ def _rows(trials: Trials, cluster: Cluster, fixed: Fixed) -> tuple[Row, ...]:
 def _faults(
     step: Any, cluster: Any, kwargs: Any, simulate: Any, seconds: Any, measure: Any
 ) -> Iterator[Fault | None]:
-    """What is wrong with the arguments of ``plan`` that are not of the step."""
+    """The faults of the arguments of ``plan`` that are not the step's."""
     yield callable_fault("step", step)
     if isinstance(step, MpmdFunction):
         yield TypeError(

@@ -157,7 +157,7 @@ class Cluster:
 
 
 def _fault_of(name: str, value: Any) -> Fault | None:
-    """What is wrong with the value of an attribute of a cluster."""
+    """The fault of the value of an attribute of a cluster."""
     if name in ("nodes", "devices_per_node"):
         return int_fault(name, value)
     if name in _UNITS:

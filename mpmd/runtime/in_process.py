@@ -27,14 +27,7 @@ from mpmd.runtime.compile_once import compile_for
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import (
-    STEP_DROPPED,
-    Handle,
-    HostParts,
-    Released,
-    StepReply,
-    StepRequest,
-)
+from mpmd.runtime.requests import STEP_DROPPED, Handle, HostParts, Released, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.step_gate import StepGate
 from mpmd.runtime.storage import JsonSpec, StoredArray

@@ -7,7 +7,7 @@ import dataclasses
 DONATED_IN_PROCESS = (
     "The arrays that the step was donated are gone as well; without donate_argnums they would still be there"
 )
-"""What is said of the values that a failed step has taken over, where no group has a copy of them."""
+"""The end of messages of failed steps that were donated values of which no group has a copy."""
 
 
 class LostValueError(RuntimeError):

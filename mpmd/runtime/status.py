@@ -26,7 +26,7 @@ class GroupStatus:
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """All groups of an ``MpmdMesh`` at one moment; prints as a table."""
+    """The groups of an ``MpmdMesh`` at one moment; prints as a table."""
 
     groups: tuple[GroupStatus, ...]
 

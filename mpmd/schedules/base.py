@@ -183,7 +183,7 @@ def check_num_microbatches(num_microbatches: int) -> None:
 
 
 def schedule_fault(name: str, schedule: Any, *, optional: bool = False) -> TypeError | None:
-    """What is wrong with an argument of this name that should be a schedule."""
+    """The fault of an argument that has to be a schedule."""
     what = "a Schedule, such as mpmd.Std1F1B(num_stages=4)"
     return type_fault(name, schedule, Schedule, what, optional=optional)
 

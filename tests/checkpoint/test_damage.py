@@ -105,6 +105,17 @@ def test_flipped_bits_of_chunks_are_never_restored(state, restored, tmp_path):
     assert named == {"groups.first", "groups.second", "jax", "numpy"}
 
 
+def test_flipped_bits_where_an_index_begins_are_damage(state, restored, tmp_path):
+    """There it says how it is compressed, which no checksum covers for its reader."""
+    mpmd.save(tmp_path / "saved", state)
+    (index,) = (tmp_path / "saved/d").iterdir()
+    content = index.read_bytes()
+    for byte in range(12, 20):
+        index.write_bytes(with_flipped_bit(content, 8 * byte + 3))
+        with pytest.raises(mpmd.DamagedCheckpointError, match="cannot read"):
+            restored(tmp_path / "saved")
+
+
 def test_a_group_names_the_array_that_it_cannot_read(state, restored, tmp_path):
     mpmd.save(tmp_path / "saved", state)
     (file,) = [file for file in chunks(tmp_path / "saved") if "g1p0" in str(file)]

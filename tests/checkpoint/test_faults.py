@@ -104,6 +104,7 @@ def test_arrays_of_a_closed_mesh(tmp_path):
         mpmd.restore(tmp_path / "plain", state)
 
 
+@pytest.mark.filterwarnings("ignore:group.* no work:mpmd.errors.IdleGroupWarning")
 def test_a_value_that_was_lost(mesh, tmp_path):
     def failing(xs):
         def stage(x):
@@ -147,7 +148,7 @@ def test_a_checkpoint_of_another_structure(step, tmp_path):
 def test_arguments_that_are_not_there(step, saved, tmp_path):
     with pytest.raises(FileNotFoundError, match="missing"):
         step.restore(tmp_path / "missing")
-    with pytest.raises(ValueError, match="there is no argument 3"):
+    with pytest.raises(ValueError, match="there is no argument argnum=3"):
         step.restore(saved, argnum=3)
     with pytest.raises(ValueError, match=re.escape("has args[0][0][0]['b'] of a step: give the mesh")):
         mpmd.restore(saved, step.argument_leaves())

@@ -1,5 +1,6 @@
 """What the groups save is one ordinary Orbax checkpoint."""
 
+import errno
 import json
 import os
 import pickle
@@ -16,6 +17,7 @@ import pytest
 import tensorstore as ts
 
 import mpmd
+from mpmd.checkpoint import reservation
 from tests.support.checkpoint_state import compiled, initial_state, tokens
 from tests.support.digests import digests
 from tests.support.parity import mesh_of
@@ -104,6 +106,17 @@ def test_later_steps_may_take_over_what_is_being_saved(step, state, tmp_path, mo
     stepped.set()
     saving.result()
     assert digests(mpmd.to_host(step.restore(tmp_path / "saved"))) == expected
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks(code, tmp_path, monkeypatch):
+    def flock(descriptor, operation):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(reservation.fcntl, "flock", flock)
+    mpmd.save(tmp_path / "saved", {"weight": np.ones(3)})
+    np.testing.assert_array_equal(mpmd.restore(tmp_path / "saved", {"weight": np.zeros(3)})["weight"], 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
 def test_saving_waits_for_the_steps_before_and_not_for_those_after(step, state, tmp_path, monkeypatch):

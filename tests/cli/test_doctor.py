@@ -61,7 +61,7 @@ def test_a_cache_that_others_may_write_to_is_a_fault(monkeypatch, tmp_path):
     (tmp_path / "cache").chmod(0o777)
     (finding,) = doctor._cache()
     assert finding.state is State.FAULT
-    assert f"chmod -R go-w {tmp_path / 'cache'}" in finding.remedy
+    assert f"chmod -R go-rwx {tmp_path / 'cache'}" in finding.remedy
 
 
 def test_the_version(capsys):

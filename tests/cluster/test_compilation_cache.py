@@ -1,6 +1,7 @@
 """The directory in which compiled executables are kept."""
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -57,9 +58,13 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path, mode, is_safe
         ValueError, match=f"others may write to {tmp_path} of the user .*{mode:04o}"
     ) as caught:
         check_cache("unused", {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)})
-    assert f"chmod -R go-w {tmp_path}" in str(caught.value)
+    assert f"chmod -R go-rwx {tmp_path}" in str(caught.value)
     with pytest.raises(ValueError, match="processes execute what is in it"):
         cluster.launch({"stage": 1}, "stage", compilation_cache=tmp_path)  # before there is a Ray
+    subprocess.run(re.search(r"`(.*?)`", str(caught.value))[1], shell=True, check=True)
+    (tmp_path / "entry").touch()
+    (tmp_path / "entry").chmod(0o664)  # as by a run with the umask 002
+    check_cache(tmp_path, {})
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import jax
 import numpy as np
@@ -11,7 +12,6 @@ from cluster.packing import PackedValue, pack
 from cluster.recovery import Recovery
 from cluster.recovery.journal import BEGINNING
 from mpmd.errors import (
-    GroupDiedError,
     RecoveryError,
     StateLostError,
     StepAborted,
@@ -30,7 +30,6 @@ from tests.support.pretended_groups import (
     begin_recovery,
     commit_snapshot,
     end_recovery,
-    fail_snapshot,
     runtime,
 )
 
@@ -86,7 +85,7 @@ def test_groups_go_back_when_a_step_fails_that_has_taken_its_inputs_over():
     attempts(driven, 2)
     assert driven._fleet.restored == [BEGINNING]
     again = driven.attempts[1]
-    why = "out of memory. The arrays that the step was donated are as they were before it"
+    why = "out of memory. The MpmdArrays that the step was donated are as they were before it"
     assert again.failed == [{None}, {why}, {why}, {None}], "what reads the results is not run again either"
     again.reply(0)
     for index in (1, 2):
@@ -234,113 +233,6 @@ def test_an_argument_that_groups_have_lost_is_sent_again():
     assert handles[0] < handles[1]
 
 
-def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
-    driven = runtime(Recovery(every=2))
-    futures = [driven.step()]
-    calls = driven.attempts[0]
-    copying = [future for _, method, _, future in calls.made if method == "snapshot"]
-    assert len(copying) == 2
-    futures += [driven.step() for _ in range(7)]
-    for index in range(8):
-        calls.reply(index)
-    submitted = threading.Event()
-    threading.Thread(target=lambda: (driven.step(), submitted.set()), daemon=True).start()
-    assert not submitted.wait(0.1)
-    for future in copying:
-        future.set_result(None)
-    driven._fleet.may_copy.set()
-    assert submitted.wait(SOON)
-    assert driven._fleet.copied == [(1, 0)]
-    driven.die(0)
-    assert driven._fleet.restored == [1]
-    assert len(driven.attempts[1].steps) == 8  # the first one is in the snapshot
-
-
-def answered_steps(driven, count):
-    futures = [driven.step() for _ in range(count)]
-    steps = driven.attempts[-1].steps
-    for index in range(len(steps) - count, len(steps)):
-        driven.attempts[-1].reply(index)
-    return futures
-
-
-def test_a_snapshot_that_fails_is_tried_again_and_the_one_before_stays(capsys):
-    driven = runtime(Recovery(every=2))
-    answered_steps(driven, 1)
-    commit_snapshot(driven)
-    answered_steps(driven, 2)
-    fail_snapshot(driven, MemoryError("no room for 3 GiB"))
-    told = capsys.readouterr().err
-    assert "could not be copied, which is tried again after 2 steps" in told and "no room for 3 GiB" in told
-    answered_steps(driven, 1)
-    assert driven.journal.snapshot is None, "not with every step"
-    driven.die(1)
-    assert driven._fleet.restored == [1]
-    for index in range(3):
-        driven.attempts[1].reply(index)
-    answered_steps(driven, 1)
-    commit_snapshot(driven)
-    assert driven.journal.committed > 1
-    assert driven.error is None
-
-
-def test_a_snapshot_that_fails_because_of_a_death_says_nothing(capsys):
-    driven = runtime(Recovery(every=2))
-    answered_steps(driven, 1)
-    fail_snapshot(driven, GroupDiedError("group 1 died", 1))
-    assert not capsys.readouterr().err
-
-
-def test_what_a_failed_snapshot_was_to_release_is_released_with_the_next_step():
-    driven = runtime(Recovery(every=2))
-    answered_steps(driven, 1)
-    commit_snapshot(driven)
-    answered_steps(driven, 1)
-    driven.free((0, 1), 41)
-    with driven.changed:
-        driven._snapshots.begin()
-    fail_snapshot(driven, MemoryError())
-    answered_steps(driven, 1)
-    assert [r.released.handles for r in driven.journal._log[-1].requests.values()] == [(41,), (41,)]
-
-
-def test_without_any_snapshot_the_run_goes_on_as_long_as_the_log_may_grow():
-    driven = runtime(Recovery(every=2))
-    for count in (1, 2, 2, 2, 2):
-        answered_steps(driven, count)
-        assert driven.error is None
-        fail_snapshot(driven, MemoryError("no room"))
-    with pytest.raises(
-        RuntimeError, match=r"not be copied 5 times in a row, .*no room.* fewer processes each"
-    ):
-        driven.step()[0].result(SOON)
-
-
-def test_an_interrupt_while_copies_are_asked_for_leaves_no_snapshot_waiting(monkeypatch):
-    driven = runtime(Recovery(every=2))
-    driven.step()
-    driven.attempts[0].reply(0)
-    driven._fleet.may_copy.set()
-    for _, _, _, copied in driven.attempts[0].made:
-        copied.set_result(None)
-    with driven.changed:
-        assert driven.changed.wait_for(lambda: driven.journal.committed == 1, SOON)
-    driven.step()
-    call, calls = driven.attempts[0].call, driven.attempts[0]
-
-    def interrupted(number, *arguments):
-        if number == 1:
-            raise KeyboardInterrupt
-        return call(number, *arguments)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(calls, "call", interrupted)
-        driven.step()
-    assert driven.journal.snapshot is None
-    driven.step()
-    assert driven.journal.snapshot is not None  # another one
-
-
 def test_values_that_are_asked_for_while_groups_recover_are_answered_then():
     driven = runtime()
     driven.step()
@@ -456,3 +348,19 @@ def test_groups_end_with_the_last_reference_to_their_runtime():
     groups = weakref.ref(driven._groups)
     del driven
     assert groups() is None
+
+
+def test_collectives_are_asked_of_groups_that_have_been_replaced():
+    driven = runtime()
+    begin_recovery(driven, 1)
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(driven.collectives, 0)
+        assert not wait([asking], timeout=0.1).done
+        end_recovery(driven)
+        calls = driven.attempts[1]
+        while len(calls.named("collectives")) < 2:
+            assert not wait([asking], timeout=0.01).done
+        for group, (_, method, _, future) in enumerate(calls.made):
+            assert method == "collectives"
+            future.set_result({f"fwd_{group}": ()})
+        assert asking.result(SOON) == {"fwd_0": (), "fwd_1": ()}

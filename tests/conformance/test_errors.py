@@ -5,7 +5,6 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import mpmd
 from tests.support.models import batch, layer, mlp, mse, weights
@@ -398,22 +397,3 @@ def test_what_the_users_code_raises_stays_as_it_is(error):
     with mesh_of(2) as mesh, pytest.raises(error if isinstance(error, type) else type(error)) as caught:
         mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(2), *batch())
     assert __file__ in {str(entry.path) for entry in caught.traceback}
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"in_specs": ([{"w": P()}, P()], P(), P())}, r"in_specs.*\[0\]\[0\]"),
-        ({"in_specs": (P(), P())}, "in_specs.*2.*3"),
-        ({"out_specs": (P(), P(), P())}, "out_specs.*3.*2"),
-        ({"donate_argnums": 7}, "donate_argnums.*7.*takes 4"),
-        ({"static_argnums": 0, "donate_argnums": 0}, "static.*donate|donate.*static"),
-        ({"static_argnums": 0}, "args.0.|argument 0.*list"),
-    ],
-    ids=str,
-)
-def test_options_that_do_not_fit(options, said):
-    with mesh_of(2) as mesh, pytest.raises((ValueError, TypeError)) as caught:
-        mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, **options)(weights(2), *batch())
-    message = str(caught.value)
-    assert re.search(said, message, re.DOTALL) and len(message) < 500, message

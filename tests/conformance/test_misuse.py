@@ -3,6 +3,7 @@
 import copy
 import operator
 import pickle
+import re
 
 import equinox as eqx
 import jax
@@ -255,7 +256,7 @@ def test_functions_in_a_model_are_taken_out_of_it():
 
     def totals(model, xs):
         def one(x):
-            return jax.vmap(model)(mpmd.mark_stage_end(x)).sum()
+            return mpmd.mark_stage_end(jax.vmap(model)(x)).sum()
 
         return mpmd.treduce(one, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
 
@@ -279,3 +280,22 @@ def test_a_list_in_place_of_an_array_is_named():
         ValueError, match=r"another structure.*: the call lacks args\[1\] and has args\[1\]\[0\], "
     ):
         loaded(STATE, list(xs), ys)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"in_specs": (([{"w": P()}, P()], P()), P(), P())}, r"in_specs.*\[0\]\[0\]\[0\]"),
+        ({"in_specs": (P(), P())}, "in_specs.*2.*3"),
+        ({"out_specs": (P(), P(), P())}, "out_specs.*3.*2"),
+        ({"donate_argnums": 7}, "donate_argnums.*7.*takes 3"),
+        ({"static_argnums": 0, "donate_argnums": 0}, "static.*donate|donate.*static"),
+        ({"static_argnums": 0}, "argument 0 is a tuple"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit(options, said):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        compiled(**options)(STATE, *batch())
+    message = str(caught.value)
+    assert re.search(said, message, re.DOTALL) and len(message) < 500, message

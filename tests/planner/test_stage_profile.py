@@ -66,7 +66,7 @@ def test_a_choice_shows_the_table_of_its_loop():
     header = ["layers", "mesh", "data", "sequence", "model", "forward", "backward", "chosen"]
     assert lines[2].split() == header and len(lines) == 3 + len(table.rows)
     assert sum(line.endswith(("stage 0", "stage 1")) for line in lines) == 2
-    with pytest.raises(ValueError, match="loop must be from 0 to 0, got 1"):
+    with pytest.raises(ValueError, match="loop must be a whole number from 0 to 0, not 1"):
         choice.stage_profile(1)
 
 
@@ -88,7 +88,7 @@ def test_as_many_layers_as_asked_for(num_layers):
     [
         (open_step, 99, "num_layers=99 was asked for; the step has"),
         (marked_step, 2, "the step's marks make 4 stages; num_layers=2 is for one without"),
-        (open_step, 0, "num_layers must be a whole number of at least 1, got 0"),
+        (open_step, 0, "num_layers must be a whole number of at least 1, or None, not 0"),
         (step_without_a_loop, 2, "a step without a loop is one layer, and num_layers=2 was asked for"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd import loaded_step
 from mpmd.device_trace import executable_seconds, program_name
 from tests.support.collectives import collectives_of
 from tests.support.parity import mesh_of
@@ -111,3 +112,22 @@ def test_a_step_that_fails_leaves_its_trace(step, tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))) == 1
     monkeypatch.undo()
     step.profile(WEIGHTS, ROWS, trace_dir=tmp_path)
+
+
+def test_traces_that_are_lost_do_not_cost_the_result(mesh, tmp_path, monkeypatch):
+    step = mpmd.jit(lambda state, rows: (state + 1, train_step(state, rows)), mesh, donate_argnums=0)
+    state, _ = step(WEIGHTS, ROWS)
+
+    def stop_trace():
+        raise RuntimeError("this process was replaced")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mesh.runtime, "stop_trace", stop_trace)
+        with pytest.warns(RuntimeWarning, match="traces of this step are lost: this process was replaced"):
+            (state, _), events = step.profile(state, ROWS, trace_dir=tmp_path)
+    np.testing.assert_array_equal(state, WEIGHTS + 2)
+    assert events
+    mesh.runtime.stop_trace()
+    monkeypatch.setattr(loaded_step, "make_run_folder", lambda trace_dir: tmp_path / "gone")
+    with pytest.warns(RuntimeWarning, match="traces of this step are lost: .*No such file"):
+        step.profile(state, ROWS, trace_dir=tmp_path)

@@ -157,6 +157,7 @@ PLAN = {
     ),
     "kwargs": ("mapping?",),
     "groups": ("count?",),
+    "num_layers": ("count?",),
     "num_stages": ("count?",),
     "layers_per_stage": ("counts?",),
     "schedule": ("special?",),
@@ -288,7 +289,7 @@ def of_simulations() -> list[Public]:
 def of_steps() -> list[Public]:
     """What steps are written with, compiled by and asked."""
     there, jitted = here(), {**JIT, "mpmd_mesh": ("special", here().mesh)}
-    argnum, path = ("argument", 0), ("text", "/nowhere")
+    argnum, path = ("argument", 0), ("text", "nowhere")
     sizes, tree = {"num_stages": ("count", 4)}, ("anything", BATCH)
     return [
         Public("jit", mpmd.jit, jitted),
@@ -342,7 +343,14 @@ def of_steps() -> list[Public]:
             there.loaded.init,
             {"fun": ("special", batch), "argnum": argnum},
         ),
-        Public("LoadedStep.profile", of_batch(there.loaded.profile), {"trace_dir": ("text?", "traces")}),
+        *(
+            Public(
+                f"{type(step).__name__}.profile",
+                of_batch(step.profile),
+                {"trace_dir": ("text?", "traces")},
+            )
+            for step in (there.step, there.loaded)
+        ),
         Public("collective_seconds", mpmd.collective_seconds, {"trace_dir": ("text",)}),
         Public("LoadedStep.restore", there.loaded.restore, {"path": path, "argnum": argnum}),
         Public("LoadedStep.argument_leaves", there.loaded.argument_leaves, {"argnum": argnum}),
@@ -376,15 +384,13 @@ def of_clusters() -> list[Public]:
             "Cluster.of_this_process", mpmd.Cluster.of_this_process, {**described, "devices": ("special?",)}
         ),
         Public("Choice.mesh", choice().mesh, {"devices": ("special?",)}),
+        Public("Choice.stage_profile", choice().stage_profile, {"loop": ("count",)}),
         Public("Choice.jit", choice().jit, {"mesh": ("special",)}),
         Public("launch", cluster.launch, LAUNCH),
         Public(
             "Recovery",
             cluster.Recovery,
-            {
-                **dict.fromkeys(("every", "max_failures", "spares"), ("count",)),
-                "share_after": ("amount?",),
-            },
+            {**dict.fromkeys(("every", "max_failures", "spares"), ("count",)), "share_after": ("amount?",)},
         ),
         Public(
             "ClusterMesh.resize",

@@ -19,13 +19,13 @@ def initial_state(layers=7):
 def step_of(schedule, **spread):
     """A step of the state; ``spread`` says where stages end."""
 
-    def loss_of(params, keys, x, y):
+    def loss_of(params, keys, x, y, number):
         layers = {name: leaf for name, leaf in params["layers"].items() if name != "scale"}
 
         def body(h, inputs):
             p, scale, key = inputs
             h = jnp.tanh(h @ p["w"] + p["b"]) * scale.astype(jnp.float32)
-            h = h * jax.random.bernoulli(key, 0.9, h.shape)
+            h = h * jax.random.bernoulli(jax.random.fold_in(key, number), 0.9, h.shape)
             return mpmd.mark_stage_end(h, **spread)
 
         return squares(scanned(body, x, (layers, params["layers"]["scale"].T, keys)), y)
@@ -34,7 +34,7 @@ def step_of(schedule, **spread):
         params, opt_state, keys = state
         loss, grads = mpmd.treduce(
             lambda mb: jax.value_and_grad(loss_of)(params, keys, *mb),
-            (xs, ys),
+            (xs, ys, jnp.arange(len(xs))),
             schedule=schedule,
             operation=mpmd.Add,
         )

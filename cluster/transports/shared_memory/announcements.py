@@ -17,7 +17,7 @@ _INLINE_BYTES = 32 * 1024
 _MAX_DESCRIPTORS = 3
 
 _HEAD = struct.Struct("<?Q")
-"""Of a packet: whether the content is in the memory of the first descriptor, or follows, and its digest."""
+"""The head of a packet: whether the content is in the memory of the first descriptor, and its digest."""
 
 
 class Announcement(NamedTuple):

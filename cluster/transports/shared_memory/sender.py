@@ -23,7 +23,7 @@ _POLL_SECONDS = 2e-4
 """How soon a sender that waits for its receiver checks again; later it checks less often."""
 
 _CHUNK_BYTES = 128 * 1024
-"""How much is copied at a time, and added to the digest while it is in a processor's cache."""
+"""The bytes that are copied at a time, and added to the digest while they are in a processor's cache."""
 
 
 class Sender:

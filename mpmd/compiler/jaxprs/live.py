@@ -1,4 +1,4 @@
-"""The equations that something needs."""
+"""Dead code: leaves out the equations that no result needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jax.interpreters import partial_eval
 from mpmd.compiler.jaxprs.equations import Atom, free_variables, is_dropped, make_jaxpr, with_eqns
 
 
-def live_eqns(eqns: Sequence[JaxprEqn], wanted: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
-    """The equations, and the parts of them, that make what is wanted; and those that have effects."""
-    made = {var for eqn in eqns for var in eqn.outvars}
-    variables = dict.fromkeys(atom for atom in wanted if isinstance(atom, Var))
-    outvars = [var for var in variables if var in made]
+def live_eqns(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
+    """The equations, and the parts of them, that results need; and those that have effects."""
+    computed = {var for eqn in eqns for var in eqn.outvars}
+    variables = dict.fromkeys(atom for atom in results if isinstance(atom, Var))
+    outvars = [var for var in variables if var in computed]
     whole = make_jaxpr(free_variables(eqns), eqns, outvars)
     live, _ = partial_eval.dce_jaxpr(whole, [True] * len(outvars))
     return tuple(live.eqns)

@@ -60,8 +60,13 @@ def _line_of_mark(eqn: JaxprEqn) -> str | None:
 
 
 def _is_over_data(eqn: JaxprEqn, of_microbatch: Collection[Var]) -> bool:
-    """Whether iterations read weights, and of what they scan over nothing but data of the microbatch."""
+    """Whether iterations read weights, and of what they scan over nothing but data of the microbatch.
+
+    A scan without a carry, such as ``jax.lax.map``, is none: marks in it are refused.
+    """
     roles = scan_operands(eqn)
+    if not roles.num_carry:
+        return False
     xs, consts = eqn.invars[roles.xs], eqn.invars[roles.consts]
     has_data = any(is_among(atom, of_microbatch) and _is_data(atom) for atom in xs)
     has_layers = any(not is_among(atom, of_microbatch) and _is_of_layers(atom) for atom in xs)

@@ -38,7 +38,7 @@ class Gathered:
 
 
 def _reader(eqn: JaxprEqn | None) -> str:
-    """What to call an equation, or the step's result."""
+    """The name of an equation in messages, or of the step's result."""
     if eqn is None:
         return "the step's result"
     return mark_text(eqn, line_of(eqn)) if mark_of(eqn) else f"{eqn.primitive} at {where(eqn)}"

@@ -99,7 +99,7 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
 
 
 def first_mark(eqn: JaxprEqn) -> str:
-    """What to call a mark, or the first of those inside an equation."""
+    """The name in messages of a mark, or of the first of those inside an equation."""
     if mark_of(eqn):
         return mark_text(eqn, line_of(eqn))
     marked = (e for inner in subjaxprs(eqn) for e in inner.eqns if mark_of(e) or any_inside(e, mark_p))

@@ -141,7 +141,7 @@ def _stages_back(loop: Loop) -> list[int]:
 
 
 def _marks_before(loop: Loop, marks: Ends) -> list[int]:
-    """How many of the marks stand one behind the other before each of them."""
+    """The number of marks that stand one behind the other before each of them."""
     ends = {id(eqn) for eqn, _ in marks}
     passed: dict[Var, int] = {}
     found = []

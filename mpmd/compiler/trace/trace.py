@@ -85,7 +85,7 @@ def _loses_weak_type(traced: TracedStep, argument: int, result: int) -> bool:
 
 
 def _types(traced: TracedStep) -> tuple[list[bool], list[Any]]:
-    """Which results have a weak type, and the dtypes of all that a step computes.
+    """Whether each result has a weak type, and the dtypes of all that a step computes.
 
     Conversions that change weak types alone compute nothing.
     """

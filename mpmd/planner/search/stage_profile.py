@@ -121,8 +121,8 @@ def _stages_of(candidate: Candidate) -> dict[tuple[int, int, tuple[int, ...]], l
     """The stages by their first layer, the first one behind, and the sizes of the group's axes."""
     homes, _ = stages_in_flight(candidate.schedule, candidate.num_microbatches)
     stops = [*itertools.accumulate(candidate.layers_per_stage)]
-    found: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
+    stages: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
     for stage, (stop, home) in enumerate(zip(stops, homes, strict=True)):
         sizes = _sizes(candidate.submeshes[home])
-        found.setdefault((stop - candidate.layers_per_stage[stage], stop, sizes), []).append(stage)
-    return found
+        stages.setdefault((stop - candidate.layers_per_stage[stage], stop, sizes), []).append(stage)
+    return stages
