@@ -27,13 +27,14 @@ from cluster.shipment import Exports, Shipment
 from cluster.status import Status
 from mpmd.collectives import Collective
 from mpmd.device_trace import TraceFiles
+from mpmd.errors import StepDroppedError
 from mpmd.ir import Edge, Executable, Spec
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, check_exportable
 from mpmd.routes import Topology
-from mpmd.runtime.in_flight import MAX_IN_FLIGHT
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, StepReply, StepRequest
+from mpmd.runtime.requests import STEP_DROPPED, Handle, LoadReply, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.stopwatch import Stopwatch
@@ -168,9 +169,7 @@ class RayRuntime(RuntimeBase):
 
     def _tell_released(self, but: Collection[int] = ()) -> None:
         """Tells groups now what the next step would tell them, but for some of them."""
-        for mpmd_idx in range(len(self._submeshes)):
-            if mpmd_idx in but or (released := self._released.take(mpmd_idx)) == NOTHING_RELEASED:
-                continue
+        for mpmd_idx, released in self._take_released(but):
             with contextlib.suppress(RuntimeError):  # the group has died, or the mesh was closed
                 self.call_group(mpmd_idx, "release", released)
 
@@ -195,9 +194,15 @@ class RayRuntime(RuntimeBase):
         """The arguments of ``run_step`` for each process of a group."""
         arguments = self._arguments[request.program]
         packed = [arguments.packed(mpmd_idx, rank, request) for rank in range(len(self._numbers[mpmd_idx]))]
-        released = request.released.and_also(self._released.take(mpmd_idx))
+        released = request.released.and_also(self._released.take(mpmd_idx, request.step))
         request = dataclasses.replace(request, host_arrays={}, released=released)
         return {n: (request, arrays) for n, arrays in zip(self._numbers[mpmd_idx], packed, strict=True)}
+
+    def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
+        numbers = [step.number for step in steps]
+        dropped = self._calls.drop_steps(self.next_handle(), numbers, StepDroppedError(STEP_DROPPED))
+        self._released.put_back(dropped)
+        return dropped
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         self.check_process()
@@ -207,6 +212,7 @@ class RayRuntime(RuntimeBase):
 
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
         self.check_process()
+        self.in_flight.keep_queued()  # the copy may be of what they return
         return _joined(lambda: self.call_group(mpmd_idx, "copy_out", copy, handles), lambda _: None)
 
     def write(

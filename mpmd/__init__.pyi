@@ -15,6 +15,7 @@ from .errors import (
     SharedWeightsWarning,
     StateLostError,
     StepAborted,
+    StepDroppedError,
     StepWarning,
     TaskError,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "StateLostError",
     "Std1F1B",
     "StepAborted",
+    "StepDroppedError",
     "StepWarning",
     "TaskError",
     "TaskTimes",

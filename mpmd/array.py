@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -15,79 +13,17 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from mpmd.compat import key_impl, register_array_type
 from mpmd.delegation import delegate_to_value
-from mpmd.errors import StepAborted
 from mpmd.ir import Spec
 from mpmd.keys import decode, is_key
 from mpmd.placement import Placement
-from mpmd.runtime.callbacks import CallbackThread
+from mpmd.runtime.in_flight import Held
+from mpmd.runtime.interrupts import dropping_queued
 from mpmd.runtime.protocol import Runtime
-from mpmd.runtime.requests import INLINE_BYTES, Handle, StepReply
+from mpmd.runtime.requests import INLINE_BYTES, Handle
+from mpmd.runtime.step_future import StepFuture
 from mpmd.sharding import is_explicit, to_sharding
 from mpmd.specs import fitting
-
-
-class StepFuture:
-    """One submitted step: the reply of each group, once it is there.
-
-    Args:
-      called: the end of the step's callbacks, if it has any.
-      callbacks: the thread that calls them.
-    """
-
-    def __init__(
-        self,
-        replies: Mapping[int, Future[StepReply]],
-        called: Future[None] | None = None,
-        callbacks: CallbackThread | None = None,
-    ):
-        self._replies = replies
-        self._called = called
-        self._callbacks = callbacks
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the step is known to have failed on a group. Does not wait."""
-        return any(reply.done() and reply.exception() is not None for reply in self._replies.values())
-
-    def call_when_done(self, function: Callable[[bool], object]) -> None:
-        """Calls a function, in any thread, with whether the step has failed, when all groups have replied."""
-        num_replies, numbers, failures = len(self._replies), itertools.count(1), list[bool]()
-
-        # It refers to no future: they would keep one another alive.
-        def on_reply(reply: Future[StepReply]) -> None:
-            failures.append(reply.exception() is not None)
-            if next(numbers) == num_replies:
-                function(any(failures))
-
-        for reply in self._replies.values():
-            reply.add_done_callback(on_reply)
-
-    def reply(self, mpmd_idx: int) -> StepReply:
-        """Waits for the reply of a group, and for the step's callbacks unless it is one of them that waits.
-
-        Raises the error of the step, whichever group it is from; else the ``CallbackError`` of a callback.
-        """
-        called = self._called
-        if called is not None and self._callbacks is not None and not self._callbacks.is_current():
-            concurrent.futures.wait([called])
-        reply = self._reply(mpmd_idx)
-        if called is not None and called.done():
-            called.result()
-        return reply
-
-    def _reply(self, mpmd_idx: int) -> StepReply:
-        try:
-            return self._replies[mpmd_idx].result()
-        except StepAborted:
-            for reply in self._replies.values():
-                error = reply.exception()
-                if error is not None and not isinstance(error, StepAborted):
-                    raise error from error.__cause__  # the error itself, not that it reached this group
-            raise
-
-    def replies(self) -> list[StepReply]:
-        """Waits for all groups."""
-        return [self.reply(mpmd_idx) for mpmd_idx in self._replies]
+from mpmd.stack import Stack
 
 
 class Copy(NamedTuple):
@@ -100,6 +36,13 @@ class Copy(NamedTuple):
 
     value: jax.Array | np.ndarray
     sharding: jax.sharding.Sharding
+
+
+class _Donation(NamedTuple):
+    """A value that a step has taken over, and that is there again if the step fails."""
+
+    future: StepFuture
+    held: Held
 
 
 @delegate_to_value
@@ -117,11 +60,13 @@ class MpmdArray(jax.Array):
       mpmd_idxs: the groups that hold it; all have the same value.
       spec: how it is sharded over a group's submesh, a ``PartitionSpec``.
       submeshes: the shapes of those of ``mpmd_idxs``; ``submesh`` is the first of them.
+      stack: how it is in parts; ``None``: it is one value.
       sharding: of the value that JAX's functions get: it is on the default device of this process.
     """
 
     __array_priority__ = 100  # as of other jax arrays: numpy leaves arithmetic with them to them
     committed = _committed = False
+    stack: Stack | None = None
 
     def __init__(
         self,
@@ -142,7 +87,7 @@ class MpmdArray(jax.Array):
         self._future = future
         self._copying: Future[jax.Array | np.ndarray] | None = None
         self._deleted = False
-        self._donated_to: StepFuture | None = None
+        self._donation: _Donation | None = None
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
@@ -221,13 +166,31 @@ class MpmdArray(jax.Array):
             raise RuntimeError(f"{self!r} was donated to a step or deleted")
         return self._handle
 
+    @property
+    def held(self) -> Held:
+        """The value that it stands for, even if the array was deleted."""
+        return Held(self.mpmd_idxs, self._spec, self.submeshes, self._handle, self._future)
+
+    def hold(self, held: Held) -> None:
+        """Stands for another value from now on, and drops its own; also a deleted array."""
+        if not self._deleted:
+            self.runtime.free(self.mpmd_idxs, self._handle)
+        self.mpmd_idxs, self._spec, self.submeshes, self._handle, self._future = held
+        self._deleted, self._copying = False, None
+
+    def take_over(self, other: MpmdArray) -> None:
+        """Stands for the value of another array, which is deleted then."""
+        held, other._deleted = other.held, True
+        self.hold(held)
+
     def is_on(self, runtime: Runtime, mpmd_idxs: tuple[int, ...]) -> bool:
         """Whether these groups of a runtime hold it."""
         return self.runtime is runtime and set(mpmd_idxs) <= set(self.mpmd_idxs)
 
     def is_deleted(self) -> bool:
-        if self._donated_to is not None and self._donated_to.has_failed:
-            self._deleted, self._donated_to = False, None
+        if (donation := self._donation) is not None and donation.future.has_failed:
+            self._donation = None
+            self.hold(donation.held)
         return self._deleted
 
     def delete(self) -> None:
@@ -242,26 +205,32 @@ class MpmdArray(jax.Array):
         if not self.runtime.goes_back:
             self.delete()
             return
-        self._deleted, self._donated_to, self._copying = True, future, None
+        self._deleted, self._donation, self._copying = True, _Donation(future, self.held), None
         array, runtime = weakref.ref(self), weakref.ref(self.runtime)
         mpmd_idxs, handle = self.mpmd_idxs, self._handle
 
         def settle(has_failed: bool) -> None:
-            groups = runtime()
-            if groups is not None and (array() is None or not has_failed):
+            groups, donated = runtime(), array()
+            keeps = has_failed and donated is not None and donated._may_hold(handle)
+            if groups is not None and not keeps:
                 groups.free(mpmd_idxs, handle)
 
         future.call_when_done(settle)
 
+    def _may_hold(self, handle: Handle) -> bool:
+        """Whether it stands for the value, or stood for it before, and does again if its step fails."""
+        return handle in (self._handle, self._donation and self._donation.held.handle)
+
     def __del__(self) -> None:
-        if hasattr(self, "_donated_to"):
+        if hasattr(self, "_donation"):
             self.delete()
 
     def block_until_ready(self) -> MpmdArray:
         """Waits until the value is there, on all its groups."""
         self.runtime.check_process()
-        for mpmd_idx in self.mpmd_idxs:
-            self._future.reply(mpmd_idx)
+        with dropping_queued(self.runtime):
+            for mpmd_idx in self.mpmd_idxs:
+                self._future.reply(mpmd_idx)
         return self
 
     @property
@@ -271,10 +240,11 @@ class MpmdArray(jax.Array):
         Fetches and waits; the copies are fetched together. Raises as reading the array does.
         """
         self.runtime.check_process()
-        for mpmd_idx in self.mpmd_idxs:
-            self._future.reply(mpmd_idx)
-        fetching = [self.runtime.fetch(mpmd_idx, self.handle) for mpmd_idx in self.mpmd_idxs]
-        values = [self._typed(fetched.result()) for fetched in fetching]
+        with dropping_queued(self.runtime):
+            for mpmd_idx in self.mpmd_idxs:
+                self._future.reply(mpmd_idx)
+            fetching = [self.runtime.fetch(mpmd_idx, self.handle) for mpmd_idx in self.mpmd_idxs]
+            values = [self._typed(fetched.result()) for fetched in fetching]
         return {
             mpmd_idx: Copy(decode(value, self._aval), self._sharding_of(value, submesh))
             for mpmd_idx, submesh, value in zip(self.mpmd_idxs, self.submeshes, values, strict=True)
@@ -313,11 +283,12 @@ class MpmdArray(jax.Array):
         """The value on the host; of a key array, the integers inside."""
         handle, mpmd_idx = self.handle, self.mpmd_idxs[0]
         self.runtime.check_process()
-        inline = self._future.reply(mpmd_idx).inline
-        if handle in inline:
-            return inline[handle]
-        copying, self._copying = self._copying, None
-        return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
+        with dropping_queued(self.runtime):
+            inline = self._future.reply(mpmd_idx).inline
+            if handle in inline:
+                return inline[handle]
+            copying, self._copying = self._copying, None
+            return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
 
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
         if is_key(self):

@@ -8,7 +8,7 @@ import os
 import pathlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,7 +19,6 @@ from mpmd.arguments.call import Call, check_argnum
 from mpmd.arguments.delivered import Argument
 from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.arguments.signature import CallSignature
-from mpmd.array import MpmdArray, StepFuture
 from mpmd.collectives import Collective
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.device_trace import make_run_folder, write_traces
@@ -32,12 +31,14 @@ from mpmd.placement import Placement
 from mpmd.planned_step import PlannedStep, explain
 from mpmd.routes import Topology
 from mpmd.runtime.argument_cache import Delivery
+from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
 from mpmd.runtime.nonfinite import Refused
 from mpmd.runtime.protocol import Runtime
-from mpmd.runtime.requests import Handle, StepRequest
-from mpmd.stack import Leaf, Stack, per_part
-from mpmd.stacked_array import StackedMpmdArray
+from mpmd.runtime.requests import Handle, StepReply, StepRequest
+from mpmd.runtime.step_future import StepFuture
+from mpmd.stack import Stack
 from mpmd.stopwatch import Stopwatch
+from mpmd.submitted_step import DonatedState, StepResults, SubmittedStep
 from mpmd.validation import callable_fault, raise_faults
 from mpmd.verify import verify
 
@@ -56,10 +57,6 @@ class LoadedStep(PlannedStep):
         self._signature = signature
         self._expected = call
         self._argument_leaves = compiled.traced.argument_leaves
-        self._result_leaves = compiled.traced.result_leaves
-        avals = [result.var.aval for result in compiled.traced.results]
-        self._result_avals = _part_avals(self._result_leaves, avals)
-        self._out_tree = jax.tree.structure(compiled.traced.out_shape)
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
         self._loaded = loaded = runtime.load(compiled.program)
@@ -75,6 +72,8 @@ class LoadedStep(PlannedStep):
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
+        self._state = DonatedState(self._argument_leaves, state, call.donated, plan.outputs)
+        self._results = StepResults(compiled.traced, plan.outputs, mesh.abstract_submeshes)
         # Others are not asked for the step, which does not fail when one of them is gone.
         taking_part = [
             group
@@ -258,30 +257,49 @@ class LoadedStep(PlannedStep):
             )
         if not self._compiled.traced.loops:
             call.check_held(runtime)
-        runtime.in_flight.enter()
+        with dropping_queued(runtime):
+            runtime.in_flight.enter()
+        submitted: list[SubmittedStep] = []
         try:
-            result, future, ends = self._submit(call, runtime, profile)
-        except BaseException:
-            runtime.in_flight.leave()
+            self._submit(call, runtime, profile, submitted)
+            call.delete_donated_by_host()  # a caller who is interrupted before has them still
+        except BaseException as interrupt:
+            if submitted:
+                submitted[0].interrupt(runtime, interrupt)
+            else:
+                runtime.in_flight.leave()
             raise
-        runtime.in_flight.leave_after(ends)
-        return result, future
+        return submitted[0].result, submitted[0].future
 
-    def _submit(self, call: Call, runtime: Runtime, profile: bool) -> tuple[Any, StepFuture, list[Future]]:
+    def _submit(self, call: Call, runtime: Runtime, profile: bool, submitted: list[SubmittedStep]) -> None:
+        """Adds a step to ``submitted`` as soon as all groups have it; until then an interrupt waits."""
+        runtime.wait_to_submit()
         results = [runtime.next_handle() for _ in self.plan.outputs]
         with runtime.arguments.delivery(len(self.plan.programs)) as delivery:
             arguments = self._collect(call, runtime, delivery)
-            step = runtime.next_handle()  # steps are submitted in ascending order
-            requests = self._requests(step, arguments, results, delivery, profile)
-            try:
-                replies = runtime.submit_step(requests)
-            except BaseException:  # also an interrupt: some of the groups may have got their request
-                delivery.cancel()
-                for leaf, handle in zip(self.plan.outputs, results, strict=True):
-                    runtime.free(leaf.mpmd_idxs, handle)
-                call.delete_donated()
-                raise
-            delivery.commit(replies.values())
+            number = runtime.next_handle()  # steps are submitted in ascending order
+            requests = self._requests(number, arguments, results, delivery, profile)
+            with DeferredInterrupt():
+                try:
+                    replies = runtime.submit_step(requests)
+                except BaseException:  # also a second interrupt: some groups may have got their request
+                    delivery.cancel()
+                    for leaf, handle in zip(self.plan.outputs, results, strict=True):
+                        runtime.free(leaf.mpmd_idxs, handle)
+                    call.delete_donated()
+                    raise
+                delivery.commit(replies.values())
+                submitted.append(self._submitted(call, runtime, number, results, replies))
+
+    def _submitted(
+        self,
+        call: Call,
+        runtime: Runtime,
+        number: int,
+        handles: Sequence[Handle],
+        replies: Mapping[int, Future[StepReply]],
+    ) -> SubmittedStep:
+        """What is known of a step when the groups have it; it takes over what is donated."""
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:
@@ -289,24 +307,11 @@ class LoadedStep(PlannedStep):
             ends.append(called)
         future = StepFuture(replies, called, runtime.callbacks)
         call.donate_to(future)
-        return self._result(runtime, results, future), future, ends
-
-    def _result(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
-        submeshes = self._mesh.abstract_submeshes
-        parts = iter(
-            MpmdArray(
-                aval=aval,
-                mpmd_idxs=leaf.mpmd_idxs,
-                spec=leaf.spec or (),
-                submeshes=tuple(submeshes[mpmd_idx] for mpmd_idx in leaf.mpmd_idxs),
-                runtime=runtime,
-                handle=handle,
-                future=future,
-            )
-            for aval, leaf, handle in zip(self._result_avals, self.plan.outputs, handles, strict=True)
-        )
-        arrays = [_joined(leaf, tuple(next(parts) for _ in leaf.names)) for leaf in self._result_leaves]
-        return jax.tree.unflatten(self._out_tree, arrays)
+        arrays = self._results.arrays(runtime, handles, future)
+        pairs = self._state.pairs(call.leaves, runtime, arrays)
+        queued = self._state.queued(number, pairs, replies.values())
+        runtime.in_flight.leave_after(ends, queued)
+        return SubmittedStep(queued, future, self._results.joined(arrays), pairs)
 
     def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
         """A handle for each argument that is read; those that groups lack are added to the delivery."""
@@ -352,26 +357,6 @@ def _placement(stack: Stack | None, parts: Sequence[InputLeaf]) -> Placement:
     spec = next((part.spec for part in parts if part.mpmd_idxs), ())
     part_idxs = tuple(part.mpmd_idxs or (0,) for part in parts)
     return Placement(part_idxs[0], spec) if stack is None else Placement.of_parts(stack, part_idxs, spec)
-
-
-def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    """The shape, dtype and weak type of each part of the results.
-
-    Weak types are those that JAX has traced: the equations that passes write do not keep them.
-    """
-    weak = per_part(leaves, [leaf.weak_type for leaf in leaves])
-    return [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=is_weak)
-        for aval, is_weak in zip(avals, weak, strict=True)
-    ]
-
-
-def _joined(leaf: Leaf, parts: tuple[MpmdArray, ...]) -> MpmdArray:
-    """The array of its parts."""
-    if leaf.stack is None:
-        return parts[0]
-    aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
-    return StackedMpmdArray(aval, leaf.stack, parts)
 
 
 def _bring_traces(runtime: Runtime, folder: pathlib.Path) -> str | None:

@@ -15,6 +15,7 @@ from mpmd.reshard import GroupShape
 from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.in_process import InProcessRuntime
+from mpmd.runtime.interrupts import drop_queued, dropping_queued
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.status import GroupStatus, Status
 from mpmd.sharding import with_auto_axes
@@ -153,12 +154,15 @@ class MpmdMesh:
         The mesh can be used again: functions are compiled again, and earlier results are lost.
         """
         if runtime := self.__dict__.pop("runtime", None):
-            runtime.close()
+            with dropping_queued(runtime):
+                runtime.close()
 
     def __enter__(self) -> MpmdMesh:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, KeyboardInterrupt) and (runtime := self.__dict__.get("runtime")):
+            drop_queued(runtime, error)
         self.close()
 
     def __repr__(self) -> str:

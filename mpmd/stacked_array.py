@@ -6,12 +6,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh
 
-from mpmd.array import Copy, MpmdArray, StepFuture, values_of
+from mpmd.array import Copy, MpmdArray, values_of
 from mpmd.compat import register_array_type
+from mpmd.ir import Spec
 from mpmd.placement import Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
+from mpmd.runtime.step_future import StepFuture
 from mpmd.stack import Stack
 
 
@@ -25,18 +28,31 @@ class StackedMpmdArray(MpmdArray):
       parts: an ``MpmdArray`` for each.
     """
 
+    stack: Stack
+
     def __init__(self, aval: jax.ShapeDtypeStruct, stack: Stack, parts: tuple[MpmdArray, ...]):
         self._aval = aval
         self.stack = stack
         self._parts = parts
         self.runtime = parts[0].runtime
-        self.submeshes = parts[0].submeshes
-        self._spec = parts[0].placement.spec or ()
-        self.mpmd_idxs = self.placement.mpmd_idxs
 
     @property
     def parts(self) -> tuple[MpmdArray, ...]:
         return self._parts
+
+    # Each part says where it is, and may come to stand for another value.
+
+    @property
+    def mpmd_idxs(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.placement.mpmd_idxs
+
+    @property
+    def submeshes(self) -> tuple[AbstractMesh, ...]:  # type: ignore[override]
+        return self.parts[0].submeshes
+
+    @property
+    def _spec(self) -> Spec:  # type: ignore[override]
+        return self.parts[0].placement.spec or ()
 
     @property
     def placement(self) -> Placement:

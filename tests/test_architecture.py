@@ -151,8 +151,8 @@ MAY_IMPORT = {
     "cluster.ray_session": "",
     "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
     "cluster.driver": "cluster.arguments cluster.calls cluster.endpoint cluster.packing cluster.shipment "
-    "cluster.status mpmd.collectives mpmd.device_trace mpmd.ir mpmd.memory mpmd.program mpmd.routes "
-    "mpmd.runtime mpmd.stopwatch",
+    "cluster.status mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.memory mpmd.program "
+    "mpmd.routes mpmd.runtime mpmd.stopwatch",
     "cluster.shapes": "mpmd.reshard mpmd.validation",
     "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
     "cluster.versions mpmd.ir",
@@ -175,9 +175,9 @@ MAY_IMPORT = {
     # The user's face.
     "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.validation",
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding mpmd.validation",
-    "mpmd.array": "mpmd.compat mpmd.delegation mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime "
-    "mpmd.sharding mpmd.specs",
-    "mpmd.stacked_array": "mpmd.array mpmd.compat mpmd.placement mpmd.runtime mpmd.stack",
+    "mpmd.array": "mpmd.compat mpmd.delegation mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
+    "mpmd.specs mpmd.stack",
+    "mpmd.stacked_array": "mpmd.array mpmd.compat mpmd.ir mpmd.placement mpmd.runtime mpmd.stack",
     "mpmd.arguments": "mpmd.array mpmd.errors mpmd.ir mpmd.keys mpmd.placement mpmd.runtime mpmd.sharding "
     "mpmd.specs mpmd.stack mpmd.tables mpmd.tracers mpmd.tree mpmd.validation",
     "mpmd.checkpoint": "mpmd.arguments mpmd.array mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.mesh "
@@ -185,10 +185,12 @@ MAY_IMPORT = {
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
     "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate "
     "mpmd.validation",
-    "mpmd.loaded_step": "mpmd.arguments mpmd.array mpmd.checkpoint mpmd.collectives mpmd.compiler.pipeline "
+    "mpmd.submitted_step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.ir mpmd.runtime mpmd.stack "
+    "mpmd.stacked_array",
+    "mpmd.loaded_step": "mpmd.arguments mpmd.checkpoint mpmd.collectives mpmd.compiler.pipeline "
     "mpmd.device_trace mpmd.events mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement "
-    "mpmd.planned_step mpmd.routes mpmd.runtime mpmd.stack mpmd.stacked_array mpmd.stopwatch mpmd.validation "
-    "mpmd.verify",
+    "mpmd.planned_step mpmd.routes mpmd.runtime mpmd.stack mpmd.stopwatch mpmd.submitted_step "
+    "mpmd.validation mpmd.verify",
     "mpmd.lowered_step": "mpmd.arguments mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.loaded_step "
     "mpmd.mesh mpmd.planned_step mpmd.routes mpmd.validation",
     "mpmd.step": "mpmd.arguments mpmd.array mpmd.compat mpmd.compiler.graph mpmd.compiler.pipeline "

@@ -136,6 +136,10 @@ class RecoveringRuntime(RuntimeBase):
     def unload(self, number: int) -> None:
         self._requests.unload(number)
 
+    def wait_to_submit(self) -> None:
+        with self._requests.changed:
+            self._requests.wait_until_running(self._snapshots.are_in_time)
+
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         """As in the protocol. Waits while groups recover, and for a snapshot that is late."""
         asked = self._requests

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from mpmd.array import MpmdArray, StepFuture
+from mpmd.array import MpmdArray
 from mpmd.placement import ANYWHERE, Placement
 from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.step_future import StepFuture
 from mpmd.tables import group_leaves
 from mpmd.tree import argument_paths
 from mpmd.validation import is_int, raise_faults, type_fault
@@ -170,18 +172,25 @@ class Call:
             raise ValueError("\n".join(faults))
 
     def donate_to(self, future: StepFuture) -> None:
-        """Has a step that was submitted take over the arrays that the caller gives up."""
-        for leaf, donated in zip(self.leaves, self.donated, strict=True):
-            if donated and isinstance(leaf, MpmdArray):
-                leaf.donate_to(future)
-            elif donated and isinstance(leaf, jax.Array):
-                leaf.delete()
+        """Has a step that was submitted take over the arrays of groups that the caller gives up."""
+        for array in self._donated_arrays:
+            if isinstance(array, MpmdArray):
+                array.donate_to(future)
 
     def delete_donated(self) -> None:
         """Deletes the arrays that the caller gives up."""
-        for leaf, donated in zip(self.leaves, self.donated, strict=True):
-            if donated and isinstance(leaf, jax.Array):
-                leaf.delete()
+        for array in self._donated_arrays:
+            array.delete()
+
+    def delete_donated_by_host(self) -> None:
+        """Deletes those of them that no groups have."""
+        for array in self._donated_arrays:
+            if not isinstance(array, MpmdArray):
+                array.delete()
+
+    @functools.cached_property
+    def _donated_arrays(self) -> list[jax.Array]:
+        return [leaf for leaf in itertools.compress(self.leaves, self.donated) if isinstance(leaf, jax.Array)]
 
 
 def check_argnum(argnum: Any) -> None:

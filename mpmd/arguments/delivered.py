@@ -17,6 +17,12 @@ from mpmd.runtime.requests import Handle
 from mpmd.stack import Stack
 
 
+def held_part(leaf: Any, stack: Stack | None, part: int) -> MpmdArray | None:
+    """The array of a part, if groups hold the leaf in the parts of this stack."""
+    is_held = isinstance(leaf, MpmdArray) and leaf.stack == stack
+    return leaf.parts[part] if is_held else None
+
+
 class Argument:
     """An argument leaf of a call.
 
@@ -39,10 +45,9 @@ class Argument:
           part: its number; 0 of what is read as one value.
         """
         leaf = self._leaf
-        if isinstance(leaf, MpmdArray) and leaf.placement.stack == self._stack:
-            held = leaf.parts[part]
-            if held.is_on(runtime, placement.mpmd_idxs):
-                return held.handle
+        held = held_part(leaf, self._stack, part)
+        if held is not None and held.is_on(runtime, placement.mpmd_idxs):
+            return held.handle
         # Only an array that cannot change or be deleted is the same at the next call.
         lasts = isinstance(leaf, jax.Array) and not isinstance(leaf, MpmdArray) and not self._donated
         piece = Piece(leaf, self._stack.names[part] if self._stack else "", placement) if lasts else None

@@ -11,7 +11,7 @@ import jax
 from orbax.checkpoint import type_handlers
 
 from mpmd.arguments.leaves import ArgumentLeaf
-from mpmd.array import MpmdArray, StepFuture
+from mpmd.array import MpmdArray
 from mpmd.checkpoint import orbax_internals
 from mpmd.checkpoint.group_calls import call, results
 from mpmd.ir import Spec
@@ -20,6 +20,7 @@ from mpmd.mesh import GroupMesh
 from mpmd.placement import Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
+from mpmd.runtime.step_future import StepFuture
 from mpmd.runtime.storage import JsonSpec, StoredArray, part_of
 from mpmd.stacked_array import StackedMpmdArray
 

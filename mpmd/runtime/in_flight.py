@@ -1,16 +1,65 @@
-"""How many steps the driver may be ahead of the groups."""
+"""How many steps the driver may be ahead of the groups, and what it knows of each."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import threading
-from collections.abc import Callable, Collection
+import weakref
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from typing import Any, NamedTuple
 
+from jax.sharding import AbstractMesh
+
+from mpmd.ir import Spec
+from mpmd.runtime.requests import Handle, StepReply
+from mpmd.runtime.step_future import StepFuture, call_when_done
 from mpmd.validation import int_fault, raise_faults
 
 MAX_IN_FLIGHT = 16
 """Steps that are submitted and not answered, by default: enough for a driver that is sometimes late."""
+
+
+class Held(NamedTuple):
+    """A value of groups that an array of the caller's stands for; the attributes are as of ``MpmdArray``."""
+
+    mpmd_idxs: tuple[int, ...]
+    spec: Spec
+    submeshes: tuple[AbstractMesh, ...]
+    handle: Handle
+    future: StepFuture
+
+
+@dataclasses.dataclass(slots=True)
+class FedBack:
+    """A result of a step that takes the place of an argument, which was donated to the step.
+
+    Attributes:
+      array: the ``MpmdArray`` of the result, as long as the caller has it.
+      handle: that of the result.
+      argument: the value that was donated.
+    """
+
+    array: weakref.ref[Any]
+    handle: Handle
+    argument: Held
+
+
+@dataclasses.dataclass
+class QueuedStep:
+    """A step that was submitted, and that not all groups have answered.
+
+    Attributes:
+      number: as of the step's requests.
+      can_drop: whether nothing is lost but what the step computes, if no group runs it.
+      fed_back: the state that it takes and returns.
+      replies: of the groups.
+    """
+
+    number: int
+    can_drop: bool
+    fed_back: Sequence[FedBack]
+    replies: Collection[Future[StepReply]]
 
 
 class StepsInFlight:
@@ -22,6 +71,7 @@ class StepsInFlight:
     def __init__(self, limit: int = MAX_IN_FLIGHT):
         raise_faults(int_fault("max_in_flight", limit))
         self._places = threading.Semaphore(limit)
+        self._queued: dict[int, QueuedStep] = {}
 
     def enter(self) -> None:
         """Waits until the next step may be submitted; then ``leave`` or ``leave_after``."""
@@ -31,18 +81,32 @@ class StepsInFlight:
         """The step was not submitted."""
         self._places.release()
 
-    def leave_after(self, replies: Collection[Future]) -> None:
+    def leave_after(self, replies: Collection[Future], step: QueuedStep | None = None) -> None:
         """The step ends when all groups have replied, or have failed to."""
-        on_reply = _countdown(len(replies), self._places.release)
-        for reply in replies:
-            reply.add_done_callback(on_reply)
+        number = None
+        if step is not None:
+            number = step.number
+            self._queued[number] = step
 
+        # A reply keeps the function: through the step, each would keep those of the step before alive.
+        def end(_: bool) -> None:
+            if number is not None:
+                del self._queued[number]
+            self._places.release()
 
-def _countdown(count: int, done: Callable[[], None]) -> Callable[[Future], None]:
-    replies = itertools.count(1)
+        call_when_done(replies, end)
 
-    def on_reply(_: Future) -> None:  # is called in several threads, each of which gets another number
-        if next(replies) == count:
-            done()
+    def queued(self) -> list[QueuedStep]:
+        """The steps that were submitted and have not ended, in order."""
+        return list(self._queued.values())
 
-    return on_reply
+    def keep_queued(self) -> None:
+        """Has no step be dropped that was submitted until now: what is asked next relies on them."""
+        for step in self.queued():
+            step.can_drop = False
+
+    def may_be_given_back(self) -> frozenset[Handle]:
+        """What was donated to the steps that may be dropped: groups have to keep it until these begin."""
+        return frozenset(
+            state.argument.handle for step in self.queued() if step.can_drop for state in step.fed_back
+        )

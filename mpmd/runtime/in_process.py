@@ -20,15 +20,16 @@ import numpy as np
 from mpmd.collectives import Collective
 from mpmd.compat import trace_context_for_threads
 from mpmd.device_trace import DeviceTrace, TraceFiles
-from mpmd.errors import StepAborted
+from mpmd.errors import StepAborted, StepDroppedError
 from mpmd.ir import Executable, Spec
 from mpmd.program import Function, Program
 from mpmd.runtime.compile_once import compile_for
-from mpmd.runtime.in_flight import MAX_IN_FLIGHT
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import NOTHING_RELEASED, Handle, HostParts, Released, StepReply, StepRequest
+from mpmd.runtime.requests import STEP_DROPPED, Handle, HostParts, Released, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
+from mpmd.runtime.step_gate import StepGate
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
@@ -87,6 +88,7 @@ class _GroupThread:
 
     def __init__(self, worker: GroupWorker):
         self.worker = worker
+        self.gate = StepGate()
         self._closed = False
         self._ended = False
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -116,7 +118,8 @@ class _GroupThread:
                 future.set_exception(error)
             else:
                 del item, call, context
-                future.set_result(result)
+                if not future.done():  # a step that was dropped is
+                    future.set_result(result)
                 del result
             del future
         self._ended = True
@@ -212,24 +215,29 @@ class InProcessRuntime(RuntimeBase):
             (step,) = {request.step for request in requests.values()}
             abort = partial(self._abort, tuple(requests), step)
             try:
-                for mpmd_idx, group in enumerate(self._groups):
-                    released = self._released.take(mpmd_idx)
-                    if mpmd_idx in requests:
-                        request = dataclasses.replace(requests[mpmd_idx], released=released)
-                        futures[mpmd_idx] = group.submit(partial(self._run_step, mpmd_idx, request, abort))
-                    elif released != NOTHING_RELEASED:
-                        group.submit(partial(group.worker.release, released))
+                for mpmd_idx, released in self._take_released(but=requests):
+                    group = self._groups[mpmd_idx]
+                    group.submit(partial(group.worker.release, released))
+                for mpmd_idx, request in requests.items():
+                    request = dataclasses.replace(request, released=self._released.take(mpmd_idx, step))
+                    run = partial(self._run_step, mpmd_idx, request, abort)
+                    futures[mpmd_idx] = self._groups[mpmd_idx].submit(run)
             except BaseException:  # also an interrupt: the groups that have the step must not wait for others
                 abort("the step did not reach all groups")
                 raise
         return futures
 
-    def _run_step(self, mpmd_idx: int, request: StepRequest, abort: Callable[[str], None]) -> StepReply:
+    def _run_step(
+        self, mpmd_idx: int, request: StepRequest, abort: Callable[[str], None]
+    ) -> StepReply | None:
+        group = self._groups[mpmd_idx]
+        if not group.gate.begin(request.step):
+            return None  # the reply was given when the step was dropped
         self._mailboxes[mpmd_idx].begin_step(request.step)
         try:
             sent = request.host_arrays  # is emptied, because this thread and the driver's refer to it
             owned: dict[Handle, np.ndarray | HostParts] = {h: _owned(sent.pop(h)) for h in list(sent)}
-            return self._groups[mpmd_idx].worker.run_step(request, owned)
+            return group.worker.run_step(request, owned)
         except StepAborted:
             raise
         except Exception as error:
@@ -239,6 +247,20 @@ class InProcessRuntime(RuntimeBase):
     def _abort(self, mpmd_idxs: Sequence[int], step: int, reason: str) -> None:
         for mpmd_idx in mpmd_idxs:
             self._mailboxes[mpmd_idx].abort(step, reason)
+
+    def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
+        number = self.next_handle()
+        dropped: frozenset[int] = frozenset()
+        try:
+            begun = max(group.gate.hold(number) for group in self._groups)
+            dropped = frozenset(step.number for step in steps if step.number > begun)
+            self._released.put_back(dropped)
+            for reply in [reply for step in steps if step.number in dropped for reply in step.replies]:
+                reply.set_exception(StepDroppedError(STEP_DROPPED))
+        finally:
+            for group in self._groups:
+                group.gate.open(number, dropped)
+        return dropped
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         self.check_process()
@@ -253,6 +275,7 @@ class InProcessRuntime(RuntimeBase):
         return tuple(group.worker.measured_peak() for group in self._groups)
 
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
+        self.in_flight.keep_queued()  # the copy may be of what they return
         group = self._groups[mpmd_idx]
         return group.submit(partial(group.worker.copy_out, copy, handles))
 

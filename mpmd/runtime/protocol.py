@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -21,8 +21,8 @@ from mpmd.memory import Holding
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.callbacks import CallbackThread
-from mpmd.runtime.in_flight import MAX_IN_FLIGHT, StepsInFlight
-from mpmd.runtime.requests import Handle, LoadReply, Released, StepReply, StepRequest
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep, StepsInFlight
+from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.storage import JsonSpec, StoredArray
 
 
@@ -120,6 +120,13 @@ class Runtime(Protocol):
         """
         ...
 
+    def wait_to_submit(self) -> None:
+        """Waits as long as ``submit_step`` would wait for groups that are being replaced.
+
+        Within ``submit_step``, an interrupt has to wait, too.
+        """
+        ...
+
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         """Starts one step: a request for each group that takes part. Returns at once. Step numbers ascend.
 
@@ -128,6 +135,20 @@ class Runtime(Protocol):
         A future raises ``TaskError`` when a task of that group failed, ``StepAborted`` when another
         group's did, ``GroupDiedError`` when the group's process is gone.
         """
+        ...
+
+    def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
+        """Ends those of the steps, the last ones that were submitted, that no group has begun.
+
+        Their replies raise ``StepDroppedError``, and groups are not told of what they were to release with
+        them. Does not wait for steps under way.
+
+        Returns: their numbers.
+        """
+        ...
+
+    def take_back(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
+        """Undoes ``free``, of which no group must have been told. Returns whether it was called."""
         ...
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
@@ -217,7 +238,7 @@ class RuntimeBase(Runtime):
         self.in_flight = StepsInFlight(max_in_flight)
         self._handles = itertools.count()
         self._programs = itertools.count()
-        self._released = ReleaseQueue(num_groups)
+        self._released = ReleaseQueue(num_groups, max_in_flight)
         # It gets no method of this object, which would then live until the garbage collector finds it.
         self.arguments = ArgumentCache(self._handles.__next__, self._released.add_handle)
 
@@ -232,6 +253,23 @@ class RuntimeBase(Runtime):
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         self._released.add_handle(mpmd_idxs, handle)
 
+    def wait_to_submit(self) -> None:
+        """Does not wait, where groups are not replaced."""
+
+    def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
+        """Drops none, where a runtime cannot."""
+        return frozenset()
+
+    def _take_released(self, but: Collection[int] = ()) -> list[tuple[int, Released]]:
+        """What groups are to be told now, without a step, but for some groups; not what may be taken back."""
+        groups = [group for group in range(len(self.processes_per_group)) if group not in but]
+        kept = self.in_flight.may_be_given_back() if groups else ()
+        taken = [(group, self._released.take(group, but=kept)) for group in groups]
+        return [(group, released) for group, released in taken if released != NOTHING_RELEASED]
+
+    def take_back(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
+        return self._released.remove_handle(mpmd_idxs, handle)
+
     def next_handle(self) -> Handle:
         return next(self._handles)
 
@@ -240,11 +278,16 @@ class ReleaseQueue:
     """Remembers, for each group, what the driver has released and the group was not yet told.
 
     What releases comes from garbage collection, at any point of any thread: a deque's append needs no lock.
+
+    Args:
+      max_in_flight: how many steps may be under way; what groups were told with these can be put back.
     """
 
-    def __init__(self, num_groups: int):
+    def __init__(self, num_groups: int, max_in_flight: int = MAX_IN_FLIGHT):
         self._handles = [collections.deque[Handle]() for _ in range(num_groups)]
         self._programs = [collections.deque[int]() for _ in range(num_groups)]
+        told = max_in_flight * num_groups
+        self._told: collections.deque[tuple[int, int, Released]] = collections.deque(maxlen=told)
 
     def add_handle(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         for mpmd_idx in mpmd_idxs:
@@ -254,9 +297,31 @@ class ReleaseQueue:
         for programs in self._programs:
             programs.append(number)
 
-    def take(self, mpmd_idx: int) -> Released:
-        """What the group is to be told now."""
-        return Released(_drain(self._handles[mpmd_idx]), _drain(self._programs[mpmd_idx]))
+    def take(self, mpmd_idx: int, step: int | None = None, but: Collection[Handle] = ()) -> Released:
+        """What the group is to be told now, but for some values; with a step, if that is given."""
+        handles = _drain(self._handles[mpmd_idx])
+        self._handles[mpmd_idx].extend(handle for handle in handles if handle in but)
+        released = Released(
+            tuple(handle for handle in handles if handle not in but), _drain(self._programs[mpmd_idx])
+        )
+        if step is not None:
+            self._told.append((step, mpmd_idx, released))
+        return released
+
+    def put_back(self, steps: Collection[int]) -> None:
+        """Groups are not told of what was taken with these steps, which are dropped."""
+        for step, mpmd_idx, released in list(self._told):
+            if step in steps:
+                self._handles[mpmd_idx].extend(released.handles)
+                self._programs[mpmd_idx].extend(released.programs)
+
+    def remove_handle(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
+        """Has the groups keep a value of which they were not told. Returns whether it was released."""
+        is_released = all(handle in self._handles[mpmd_idx] for mpmd_idx in mpmd_idxs)
+        if is_released:
+            for mpmd_idx in mpmd_idxs:
+                self._handles[mpmd_idx].remove(handle)
+        return is_released
 
 
 def _drain(released: collections.deque[int]) -> tuple[int, ...]:

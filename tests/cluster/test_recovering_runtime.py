@@ -271,6 +271,18 @@ def test_a_driver_that_is_as_far_ahead_as_it_may_be_goes_on_after_a_recovery():
     waiting.join()
 
 
+def test_the_driver_waits_for_a_recovery_before_it_submits_a_step():
+    """There an interrupt ends the wait."""
+    driven, waited = runtime(), threading.Event()
+    begin_recovery(driven, 1)
+    waiting = threading.Thread(target=lambda: (driven.wait_to_submit(), waited.set()))
+    waiting.start()
+    assert not waited.wait(0.1)
+    end_recovery(driven)
+    assert waited.wait(SOON)
+    waiting.join()
+
+
 def test_a_repetition_that_takes_too_long_ends_the_run_and_says_so():
     driven = runtime()
     driven.step()

@@ -13,7 +13,7 @@ from mpmd.errors import TaskError
 from mpmd.runtime.requests import StepReply
 
 AVAL = jax.ShapeDtypeStruct((4,), "float32")
-SUBMESH = AbstractMesh((1,), ("stage",), (jax.sharding.AxisType.Auto,))
+SUBMESHES = (AbstractMesh((1,), ("stage",), (jax.sharding.AxisType.Auto,)),)
 FAILED = TaskError("out of memory", 1, "fwd_1__0")
 
 
@@ -30,7 +30,7 @@ class Groups:
 
 def donated(groups):
     """An array of group 0 that a step of two groups has taken over, and the replies of these."""
-    array = MpmdArray(AVAL, (0,), (), SUBMESH, groups, 7, SimpleNamespace())
+    array = MpmdArray(AVAL, (0,), (), SUBMESHES, groups, 7, SimpleNamespace())
     replies = {0: Future(), 1: Future()}
     array.donate_to(StepFuture(replies))
     return array, replies
@@ -73,6 +73,25 @@ def test_nothing_is_left_when_the_caller_has_dropped_it(dropped_before):
         del array
         gc.collect()
     assert groups.freed == [((0,), 7)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_has_taken_over_the_result_of_a_step_goes_back_when_the_step_fails(fails):
+    """As after an interrupt of the call, which so returns no result."""
+    groups = Groups(goes_back=True)
+    array, replies = donated(groups)
+    result = MpmdArray(AVAL, (1,), (), SUBMESHES, groups, 8, StepFuture(replies))
+    array.take_over(result)
+    assert result.is_deleted() and array.handle == 8 and array.mpmd_idxs == (1,) and not groups.freed
+    for reply in replies.values():
+        if fails:
+            reply.set_exception(FAILED)
+        else:
+            reply.set_result(StepReply({}))
+    assert (array.handle, array.mpmd_idxs) == ((7, (0,)) if fails else (8, (1,)))
+    assert groups.freed == [((1,), 8) if fails else ((0,), 7)]
+    del array, result
+    assert sorted(groups.freed) == [((0,), 7), ((1,), 8)]
 
 
 def test_groups_that_do_not_go_back_free_it_at_once():

@@ -1,0 +1,81 @@
+"""The replies of the groups to one step."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+
+from mpmd.errors import StepAborted
+from mpmd.runtime.callbacks import CallbackThread
+from mpmd.runtime.requests import StepReply
+
+
+class StepFuture:
+    """One submitted step: the reply of each group, once it is there.
+
+    Args:
+      called: the end of the step's callbacks, if it has any.
+      callbacks: the thread that calls them.
+    """
+
+    def __init__(
+        self,
+        replies: Mapping[int, Future[StepReply]],
+        called: Future[None] | None = None,
+        callbacks: CallbackThread | None = None,
+    ):
+        self._replies = replies
+        self._called = called
+        self._callbacks = callbacks
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the step is known to have failed on a group. Does not wait."""
+        return any(reply.done() and reply.exception() is not None for reply in self._replies.values())
+
+    def call_when_done(self, function: Callable[[bool], object]) -> None:
+        """Calls a function, in any thread, with whether the step has failed, when all groups have replied."""
+        call_when_done(self._replies.values(), function)
+
+    def reply(self, mpmd_idx: int) -> StepReply:
+        """Waits for the reply of a group, and for the step's callbacks unless it is one of them that waits.
+
+        Raises the error of the step, whichever group it is from; else the ``CallbackError`` of a callback.
+        """
+        called = self._called
+        if called is not None and self._callbacks is not None and not self._callbacks.is_current():
+            concurrent.futures.wait([called])
+        reply = self._reply(mpmd_idx)
+        if called is not None and called.done():
+            called.result()
+        return reply
+
+    def _reply(self, mpmd_idx: int) -> StepReply:
+        try:
+            return self._replies[mpmd_idx].result()
+        except StepAborted:
+            for reply in self._replies.values():
+                error = reply.exception()
+                if error is not None and not isinstance(error, StepAborted):
+                    raise error from error.__cause__  # the error itself, not that it reached this group
+            raise
+
+    def replies(self) -> list[StepReply]:
+        """Waits for all groups."""
+        return [self.reply(mpmd_idx) for mpmd_idx in self._replies]
+
+
+def call_when_done(futures: Collection[Future], function: Callable[[bool], object]) -> None:
+    """Calls a function, in any thread, with whether a future has failed, when all of them are done."""
+    num_futures, numbers, failures = len(futures), itertools.count(1), list[bool]()
+
+    # It refers to no future: they would keep one another alive. Each thread gets another number.
+    def on_done(future: Future) -> None:
+        failures.append(future.exception() is not None)
+        if next(numbers) == num_futures:
+            function(any(failures))
+
+    for future in futures:
+        future.add_done_callback(on_done)
