@@ -225,7 +225,7 @@ def nnx_with_batch_norm_and_dropout():
         )
         return (descend(params, grads, 0.01), rest), (total, grads)
 
-    return Case(step, (params, rest), batch())
+    return Case(step, (params, rest), batch(), warns="draws the same random numbers")
 
 
 class EqxModel(eqx.Module):
@@ -348,4 +348,4 @@ def a_state_of_ones_own():
         for i, key in enumerate(jax.random.split(jax.random.key(0), 3))
     }
     state = Everything(params, optimizer.init(params), 0, jax.random.key(1), 1e9, "mine")
-    return Case(step, state, batch())
+    return Case(step, state, batch(), warns="draws the same random numbers")

@@ -99,7 +99,12 @@ def keys_of_every_stage_in_the_state():
         total, grads = loop(lambda x, y: jax.value_and_grad(loss)(params, x, y), (xs, ys))
         return (descend(params, grads), both[:, 0]), (total, grads)
 
-    return Case(step, (weights(3), jax.random.split(jax.random.key(0), 3)), batch())
+    return Case(
+        step,
+        (weights(3), jax.random.split(jax.random.key(0), 3)),
+        batch(),
+        warns="draws the same random numbers",
+    )
 
 
 @program()
@@ -128,7 +133,7 @@ def a_key_made_of_the_step_counter():
         total, grads = loop(lambda x, y: jax.value_and_grad(loss)(params, x, y), (xs, ys))
         return (descend(params, grads), count + 1), (total, grads)
 
-    return Case(step, (weights(3), 0), batch())
+    return Case(step, (weights(3), 0), batch(), warns="draws the same random numbers")
 
 
 @program()
@@ -142,7 +147,7 @@ def a_key_made_of_an_integer_argument():
         total, grads = loop(lambda x, y: jax.value_and_grad(loss)(state, x, y), (xs, ys))
         return descend(state, grads), (total, grads)
 
-    return Case(step, weights(3), (*batch(), 7))
+    return Case(step, weights(3), (*batch(), 7), warns="draws the same random numbers")
 
 
 @program()
@@ -157,7 +162,7 @@ def keys_returned_as_results():
         total, grads = loop(lambda x, y: jax.value_and_grad(loss)(params, x, y), (xs, ys))
         return (descend(params, grads), key), (total, extra, jax.random.key_data(sub), sub)
 
-    return Case(step, (weights(3), jax.random.key(0)), batch())
+    return Case(step, (weights(3), jax.random.key(0)), batch(), warns="draws the same random numbers")
 
 
 @program()

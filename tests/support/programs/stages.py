@@ -55,7 +55,7 @@ def mark_before_the_first_layer():
     def loss(params, x, y):
         return mse(params, mpmd.mark_stage_end(x), y)
 
-    return train(loss, weights(2))
+    return train(loss, weights(2), warns="no work")
 
 
 @program(on_ray=True)
@@ -83,7 +83,7 @@ def a_stage_without_parameters(which):
                 h = mpmd.mark_stage_end(h)
         return jnp.mean((h - y) ** 2)
 
-    return train(loss, weights(2))
+    return train(loss, weights(2), warns="no work" if which == "first" else None)
 
 
 @program()
@@ -92,7 +92,7 @@ def a_stage_that_does_nothing():
         h = mpmd.mark_stage_end(mpmd.mark_stage_end(layer(params[0], x)))
         return jnp.mean((layer(params[1], h) - y) ** 2)
 
-    return train(loss, weights(2))
+    return train(loss, weights(2), warns="no work")
 
 
 @program()
@@ -101,7 +101,7 @@ def no_stage_has_parameters_but_the_last():
         h = mpmd.mark_stage_end(jnp.cos(mpmd.mark_stage_end(jnp.sin(x))))
         return jnp.mean((layer(params, h) - y) ** 2)
 
-    return train(loss, weights(1)[0])
+    return train(loss, weights(1)[0], warns="no work")
 
 
 @program({str(frozen): frozen for frozen in [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)]})
@@ -296,7 +296,7 @@ def a_loss_that_is_not_of_the_last_stage_alone():
 
 @program()
 def more_groups_than_stages():
-    return train(mlp_loss, weights(2), stages=2, groups=4)
+    return train(mlp_loss, weights(2), stages=2, groups=4, warns="no work")
 
 
 def mlp_loss(params, x, y):
