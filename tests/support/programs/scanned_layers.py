@@ -139,9 +139,7 @@ SCHEDULES = {
 @program(SCHEDULES)
 def schedules_of_a_scan(stages_and_schedule):
     stages, schedule = stages_and_schedule
-    return train(
-        model(every=LAYERS // stages), stacked(), optimizer=CLIPPED_ADAM, schedule=schedule, groups=3
-    )
+    return train(model(every=LAYERS // stages), stacked(), optimizer=CLIPPED_ADAM, schedule=schedule)
 
 
 REMAT = {
