@@ -299,7 +299,7 @@ def test_a_part_of_a_name_has_to_be_unique():
 def test_only_compiled_steps_can_be_explained():
     with mesh_of(3) as mesh:
         step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
-        with pytest.raises(TypeError, match=r"explain takes a planned or a compiled step, .*\.compile\("):
+        with pytest.raises(TypeError, match=r"step must be a planned or a compiled step, .*\.compile\("):
             mpmd.explain(step)
 
 
