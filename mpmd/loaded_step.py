@@ -299,7 +299,7 @@ class LoadedStep(PlannedStep):
         handles: Sequence[Handle],
         replies: Mapping[int, Future[StepReply]],
     ) -> SubmittedStep:
-        """What is known of a step when the groups have it; it takes over what is donated."""
+        """The record of a step that the groups have; it takes over what is donated."""
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:

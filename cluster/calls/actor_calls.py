@@ -46,7 +46,7 @@ STATUS_SECONDS = 2.0
 """How long ``status`` waits for processes to say what they are doing."""
 
 HOLD_SECONDS = 5.0
-"""How long processes may take to say which step they have begun last, before the later ones are dropped."""
+"""Seconds that processes may take to say which step they have begun last, before later ones are dropped."""
 
 _WITHOUT_RAY = "Ray was shut down, and with it the cluster mesh"
 

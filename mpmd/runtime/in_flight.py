@@ -1,4 +1,4 @@
-"""How many steps the driver may be ahead of the groups, and what it knows of each."""
+"""The steps that the driver has submitted and the groups have not answered, and their largest number."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class StepsInFlight:
             step.can_drop = False
 
     def may_be_given_back(self) -> frozenset[Handle]:
-        """What was donated to the steps that may be dropped: groups have to keep it until these begin."""
+        """The values donated to steps that may be dropped: groups have to keep them until these begin."""
         return frozenset(
             state.argument.handle for step in self.queued() if step.can_drop for state in step.fed_back
         )

@@ -183,7 +183,7 @@ def test_what_cannot_be_compared(sgd):
         mpmd.check(sgd, lambda *args: (step(*args)[0], jnp.float16(0)), *given)
     with pytest.raises(ValueError, match="steps must be a whole number of at least 1, not 0"):
         mpmd.check(sgd, step, *given, steps=0)
-    with pytest.raises(TypeError, match="step must be a step, mpmd.jit"):
+    with pytest.raises(TypeError, match="step must be a step"):
         mpmd.check(step, sgd, *given)
 
 
