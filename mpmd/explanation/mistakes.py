@@ -28,6 +28,9 @@ from mpmd.tables import first_few, human_bytes
 _SHORT = 0.8
 """Memory is short where a step needs more than this share of it."""
 
+_LARGE = 0.05
+"""State of at most this share of the memory is not what makes it short."""
+
 
 def warn_of_mistakes(traced: TracedStep, plan: Plan) -> None:
     """Warns of loops and groups that are probably not as the user meant them, once for each kind and loop."""
@@ -127,8 +130,8 @@ def undonated_state(
             continue
         state = (plan.inputs[argument] for argument, _ in carried_state)
         kept = [leaf for leaf in state if not leaf.donated and group in leaf.mpmd_idxs]
-        if kept:
-            nbytes = sum(device_bytes(leaf.aval, leaf.spec, plan.submesh(group)) for leaf in kept)
+        nbytes = sum(device_bytes(leaf.aval, leaf.spec, plan.submesh(group)) for leaf in kept)
+        if nbytes > _LARGE * limit:
             yield (
                 f"each device of group {group} needs {human_bytes(needed.peak_bytes)} of its "
                 f"{human_bytes(limit)}, and of that {human_bytes(nbytes)} for state that the step returns "

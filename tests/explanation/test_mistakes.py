@@ -233,6 +233,17 @@ def lowered(**options):
     return step.lower(init(weights(2)), *batch())
 
 
+def undonated(step, needed, limits):
+    """The findings for groups whose devices need so many bytes and have those of ``limits``."""
+    parts = dict.fromkeys(MemoryParts.__dataclass_fields__, 0)
+    memory = [GroupMemory(needed, MemoryParts(**{**parts, next(iter(parts)): needed}), None)] * 2
+    return list(mistakes.undonated_state(step.plan, step.compiled.traced.carried_state, memory, limits))
+
+
+def test_state_that_is_little_of_the_memory_is_none():
+    assert undonated(lowered(), 10_000, (2000, 2000)) == []
+
+
 @pytest.mark.parametrize(
     ("limits", "options", "groups"),
     [
@@ -243,11 +254,7 @@ def lowered(**options):
     ],
 )
 def test_state_that_is_not_donated_is_a_warning_where_memory_is_short(limits, options, groups):
-    step = lowered(**options)
-    parts = dict.fromkeys(MemoryParts.__dataclass_fields__, 0)
-    memory = [GroupMemory(900, MemoryParts(**{**parts, next(iter(parts)): 900}), None)] * 2
-    state = step.compiled.traced.carried_state
-    texts = list(mistakes.undonated_state(step.plan, state, memory, limits))
+    texts = undonated(lowered(**options), 900, limits)
     assert len(texts) == len(groups)
     for group, text in zip(groups, texts, strict=True):
         # A weight of 4 x 4 and a bias of 4 floats.
