@@ -16,10 +16,9 @@ from tests.support.programs import PROGRAMS
 from tests.support.programs.table import Program
 
 GROUPS = 4
-QUICK = 6
-"""So many programs are run when quick."""
 RESERVE_SECONDS = 40.0
 """So long before the end no other program begins, because that one has to end, too."""
+
 COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
 """The sizes of the programs are tiny."""
 
@@ -79,7 +78,7 @@ def run(settings: Settings) -> Findings:
     jax.config.update("jax_default_matmul_precision", "highest")
     end = time.perf_counter() + settings.seconds - RESERVE_SECONDS
     environment = {"env_vars": COMPILE_QUICKLY if settings.is_gpu else {}}
-    chosen = programs()[:QUICK] if settings.quick else programs()
+    chosen = programs()
     with local_ray(settings), on_ray(settings, GROUPS, gpus_per_group=0.25, runtime_env=environment) as mesh:
         found = {}
         for program in chosen:
