@@ -274,7 +274,7 @@ def _measure(ends: Ends, size: int, repetitions: int) -> dict[str, Times]:
 
 
 def in_a_step(ends: Ends, method: str, name: str, *arguments: int) -> float:
-    """What the first one measures by a method of both, with a step of its own, such as ``round_trip``."""
+    """The measurement of the first by a method of both, such as ``round_trip``, with a step of its own."""
     return _both(ends, method, name, next(_steps), *arguments)
 
 

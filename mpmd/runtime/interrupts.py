@@ -1,4 +1,4 @@
-"""What becomes of submitted steps when the user interrupts the program."""
+"""Interrupts by the user: submission is whole, and steps that no group has begun are dropped."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _give_back(runtime: Runtime, dropped: Sequence[QueuedStep]) -> None:
 
 
 def _note(dropped: int, remaining: int) -> str:
-    """What has become of the queued steps."""
+    """The note that says how many queued steps were dropped, and which run on."""
     parts = []
     if dropped:
         parts.append(

@@ -261,7 +261,7 @@ class RuntimeBase(Runtime):
         return frozenset()
 
     def _take_released(self, but: Collection[int] = ()) -> list[tuple[int, Released]]:
-        """What groups are to be told now, without a step, but for some groups; not what may be taken back."""
+        """The releases to tell groups without a step, but for some groups and what may be taken back."""
         groups = [group for group in range(len(self.processes_per_group)) if group not in but]
         kept = self.in_flight.may_be_given_back() if groups else ()
         taken = [(group, self._released.take(group, but=kept)) for group in groups]
@@ -298,7 +298,7 @@ class ReleaseQueue:
             programs.append(number)
 
     def take(self, mpmd_idx: int, step: int | None = None, but: Collection[Handle] = ()) -> Released:
-        """What the group is to be told now, but for some values; with a step, if that is given."""
+        """The releases to tell a group now, but for some values; with a step, if that is given."""
         handles = _drain(self._handles[mpmd_idx])
         self._handles[mpmd_idx].extend(handle for handle in handles if handle in but)
         released = Released(
