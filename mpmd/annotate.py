@@ -90,7 +90,7 @@ def mark_stage_end(
     What ``x`` depends on belongs to the stage that ends here (or to an earlier one), what depends on the
     result belongs to later stages. ``S`` stages have ``S - 1`` marks; one more, after the last stage, is
     allowed. Models that do not depend on one another, as a student and its teacher, have marks of their own
-    each, and pass the same stages. Anywhere but in the loop of a step compiled by ``mpmd_jit_with_loop`` a
+    each, and pass the same stages. Anywhere but in the loop of a step compiled by ``mpmd.jit`` a
     mark is the identity.
 
     In the body of a ``jax.lax.scan`` over layers, ``x`` is what is carried to the next layer. Stages end

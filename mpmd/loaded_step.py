@@ -155,14 +155,16 @@ class LoadedStep(PlannedStep):
 
         Returns: the argument, of ``MpmdArray``s. Nothing waits until it is made.
         Raises: ``CompileError`` naming the leaves that have another shape or dtype than the step reads, or
-          that only one of them has; ``ValueError`` as ``argument_leaves``.
+          that only one of them has; ``ValueError`` as ``argument_leaves``; ``RuntimeError`` when the mesh was
+          closed since.
         """
         raise_faults(callable_fault("fun", fun))
         check_argnum(argnum)
+        runtime = self._running()
         signature = CallSignature.of(fun, (), (), ())
         call = signature.bind(args, {})
         enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        key = (argnum, call.key, call.placements(self._mesh.runtime), enable_x64)
+        key = (argnum, call.key, call.placements(runtime), enable_x64)
         known = self._inits.setdefault(fun, {})
         if key not in known:
             compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
@@ -179,10 +181,11 @@ class LoadedStep(PlannedStep):
           path: what ``mpmd.save`` has saved, or Orbax.
           argnum: the argument's position, or its name.
 
-        Raises: as ``mpmd.restore`` and ``argument_leaves``.
+        Raises: as ``mpmd.restore`` and ``argument_leaves``; ``RuntimeError`` when the mesh was closed since.
         """
         from mpmd.checkpoint import restore  # which imports Orbax, an optional package
 
+        self._running()
         return restore(path, self.argument_leaves(argnum), self._mesh)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -112,7 +112,7 @@ def treduce(
 ) -> Any:
     """Applies ``fun`` to every microbatch and accumulates the results, pipelined by ``schedule``.
 
-    Its meaning, with a loop that ``mpmd_jit_with_loop`` pipelines and plain JAX runs as a ``lax.scan``::
+    Its meaning, with a loop that ``mpmd.jit`` pipelines and plain JAX runs as a ``lax.scan``::
 
         def treduce(fun, xs, operation):
             state = [operation.state(n, shape_of_result)]

@@ -34,16 +34,14 @@ from mpmd.validation import callable_fault, choice_fault, raise_faults
 
 
 @overload
-def mpmd_jit_with_loop(fun: Callable, mpmd_mesh: GroupMesh, *args: Any, **kwargs: Any) -> MpmdFunction: ...
+def jit(fun: Callable, mpmd_mesh: GroupMesh, *args: Any, **kwargs: Any) -> MpmdFunction: ...
 
 
 @overload
-def mpmd_jit_with_loop(
-    fun: None = None, *, mpmd_mesh: GroupMesh, **kwargs: Any
-) -> Callable[[Callable], MpmdFunction]: ...
+def jit(fun: None = None, *, mpmd_mesh: GroupMesh, **kwargs: Any) -> Callable[[Callable], MpmdFunction]: ...
 
 
-def mpmd_jit_with_loop(
+def jit(
     fun: Callable | None = None,
     mpmd_mesh: GroupMesh | None = None,
     in_specs: Any = None,
@@ -142,12 +140,13 @@ def mpmd_jit_with_loop(
     return made_of if fun is None else made_of(fun)
 
 
-jit = mpmd_jit_with_loop
+mpmd_jit_with_loop = jit
+"""The name of ``jit`` for JaxPP's users."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """What ``mpmd_jit_with_loop`` was told beside the function, the mesh and the kinds of arguments."""
+    """The options of ``mpmd.jit`` beside the function, the mesh and the kinds of arguments."""
 
     in_specs: Any
     out_specs: Any
@@ -157,7 +156,7 @@ class StepOptions:
 
 
 class MpmdFunction:
-    """What ``mpmd_jit_with_loop`` returns: compiles once for each kind of arguments it is called with."""
+    """The result of ``mpmd.jit``: compiles once for each kind of arguments that it is called with."""
 
     def __init__(self, fun: Callable, mesh: GroupMesh, signature: CallSignature, options: StepOptions):
         functools.update_wrapper(self, fun, updated=())

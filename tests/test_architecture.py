@@ -14,7 +14,7 @@ MAY_IMPORT = {
     # Shared ground.
     "mpmd.compat": "",
     "mpmd.delegation": "",
-    "mpmd.device_trace": "mpmd.validation",
+    "mpmd.device_trace": "mpmd.collectives mpmd.validation",
     "mpmd.errors": "",
     "mpmd.executable_memory": "",
     "mpmd.tasks": "",
