@@ -8,7 +8,7 @@ import pytest
 
 import cluster
 import mpmd
-from mpmd.tasks import parse_task
+from mpmd.ir.tasks import parse_task
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "glossary.md").read_text()

@@ -1,0 +1,44 @@
+"""The meaning of a spec on a submesh: whether it fits, and into how many shards it cuts a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from mpmd.ir.plan import Spec
+
+
+def indivisible(spec: Spec, shape: Sequence[int], sizes: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    """The dimensions that do not divide, each with the number of its shards.
+
+    Args:
+      spec: with no more entries than ``shape`` has dimensions.
+      sizes: of a submesh's axes; an axis that is not there has one device.
+    """
+    for dimension, (size, entry) in enumerate(zip(shape, spec, strict=False)):
+        shards = _shards(entry, sizes)
+        if size % shards:
+            yield dimension, shards
+
+
+def fitting(spec: Spec, shape: Sequence[int], sizes: Mapping[str, int]) -> Spec:
+    """The spec if every dimension divides on a submesh; otherwise the spec of a replicated value."""
+    return () if any(indivisible(spec, shape, sizes)) else spec
+
+
+def axes_of(spec: Spec) -> set[str]:
+    """The axes that a spec names."""
+    return {axis for entry in spec for axis in _axes(entry)}
+
+
+def num_parts(spec: Spec, sizes: Mapping[str, int]) -> int:
+    """The number of different shards into which a spec cuts a value; each device holds one of them."""
+    return math.prod(_shards(entry, sizes) for entry in spec)
+
+
+def _shards(entry: str | tuple[str, ...] | None, sizes: Mapping[str, int]) -> int:
+    return math.prod(sizes.get(axis, 1) for axis in _axes(entry))
+
+
+def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else entry or ()

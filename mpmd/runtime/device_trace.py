@@ -1,0 +1,159 @@
+"""Traces of ``jax.profiler``: a process records one, and the driver keeps all in a folder and reads them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+
+from mpmd.runtime.collectives import OPERATIONS
+from mpmd.validation import path_fault, raise_faults
+
+TraceFiles = Mapping[str, bytes]
+"""The files that ``jax.profiler`` writes for a process: the content of each by the end of its name."""
+
+_FILES = ("xplane.pb", "trace.json.gz")
+_NO_NAME = re.compile(r"[^\w.-]")
+_OPERATION = re.compile(rf"({'|'.join(OPERATIONS)})(-start|-done)?(\.\d+)?")
+
+
+class DeviceTrace:
+    """The trace of this process and its devices; JAX records one at a time."""
+
+    def __init__(self) -> None:
+        self._recording: tuple[contextlib.ExitStack, pathlib.Path] | None = None
+
+    def start(self) -> None:
+        """Raises ``RuntimeError`` when the process is traced already."""
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # every Python call; tasks have annotations
+        with contextlib.ExitStack() as stack:
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
+            jax.profiler.start_trace(directory, profiler_options=options)
+            self._recording = stack.pop_all(), pathlib.Path(directory)
+
+    def stop(self) -> TraceFiles:
+        """The files of the trace. Raises ``RuntimeError`` when ``start`` did not come before."""
+        if self._recording is None:
+            raise RuntimeError("this process was not traced: it was replaced since the trace began")
+        stack, directory = self._recording
+        self._recording = None
+        with stack:
+            jax.profiler.stop_trace()
+            written = list(directory.glob("plugins/profile/*/*"))
+            return {end: path.read_bytes() for path in written for end in _FILES if path.name.endswith(end)}
+
+
+def make_run_folder(trace_dir: str | os.PathLike) -> pathlib.Path:
+    """A new folder for the files of one run, where XProf and TensorBoard look for it below ``trace_dir``.
+
+    Raises: ``TypeError`` when ``trace_dir`` is no path, ``ValueError`` when the folder cannot be made.
+    """
+    raise_faults(path_fault("trace_dir", trace_dir))
+    run = datetime.datetime.now().strftime("%Y_%m_%d_%H_%M_%S_%f")
+    folder = pathlib.Path(trace_dir) / "plugins" / "profile" / run
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(f"trace_dir {os.fspath(trace_dir)!r} cannot be written: {error}") from error
+    return folder
+
+
+def write_traces(folder: pathlib.Path, traces: Mapping[str, TraceFiles]) -> None:
+    """Writes the files of each process, which have its name in front."""
+    for process, files in traces.items():
+        for end, content in files.items():
+            (folder / f"{process}.{end}").write_bytes(content)
+
+
+class _Operation(NamedTuple):
+    """An operation of a compiled program that a device ran.
+
+    Attributes:
+      device: tells those of one process apart.
+      program: the name of the compiled program, such as ``jit_fwd_0``.
+    """
+
+    device: object
+    program: str
+    name: str
+    seconds: float
+
+
+def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
+    """Seconds that a device spends in each kind of collective: the mean over the devices of the last run.
+
+    Waiting for other devices is a part of it. Messages between groups are none of XLA's operations; the
+    events of ``step.profile`` have the waits for them.
+
+    Args:
+      trace_dir: that of ``step.profile``.
+
+    Returns: seconds by the name of the operation, such as ``"all-reduce"`` or ``"all-gather"``; empty when
+      there were none. ``None`` where the platform does not record what devices run.
+    Raises: ``FileNotFoundError`` when there is no trace.
+    """
+    devices = set()
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for operation in _operations_of(trace_dir):
+        devices.add(operation.device)
+        if match := _OPERATION.fullmatch(operation.name):
+            seconds[match[1]] += operation.seconds
+    return {name: total / len(devices) for name, total in seconds.items()} if devices else None
+
+
+def executable_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
+    """Seconds that devices compute each executable of a plan: the sum over its runs and over all devices.
+
+    The time is that of the operations on the device, without dispatch and without waits for messages.
+    Operations of one device that run at the same time count one by one.
+
+    Args:
+      trace_dir: that of ``step.profile``, of which the last run is read.
+
+    Returns: seconds by the name that XLA has of the executable, such as ``"fwd_0"``: ``program_name`` of that
+      in ``step.plan``. ``None`` where the platform does not record what devices run.
+    Raises: ``FileNotFoundError`` when there is no trace.
+    """
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for operation in _operations_of(trace_dir):
+        seconds[operation.program.removeprefix("jit_")] += operation.seconds
+    return dict(seconds) or None
+
+
+def program_name(executable: str) -> str:
+    """The name of an executable as JAX gives it to XLA: other characters become underscores."""
+    return _NO_NAME.sub("_", executable)
+
+
+def _operations_of(trace_dir: str | os.PathLike) -> Iterator[_Operation]:
+    """The operations of all processes of the last run. Raises ``FileNotFoundError`` when there is none."""
+    raise_faults(path_fault("trace_dir", trace_dir))
+    runs = sorted(pathlib.Path(trace_dir).glob("plugins/profile/*/"))
+    files = sorted(runs[-1].glob("*.xplane.pb")) if runs else []
+    if not files:
+        raise FileNotFoundError(f"there is no trace in {os.fspath(trace_dir)!r}")
+    for file in files:
+        for operation in _operations(jax.profiler.ProfileData.from_file(str(file))):
+            yield operation._replace(device=(file, operation.device))
+
+
+def _operations(trace: jax.profiler.ProfileData) -> Iterator[_Operation]:
+    """The operations of a process: of its accelerators if they recorded any; else of the CPU's devices."""
+    accelerators = [plane for plane in trace.planes if plane.name.startswith("/device:")]
+    for plane in accelerators or trace.planes:
+        for line in plane.lines:
+            for event in line.events:
+                known = dict(event.stats)
+                if "hlo_op" in known:
+                    device = plane.name if accelerators else known.get("device_ordinal")
+                    program, name = str(known.get("hlo_module", "")), str(known["hlo_op"])
+                    yield _Operation(device, program, name, event.duration_ns / 1e9)

@@ -1,0 +1,68 @@
+"""Compiles the function that makes an argument of a step, such as the state, on the groups that read it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from mpmd.arguments.call import Call
+from mpmd.arguments.leaves import ArgumentLeaf
+from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.errors import CompileError
+from mpmd.ir.plan import Spec
+from mpmd.meshes.mesh import GroupMesh
+from mpmd.util.tree import paths
+
+
+def compile_init(fun: Callable, call: Call, argument: Any, mesh: GroupMesh) -> CompiledStep:
+    """Compiles ``fun`` for a call of it, with its result on the groups that read it.
+
+    Args:
+      argument: the argument that the result becomes, a pytree with an ``ArgumentLeaf`` for each leaf.
+
+    Raises: ``CompileError`` for a result that is not like the argument, and for a function with a loop.
+    """
+    args, kwargs = jax.tree.unflatten(call.treedef, call.avals)
+    compiled = compile_step(
+        fun=fun,
+        args=args,
+        kwargs=kwargs,
+        submeshes=mesh.abstract_submeshes,
+        donated=call.donated,
+        out_specs=functools.partial(_specs_of, argument),
+        held=call.placements(mesh.runtime),
+        wanted=[leaf.placement for leaf in jax.tree.leaves(argument)],
+    )
+    if compiled.traced.loops:
+        raise CompileError("the function that makes the state has a treduce, and so a place of its own")
+    return compiled
+
+
+def _specs_of(argument: Any, out_shape: Any) -> list[Spec]:
+    """The specs of the result leaves. Raises ``CompileError`` naming all that are not like the argument's."""
+    leaves: list[ArgumentLeaf] = jax.tree.leaves(argument)
+    if faults := list(_faults(argument, leaves, out_shape)):
+        raise CompileError(faults)
+    return [leaf.spec for leaf in leaves]
+
+
+def _faults(argument: Any, leaves: list[ArgumentLeaf], out_shape: Any) -> Iterator[str]:
+    results = dict(zip(paths(out_shape), jax.tree.leaves(out_shape), strict=True))
+    read = dict(zip(paths(argument), leaves, strict=True))
+    for path, leaf in read.items():
+        if path not in results:
+            yield f"the step reads {leaf.path}, but the function makes no result{path}"
+        elif (it := _type(results[path])) != _type(leaf.aval):
+            yield f"the step reads {leaf.path} as {_type(leaf.aval)}, but the function makes {it}"
+    yield from (f"the step has no place for result{path}" for path in results if path not in read)
+    here: Any = jax.tree.structure(argument)
+    there: Any = jax.tree.structure(out_shape)
+    if results.keys() == read.keys() and here != there:
+        yield f"the step reads an argument of the structure {here}, but the function makes {there}"
+
+
+def _type(aval: jax.ShapeDtypeStruct) -> str:
+    return f"{aval.dtype}{list(aval.shape)}"
