@@ -1,0 +1,1 @@
+"""Arrays on groups, whole and of stacked layers."""

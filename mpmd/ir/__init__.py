@@ -1,0 +1,1 @@
+"""The plan as data, without JAX: tasks, names, specs, placements, routes, events."""

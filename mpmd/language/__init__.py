@@ -1,0 +1,1 @@
+"""The language of a step: marks, ``treduce``, gradients over microbatches, callbacks, ``per_group``."""

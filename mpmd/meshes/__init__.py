@@ -1,0 +1,1 @@
+"""Meshes: the groups that a step runs on, in this process or described alone."""

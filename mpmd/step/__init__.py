@@ -1,0 +1,1 @@
+"""Steps in each of their states: jitted, lowered, planned, loaded, submitted."""

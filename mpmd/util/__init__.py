@@ -1,0 +1,1 @@
+"""Tools without a notion of a step: tables, trees of values, files, clocks."""
