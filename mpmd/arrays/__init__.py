@@ -1,1 +1,1 @@
-"""Arrays on groups, whole and of stacked layers."""
+"""Arrays that live on groups: whole ones in ``array.py``, stacks of layers in ``stacked_array.py``."""

@@ -1,1 +1,1 @@
-"""Meshes: the groups that a step runs on, in this process or described alone."""
+"""Meshes, along which the groups of a step are: in this process, and described for compiling alone."""

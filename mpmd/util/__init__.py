@@ -1,1 +1,1 @@
-"""Tools without a notion of a step: tables, trees of values, files, clocks."""
+"""Tools that know no step: tables, trees of values, text files, private directories, clocks."""
