@@ -132,7 +132,7 @@ def _step(found: Any, options: argparse.Namespace) -> Any:
 
 @contextlib.contextmanager
 def _importing_from(directory: Path) -> Iterator[None]:
-    """Has modules in a directory found, as ``python -m`` does."""
+    """A context in which modules in a directory can be imported, as with ``python -m``."""
     sys.path.insert(0, str(directory))
     try:
         yield
@@ -141,7 +141,7 @@ def _importing_from(directory: Path) -> Iterator[None]:
 
 
 def _named(text: str) -> Any:
-    """What ``module:name`` or ``file.py:name`` means. Raises ``ValueError`` and ``ImportError``."""
+    """The object of ``module:name`` or ``file.py:name``. Raises ``ValueError`` and ``ImportError``."""
     where, _, name = text.rpartition(":")
     if not where or not name:
         raise ValueError(f"{text!r} is not the name of something in a module or a file: write module:name")

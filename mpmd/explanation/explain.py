@@ -207,7 +207,7 @@ class _Analysis:
         return {edge: list(values.values()) for edge, values in sent.items()}
 
     def _origin(self, name: Name, group: int) -> Any:
-        """What makes a value on a group, the same for all microbatches; an argument is its own origin."""
+        """The origin of a value on a group, the same for all microbatches; an argument is its own origin."""
         if group not in self._makers[name]:
             return name
         run, position = self._makers[name][group]

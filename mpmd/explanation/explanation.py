@@ -1,4 +1,4 @@
-"""What ``mpmd.explain`` returns: data for programs, which prints as text for people."""
+"""The result of ``mpmd.explain``: data for programs, which prints as text for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a plan is probably not as its user meant it, as text."""
+"""Facts of a plan that its user probably did not intend, as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpmd.util.tables import first_few, human_bytes
 
 
 def groups_without_backward(tasks: Sequence[TaskSummary]) -> Iterator[str]:
-    """Of groups that run forwards alone, while others run backwards."""
+    """The findings about groups that run forwards alone, while others run backwards."""
     forward = {task.mpmd_idx for task in tasks if "fwd_" in task.task}
     backward = {task.mpmd_idx for task in tasks if "bwd" in task.task and task.operations}
     if backward and (without := sorted(forward - backward)):
@@ -25,7 +25,7 @@ def groups_without_backward(tasks: Sequence[TaskSummary]) -> Iterator[str]:
 
 
 def values_sent_again(edges: Sequence[EdgeTraffic]) -> Iterator[str]:
-    """Of values that are sent for every microbatch, and are the same each time."""
+    """The findings about values that are sent for every microbatch, and are the same each time."""
     found: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for edge in edges:
         for value in edge.values:

@@ -61,7 +61,7 @@ class TaskEquations:
         return tuple(self._position[var] for var in found if var in self._position)
 
     def made_of(self, position: int) -> tuple[list[int], list[JaxprEqn]]:
-        """What an output is made from, as far as values have the size of the output.
+        """The values from which an output is made, as far as they have the size of the output.
 
         Returns: the positions of inputs, and the equations whose operands all have other sizes.
         """

@@ -1,4 +1,4 @@
-"""How much work tasks and groups have, in operations."""
+"""The numbers of operations of tasks and groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loop_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> list[f
 
 
 def uneven_work(plan: Plan, work: list[float]) -> Iterator[str]:
-    """What is to be said of a group that has twice its share of the loop's work, or three quarters of it."""
+    """The finding about a group with twice its share of the loop's operations, or three quarters of them."""
     cells = [
         [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]
         for program in plan.programs

@@ -1,4 +1,4 @@
-"""Which process sends which part of a value to which, when the value goes from one group to another.
+"""The slices of a value that processes send to one another when it goes from one group to another.
 
 Groups of different shapes, and of several processes, hold different parts of a value in different processes.
 Both ends find the transfers by themselves, because they follow from the plan: from the shape, the specs, the
@@ -176,7 +176,7 @@ def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """What two boxes have in common; ``None`` when that is nothing. A scalar's box has no dimensions."""
+    """The intersection of two boxes; ``None`` if it is empty. A scalar's box has no dimensions."""
     both = tuple((max(low, first), min(high, last)) for (low, high), (first, last) in zip(a, b, strict=True))
     return both if all(start < stop for start, stop in both) else None
 

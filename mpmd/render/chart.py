@@ -15,7 +15,7 @@ from mpmd.util.tables import human_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """What a group does, in the group's lane.
+    """An activity of a group, in the group's lane.
 
     Attributes:
       task: the task of a stage; ``None`` for a wait and for work outside the loop.

@@ -25,7 +25,7 @@ class Refused(NamedTuple):
 
     @staticmethod
     def here() -> Refused | None:
-        """What JAX's configuration refuses in this thread; ``None`` when it refuses nothing."""
+        """The values that JAX's configuration refuses in this thread; ``None`` if it refuses none."""
         config = jax.config
         refused = Refused(config.jax_debug_nans, config.jax_debug_infs)  # type: ignore[attr-defined]
         return refused if any(refused) else None
@@ -63,7 +63,7 @@ def passed_on(plan: Plan, program: GroupProgram) -> dict[Name, str]:
 
 
 def _scope(task: AnyTask) -> frozenset[Hashable]:
-    """What a task works on: the stages with their microbatches, or a task outside the loop by itself."""
+    """The scope of a task: its stages with their microbatches, or a task outside the loop by itself."""
     if isinstance(task, OutsideTask):
         return frozenset({task})
     return frozenset((member.stage, member.microbatch) for member in task.tasks)

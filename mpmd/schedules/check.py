@@ -200,7 +200,7 @@ def _stages_on_several_groups(placed: Sequence[_ScheduledTask]) -> Iterator[Faul
 
 
 def _dependencies(placed: Sequence[_ScheduledTask], num_stages: int) -> tuple[Dependencies, list[Fault]]:
-    """What each cell waits for, and the faults of order within one group."""
+    """The cells that each cell waits for, and the faults of order within one group."""
     makers: dict[StageValue, _ScheduledTask] = {}
     for entry in placed:
         if (value := makes(entry.task)) is not None:

@@ -60,7 +60,7 @@ def _check_cells(tasks: TaskLists) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _TaskTemplate:
-    """What the tasks of a type have in common.
+    """The properties that the tasks of a type share.
 
     Values are numbers here: the number that a value has for microbatch 0, plus the microbatch.
     """
@@ -100,7 +100,7 @@ def _types(members: Sequence[Task], costs: Costs) -> dict[tuple[TaskKind, int], 
 
 
 def _times(tasks: TaskLists, templates: Sequence[_TaskTemplate], costs: Costs) -> list[float]:
-    """How long each task takes; the tasks of a fused cell may share its time."""
+    """The time of each task; the tasks of a fused cell may share its time."""
     alone = [template.duration for template in templates]
     if not costs.fused:
         return alone

@@ -23,7 +23,7 @@ from mpmd.ir.plan import (
 
 @dataclasses.dataclass(frozen=True)
 class Lifetimes:
-    """What was found of a group; ``peak_values`` is the most values that it holds at once."""
+    """The lifetimes of a group's values; ``peak_values`` is the most values that it holds at once."""
 
     faults: tuple[str, ...]
     peak_values: int
