@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "mpmd.planner.cluster": "mpmd.planner.hardware mpmd.planner.local_devices mpmd.planner.record_steps "
     "mpmd.validation",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
-    "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules mpmd.validation",
+    "mpmd.planner.constraints": "mpmd.planner.profile mpmd.schedules mpmd.validation",
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware",
@@ -68,7 +68,7 @@ MAY_IMPORT = {
     "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.ir mpmd.keys "
     "mpmd.planner.layers mpmd.planner.profile mpmd.schedules mpmd.stack",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.collectives mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.labels "
+    "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.labels "
     "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.schedules mpmd.simulate "
     "mpmd.tables mpmd.tasks",
     "mpmd.planner.trials": "mpmd.abstract_mesh mpmd.arguments mpmd.compat mpmd.compiler.graph "
@@ -78,16 +78,16 @@ MAY_IMPORT = {
     "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.program mpmd.routes mpmd.runtime mpmd.sharding "
     "mpmd.simulate mpmd.specs mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.profile",
-    "mpmd.planner.contest": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
+    "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.trials",
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
     "mpmd.planner.profile mpmd.tables",
     "mpmd.planner.choice": "mpmd.decisions mpmd.mesh mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.search mpmd.planner.trials mpmd.simulate "
     "mpmd.step mpmd.tables mpmd.validation",
-    "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
-    "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.planner.search "
-    "mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
+    "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
+    "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons "
+    "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
     "mpmd.explanation": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory "
     "mpmd.routes mpmd.simulate mpmd.specs mpmd.tables mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
