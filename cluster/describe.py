@@ -19,7 +19,7 @@ from cluster.launch import launch
 from cluster.ray_connection import connect_to_ray, default_platform
 from cluster.resources import live_nodes
 from cluster.shapes import GPU_PLATFORMS
-from mpmd.events import Event
+from mpmd.ir.events import Event
 from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate, dtype_fault
 from mpmd.planner.hardware import Hardware, check_known, completed

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from mpmd.ir.tasks import TaskType
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import (
     INNERMOST_FIRST,
@@ -31,7 +32,6 @@ from mpmd.planner.search.layer_arrays import (
 )
 from mpmd.planner.search.memory import LayerBytes, layer_bytes
 from mpmd.simulate import Link
-from mpmd.tasks import TaskType
 
 SECONDS = tuple(field.name for field in dataclasses.fields(LayerSeconds))
 MODEL = INNERMOST_FIRST.index("model")
