@@ -32,11 +32,15 @@ MAY_IMPORT = {
     # Chooses how to run a step.
     "mpmd.planner": "",
     "mpmd.planner.profile": "",
-    "mpmd.planner.calibrate": "mpmd mpmd.ir mpmd.simulate mpmd.validation",
-    "mpmd.planner.here": "mpmd mpmd.meshes mpmd.planner.calibrate mpmd.validation",
-    "mpmd.planner.hardware": "mpmd.memory mpmd.planner.here mpmd.simulate mpmd.validation",
+    "mpmd.planner.calibrate": "mpmd.ir mpmd.language mpmd.schedules mpmd.simulate mpmd.validation",
+    "mpmd.planner.hardware": "mpmd.memory mpmd.simulate mpmd.validation",
+    "mpmd.planner.record_steps": "mpmd.ir mpmd.meshes mpmd.step",
+    "mpmd.planner.local_devices": "mpmd.meshes mpmd.planner.calibrate mpmd.planner.record_steps "
+    "mpmd.validation",
+    "mpmd.planner.cluster": "mpmd.planner.hardware mpmd.planner.local_devices mpmd.planner.record_steps "
+    "mpmd.validation",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
-    "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules mpmd.validation",
+    "mpmd.planner.constraints": "mpmd.planner.profile mpmd.schedules mpmd.validation",
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.util",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware",
@@ -46,7 +50,7 @@ MAY_IMPORT = {
     "mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.keys mpmd.language "
     "mpmd.planner.profile mpmd.schedules mpmd.util",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.collectives mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.labels "
+    "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.labels "
     "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.schedules mpmd.simulate "
     "mpmd.util",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.graph "
@@ -54,19 +58,19 @@ MAY_IMPORT = {
     "mpmd.planner.collectives mpmd.planner.hardware mpmd.planner.profile mpmd.planner.profiling "
     "mpmd.planner.shared_cores mpmd.program mpmd.runtime mpmd.sharding mpmd.simulate mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.profile",
-    "mpmd.planner.contest": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
+    "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.trials",
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
     "mpmd.planner.profile mpmd.util",
     "mpmd.planner.choice": "mpmd.language mpmd.meshes mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.search mpmd.planner.trials mpmd.simulate "
     "mpmd.step mpmd.util mpmd.validation",
-    "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
-    "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.planner.search "
-    "mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
+    "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
+    "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons "
+    "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
     "mpmd.explanation": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory "
     "mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
-    "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.hardware mpmd.render mpmd.schedules "
+    "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.render mpmd.schedules "
     "mpmd.simulate mpmd.step mpmd.util mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
@@ -132,7 +136,7 @@ MAY_IMPORT = {
     "cluster.ray_connection cluster.recovery cluster.resources cluster.shapes cluster.tcp cluster.transports "
     "cluster.versions mpmd.ir mpmd.runtime mpmd.util mpmd.validation",
     "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
-    "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware mpmd.validation",
+    "cluster.shapes mpmd.ir mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     "cluster.trial": "cluster cluster.ray_connection cluster.resources mpmd",
     # The user's face.

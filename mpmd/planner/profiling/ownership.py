@@ -18,7 +18,7 @@ NO_LAYERS: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
-class Belongings:
+class Ownership:
     """What of a step's arguments and constants belongs to layers.
 
     Attributes:
@@ -40,7 +40,7 @@ class Belongings:
         return [var for var, layers in self.weights.items() if layer in layers]
 
 
-def belongings(graph: TaskGraph) -> Belongings:
+def ownership_of(graph: TaskGraph) -> Ownership:
     """What belongs to layers, each of which is a stage of the graph."""
     traced = graph.traced
     given = {a.var for a in traced.arguments} | {c.var for c in traced.constants}
@@ -57,7 +57,7 @@ def belongings(graph: TaskGraph) -> Belongings:
     of_weight = {together.get(var, var): var for var in weights}
     state = _state(graph, weights)
     like = {var: of_weight[together[var]] for var in state if together.get(var) in of_weight}
-    return Belongings(
+    return Ownership(
         batch=batch,
         sliced=sliced,
         weights={var: tuple(sorted(layers)) for var, layers in weights.items()},

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from mpmd.errors import CompileError, StepWarning
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.choice_table import candidate_text
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.labels import relabelled
 from mpmd.planner.reasons import AS_FAST, shortage, slower_because
 from mpmd.planner.trials.realize import Realized
@@ -62,7 +62,7 @@ class Result:
     notes: tuple[str, ...]
 
 
-def compete(search: Search, realize: Realize, measure: Measure, cluster: Cluster, limits: Limits) -> Result:
+def rerank(search: Search, realize: Realize, measure: Measure, cluster: Hardware, limits: Limits) -> Result:
     """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks them anew.
 
     When the best candidates of the formulas do not fit by their plans, it goes on until one does. If none
@@ -70,26 +70,26 @@ def compete(search: Search, realize: Realize, measure: Measure, cluster: Cluster
 
     Raises: ``ValueError`` when none of them fits or can be compiled; as ``search`` for the cluster's memory.
     """
-    contest = _Contest(cluster)
+    rerank = _Reranking(cluster)
     memory, rows = cluster.memory, search(cluster.memory)
-    waiting = contest.simulate(rows, realize, limits)
+    waiting = rerank.simulate(rows, realize, limits)
     for _ in range(MOST_SEARCHES):
-        if contest.has_fitting or not contest.least_needed:
+        if rerank.has_fitting or not rerank.least_needed:
             break
-        memory *= min(cluster.memory / contest.least_needed, 0.95)
+        memory *= min(cluster.memory / rerank.least_needed, 0.95)
         try:
             rows = search(memory)
         except ValueError:  # so much less memory is too little by the formulas, too
             break
-        waiting = contest.simulate(contest.new(rows, memory), realize, limits)
-    contest.measure(measure, limits.measure)
-    return contest.result(waiting, limits)
+        waiting = rerank.simulate(rerank.new(rows, memory), realize, limits)
+    rerank.measure(measure, limits.measure)
+    return rerank.result(waiting, limits)
 
 
-class _Contest:
+class _Reranking:
     """``_fitting`` has the candidates that fit, ``_refused`` those that do not or cannot be compiled."""
 
-    def __init__(self, cluster: Cluster):
+    def __init__(self, cluster: Hardware):
         self._cluster = cluster
         self._fitting: list[tuple[Row, Realized]] = []
         self._refused: list[Row] = []
