@@ -18,17 +18,17 @@ import ray
 from cluster import world
 from cluster.agreement import Agreement
 from cluster.devices import keep_compiled, submesh_of
-from cluster.endpoint import Member
-from cluster.packing import PackedArray, PackedValue, pack, unpack
-from cluster.process_info import Location, ProcessInfo
-from cluster.shipment import Shipment, exported_function
+from cluster.protocol.endpoint import Member
+from cluster.protocol.packing import PackedArray, PackedValue, pack, unpack
+from cluster.protocol.process_info import Location, ProcessInfo
+from cluster.protocol.shipment import Shipment, exported_function
+from cluster.protocol.versions import versions_here
 from cluster.tcp import sockets
 from cluster.tcp.credentials import Credentials
 from cluster.tcp.rpc import Server
 from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport
-from cluster.versions import versions_here
 from mpmd.collectives import Collective
 from mpmd.device_trace import DeviceTrace, TraceFiles
 from mpmd.errors import StepAborted, TaskError

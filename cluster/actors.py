@@ -10,9 +10,9 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cluster.actor import GroupActor
-from cluster.endpoint import Member
 from cluster.environment import visible_devices
 from cluster.needs import Needs
+from cluster.protocol.endpoint import Member
 from cluster.resources import OwnPlace, Place
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.packing import PackedValue, pack
+from cluster.protocol.packing import PackedValue, pack
 from mpmd.ir import Aval, Plan, Spec
 from mpmd.reshard import Box, GroupShape, boxes_by_process, merged
 from mpmd.routes import Topology

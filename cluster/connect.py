@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import ray
 from ray.actor import ActorHandle
 
-from cluster.endpoint import Endpoint, Member
-from cluster.process_info import Location, ProcessInfo
+from cluster.protocol.endpoint import Endpoint, Member
+from cluster.protocol.process_info import Location, ProcessInfo
+from cluster.protocol.versions import Versions, check_versions
 from cluster.tcp import sockets
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import make_credentials
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY
-from cluster.versions import Versions, check_versions
 from mpmd.ir import Edge
 
 _CHECK_SECONDS = 0.25

@@ -21,9 +21,9 @@ import ray
 from cluster.arguments import HostArguments
 from cluster.calls.actor_calls import ActorCalls
 from cluster.calls.joined import failed, joined
-from cluster.endpoint import Endpoint
-from cluster.packing import PackedValue, join
-from cluster.shipment import Exports, Shipment
+from cluster.protocol.endpoint import Endpoint
+from cluster.protocol.packing import PackedValue, join
+from cluster.protocol.shipment import Exports, Shipment
 from cluster.status import Status
 from mpmd.collectives import Collective
 from mpmd.device_trace import TraceFiles

@@ -17,11 +17,12 @@ from cluster.calls.actor_calls import ActorCalls
 from cluster.calls.watchdog import Limits, limits_faults
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
 from cluster.driver import RayRuntime
-from cluster.endpoint import Endpoint, Member, endpoints
 from cluster.environment import SHAREABLE_PLATFORMS, check_cache, without_effect
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.needs import bundles_of, needs_of
-from cluster.process_info import Placement
+from cluster.protocol.endpoint import Endpoint, Member, endpoints
+from cluster.protocol.process_info import Placement
+from cluster.protocol.versions import versions_here
 from cluster.ray_connection import connect_to_ray, default_platform
 from cluster.recovery.actor import RecoverableActor
 from cluster.recovery.fleet import Fleet
@@ -40,7 +41,6 @@ from cluster.resources import (
 from cluster.shapes import Request, axis_types_of, check, shapes_of, submeshes_of
 from cluster.tcp.connection import Connection
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
-from cluster.versions import versions_here
 from mpmd.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.stopwatch import Stopwatch

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from jax.sharding import AbstractMesh, AxisType
 
 from cluster.driver import RayRuntime
-from cluster.process_info import Placement, ProcessInfo
+from cluster.protocol.process_info import Placement, ProcessInfo
 from cluster.recovery import RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from cluster.status import ProcessStatus, Status

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.endpoint import Member
 from cluster.environment import actor_environment, gpu_memory
+from cluster.protocol.endpoint import Member
 from cluster.resources import Bundle, fitting_cpus, live_nodes, threads_per_process
 from cluster.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request
 from mpmd.reshard import GroupShape

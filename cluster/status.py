@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 from mpmd.errors import GroupDiedError
 from mpmd.tables import table
 

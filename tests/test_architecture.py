@@ -122,52 +122,44 @@ MAY_IMPORT = {
     "mpmd.runtime": "mpmd.callbacks mpmd.collectives mpmd.compat mpmd.device_trace mpmd.errors mpmd.events "
     "mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard "
     "mpmd.routes mpmd.sharding mpmd.specs mpmd.stopwatch mpmd.tables mpmd.validation",
-    # What runs it on Ray: shared ground, the actor and its transports, then the driver.
-    "cluster.digests": "",
-    "cluster.endpoint": "mpmd.reshard",
-    "cluster.environment": "mpmd.private_directory",
-    "cluster.process_info": "cluster.versions",
+    # What runs it on Ray: shared ground, connections, a process, the start, the driver.
+    "cluster.protocol": "mpmd.ir mpmd.program mpmd.reshard mpmd.stopwatch",
     "cluster.ray_compat": "",
-    "cluster.packing": "",
-    "cluster.resources": "",
-    "cluster.tcp": "cluster.digests",
-    "cluster.versions": "",
+    "cluster.tcp": "cluster.protocol",
     "cluster.world": "mpmd.compat",
     "cluster.agreement": "cluster.tcp cluster.world mpmd.errors mpmd.runtime",
-    "cluster.transports": "cluster.agreement cluster.digests cluster.endpoint cluster.packing "
-    "cluster.process_info cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.reshard mpmd.routes "
-    "mpmd.runtime mpmd.sharding",
+    "cluster.transports": "cluster.agreement cluster.protocol cluster.tcp mpmd.errors mpmd.ir mpmd.memory "
+    "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
+    "cluster.environment": "mpmd.private_directory",
     "cluster.devices": "cluster.environment mpmd.private_directory mpmd.reshard",
-    "cluster.actor": "cluster.agreement cluster.devices cluster.endpoint cluster.packing "
-    "cluster.process_info cluster.shipment cluster.tcp cluster.transports cluster.versions cluster.world "
-    "mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.needs": "cluster.endpoint cluster.environment cluster.resources cluster.shapes mpmd.reshard "
-    "mpmd.validation",
-    "cluster.actors": "cluster.actor cluster.endpoint cluster.environment cluster.needs cluster.resources",
-    "cluster.calls": "cluster.endpoint cluster.process_info cluster.ray_session cluster.status cluster.tcp "
-    "cluster.transports cluster.world mpmd.errors mpmd.runtime mpmd.validation",
-    "cluster.status": "cluster.process_info mpmd.errors mpmd.tables",
-    "cluster.shipment": "mpmd.ir mpmd.program mpmd.stopwatch",
-    "cluster.ray_session": "",
-    "cluster.arguments": "cluster.packing mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.driver": "cluster.arguments cluster.calls cluster.endpoint cluster.packing cluster.shipment "
-    "cluster.status mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.memory mpmd.program "
-    "mpmd.routes mpmd.runtime mpmd.stopwatch",
+    "cluster.actor": "cluster.agreement cluster.devices cluster.protocol cluster.tcp cluster.transports "
+    "cluster.world mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.reshard mpmd.routes "
+    "mpmd.runtime",
+    "cluster.resources": "",
     "cluster.shapes": "mpmd.reshard mpmd.validation",
-    "cluster.connect": "cluster.endpoint cluster.process_info cluster.tcp cluster.transports "
-    "cluster.versions mpmd.ir",
-    "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
-    "cluster.digests cluster.driver cluster.endpoint cluster.process_info cluster.ray_compat "
-    "cluster.ray_session cluster.resources cluster.status cluster.tcp cluster.transports cluster.versions "
-    "mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.runtime "
-    "mpmd.sharding mpmd.stopwatch mpmd.validation",
-    "cluster.mesh": "cluster.driver cluster.process_info cluster.recovery cluster.status mpmd.routes "
+    "cluster.needs": "cluster.environment cluster.protocol cluster.resources cluster.shapes mpmd.reshard "
     "mpmd.validation",
+    "cluster.actors": "cluster.actor cluster.environment cluster.needs cluster.protocol cluster.resources",
+    "cluster.connect": "cluster.protocol cluster.tcp cluster.transports mpmd.ir",
     "cluster.ray_connection": "cluster.ray_compat cluster.resources",
+    "cluster.status": "cluster.protocol mpmd.errors mpmd.tables",
+    "cluster.ray_session": "",
+    "cluster.arguments": "cluster.protocol mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
+    "cluster.calls": "cluster.protocol cluster.ray_session cluster.status cluster.tcp cluster.transports "
+    "cluster.world mpmd.errors mpmd.runtime mpmd.validation",
+    "cluster.driver": "cluster.arguments cluster.calls cluster.protocol cluster.status mpmd.collectives "
+    "mpmd.device_trace mpmd.errors mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime "
+    "mpmd.stopwatch",
+    "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
+    "cluster.driver cluster.protocol cluster.ray_compat cluster.ray_session cluster.resources "
+    "cluster.status cluster.tcp cluster.transports mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir "
+    "mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
+    "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery cluster.status mpmd.routes "
+    "mpmd.validation",
     "cluster.launch": "cluster.actor cluster.actors cluster.calls cluster.connect cluster.driver "
-    "cluster.endpoint cluster.environment cluster.mesh cluster.needs cluster.process_info "
-    "cluster.ray_connection cluster.recovery cluster.resources cluster.shapes cluster.tcp "
-    "cluster.transports cluster.versions mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.validation",
+    "cluster.environment cluster.mesh cluster.needs cluster.protocol cluster.ray_connection "
+    "cluster.recovery cluster.resources cluster.shapes cluster.tcp cluster.transports mpmd.routes "
+    "mpmd.runtime mpmd.stopwatch mpmd.validation",
     "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
     "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",

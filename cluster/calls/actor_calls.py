@@ -27,8 +27,8 @@ from cluster.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
 from cluster.calls.post_mortem import obituary, place_of
 from cluster.calls.ray_errors import translate
 from cluster.calls.watchdog import Limits
-from cluster.endpoint import Endpoint
-from cluster.process_info import ProcessInfo
+from cluster.protocol.endpoint import Endpoint
+from cluster.protocol.process_info import ProcessInfo
 from cluster.ray_session import RaySession
 from cluster.status import ProcessStatus, Status
 from cluster.tcp.connection import Connection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from cluster.endpoint import Endpoint
+from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupDiedError
 
 PING_SECONDS = 10.0

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from cluster.calls.health import GroupHealth
 from cluster.calls.pending_calls import PendingCalls
 from cluster.calls.watchdog import Limits, Watchdog
-from cluster.endpoint import Endpoint
+from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupDiedError, StepTimeoutError
 from mpmd.runtime.activity import Doing
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from cluster.endpoint import Endpoint
+from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupDiedError, StepAborted, StepTimeoutError
 
 

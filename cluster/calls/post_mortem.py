@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 
 _LINES = 8
 _BYTES = 16 * 1024

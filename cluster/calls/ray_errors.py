@@ -6,7 +6,7 @@ import re
 
 from ray import exceptions
 
-from cluster.endpoint import Endpoint
+from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupDiedError
 
 _DEATHS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from cluster.endpoint import Endpoint
+from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupStuckError, StepTimeoutError
 from mpmd.runtime.activity import Doing, Kind
 from mpmd.validation import Fault, number_fault

@@ -15,8 +15,8 @@ import ray
 
 from cluster.actor import GroupActor
 from cluster.agreement import Agreement
-from cluster.endpoint import Member
-from cluster.process_info import ProcessInfo
+from cluster.protocol.endpoint import Member
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.store import Chunk, DamagedCopyError, SnapshotStore, restore
 from mpmd.runtime.lost_values import LostValue
 from mpmd.runtime.requests import Handle, Released

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import ray
 from ray.actor import ActorHandle
 
-from cluster.endpoint import Endpoint
-from cluster.process_info import ProcessInfo
+from cluster.protocol.endpoint import Endpoint
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
 from cluster.recovery.waits import Calls, Waits

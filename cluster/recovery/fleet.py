@@ -16,7 +16,8 @@ from cluster.calls.actor_calls import ActorCalls
 from cluster.calls.watchdog import Limits
 from cluster.connect import StartingActors, connect_driver, connect_groups, open_groups
 from cluster.driver import LoadRequests
-from cluster.process_info import Placement, ProcessInfo
+from cluster.protocol.process_info import Placement, ProcessInfo
+from cluster.protocol.versions import versions_here
 from cluster.ray_session import RaySession
 from cluster.recovery.copies import Copies, CopiesLostError
 from cluster.recovery.journal import BEGINNING
@@ -25,7 +26,6 @@ from cluster.recovery.replacements import Replacements
 from cluster.recovery.waits import Calls, Pings, ProcessLostError, SupersededError, Waits
 from cluster.tcp.connection import Connection
 from cluster.transports.choice import OBJECT_STORE, choose
-from cluster.versions import versions_here
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.ir import Edge
 from mpmd.stopwatch import Stopwatch

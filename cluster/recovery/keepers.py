@@ -9,7 +9,7 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 
 
 def choose_keepers(processes: Sequence[ProcessInfo]) -> list[int]:

@@ -11,7 +11,7 @@ import ray
 from ray.actor import ActorHandle
 
 from cluster.actors import ActorStarter
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 from cluster.ray_session import RaySession
 from cluster.recovery.places import Places
 from cluster.resources import OwnPlace, Place, SharedPlace

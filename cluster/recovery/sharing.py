@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping
 
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 
 
 def choose_hosts(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from cluster.digests import digest_of
+from cluster.protocol.digests import digest_of
 from cluster.recovery.journal import BEGINNING
 from mpmd.ir import Spec
 from mpmd.reshard import Box

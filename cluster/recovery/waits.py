@@ -11,7 +11,7 @@ from ray.actor import ActorHandle
 
 from cluster.calls import health
 from cluster.calls.watchdog import NO_LIMITS, Limits
-from cluster.endpoint import Endpoint
+from cluster.protocol.endpoint import Endpoint
 
 Calls = dict[ray.ObjectRef, int]
 """Calls of Ray that are under way, and the number of the process that each is made on."""

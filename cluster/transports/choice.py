@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 from mpmd.ir import Edge
 from mpmd.memory import Holding
 

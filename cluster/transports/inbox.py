@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 
-from cluster.digests import CorruptedError
+from cluster.protocol.digests import CorruptedError
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import Array, MessageId
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from cluster.endpoint import Endpoint
-from cluster.packing import PackedArray
+from cluster.protocol.endpoint import Endpoint
+from cluster.protocol.packing import PackedArray
 from cluster.tcp.credentials import Credentials
 from cluster.transports.choice import DEVICE, NETWORK, OBJECT_STORE, SHARED_MEMORY
 from cluster.transports.device.transport import DeviceTransport

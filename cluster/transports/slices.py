@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 
 from cluster.agreement import Agreement
-from cluster.endpoint import Endpoint
+from cluster.protocol.endpoint import Endpoint
 from cluster.transports.parts import assemble, is_on_host, part_of
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Aval

@@ -11,8 +11,8 @@ from cluster.calls import actor_calls
 from cluster.calls.actor_calls import ActorCalls
 from cluster.calls.joined import failed
 from cluster.calls.watchdog import Limits
-from cluster.endpoint import endpoints
-from cluster.process_info import ProcessInfo
+from cluster.protocol.endpoint import endpoints
+from cluster.protocol.process_info import ProcessInfo
 from cluster.transports.inbox import PeerLostError
 from mpmd.errors import GroupDiedError, StepDroppedError
 

@@ -7,7 +7,7 @@ import pytest
 
 import mpmd
 from cluster.arguments import HostArguments
-from cluster.packing import unpack
+from cluster.protocol.packing import unpack
 from mpmd.ir import Aval
 from mpmd.reshard import GroupShape, box_of, boxes_by_process
 from mpmd.routes import Topology

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 from cluster.transports.choice import check_encryption, check_name, choose, holdings, supported
 from mpmd.memory import Holding
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from cluster.endpoint import endpoints
+from cluster.protocol.endpoint import endpoints
 from cluster.tcp.credentials import make_credentials
 from cluster.transports import inbox as inbox_module
 from cluster.transports.router import Router

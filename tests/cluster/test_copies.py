@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from cluster.endpoint import endpoints
-from cluster.process_info import ProcessInfo
+from cluster.protocol.endpoint import endpoints
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import copies as copies_module
 from cluster.recovery.actor import RecoverableActor
 from cluster.recovery.copies import Copies, CopiesLostError

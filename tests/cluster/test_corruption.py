@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from cluster.agreement import Agreement
-from cluster.digests import CorruptedError
-from cluster.endpoint import endpoints
+from cluster.protocol.digests import CorruptedError
+from cluster.protocol.endpoint import endpoints
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode

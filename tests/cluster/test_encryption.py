@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from cluster.digests import CorruptedError
+from cluster.protocol.digests import CorruptedError
 from cluster.tcp import credentials as credentials_module
 from cluster.tcp import sockets
 from cluster.tcp.connection import Connection, EncryptedConnection

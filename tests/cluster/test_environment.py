@@ -6,9 +6,9 @@ import jax
 import pytest
 
 import cluster
-from cluster.endpoint import Member
 from cluster.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 from cluster.needs import needs_of
+from cluster.protocol.endpoint import Member
 from cluster.shapes import Request
 from mpmd.reshard import GroupShape
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.calls.watchdog import Limits
-from cluster.endpoint import endpoints
-from cluster.process_info import Placement, ProcessInfo
+from cluster.protocol.endpoint import endpoints
+from cluster.protocol.process_info import Placement, ProcessInfo
 from cluster.recovery.copies import CopiesLostError
 from cluster.recovery.fleet import Fleet
 from cluster.recovery.journal import BEGINNING

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from cluster.packing import pack
+from cluster.protocol.packing import pack
 from cluster.transports.inbox import Inbox
 from cluster.transports.object_store import ObjectStoreTransport
 from mpmd.errors import StepAborted

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.calls.pending_calls import AbortRequest, PendingCalls
-from cluster.endpoint import endpoints
+from cluster.protocol.endpoint import endpoints
 from mpmd.errors import GroupDiedError, StepAborted, StepDroppedError, TaskError
 
 GROUPS = endpoints([1, 1, 1])

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import places as places_module
 from cluster.recovery.places import NodeGoneError, NoPlaceError, Places
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK

@@ -6,8 +6,8 @@ from ray import exceptions
 from cluster.calls.health import UNRESPONSIVE_SECONDS, GroupHealth
 from cluster.calls.post_mortem import obituary
 from cluster.calls.ray_errors import translate
-from cluster.endpoint import endpoints
-from cluster.process_info import ProcessInfo
+from cluster.protocol.endpoint import endpoints
+from cluster.protocol.process_info import ProcessInfo
 
 KILLED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: GroupActor\n\tpid: 12\n"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.digests import CorruptedError
+from cluster.protocol.digests import CorruptedError
 from cluster.tcp.connection import Connection
 from cluster.tcp.records import RecordReader, RecordWriter
 

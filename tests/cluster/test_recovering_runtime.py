@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from cluster.packing import PackedValue, pack
+from cluster.protocol.packing import PackedValue, pack
 from cluster.recovery import Recovery
 from cluster.recovery.journal import BEGINNING
 from mpmd.errors import (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import cluster
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import policy
 from cluster.recovery.journal import Journal
 from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cluster.endpoint import endpoints
-from cluster.process_info import ProcessInfo
+from cluster.protocol.endpoint import endpoints
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import replacements
 from cluster.recovery.replacements import Replacements
 from cluster.resources import OwnPlace, SharedPlace

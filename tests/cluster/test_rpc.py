@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import ray
 
-from cluster.packing import pack, unpack
+from cluster.protocol.packing import pack, unpack
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode

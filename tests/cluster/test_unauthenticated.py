@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from cluster.agreement import Agreement
-from cluster.endpoint import endpoints
+from cluster.protocol.endpoint import endpoints
 from cluster.tcp import greeting, sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode

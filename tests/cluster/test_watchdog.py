@@ -5,8 +5,8 @@ import pytest
 import cluster
 from cluster.calls.pending_calls import AbortRequest, PendingCalls
 from cluster.calls.watchdog import ANSWER_SECONDS, LEAVE_SECONDS, Limits, Watchdog
-from cluster.endpoint import endpoints
-from cluster.process_info import ProcessInfo
+from cluster.protocol.endpoint import endpoints
+from cluster.protocol.process_info import ProcessInfo
 from cluster.status import ProcessStatus, Status
 from mpmd.errors import GroupDiedError, GroupStuckError, StepAborted, StepTimeoutError
 from mpmd.runtime.activity import Doing, Kind

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import numpy as np
 
 from cluster.driver import RayRuntime
-from cluster.endpoint import endpoints
-from cluster.process_info import ProcessInfo
+from cluster.protocol.endpoint import endpoints
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import Recovery
 from cluster.recovery.copies import CopiesLostError
 from cluster.recovery.fleet import Replacement

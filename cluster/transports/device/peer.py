@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cluster.digests import CorruptedError
-from cluster.packing import PackedArray, unpack
+from cluster.protocol.digests import CorruptedError
+from cluster.protocol.packing import PackedArray, unpack
 from cluster.tcp.connection import Connection
 from cluster.tcp.frames import FrameConnection, encode
 from cluster.transports.inbox import Inbox

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from cluster.packing import pack
+from cluster.protocol.packing import pack
 from cluster.tcp import sockets
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cluster.versions import Versions
+from cluster.protocol.versions import Versions
 
 
 class Location(NamedTuple):

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cluster.packing import pack, unpack
+from cluster.protocol.packing import pack, unpack
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bool", "int8", ml_dtypes.bfloat16, ml_dtypes.int4])
