@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import ray
 
-from cluster.environment import actor_environment
 from cluster.launch import launch
+from cluster.process.environment import actor_environment
 from cluster.ray_connection import connect_to_ray, default_platform
 from cluster.resources import live_nodes
 from cluster.shapes import GPU_PLATFORMS

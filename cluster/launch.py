@@ -11,15 +11,15 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
-from cluster.actor import GroupActor
 from cluster.actors import ActorStarter
 from cluster.calls.actor_calls import ActorCalls
 from cluster.calls.watchdog import Limits, limits_faults
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
 from cluster.driver import RayRuntime
-from cluster.environment import SHAREABLE_PLATFORMS, check_cache, without_effect
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.needs import bundles_of, needs_of
+from cluster.process.actor import GroupActor
+from cluster.process.environment import SHAREABLE_PLATFORMS, check_cache, without_effect
 from cluster.protocol.endpoint import Endpoint, Member, endpoints
 from cluster.protocol.process_info import Placement
 from cluster.protocol.versions import versions_here

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.environment import actor_environment, gpu_memory
+from cluster.process.environment import actor_environment, gpu_memory
 from cluster.protocol.endpoint import Member
 from cluster.resources import Bundle, fitting_cpus, live_nodes, threads_per_process
 from cluster.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request

@@ -126,41 +126,37 @@ MAY_IMPORT = {
     "cluster.protocol": "mpmd.ir mpmd.program mpmd.reshard mpmd.stopwatch",
     "cluster.ray_compat": "",
     "cluster.tcp": "cluster.protocol",
-    "cluster.world": "mpmd.compat",
-    "cluster.agreement": "cluster.tcp cluster.world mpmd.errors mpmd.runtime",
-    "cluster.transports": "cluster.agreement cluster.protocol cluster.tcp mpmd.errors mpmd.ir mpmd.memory "
-    "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding",
-    "cluster.environment": "mpmd.private_directory",
-    "cluster.devices": "cluster.environment mpmd.private_directory mpmd.reshard",
-    "cluster.actor": "cluster.agreement cluster.devices cluster.protocol cluster.tcp cluster.transports "
-    "cluster.world mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.reshard mpmd.routes "
-    "mpmd.runtime",
+    "cluster.transports": "cluster.protocol cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.runtime "
+    "mpmd.sharding",
+    "cluster.process": "cluster.protocol cluster.tcp cluster.transports mpmd.collectives mpmd.compat "
+    "mpmd.device_trace mpmd.errors mpmd.ir mpmd.private_directory mpmd.reshard mpmd.routes mpmd.runtime "
+    "mpmd.sharding",
     "cluster.resources": "",
     "cluster.shapes": "mpmd.reshard mpmd.validation",
-    "cluster.needs": "cluster.environment cluster.protocol cluster.resources cluster.shapes mpmd.reshard "
+    "cluster.needs": "cluster.process cluster.protocol cluster.resources cluster.shapes mpmd.reshard "
     "mpmd.validation",
-    "cluster.actors": "cluster.actor cluster.environment cluster.needs cluster.protocol cluster.resources",
+    "cluster.actors": "cluster.needs cluster.process cluster.protocol cluster.resources",
     "cluster.connect": "cluster.protocol cluster.tcp cluster.transports mpmd.ir",
     "cluster.ray_connection": "cluster.ray_compat cluster.resources",
     "cluster.status": "cluster.protocol mpmd.errors mpmd.tables",
     "cluster.ray_session": "",
     "cluster.arguments": "cluster.protocol mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.calls": "cluster.protocol cluster.ray_session cluster.status cluster.tcp cluster.transports "
-    "cluster.world mpmd.errors mpmd.runtime mpmd.validation",
+    "cluster.calls": "cluster.process cluster.protocol cluster.ray_session cluster.status cluster.tcp "
+    "cluster.transports mpmd.errors mpmd.runtime mpmd.validation",
     "cluster.driver": "cluster.arguments cluster.calls cluster.protocol cluster.status mpmd.collectives "
     "mpmd.device_trace mpmd.errors mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime "
     "mpmd.stopwatch",
-    "cluster.recovery": "cluster.actor cluster.actors cluster.agreement cluster.calls cluster.connect "
-    "cluster.driver cluster.protocol cluster.ray_compat cluster.ray_session cluster.resources "
-    "cluster.status cluster.tcp cluster.transports mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir "
-    "mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
+    "cluster.recovery": "cluster.actors cluster.calls cluster.connect cluster.driver cluster.process "
+    "cluster.protocol cluster.ray_compat cluster.ray_session cluster.resources cluster.status cluster.tcp "
+    "cluster.transports mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.program mpmd.reshard "
+    "mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery cluster.status mpmd.routes "
     "mpmd.validation",
-    "cluster.launch": "cluster.actor cluster.actors cluster.calls cluster.connect cluster.driver "
-    "cluster.environment cluster.mesh cluster.needs cluster.protocol cluster.ray_connection "
-    "cluster.recovery cluster.resources cluster.shapes cluster.tcp cluster.transports mpmd.routes "
-    "mpmd.runtime mpmd.stopwatch mpmd.validation",
-    "cluster.describe": "cluster.environment cluster.launch cluster.ray_connection cluster.resources "
+    "cluster.launch": "cluster.actors cluster.calls cluster.connect cluster.driver cluster.mesh "
+    "cluster.needs cluster.process cluster.protocol cluster.ray_connection cluster.recovery "
+    "cluster.resources cluster.shapes cluster.tcp cluster.transports mpmd.routes mpmd.runtime "
+    "mpmd.stopwatch mpmd.validation",
+    "cluster.describe": "cluster.launch cluster.process cluster.ray_connection cluster.resources "
     "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     "cluster.trial": "cluster cluster.ray_connection cluster.resources mpmd",

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from benchmarks.workload import available_cores
-from cluster.environment import PREALLOCATE, actor_environment
+from cluster.process.environment import PREALLOCATE, actor_environment
 from cluster.shapes import GPU_PLATFORMS
 
 CPU_DEVICES = 8

@@ -27,6 +27,7 @@ from cluster.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
 from cluster.calls.post_mortem import obituary, place_of
 from cluster.calls.ray_errors import translate
 from cluster.calls.watchdog import Limits
+from cluster.process.world import WorldLostError
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.process_info import ProcessInfo
 from cluster.ray_session import RaySession
@@ -35,7 +36,6 @@ from cluster.tcp.connection import Connection
 from cluster.tcp.frames import Frame, FrameConnection, encode
 from cluster.tcp.rpc import Client
 from cluster.transports.inbox import PeerLostError
-from cluster.world import WorldLostError
 from mpmd.errors import GroupDiedError, StepAborted
 from mpmd.runtime.activity import Doing
 

@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 import jax
 import ray
 
-from cluster.actor import GroupActor
-from cluster.agreement import Agreement
+from cluster.process.actor import GroupActor
+from cluster.process.agreement import Agreement
 from cluster.protocol.endpoint import Member
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.store import Chunk, DamagedCopyError, SnapshotStore, restore

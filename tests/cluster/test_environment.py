@@ -6,8 +6,8 @@ import jax
 import pytest
 
 import cluster
-from cluster.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 from cluster.needs import needs_of
+from cluster.process.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 from cluster.protocol.endpoint import Member
 from cluster.shapes import Request
 from mpmd.reshard import GroupShape

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from cluster.agreement import Agreement
+from cluster.process.agreement import Agreement
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.environment import visible_devices
+from cluster.process.environment import visible_devices
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.sharing import choose_hosts
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from cluster.agreement import Agreement
+from cluster.process.agreement import Agreement
 from cluster.protocol.endpoint import endpoints
 from cluster.tcp import greeting, sockets
 from cluster.tcp.credentials import make_credentials

@@ -6,8 +6,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from cluster.transports import parts
-from cluster.transports.parts import assemble, part_of, put_together_on_device
+from cluster.process import parts
+from cluster.process.parts import assemble, part_of, put_together_on_device
 from mpmd.ir import Aval
 
 WHOLE = np.arange(64, dtype=np.float32).reshape(8, 8)

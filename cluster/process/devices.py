@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cluster.environment import refusal
+from cluster.process.environment import refusal
 from mpmd.private_directory import fault_of, make_private
 from mpmd.reshard import GroupShape
 

@@ -5,7 +5,7 @@ import socket
 import jax
 import pytest
 
-from cluster.world import check_free, is_lost, reserve_port
+from cluster.process.world import check_free, is_lost, reserve_port
 
 
 def test_a_reserved_port_is_free_for_the_coordinator_alone():

@@ -15,9 +15,10 @@ import jax
 import numpy as np
 import ray
 
-from cluster import world
-from cluster.agreement import Agreement
-from cluster.devices import keep_compiled, submesh_of
+from cluster.process import world
+from cluster.process.agreement import Agreement
+from cluster.process.devices import keep_compiled, submesh_of
+from cluster.process.slices import SliceTransport
 from cluster.protocol.endpoint import Member
 from cluster.protocol.packing import PackedArray, PackedValue, pack, unpack
 from cluster.protocol.process_info import Location, ProcessInfo
@@ -28,7 +29,6 @@ from cluster.tcp.credentials import Credentials
 from cluster.tcp.rpc import Server
 from cluster.transports.choice import supported
 from cluster.transports.router import Router
-from cluster.transports.slices import SliceTransport
 from mpmd.collectives import Collective
 from mpmd.device_trace import DeviceTrace, TraceFiles
 from mpmd.errors import StepAborted, TaskError

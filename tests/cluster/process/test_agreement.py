@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cluster.agreement import Agreement
+from cluster.process.agreement import Agreement
+from cluster.process.world import WorldLostError
 from cluster.tcp.credentials import make_credentials
-from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
 from mpmd.runtime.activity import Activity, Kind
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import jax
 
-from cluster.agreement import Agreement
+from cluster.process.agreement import Agreement
+from cluster.process.parts import assemble, is_on_host, part_of
 from cluster.protocol.endpoint import Endpoint
-from cluster.transports.parts import assemble, is_on_host, part_of
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir import Aval
 from mpmd.reshard import Box

@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
+from cluster.process.world import WorldLostError
 from cluster.tcp import sockets
 from cluster.tcp.credentials import Credentials
 from cluster.tcp.frames import FrameConnection, encode
-from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
 from mpmd.runtime.activity import Activity
 
