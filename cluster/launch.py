@@ -12,10 +12,10 @@ import jax
 from jax.sharding import AxisType
 
 from cluster.actors import ActorStarter
-from cluster.calls.actor_calls import ActorCalls
-from cluster.calls.watchdog import Limits, limits_faults
 from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
-from cluster.driver import RayRuntime
+from cluster.driver.calls.actor_calls import ActorCalls
+from cluster.driver.calls.watchdog import Limits, limits_faults
+from cluster.driver.runtime import RayRuntime
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.needs import bundles_of, needs_of
 from cluster.process.actor import GroupActor

@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 from jax.sharding import AbstractMesh, AxisType
 
-from cluster.driver import RayRuntime
+from cluster.driver.runtime import RayRuntime
+from cluster.driver.status import ProcessStatus, Status
 from cluster.protocol.process_info import Placement, ProcessInfo
 from cluster.recovery import RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
-from cluster.status import ProcessStatus, Status
 from mpmd.routes import Topology
 from mpmd.validation import int_fault, number_fault, raise_faults
 

@@ -138,24 +138,18 @@ MAY_IMPORT = {
     "cluster.actors": "cluster.needs cluster.process cluster.protocol cluster.resources",
     "cluster.connect": "cluster.protocol cluster.tcp cluster.transports mpmd.ir",
     "cluster.ray_connection": "cluster.ray_compat cluster.resources",
-    "cluster.status": "cluster.protocol mpmd.errors mpmd.tables",
-    "cluster.ray_session": "",
-    "cluster.arguments": "cluster.protocol mpmd.ir mpmd.reshard mpmd.routes mpmd.runtime",
-    "cluster.calls": "cluster.process cluster.protocol cluster.ray_session cluster.status cluster.tcp "
-    "cluster.transports mpmd.errors mpmd.runtime mpmd.validation",
-    "cluster.driver": "cluster.arguments cluster.calls cluster.protocol cluster.status mpmd.collectives "
-    "mpmd.device_trace mpmd.errors mpmd.ir mpmd.memory mpmd.program mpmd.routes mpmd.runtime "
-    "mpmd.stopwatch",
-    "cluster.recovery": "cluster.actors cluster.calls cluster.connect cluster.driver cluster.process "
-    "cluster.protocol cluster.ray_compat cluster.ray_session cluster.resources cluster.status cluster.tcp "
-    "cluster.transports mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.program mpmd.reshard "
-    "mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
-    "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery cluster.status mpmd.routes "
-    "mpmd.validation",
-    "cluster.launch": "cluster.actors cluster.calls cluster.connect cluster.driver cluster.mesh "
-    "cluster.needs cluster.process cluster.protocol cluster.ray_connection cluster.recovery "
-    "cluster.resources cluster.shapes cluster.tcp cluster.transports mpmd.routes mpmd.runtime "
+    "cluster.driver": "cluster.process cluster.protocol cluster.tcp cluster.transports mpmd.collectives "
+    "mpmd.device_trace mpmd.errors mpmd.ir mpmd.memory mpmd.program mpmd.reshard mpmd.routes mpmd.runtime "
+    "mpmd.stopwatch mpmd.tables mpmd.validation",
+    "cluster.recovery": "cluster.actors cluster.connect cluster.driver cluster.process cluster.protocol "
+    "cluster.ray_compat cluster.resources cluster.tcp cluster.transports mpmd.collectives "
+    "mpmd.device_trace mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding "
     "mpmd.stopwatch mpmd.validation",
+    "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.routes mpmd.validation",
+    "cluster.launch": "cluster.actors cluster.connect cluster.driver cluster.mesh cluster.needs "
+    "cluster.process cluster.protocol cluster.ray_connection cluster.recovery cluster.resources "
+    "cluster.shapes cluster.tcp cluster.transports mpmd.routes mpmd.runtime mpmd.stopwatch "
+    "mpmd.validation",
     "cluster.describe": "cluster.launch cluster.process cluster.ray_connection cluster.resources "
     "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from ray.actor import ActorHandle
 
-from cluster.calls.actor_calls import ActorCalls
-from cluster.calls.watchdog import Limits
 from cluster.connect import StartingActors, connect_driver, connect_groups, open_groups
-from cluster.driver import LoadRequests
+from cluster.driver.calls.actor_calls import ActorCalls
+from cluster.driver.calls.watchdog import Limits
+from cluster.driver.ray_session import RaySession
+from cluster.driver.runtime import LoadRequests
 from cluster.protocol.process_info import Placement, ProcessInfo
 from cluster.protocol.versions import versions_here
-from cluster.ray_session import RaySession
 from cluster.recovery.copies import Copies, CopiesLostError
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.places import NodeGoneError, NoPlaceError

@@ -13,8 +13,8 @@ import time
 import weakref
 from collections.abc import Iterator
 
-from cluster.calls.pending_calls import copy_of
-from cluster.ray_session import RaySession
+from cluster.driver.calls.pending_calls import copy_of
+from cluster.driver.ray_session import RaySession
 from cluster.recovery.departures import Departures
 from cluster.recovery.fleet import Fleet
 from cluster.recovery.replacer import Replacer

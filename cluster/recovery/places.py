@@ -15,9 +15,9 @@ from typing import NamedTuple
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
+from cluster.driver.ray_session import RaySession
 from cluster.protocol.process_info import ProcessInfo
 from cluster.ray_compat import draining_nodes
-from cluster.ray_session import RaySession
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from cluster.recovery.sharing import choose_hosts
 from cluster.resources import (

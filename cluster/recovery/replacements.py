@@ -11,8 +11,8 @@ import ray
 from ray.actor import ActorHandle
 
 from cluster.actors import ActorStarter
+from cluster.driver.ray_session import RaySession
 from cluster.protocol.process_info import ProcessInfo
-from cluster.ray_session import RaySession
 from cluster.recovery.places import Places
 from cluster.resources import OwnPlace, Place, SharedPlace
 

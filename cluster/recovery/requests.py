@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 
-from cluster.calls.pending_calls import copy_of
-from cluster.driver import LoadRequests, RayRuntime
+from cluster.driver.calls.pending_calls import copy_of
+from cluster.driver.runtime import LoadRequests, RayRuntime
 from cluster.recovery.fleet import Fleet
 from cluster.recovery.journal import BEGINNING, Journal, Outcome, ResultChangedError
 from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedRead, LoggedRequest, LoggedStep

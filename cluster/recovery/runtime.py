@@ -15,9 +15,10 @@ import jax
 import numpy as np
 from ray.actor import ActorHandle
 
-from cluster.calls.joined import failed
-from cluster.calls.pending_calls import copy_of
-from cluster.driver import RayRuntime
+from cluster.driver.calls.joined import failed
+from cluster.driver.calls.pending_calls import copy_of
+from cluster.driver.runtime import RayRuntime
+from cluster.driver.status import Status, while_recovering
 from cluster.recovery.fleet import Fleet
 from cluster.recovery.mover import Mover
 from cluster.recovery.policy import Recovery
@@ -26,7 +27,6 @@ from cluster.recovery.report import RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
-from cluster.status import Status, while_recovering
 from cluster.tcp.connection import Connection
 from mpmd.collectives import Collective
 from mpmd.device_trace import TraceFiles

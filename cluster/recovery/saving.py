@@ -11,8 +11,8 @@ import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from cluster.calls.joined import failed
-from cluster.calls.pending_calls import copy_of
+from cluster.driver.calls.joined import failed
+from cluster.driver.calls.pending_calls import copy_of
 from cluster.recovery.logged import LoggedCopy
 from cluster.recovery.requests import Requests
 from mpmd.errors import GroupDiedError

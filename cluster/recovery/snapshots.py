@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from cluster.calls.ray_errors import is_death, raised_by
+from cluster.driver.calls.ray_errors import is_death, raised_by
 from cluster.recovery.logged import LoggedSnapshot
 from cluster.recovery.policy import Recovery
 from cluster.recovery.requests import FROM_DISK, Requests

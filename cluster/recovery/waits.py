@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 import ray
 from ray.actor import ActorHandle
 
-from cluster.calls import health
-from cluster.calls.watchdog import NO_LIMITS, Limits
+from cluster.driver.calls import health
+from cluster.driver.calls.watchdog import NO_LIMITS, Limits
 from cluster.protocol.endpoint import Endpoint
 
 Calls = dict[ray.ObjectRef, int]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.calls.watchdog import Limits
+from cluster.driver.calls.watchdog import Limits
 from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import Placement, ProcessInfo
 from cluster.recovery.copies import CopiesLostError

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from cluster.driver import RayRuntime
+from cluster.driver.runtime import RayRuntime
 from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import Recovery

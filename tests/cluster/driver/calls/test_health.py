@@ -1,6 +1,6 @@
 """When a group counts as dead."""
 
-from cluster.calls.health import DEATH_REPORT_SECONDS, PING_SECONDS, UNRESPONSIVE_SECONDS, GroupHealth
+from cluster.driver.calls.health import DEATH_REPORT_SECONDS, PING_SECONDS, UNRESPONSIVE_SECONDS, GroupHealth
 from cluster.protocol.endpoint import endpoints
 
 

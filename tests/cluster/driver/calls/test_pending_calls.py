@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.calls.pending_calls import AbortRequest, PendingCalls
+from cluster.driver.calls.pending_calls import AbortRequest, PendingCalls
 from cluster.protocol.endpoint import endpoints
 from mpmd.errors import GroupDiedError, StepAborted, StepDroppedError, TaskError
 

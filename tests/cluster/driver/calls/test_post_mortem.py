@@ -3,9 +3,9 @@
 import pytest
 from ray import exceptions
 
-from cluster.calls.health import UNRESPONSIVE_SECONDS, GroupHealth
-from cluster.calls.post_mortem import obituary
-from cluster.calls.ray_errors import translate
+from cluster.driver.calls.health import UNRESPONSIVE_SECONDS, GroupHealth
+from cluster.driver.calls.post_mortem import obituary
+from cluster.driver.calls.ray_errors import translate
 from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from cluster.calls.joined import joined
+from cluster.driver.calls.joined import joined
 from mpmd.errors import StepAborted
 
 

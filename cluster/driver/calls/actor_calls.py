@@ -22,16 +22,16 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 
-from cluster.calls.monitor import Monitor
-from cluster.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
-from cluster.calls.post_mortem import obituary, place_of
-from cluster.calls.ray_errors import translate
-from cluster.calls.watchdog import Limits
+from cluster.driver.calls.monitor import Monitor
+from cluster.driver.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
+from cluster.driver.calls.post_mortem import obituary, place_of
+from cluster.driver.calls.ray_errors import translate
+from cluster.driver.calls.watchdog import Limits
+from cluster.driver.ray_session import RaySession
+from cluster.driver.status import ProcessStatus, Status
 from cluster.process.world import WorldLostError
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.process_info import ProcessInfo
-from cluster.ray_session import RaySession
-from cluster.status import ProcessStatus, Status
 from cluster.tcp.connection import Connection
 from cluster.tcp.frames import Frame, FrameConnection, encode
 from cluster.tcp.rpc import Client

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from cluster.arguments import HostArguments
+from cluster.driver.arguments import HostArguments
 from cluster.protocol.packing import unpack
 from mpmd.ir import Aval
 from mpmd.reshard import GroupShape, box_of, boxes_by_process

@@ -7,10 +7,10 @@ from unittest.mock import MagicMock
 import pytest
 import ray
 
-from cluster.calls import actor_calls
-from cluster.calls.actor_calls import ActorCalls
-from cluster.calls.joined import failed
-from cluster.calls.watchdog import Limits
+from cluster.driver.calls import actor_calls
+from cluster.driver.calls.actor_calls import ActorCalls
+from cluster.driver.calls.joined import failed
+from cluster.driver.calls.watchdog import Limits
 from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.transports.inbox import PeerLostError

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
-from cluster.calls.health import GroupHealth
-from cluster.calls.pending_calls import PendingCalls
-from cluster.calls.watchdog import Limits, Watchdog
+from cluster.driver.calls.health import GroupHealth
+from cluster.driver.calls.pending_calls import PendingCalls
+from cluster.driver.calls.watchdog import Limits, Watchdog
 from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupDiedError, StepTimeoutError
 from mpmd.runtime.activity import Doing

@@ -3,11 +3,11 @@
 import pytest
 
 import cluster
-from cluster.calls.pending_calls import AbortRequest, PendingCalls
-from cluster.calls.watchdog import ANSWER_SECONDS, LEAVE_SECONDS, Limits, Watchdog
+from cluster.driver.calls.pending_calls import AbortRequest, PendingCalls
+from cluster.driver.calls.watchdog import ANSWER_SECONDS, LEAVE_SECONDS, Limits, Watchdog
+from cluster.driver.status import ProcessStatus, Status
 from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
-from cluster.status import ProcessStatus, Status
 from mpmd.errors import GroupDiedError, GroupStuckError, StepAborted, StepTimeoutError
 from mpmd.runtime.activity import Doing, Kind
 

@@ -18,13 +18,13 @@ import jax
 import numpy as np
 import ray
 
-from cluster.arguments import HostArguments
-from cluster.calls.actor_calls import ActorCalls
-from cluster.calls.joined import failed, joined
+from cluster.driver.arguments import HostArguments
+from cluster.driver.calls.actor_calls import ActorCalls
+from cluster.driver.calls.joined import failed, joined
+from cluster.driver.status import Status
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.packing import PackedValue, join
 from cluster.protocol.shipment import Exports, Shipment
-from cluster.status import Status
 from mpmd.collectives import Collective
 from mpmd.device_trace import TraceFiles
 from mpmd.errors import StepDroppedError
