@@ -15,9 +15,9 @@ import ray
 
 from cluster.launch import launch
 from cluster.process.environment import actor_environment
-from cluster.ray_connection import connect_to_ray, default_platform
-from cluster.resources import live_nodes
-from cluster.shapes import GPU_PLATFORMS
+from cluster.start.ray_connection import connect_to_ray, default_platform
+from cluster.start.resources import live_nodes
+from cluster.start.shapes import GPU_PLATFORMS
 from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate, dtype_fault
 from mpmd.planner.hardware import Cluster, check_known, completed

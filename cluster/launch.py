@@ -11,19 +11,15 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
-from cluster.actors import ActorStarter
-from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
 from cluster.driver.calls.actor_calls import ActorCalls
 from cluster.driver.calls.watchdog import Limits, limits_faults
 from cluster.driver.runtime import RayRuntime
 from cluster.mesh import ClusterMesh, abstract_submesh
-from cluster.needs import bundles_of, needs_of
 from cluster.process.actor import GroupActor
 from cluster.process.environment import SHAREABLE_PLATFORMS, check_cache, without_effect
 from cluster.protocol.endpoint import Endpoint, Member, endpoints
 from cluster.protocol.process_info import Placement
 from cluster.protocol.versions import versions_here
-from cluster.ray_connection import connect_to_ray, default_platform
 from cluster.recovery.actor import RecoverableActor
 from cluster.recovery.fleet import Fleet
 from cluster.recovery.metrics import RecoveryMetrics
@@ -32,13 +28,17 @@ from cluster.recovery.policy import Recovery, check_recovery
 from cluster.recovery.replacements import Replacements
 from cluster.recovery.report import RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
-from cluster.resources import (
+from cluster.start.actors import ActorStarter
+from cluster.start.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
+from cluster.start.needs import bundles_of, needs_of
+from cluster.start.ray_connection import connect_to_ray, default_platform
+from cluster.start.resources import (
     live_nodes,
     remove_all,
     reserve_places,
     reserve_separately,
 )
-from cluster.shapes import Request, axis_types_of, check, shapes_of, submeshes_of
+from cluster.start.shapes import Request, axis_types_of, check, shapes_of, submeshes_of
 from cluster.tcp.connection import Connection
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
 from mpmd.routes import Topology

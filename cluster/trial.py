@@ -17,8 +17,8 @@ import numpy as np
 
 import cluster
 import mpmd
-from cluster.ray_connection import connect_to_ray
-from cluster.resources import live_nodes
+from cluster.start.ray_connection import connect_to_ray
+from cluster.start.resources import live_nodes
 
 GROUPS, MICROBATCHES, WIDTH = 2, 4, 8
 TOLERANCE = 1e-5

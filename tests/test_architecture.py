@@ -131,29 +131,21 @@ MAY_IMPORT = {
     "cluster.process": "cluster.protocol cluster.tcp cluster.transports mpmd.collectives mpmd.compat "
     "mpmd.device_trace mpmd.errors mpmd.ir mpmd.private_directory mpmd.reshard mpmd.routes mpmd.runtime "
     "mpmd.sharding",
-    "cluster.resources": "",
-    "cluster.shapes": "mpmd.reshard mpmd.validation",
-    "cluster.needs": "cluster.process cluster.protocol cluster.resources cluster.shapes mpmd.reshard "
-    "mpmd.validation",
-    "cluster.actors": "cluster.needs cluster.process cluster.protocol cluster.resources",
-    "cluster.connect": "cluster.protocol cluster.tcp cluster.transports mpmd.ir",
-    "cluster.ray_connection": "cluster.ray_compat cluster.resources",
+    "cluster.start": "cluster.process cluster.protocol cluster.ray_compat cluster.tcp cluster.transports "
+    "mpmd.ir mpmd.reshard mpmd.validation",
     "cluster.driver": "cluster.process cluster.protocol cluster.tcp cluster.transports mpmd.collectives "
     "mpmd.device_trace mpmd.errors mpmd.ir mpmd.memory mpmd.program mpmd.reshard mpmd.routes mpmd.runtime "
     "mpmd.stopwatch mpmd.tables mpmd.validation",
-    "cluster.recovery": "cluster.actors cluster.connect cluster.driver cluster.process cluster.protocol "
-    "cluster.ray_compat cluster.resources cluster.tcp cluster.transports mpmd.collectives "
-    "mpmd.device_trace mpmd.errors mpmd.ir mpmd.program mpmd.reshard mpmd.runtime mpmd.sharding "
-    "mpmd.stopwatch mpmd.validation",
+    "cluster.recovery": "cluster.driver cluster.process cluster.protocol cluster.ray_compat cluster.start "
+    "cluster.tcp cluster.transports mpmd.collectives mpmd.device_trace mpmd.errors mpmd.ir mpmd.program "
+    "mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.routes mpmd.validation",
-    "cluster.launch": "cluster.actors cluster.connect cluster.driver cluster.mesh cluster.needs "
-    "cluster.process cluster.protocol cluster.ray_connection cluster.recovery cluster.resources "
-    "cluster.shapes cluster.tcp cluster.transports mpmd.routes mpmd.runtime mpmd.stopwatch "
-    "mpmd.validation",
-    "cluster.describe": "cluster.launch cluster.process cluster.ray_connection cluster.resources "
-    "cluster.shapes mpmd.memory mpmd.planner.calibrate mpmd.planner.hardware mpmd.validation",
+    "cluster.launch": "cluster.driver cluster.mesh cluster.process cluster.protocol cluster.recovery "
+    "cluster.start cluster.tcp cluster.transports mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.validation",
+    "cluster.describe": "cluster.launch cluster.process cluster.start mpmd.memory mpmd.planner.calibrate "
+    "mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
-    "cluster.trial": "cluster cluster.ray_connection cluster.resources mpmd",
+    "cluster.trial": "cluster cluster.start mpmd",
     # The user's face.
     "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.validation",
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding mpmd.validation",
@@ -190,7 +182,10 @@ NEVER_REACHES = [
     ("cluster", "mpmd.compiler"),
     ("mpmd.runtime", "mpmd.compiler"),
     ("mpmd.compiler", "mpmd.runtime"),
-    ("cluster.transports", "cluster.driver"),
+    ("cluster.process", "cluster.start"),
+    ("cluster.process", "cluster.driver"),
+    ("cluster.start", "cluster.driver"),
+    ("cluster.driver", "cluster.start"),
 ]
 """Packages of which the first does not import the second, by way of others either."""
 

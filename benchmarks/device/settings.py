@@ -10,7 +10,7 @@ import sys
 
 from benchmarks.workload import available_cores
 from cluster.process.environment import PREALLOCATE, actor_environment
-from cluster.shapes import GPU_PLATFORMS
+from cluster.start.shapes import GPU_PLATFORMS
 
 CPU_DEVICES = 8
 FIND = """

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from ray.actor import ActorHandle
 
-from cluster.connect import StartingActors, connect_driver, connect_groups, open_groups
 from cluster.driver.calls.actor_calls import ActorCalls
 from cluster.driver.calls.watchdog import Limits
 from cluster.driver.ray_session import RaySession
@@ -24,6 +23,7 @@ from cluster.recovery.journal import BEGINNING
 from cluster.recovery.places import NodeGoneError, NoPlaceError
 from cluster.recovery.replacements import Replacements
 from cluster.recovery.waits import Calls, Pings, ProcessLostError, SupersededError, Waits
+from cluster.start.connect import StartingActors, connect_driver, connect_groups, open_groups
 from cluster.tcp.connection import Connection
 from cluster.transports.choice import OBJECT_STORE, choose
 from mpmd.errors import GroupDiedError, RecoveryError

@@ -20,7 +20,7 @@ from cluster.protocol.process_info import ProcessInfo
 from cluster.ray_compat import draining_nodes
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from cluster.recovery.sharing import choose_hosts
-from cluster.resources import (
+from cluster.start.resources import (
     Bundle,
     OwnPlace,
     Place,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import ray
 from ray.actor import ActorHandle
 
-from cluster.actors import ActorStarter
 from cluster.driver.ray_session import RaySession
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.places import Places
-from cluster.resources import OwnPlace, Place, SharedPlace
+from cluster.start.actors import ActorStarter
+from cluster.start.resources import OwnPlace, Place, SharedPlace
 
 _ANSWER_SECONDS = 5.0
 """A process that was prepared and does not answer within this time is not used."""

@@ -2,10 +2,10 @@
 
 import pytest
 
-from cluster import needs, resources
-from cluster.needs import bundles_of
-from cluster.resources import assign_bundles, describe_shortage, fitting_cpus
-from cluster.shapes import Request
+from cluster.start import needs, resources
+from cluster.start.needs import bundles_of
+from cluster.start.resources import assign_bundles, describe_shortage, fitting_cpus
+from cluster.start.shapes import Request
 from mpmd.reshard import GroupShape
 
 

@@ -9,11 +9,11 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from cluster.needs import Needs
 from cluster.process.actor import GroupActor
 from cluster.process.environment import visible_devices
 from cluster.protocol.endpoint import Member
-from cluster.resources import OwnPlace, Place
+from cluster.start.needs import Needs
+from cluster.start.resources import OwnPlace, Place
 
 
 class ActorStarter:

@@ -9,8 +9,8 @@ from typing import Any
 
 from cluster.process.environment import actor_environment, gpu_memory
 from cluster.protocol.endpoint import Member
-from cluster.resources import Bundle, fitting_cpus, live_nodes, threads_per_process
-from cluster.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request
+from cluster.start.resources import Bundle, fitting_cpus, live_nodes, threads_per_process
+from cluster.start.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request
 from mpmd.reshard import GroupShape
 from mpmd.validation import counted
 

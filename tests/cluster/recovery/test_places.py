@@ -8,7 +8,7 @@ from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import places as places_module
 from cluster.recovery.places import NodeGoneError, NoPlaceError, Places
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
-from cluster.resources import OwnPlace, SharedPlace
+from cluster.start.resources import OwnPlace, SharedPlace
 
 
 @dataclasses.dataclass(eq=False)

@@ -4,12 +4,12 @@ import math
 
 import jax
 import pytest
+from cluster.process.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 
 import cluster
-from cluster.needs import needs_of
-from cluster.process.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 from cluster.protocol.endpoint import Member
-from cluster.shapes import Request
+from cluster.start.needs import needs_of
+from cluster.start.shapes import Request
 from mpmd.reshard import GroupShape
 
 COUNT = "--xla_force_host_platform_device_count"
@@ -72,7 +72,7 @@ def test_the_memory_that_the_user_wants_is_kept():
 
 @pytest.mark.parametrize(("platform", "shared"), [("cuda", True), ("rocm", True), ("cpu", False)])
 def test_groups_get_their_part_of_the_memory_of_a_gpu(platform, shared, monkeypatch):
-    monkeypatch.setattr("cluster.needs.threads_per_process", lambda nodes: [1] * len(nodes))
+    monkeypatch.setattr("cluster.start.needs.threads_per_process", lambda nodes: [1] * len(nodes))
     shape = GroupShape({"stage": 1}, 1)
     members = [Member(mpmd_idx, 0, (shape, shape)) for mpmd_idx in range(2)]
     bundles, nodes = [{"CPU": 1.0, "GPU": 0.25}, {"CPU": 1.0, "GPU": 0.25}], ["a", "a"]

@@ -6,7 +6,7 @@ from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import replacements
 from cluster.recovery.replacements import Replacements
-from cluster.resources import OwnPlace, SharedPlace
+from cluster.start.resources import OwnPlace, SharedPlace
 
 
 class Call:

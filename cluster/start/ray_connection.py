@@ -10,7 +10,7 @@ from collections.abc import Callable
 import ray
 
 from cluster.ray_compat import check_release, without_notices
-from cluster.resources import live_nodes
+from cluster.start.resources import live_nodes
 
 _REACHABLE_SECONDS = 10
 """How long a cluster may take to accept a connection."""
