@@ -14,7 +14,7 @@ import jax
 import ray
 
 from cluster.launch import launch
-from cluster.process.environment import actor_environment
+from cluster.start.environment import actor_environment
 from cluster.start.ray_connection import connect_to_ray, default_platform
 from cluster.start.resources import live_nodes
 from cluster.start.shapes import GPU_PLATFORMS

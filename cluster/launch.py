@@ -16,7 +16,7 @@ from cluster.driver.calls.watchdog import Limits, limits_faults
 from cluster.driver.runtime import RayRuntime
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.process.actor import GroupActor
-from cluster.process.environment import SHAREABLE_PLATFORMS, check_cache, without_effect
+from cluster.process.compilation_cache import check_cache
 from cluster.protocol.endpoint import Endpoint, Member, endpoints
 from cluster.protocol.process_info import Placement
 from cluster.protocol.versions import versions_here
@@ -30,6 +30,7 @@ from cluster.recovery.report import RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from cluster.start.actors import ActorStarter
 from cluster.start.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
+from cluster.start.environment import SHAREABLE_PLATFORMS, without_effect
 from cluster.start.needs import bundles_of, needs_of
 from cluster.start.ray_connection import connect_to_ray, default_platform
 from cluster.start.resources import (

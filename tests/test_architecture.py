@@ -142,7 +142,7 @@ MAY_IMPORT = {
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.routes mpmd.validation",
     "cluster.launch": "cluster.driver cluster.mesh cluster.process cluster.protocol cluster.recovery "
     "cluster.start cluster.tcp cluster.transports mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.validation",
-    "cluster.describe": "cluster.launch cluster.process cluster.start mpmd.memory mpmd.planner.calibrate "
+    "cluster.describe": "cluster.launch cluster.start mpmd.memory mpmd.planner.calibrate "
     "mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     "cluster.trial": "cluster cluster.start mpmd",

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from benchmarks.workload import available_cores
-from cluster.process.environment import PREALLOCATE, actor_environment
+from cluster.start.environment import PREALLOCATE, actor_environment
 from cluster.start.shapes import GPU_PLATFORMS
 
 CPU_DEVICES = 8

@@ -17,7 +17,8 @@ import ray
 
 from cluster.process import world
 from cluster.process.agreement import Agreement
-from cluster.process.devices import keep_compiled, submesh_of
+from cluster.process.compilation_cache import keep_compiled
+from cluster.process.devices import submesh_of
 from cluster.process.slices import SliceTransport
 from cluster.protocol.endpoint import Member
 from cluster.protocol.packing import PackedArray, PackedValue, pack, unpack

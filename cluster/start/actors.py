@@ -10,8 +10,8 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cluster.process.actor import GroupActor
-from cluster.process.environment import visible_devices
 from cluster.protocol.endpoint import Member
+from cluster.start.environment import visible_devices
 from cluster.start.needs import Needs
 from cluster.start.resources import OwnPlace, Place
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.process.environment import actor_environment, gpu_memory
 from cluster.protocol.endpoint import Member
+from cluster.start.environment import actor_environment, gpu_memory
 from cluster.start.resources import Bundle, fitting_cpus, live_nodes, threads_per_process
 from cluster.start.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request
 from mpmd.reshard import GroupShape

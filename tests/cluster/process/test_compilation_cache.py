@@ -9,13 +9,13 @@ import sys
 import pytest
 
 import cluster
-from cluster.process.environment import check_cache
+from cluster.process.compilation_cache import check_cache
 from mpmd import private_directory
 from mpmd.private_directory import fault_of
 
 COMPILE = """
 import sys, jax, jax.numpy as jnp
-from cluster.process.devices import keep_compiled
+from cluster.process.compilation_cache import keep_compiled
 keep_compiled(sys.argv[1])
 jax.jit(lambda x: x * 2 + 1).lower(jnp.ones(3)).compile()
 """

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster.process.environment import visible_devices
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.sharing import choose_hosts
+from cluster.start.environment import visible_devices
 
 
 def hosts(*nodes, num_devices=1):

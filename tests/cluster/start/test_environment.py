@@ -4,10 +4,10 @@ import math
 
 import jax
 import pytest
-from cluster.process.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 
 import cluster
 from cluster.protocol.endpoint import Member
+from cluster.start.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 from cluster.start.needs import needs_of
 from cluster.start.shapes import Request
 from mpmd.reshard import GroupShape

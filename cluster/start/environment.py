@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
-
-from mpmd.private_directory import fault_of
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
 
@@ -80,29 +77,6 @@ def gpu_memory(given: Mapping[str, str], gpus: float | None, shares: bool) -> di
     if gpus and gpus < 1 and not any(name in given for name in _FRACTIONS):
         memory[MEMORY_FRACTION] = f"{MEMORY_OF_A_GPU * gpus:.4g}"
     return {name: value for name, value in memory.items() if name not in given}
-
-
-CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-"""JAX's own variable of the directory of what it has compiled."""
-
-
-def check_cache(compilation_cache: str | os.PathLike[str] | None, given: Mapping[str, str]) -> None:
-    """Raises ``ValueError`` when others may have written to the compilation cache, where it is on this node.
-
-    Args:
-      given: the variables that the user wants in the processes.
-    """
-    directory = given.get(CACHE_VARIABLE) or compilation_cache
-    if directory is not None and (fault := fault_of(os.path.expanduser(directory))):
-        raise ValueError(refusal(fault))
-
-
-def refusal(fault: str) -> str:
-    """Says that a compilation cache is not used, and why."""
-    return (
-        f"the compilation cache is refused, because your processes execute what is in it: {fault} "
-        f"(compilation_cache=..., or {CACHE_VARIABLE})"
-    )
 
 
 _DRIVERS = (
