@@ -21,17 +21,17 @@ from cluster.protocol.endpoint import Endpoint, Member, endpoints
 from cluster.protocol.process_info import Placement
 from cluster.protocol.versions import versions_here
 from cluster.recovery.actor import RecoverableActor
-from cluster.recovery.fleet import Fleet
 from cluster.recovery.metrics import RecoveryMetrics
 from cluster.recovery.places import Places
 from cluster.recovery.policy import Recovery, check_recovery
+from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.replacements import Replacements
 from cluster.recovery.report import RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from cluster.start.actors import ActorStarter
 from cluster.start.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
 from cluster.start.environment import SHAREABLE_PLATFORMS, without_effect
-from cluster.start.needs import bundles_of, needs_of
+from cluster.start.process_resources import bundles_of, resources_of
 from cluster.start.ray_connection import connect_to_ray, default_platform
 from cluster.start.resources import (
     live_nodes,
@@ -191,9 +191,9 @@ def launch(
         undo.callback(remove_all, placement_groups)
         share_after = recovery.share_after if recovery and platform in SHAREABLE_PLATFORMS else None
         shares = share_after is not None
-        needs = needs_of(members, bundles, nodes, request, platform, runtime_env or {}, shares)
+        resources = resources_of(members, bundles, nodes, request, platform, runtime_env or {}, shares)
         cache = None if compilation_cache is None else os.fspath(compilation_cache)
-        starter = ActorStarter(members, needs, cache, RecoverableActor if recovery else GroupActor)
+        starter = ActorStarter(members, resources, cache, RecoverableActor if recovery else GroupActor)
         with watch("actors"):
             actors = [starter.start(number, own[number]) for number in range(len(members))]
             replacements = None
@@ -223,9 +223,11 @@ def launch(
             groups_runtime.attach(ActorCalls(actors, processes, placement_groups, connections, infos, limits))
         else:
             gathering = topology.gathering
-            fleet = Fleet(replacements, actors, placement, transport, encryption, gathering, timeout, limits)
+            pool = ProcessPool(
+                replacements, actors, placement, transport, encryption, gathering, timeout, limits
+            )
             on_recovery = _noting(recoveries)
-            runtime = RecoveringRuntime(groups_runtime, fleet, recovery, on_recovery, max_in_flight)
+            runtime = RecoveringRuntime(groups_runtime, pool, recovery, on_recovery, max_in_flight)
             runtime.attach(connections)
         undo.pop_all()
     return ClusterMesh(

@@ -52,7 +52,7 @@ class Replacements:
             while len(self._spares) < self._num_spares and not self.places.is_short:
                 place = self._free.pop() if self._free else None
                 if place is None or self.places.node_of(place) not in good:
-                    place = self.places.request_spare(self.starter.needs[0].resources)
+                    place = self.places.request_spare(self.starter.resources[0].bundle)
                 actor = self.starter.start(0, place)
                 self._spares.append((actor, place, actor.warm_up.remote()))
             self._free.clear()

@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from cluster.process.actor import GroupActor
 from cluster.protocol.endpoint import Member
 from cluster.start.environment import visible_devices
-from cluster.start.needs import Needs
+from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import OwnPlace, Place
 
 
@@ -21,7 +21,7 @@ class ActorStarter:
 
     Args:
       members: the processes, in the order of their numbers.
-      needs: of each of them.
+      resources: of each of them.
       compilation_cache: as of ``GroupActor``.
       actor_class: of the actors.
     """
@@ -29,21 +29,21 @@ class ActorStarter:
     def __init__(
         self,
         members: Sequence[Member],
-        needs: Sequence[Needs],
+        resources: Sequence[ProcessResources],
         compilation_cache: str | None,
         actor_class: type[GroupActor] = GroupActor,
     ):
         self.members = tuple(members)
-        self.needs = tuple(needs)
+        self.resources = tuple(resources)
         self._compilation_cache = compilation_cache
         self._actor_class = ray.remote(concurrency_groups=dict(actor_class.CONCURRENCY_GROUPS))(actor_class)  # type: ignore[call-overload]
 
     def start(self, number: int, place: Place) -> ActorHandle:
         """Starts the actor of a process; in a bundle as soon as Ray has it."""
-        needs = self.needs[number]
-        runtime_env = dict(needs.runtime_env)
+        resources = self.resources[number]
+        runtime_env = dict(resources.runtime_env)
         if isinstance(place, OwnPlace):
-            cpus, gpus = needs.resources["CPU"], needs.resources.get("GPU", 0)
+            cpus, gpus = resources.bundle["CPU"], resources.bundle.get("GPU", 0)
             where: Any = PlacementGroupSchedulingStrategy(place.placement_group, place.bundle_index)
         else:
             cpus = gpus = 0

@@ -37,7 +37,7 @@ class StartingActors(NamedTuple):
     def call(self, method: str, arguments: Sequence[tuple]) -> list[Any]:
         """Calls all actors at the same time and returns their replies."""
         calls: list[ray.ObjectRef] = [
-            getattr(actor, method).remote(*given) for actor, given in zip(self.actors, arguments, strict=True)
+            getattr(actor, method).remote(*each) for actor, each in zip(self.actors, arguments, strict=True)
         ]
         process_of = dict(zip(calls, self.processes, strict=True))
         waiting, deadline = calls, time.monotonic() + self.timeout
@@ -89,12 +89,12 @@ def gathering_edges(
 
     There, each process reads what it needs from memory, which is as fast as to gather it, and simpler.
     """
-    found: set[Edge] = set()
+    gathering: set[Edge] = set()
     for (a, b), name in transports.items():
         if name != SHARED_MEMORY:
             groups = infos[a].mpmd_idx, infos[b].mpmd_idx
-            found |= {groups, groups[::-1]}
-    return frozenset(found)
+            gathering |= {groups, groups[::-1]}
+    return frozenset(gathering)
 
 
 def connect_groups(

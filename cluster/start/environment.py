@@ -32,7 +32,7 @@ SHAREABLE_PLATFORMS = ("cpu", *VISIBLE_DEVICES)
 
 
 def actor_environment(
-    given: Mapping[str, str],
+    variables: Mapping[str, str],
     xla_flags: str,
     platform: str,
     num_devices: int,
@@ -42,17 +42,17 @@ def actor_environment(
     """Adds to the user's variables those that give a process of a group its devices.
 
     Args:
-      given: the variables that the user wants in the process; they take precedence, but for the platform and
+      variables: those that the user wants in the process; they take precedence, but for the platform and
         the number of devices.
-      xla_flags: the driver's ``XLA_FLAGS``, used when ``given`` has none.
+      xla_flags: the driver's ``XLA_FLAGS``, used when ``variables`` has none.
       platform: the value of ``JAX_PLATFORMS``.
       num_devices: the devices of the process; on CPU they are slices of the host.
       num_threads: its share of the host's cores, the size of XLA's thread pool.
       num_processes: of its group.
     """
-    environment = {"NPROC": str(num_threads), **given, "JAX_PLATFORMS": platform}
+    environment = {"NPROC": str(num_threads), **variables, "JAX_PLATFORMS": platform}
     if platform == "cpu":
-        others = _DEVICE_COUNT.sub("", given.get("XLA_FLAGS", xla_flags)).split()
+        others = _DEVICE_COUNT.sub("", variables.get("XLA_FLAGS", xla_flags)).split()
         flags = [*others, f"--xla_force_host_platform_device_count={num_devices}"]
         if num_threads == 1 and not any(flag.startswith(_CONCURRENCY) for flag in others):
             flags.append(f"{_CONCURRENCY}=false")
@@ -62,11 +62,11 @@ def actor_environment(
     return environment
 
 
-def gpu_memory(given: Mapping[str, str], gpus: float | None, shares: bool) -> dict[str, str]:
+def gpu_memory(variables: Mapping[str, str], gpus: float | None, shares: bool) -> dict[str, str]:
     """The variables that say how much of a GPU's memory a process takes, without those that the user has set.
 
     Args:
-      given: the variables that the user wants in the process.
+      variables: those that the user wants in the process.
       gpus: that are reserved for the process. With a part of one it takes this part of what JAX takes of a
         GPU, so that the processes that share it fit into it.
       shares: whether other processes may come to its GPU later. Then it takes memory when it needs some.
@@ -74,9 +74,9 @@ def gpu_memory(given: Mapping[str, str], gpus: float | None, shares: bool) -> di
     memory = {}
     if shares:
         memory[PREALLOCATE] = "false"
-    if gpus and gpus < 1 and not any(name in given for name in _FRACTIONS):
+    if gpus and gpus < 1 and not any(name in variables for name in _FRACTIONS):
         memory[MEMORY_FRACTION] = f"{MEMORY_OF_A_GPU * gpus:.4g}"
-    return {name: value for name, value in memory.items() if name not in given}
+    return {name: value for name, value in memory.items() if name not in variables}
 
 
 _DRIVERS = (
@@ -99,20 +99,20 @@ _DRIVERS = (
 _TRUE = ("y", "yes", "t", "true", "on", "1")
 
 
-def without_effect(given: Mapping[str, str], config: Any) -> list[str]:
+def without_effect(variables: Mapping[str, str], config: Any) -> list[str]:
     """The variables that set up JAX otherwise than the driver, to no effect, and what to do.
 
     Args:
-      given: the variables that the user wants in the processes.
+      variables: those that the user wants in the processes.
       config: the driver's ``jax.config``.
     """
     settings = {name.upper(): getattr(config, name) for name in _DRIVERS}
     return [
-        f"{name}={given[name]} in runtime_env has no effect: steps have this setting from the driver, "
+        f"{name}={variables[name]} in runtime_env has no effect: steps have this setting from the driver, "
         f"where it is {value!r} now. Set it there, in its environment or by "
         f"jax.config.update('{name.lower()}', ...)"
         for name, value in settings.items()
-        if name in given and not _says(given[name], value)
+        if name in variables and not _says(variables[name], value)
     ]
 
 

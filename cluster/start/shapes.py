@@ -1,4 +1,4 @@
-"""What ``launch`` is asked for: the shapes of groups and their processes, and what is wrong with them."""
+"""The shapes of groups and their processes that ``launch`` is asked for, and their faults."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def submeshes_of(request: Request) -> list[dict[str, int]]:
 
 def axis_types_of(request: Request) -> dict[str, AxisType]:
     """The types of the axes that are not ``Auto``."""
-    given = request.axis_types
-    if isinstance(given, AxisType):
-        given = dict.fromkeys(submeshes_of(request)[0], given)
-    return {axis: kind for axis, kind in (given or {}).items() if kind is not AxisType.Auto}
+    types = request.axis_types
+    if isinstance(types, AxisType):
+        types = dict.fromkeys(submeshes_of(request)[0], types)
+    return {axis: kind for axis, kind in (types or {}).items() if kind is not AxisType.Auto}
 
 
 def shapes_of(request: Request, platform: str, gpus_of_nodes: Sequence[float]) -> tuple[GroupShape, ...]:
@@ -241,14 +241,14 @@ def _faults_of_amounts(num_groups: int, num_devices: int) -> Iterator[Fault | No
 
 
 def _faults_of_axis_types(request: Request, submeshes: Sequence[Mapping[str, int]] | None) -> Iterator[Fault]:
-    given = request.axis_types
-    named = given if isinstance(given, Mapping) else {}
+    types = request.axis_types
+    named = types if isinstance(types, Mapping) else {}
     for axis in named:
         if submeshes and axis not in submeshes[0]:
             yield ValueError(
                 f"axis_types names the axis {axis!r}; the axes of groups are {', '.join(submeshes[0])}"
             )
-    if AxisType.Manual in (given, *named.values()):
+    if AxisType.Manual in (types, *named.values()):
         yield ValueError("axis_types must be Auto or Explicit: axes are Manual within a jax.shard_map only")
 
 

@@ -71,8 +71,8 @@ def copies(processes, monkeypatch):
         "keep",
         lambda self, *arguments: unpacked(self, *arguments[:-1], arguments[-1].value),
     )
-    waits = SimpleNamespace(wait_for=lambda calls, *options, **named: None)
-    copies = Copies(processes, endpoints([1, 1, 1]), INFOS, waits)
+    waiter = SimpleNamespace(wait_for=lambda calls, *options, **named: None)
+    copies = Copies(processes, endpoints([1, 1, 1]), INFOS, waiter)
     copies.copy_away(FIRST, BEGINNING, lambda: True)
     copies.mark_committed()
     return copies

@@ -1,4 +1,4 @@
-"""Groups that move, with groups, a fleet and places that only pretend."""
+"""Groups that move, with groups, a pool and places that only pretend."""
 
 import dataclasses
 import threading
@@ -8,10 +8,10 @@ from concurrent.futures import Future
 import pytest
 
 from cluster.recovery import Recovery, mover
+from cluster.recovery.liveness_waiter import SupersededError
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
-from cluster.recovery.waits import SupersededError
 from mpmd.errors import GroupDiedError, RecoveryError
-from tests.support.pretended_groups import SOON, Driven, Fleet, commit_snapshot
+from tests.support.pretended_groups import SOON, Driven, ProcessPool, commit_snapshot
 from tests.support.public_functions import cluster_mesh
 
 
@@ -23,7 +23,7 @@ class Places:
         self.can_share = True
 
 
-class MovedFleet(Fleet):
+class MovedPool(ProcessPool):
     def __init__(self, failures=()):
         super().__init__(failures)
         self.places = Places()
@@ -41,11 +41,11 @@ class MovedFleet(Fleet):
         self.discarded += 1
 
 
-class Departures:
+class Migrations:
     """In place of what finds out which groups are to move."""
 
-    def __init__(self, fleet):
-        self.fleet = fleet
+    def __init__(self, pool):
+        self.pool = pool
         self.kinds = {}
         self.prepared = []
         self.fault = None
@@ -61,7 +61,7 @@ class Departures:
         if self.has_place:
             kind = self.kinds.pop(mpmd_idx)
             host = 0 if kind == SHRUNK else None
-            self.fleet.infos[1] = dataclasses.replace(self.fleet.infos[1], shares_with=host)
+            self.pool.infos[1] = dataclasses.replace(self.pool.infos[1], shares_with=host)
         return self.has_place
 
 
@@ -79,14 +79,14 @@ class Elastic(Driven):
 
 @pytest.fixture
 def elastic(monkeypatch):
-    monkeypatch.setattr(mover, "Departures", Departures)
+    monkeypatch.setattr(mover, "Migrations", Migrations)
     monkeypatch.setattr(mover, "_SAVE_SECONDS", 0.0)
     recovery = Recovery(every=100, max_failures=1)
     reports = []
-    driven = Elastic(MovedFleet(), recovery, reports.append)
-    driven.departures, driven.look_after = driven._mover._departures, driven._mover.look_after
+    driven = Elastic(MovedPool(), recovery, reports.append)
+    driven.migrations, driven.look_after = driven._mover._migrations, driven._mover.look_after
     driven.reports = reports
-    driven._fleet.may_copy.set()
+    driven._pool.may_copy.set()
     yield driven
     driven.close()
 
@@ -108,7 +108,7 @@ def resize(driven, num_places, kinds):
     resizing = in_thread(driven.resize, num_places, SOON)
     assert driven._mover._wake.wait(SOON)
     driven._mover._wake.clear()
-    driven.departures.kinds = kinds
+    driven.migrations.kinds = kinds
     driven.look_after()
     resizing.result(SOON)
 
@@ -123,7 +123,7 @@ def await_snapshot(driven, count):
 
 def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, capsys):
     futures = [elastic.step(), elastic.step()]
-    elastic.departures.kinds = {1: GROWN}
+    elastic.migrations.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     await_snapshot(elastic, 2)  # the one after the first step
     submitting = None
@@ -135,7 +135,7 @@ def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, cap
     looking.result(SOON)
     submitting.result(SOON)
     assert [future.result(SOON).inline[7] for two in futures for future in two.values()] == [1.0] * 4
-    assert elastic._fleet.restored == [2]
+    assert elastic._pool.restored == [2]
     assert len(elastic.attempts) == 2
     assert len(elastic.attempts[1].steps) == 1, "the new one alone"
     (report,) = elastic.reports
@@ -146,9 +146,9 @@ def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, cap
 
 def test_moves_are_no_failures_nor_are_deaths_of_groups_that_are_to_move(elastic):
     for _ in range(3):
-        elastic.departures.kinds = {0: DRAINED}
+        elastic.migrations.kinds = {0: DRAINED}
         elastic.look_after()
-    elastic.departures.kinds, elastic.departures.fault = {1: DRAINED}, RuntimeError("no process started")
+    elastic.migrations.kinds, elastic.migrations.fault = {1: DRAINED}, RuntimeError("no process started")
     elastic.look_after()
     elastic.die(1)
     elastic.step()
@@ -157,18 +157,18 @@ def test_moves_are_no_failures_nor_are_deaths_of_groups_that_are_to_move(elastic
     elastic.die(0)
     with pytest.raises(RecoveryError, match="the groups have failed 2 times, and max_failures is 1"):
         elastic.step()[0].result(SOON)
-    assert [mpmd_idx for mpmd_idx, _ in elastic.departures.prepared] == [0, 0, 0]
+    assert [mpmd_idx for mpmd_idx, _ in elastic.migrations.prepared] == [0, 0, 0]
 
 
 def test_a_group_does_not_move_when_another_one_dies_meanwhile(elastic):
     elastic.step()
-    elastic.departures.kinds = {1: GROWN}
+    elastic.migrations.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     await_snapshot(elastic, 2)
     elastic.die(0)
     looking.result(SOON)
-    assert elastic._fleet.restored == [0]
-    assert elastic._fleet.discarded == 1
+    assert elastic._pool.restored == [0]
+    assert elastic._pool.discarded == 1
     elastic.reply_to_all()
     deadline = time.monotonic() + SOON
     while not elastic.reports and time.monotonic() < deadline:
@@ -186,14 +186,14 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
     handle = elastic.next_handle()
     elastic.copy_out(0, handle, [1])
     writing = elastic.write(0, handle, [["spec"]])
-    elastic.departures.kinds = {1: GROWN}
+    elastic.migrations.kinds = {1: GROWN}
     elastic.look_after()
     assert (
         "group 1 does not move, though the cluster has room for it: a checkpoint is being saved"
         in capsys.readouterr().err
     )
-    assert elastic.reports == [] and elastic.departures.prepared == []
-    elastic.departures.kinds = {1: DRAINED}
+    assert elastic.reports == [] and elastic.migrations.prepared == []
+    elastic.migrations.kinds = {1: DRAINED}
     looking = in_thread(elastic.look_after)
     with elastic.changed:
         assert elastic.changed.wait_for(
@@ -207,7 +207,7 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
     assert writing.result(SOON) == [16]
     elastic.free((0,), handle)
     looking.result(SOON)
-    elastic.departures.kinds = {1: GROWN}
+    elastic.migrations.kinds = {1: GROWN}
     elastic.look_after()
     assert [report.kind for report in elastic.reports] == [DRAINED, GROWN]
 
@@ -218,7 +218,7 @@ def test_a_copy_that_the_log_has_given_up_is_not_lost_by_a_move(elastic, capsys)
     elastic.attempts[0].future("copy_out").set_result(None)
     with elastic.changed:
         elastic._requests.note(elastic.journal.drop_copies)  # as a step does that the copy has kept waiting
-    elastic.departures.kinds = {0: SHRUNK}
+    elastic.migrations.kinds = {0: SHRUNK}
     elastic.look_after()
     assert "a checkpoint is being saved" in capsys.readouterr().err
     elastic.free((0,), handle)
@@ -231,11 +231,11 @@ def test_a_death_at_the_moment_of_a_move_is_a_failure(elastic, monkeypatch):
 
     def with_a_death(*arguments):
         is_copied = copy_all(*arguments)
-        elastic._fleet.on_death(GroupDiedError("group 0 died", 0))
+        elastic._pool.on_death(GroupDiedError("group 0 died", 0))
         return is_copied
 
     monkeypatch.setattr(elastic._mover, "_copy_all", with_a_death)
-    elastic.departures.kinds = {1: GROWN}
+    elastic.migrations.kinds = {1: GROWN}
     elastic.look_after()
     assert [report.mpmd_idxs for report in elastic.reports] == [(0, 1)]
     elastic.die(1)
@@ -244,17 +244,17 @@ def test_a_death_at_the_moment_of_a_move_is_a_failure(elastic, monkeypatch):
 
 
 def test_a_group_whose_copies_may_be_gone_does_not_move(elastic, capsys):
-    elastic.departures.kinds, elastic._fleet.silent = {1: GROWN}, {0}
+    elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, {0}
     elastic.look_after()
     assert "group 1 does not move, though the cluster has room for it: another" in capsys.readouterr().err
-    assert elastic._fleet.discarded == 1 and not elastic._requests.is_paused
-    elastic.departures.kinds, elastic._fleet.silent = {1: GROWN}, set()
+    assert elastic._pool.discarded == 1 and not elastic._requests.is_paused
+    elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, set()
     elastic.look_after()
     assert [report.kind for report in elastic.reports] == [GROWN]
 
 
 def test_that_there_is_no_other_place_is_said_once(elastic, capsys):
-    elastic.departures.kinds, elastic.departures.has_place = {1: DRAINED}, False
+    elastic.migrations.kinds, elastic.migrations.has_place = {1: DRAINED}, False
     for _ in range(2):
         elastic.look_after()
     assert capsys.readouterr().err.count("its node is to end: there is no other place for it") == 1
@@ -263,12 +263,12 @@ def test_that_there_is_no_other_place_is_said_once(elastic, capsys):
 
 def test_resizing_moves_groups_or_says_why_not(elastic):
     resize(elastic, 1, {1: SHRUNK})
-    assert elastic._fleet.places.num_own == 1
+    assert elastic._pool.places.num_own == 1
     assert [report.kind for report in elastic.reports] == [SHRUNK]
     with pytest.raises(RuntimeError, match=r"resize\(2\): group 1 did not move within 0 s.*by itself as"):
         elastic.resize(2, 0.0)
     resize(elastic, 2, {1: GROWN})
-    elastic._fleet.places.can_share = False
+    elastic._pool.places.can_share = False
     with pytest.raises(RuntimeError, match="groups may not share devices here"):
         elastic.resize(1, SOON)
     assert [report.kind for report in elastic.reports] == [SHRUNK, GROWN]
@@ -281,7 +281,7 @@ def test_resizing_ends_when_what_groups_have_left_is_given_back(elastic, monkeyp
         giving_back.set()
         assert may_go_on.wait(SOON)
 
-    monkeypatch.setattr(elastic._fleet.replacements, "start_spares", give_back)
+    monkeypatch.setattr(elastic._pool.replacements, "start_spares", give_back)
     resizing = in_thread(resize, elastic, 1, {1: SHRUNK})
     assert giving_back.wait(SOON)
     settling = in_thread(elastic.resize, 1, SOON)
@@ -300,12 +300,12 @@ def test_numbers_of_places_that_cannot_be(number):
 
 def test_closing_ends_a_move(elastic, capsys):
     elastic.step()
-    elastic.departures.kinds = {1: GROWN}
+    elastic.migrations.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     await_snapshot(elastic, 2)
     elastic.close()
     looking.result(SOON)
-    elastic.departures.kinds, elastic.departures.fault = (
+    elastic.migrations.kinds, elastic.migrations.fault = (
         {1: GROWN},
         RuntimeError("the new process was killed"),
     )
@@ -316,9 +316,9 @@ def test_closing_ends_a_move(elastic, capsys):
 
 
 def test_the_status_shows_who_shares(elastic):
-    elastic._fleet.infos[1] = dataclasses.replace(elastic._fleet.infos[1], shares_with=0)
-    elastic._fleet.may_replace.clear()
-    elastic.departures.kinds = {1: SHRUNK}
+    elastic._pool.infos[1] = dataclasses.replace(elastic._pool.infos[1], shares_with=0)
+    elastic._pool.may_replace.clear()
+    elastic.migrations.kinds = {1: SHRUNK}
     looking = in_thread(elastic.look_after)
     deadline = time.monotonic() + SOON
     while not elastic.is_recovering and time.monotonic() < deadline:
@@ -326,6 +326,6 @@ def test_the_status_shows_who_shares(elastic):
     shown = str(elastic.status())
     assert "host, shared with group 0" in shown
     assert "group 1 moves: it is to share a node with others" in shown
-    elastic._fleet.may_replace.set()
+    elastic._pool.may_replace.set()
     looking.result(SOON)
     assert dict(elastic.reports[0].shares_with) == {1: 0}

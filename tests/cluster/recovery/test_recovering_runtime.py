@@ -1,4 +1,4 @@
-"""The runtime that recovers, with groups and a fleet that only pretend."""
+"""The runtime that recovers, with groups and a pool that only pretend."""
 
 import threading
 import weakref
@@ -26,7 +26,7 @@ from tests.support.pretended_groups import (
     SOON,
     TOGETHER,
     Driven,
-    Fleet,
+    ProcessPool,
     begin_recovery,
     commit_snapshot,
     end_recovery,
@@ -83,7 +83,7 @@ def test_groups_go_back_when_a_step_fails_that_has_taken_its_inputs_over():
     with pytest.raises(TaskError, match="out of memory"):
         second[0].result(SOON)
     attempts(driven, 2)
-    assert driven._fleet.restored == [BEGINNING]
+    assert driven._pool.restored == [BEGINNING]
     again = driven.attempts[1]
     why = "out of memory. The MpmdArrays that the step was donated are as they were before it"
     assert again.failed == [{None}, {why}, {why}, {None}], "what reads the results is not run again either"
@@ -105,7 +105,7 @@ def test_groups_go_back_when_a_step_fails_that_has_taken_its_inputs_over():
 
 def test_deaths_count_and_failed_steps_do_not():
     reports = []
-    driven = Driven(Fleet(), Recovery(every=100, max_failures=1), reports.append)
+    driven = Driven(ProcessPool(), Recovery(every=100, max_failures=1), reports.append)
     for count in (2, 3, 4):
         driven.step(inputs=(1,), outputs=(2,), donated=(1,))
         calls = driven.attempts[-1]
@@ -190,7 +190,7 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
         assert "have died together" in str(caught.value)
         assert "/checkpoints/300" in str(caught.value)
         assert caught.value.checkpoint == "/checkpoints/300"
-    assert driven._fleet.restored == [BEGINNING]
+    assert driven._pool.restored == [BEGINNING]
     old = driven._requests._first_handle - 1
     requests = {i: StepRequest(0, 0, (old,), (driven.next_handle(),)) for i in range(2)}
     of_old_values = [
@@ -212,7 +212,7 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
     driven.attempts[1].reply(0, 3.0)
     assert third[0].result(SOON).inline[7] == 3.0
     driven.die(1)
-    assert driven._fleet.restored == [BEGINNING, BEGINNING]
+    assert driven._pool.restored == [BEGINNING, BEGINNING]
     assert len(driven.attempts[2].steps) == 1
     assert driven.attempts[2].named("read") == [(0, {new: "stored"})]
 

@@ -6,6 +6,7 @@ from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import replacements
 from cluster.recovery.replacements import Replacements
+from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import OwnPlace, SharedPlace
 
 
@@ -58,7 +59,7 @@ class Session:
 class Starter:
     def __init__(self):
         self.members = endpoints([1, 1, 1])
-        self.needs = [type("Needs", (), {"resources": {"CPU": 1}})] * 3
+        self.resources = [ProcessResources({"CPU": 1}, {})] * 3
         self.started = []
 
     def start(self, number, place):

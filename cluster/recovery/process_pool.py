@@ -20,9 +20,9 @@ from cluster.protocol.process_info import Placement, ProcessInfo
 from cluster.protocol.versions import versions_here
 from cluster.recovery.copies import Copies, CopiesLostError
 from cluster.recovery.journal import BEGINNING
+from cluster.recovery.liveness_waiter import Calls, LivenessWaiter, Pings, ProcessLostError, SupersededError
 from cluster.recovery.places import NodeGoneError, NoPlaceError
 from cluster.recovery.replacements import Replacements
-from cluster.recovery.waits import Calls, Pings, ProcessLostError, SupersededError, Waits
 from cluster.start.connect import StartingActors, connect_driver, connect_groups, open_groups
 from cluster.tcp.connection import Connection
 from cluster.transports.choice import OBJECT_STORE, choose
@@ -45,7 +45,7 @@ class Replacement(NamedTuple):
     lost: str | None
 
 
-class Fleet:
+class ProcessPool:
     """The running processes.
 
     Args:
@@ -88,9 +88,9 @@ class Fleet:
         self._session = RaySession()
         self._unopened: set[int] = set()  # the groups whose new processes have not taken their devices yet,
         self._unloaded: set[int] = set()  # and those that may not have the programs
-        self._waits = Waits(self.actors, self.processes, limits)
-        self.copies = Copies(self.actors, self.processes, self._infos, self._waits)
-        self.stop = self._waits.stop
+        self._waiter = LivenessWaiter(self.actors, self.processes, limits)
+        self.copies = Copies(self.actors, self.processes, self._infos, self._waiter)
+        self.stop = self._waiter.stop
 
     @property
     def infos(self) -> tuple[ProcessInfo, ...]:
@@ -142,7 +142,7 @@ class Fleet:
             except (SupersededError, RecoveryError):
                 raise
             except Exception as error:  # a death; or there is no place, and there will be none next time
-                dying = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self._waits.find_dead()
+                dying = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self._waiter.find_dead()
                 self._count(error, dying, count_failure)
                 dying |= self._spoilt(dying)
 
@@ -172,7 +172,9 @@ class Fleet:
             resetting = self._reset(self._numbers_outside(self._unopened), list(loads))
             self._start(dead)  # may wait for room
             self._open_started(resetting, count_failure)
-            self._waits.wait_for(resetting, limits=self._limits)  # nobody else watches the steps that end now
+            self._waiter.wait_for(
+                resetting, limits=self._limits
+            )  # nobody else watches the steps that end now
         self.copies.check(snapshot)
         with watch("connected"):
             self._connect()  # after which a process knows what a program's messages need
@@ -234,7 +236,7 @@ class Fleet:
             self.check_open()
             self.places.check_nodes(self._numbers_of(self._unopened))
             try:
-                self._waits.check_alive(set(resetting.values()), pings, self._limits)
+                self._waiter.check_alive(set(resetting.values()), pings, self._limits)
             except ProcessLostError as error:
                 self._count(error, {error.mpmd_idx}, count_failure)
                 gone = self._numbers_of({error.mpmd_idx})
@@ -266,7 +268,7 @@ class Fleet:
     def _load(self, numbers: Sequence[int], loads: Mapping[int, LoadRequests]) -> None:
         """All processes load at the same time, each the programs in the order of their numbers."""
         programs = sorted(loads.items())
-        self._waits.wait_for(
+        self._waiter.wait_for(
             {
                 self.actors[i].ship.remote(program, requests.shipment): i
                 for i in numbers
@@ -279,7 +281,7 @@ class Fleet:
                 for executable, exported in requests.compiled.get(self.processes[i].mpmd_idx, ()):
                     loading[self.actors[i].compile.remote(program, executable, exported)] = i
                 loading[self.actors[i].load.remote(program)] = i
-        self._waits.wait_for(loading, limits=self._limits)
+        self._waiter.wait_for(loading, limits=self._limits)
 
     def _connecting_actors(self) -> StartingActors:
         """All actors; one that is stopped while the others wait for it is noticed, and so is ``stop``."""
@@ -287,7 +289,7 @@ class Fleet:
 
         def check() -> None:
             self.check_open()
-            self._waits.check_alive(range(len(self.actors)), pings)
+            self._waiter.check_alive(range(len(self.actors)), pings)
 
         return StartingActors(self.actors, self.processes, self.timeout, check)
 
@@ -308,7 +310,7 @@ class Fleet:
 
     def find_dead(self) -> set[int]:
         """The groups of which a process is gone, does not answer, or is stuck."""
-        return self._waits.find_dead()
+        return self._waiter.find_dead()
 
     def release(self) -> None:
         """Ends all processes, and gives their resources back."""

@@ -35,7 +35,7 @@ class ProcessLostError(RuntimeError):
         self.mpmd_idx = mpmd_idx
 
 
-class Waits:
+class LivenessWaiter:
     """Waits for processes, and finds out which of them are dead. Processes are named by their numbers.
 
     Args:

@@ -1,4 +1,4 @@
-"""What processes need wherever they run: resources, and an environment that has their devices and threads."""
+"""The resources of processes wherever they run, and an environment that has their devices and threads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PROCESS_BYTES = 100 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class Needs:
-    """What one process needs: resources, by Ray's names, and its environment."""
+class ProcessResources:
+    """The resources of one process, by Ray's names, and its runtime environment."""
 
-    resources: Bundle
+    bundle: Bundle
     runtime_env: Mapping[str, Any]
 
 
@@ -71,7 +71,7 @@ def check_room(num_processes: int, num_spares: int, nodes: Sequence[Mapping[str,
         )
 
 
-def needs_of(
+def resources_of(
     members: Sequence[Member],
     bundles: Sequence[Bundle],
     nodes: Sequence[str],
@@ -79,8 +79,8 @@ def needs_of(
     platform: str,
     runtime_env: Mapping[str, Any],
     shares: bool,
-) -> list[Needs]:
-    """What each process needs.
+) -> list[ProcessResources]:
+    """The resources of each process.
 
     Args:
       members: the processes.
@@ -88,24 +88,24 @@ def needs_of(
       runtime_env: the user's.
       shares: whether groups may share a device. Then none of them is to take all of its memory.
     """
-    given = dict(runtime_env)
-    variables = given.get("env_vars") or {}
+    variables = runtime_env.get("env_vars") or {}
     shares_of_nodes = threads_per_process(nodes)
-    needs = []
+    resources = []
     for number, member in enumerate(members):
         shape, num_threads = member.shape, shares_of_nodes[number]
         if request.cpus_per_group:
             num_threads = int(max(request.cpus_per_group / shape.num_processes, 1))
-        of_memory = {}
+        memory = {}
         if platform in GPU_PLATFORMS:
-            of_memory = gpu_memory(variables, bundles[number].get("GPU"), shares)
+            memory = gpu_memory(variables, bundles[number].get("GPU"), shares)
         environment = actor_environment(
-            given={**of_memory, **variables},
+            variables={**memory, **variables},
             xla_flags=os.environ.get("XLA_FLAGS", ""),
             platform=platform,
             num_devices=shape.devices_per_process,
             num_threads=num_threads,
             num_processes=shape.num_processes,
         )
-        needs.append(Needs(bundles[number], {**given, "env_vars": environment}))
-    return needs
+        runtime_env_of_process = {**runtime_env, "env_vars": environment}
+        resources.append(ProcessResources(bundles[number], runtime_env_of_process))
+    return resources
