@@ -36,8 +36,8 @@ from cluster.start.ray_connection import connect_to_ray, default_platform
 from cluster.start.resources import (
     live_nodes,
     remove_all,
-    reserve_places,
     reserve_separately,
+    reserve_together,
 )
 from cluster.start.shapes import Request, axis_types_of, check, shapes_of, submeshes_of
 from cluster.tcp.connection import Connection
@@ -185,7 +185,7 @@ def launch(
         num_spares = recovery.spares if recovery else 0
         bundles = bundles_of(request, platform, shapes, num_spares)
         with watch("resources"):
-            reserve = reserve_separately if recovery else reserve_places
+            reserve = reserve_separately if recovery else reserve_together
             own, nodes = reserve(bundles, _teams(processes, num_spares), timeout)
         placement_groups = {place.placement_group for place in own}
         undo.callback(remove_all, placement_groups)

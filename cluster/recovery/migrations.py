@@ -39,8 +39,8 @@ class Migrations:
         numbers = pool.places.numbers_of(mpmd_idx)
         if may_use_spares and pool.replacements.count_ready_spares() >= len(numbers):
             return True
-        found = pool.places.find(mpmd_idx, pool.infos, seconds=PROMPT_SECONDS, check=pool.check_open)
-        elsewhere = {number: place for number, place in found.items() if place != pool.places.of(number)}
+        places = pool.places.find(mpmd_idx, pool.infos, seconds=PROMPT_SECONDS, check=pool.check_open)
+        elsewhere = {number: place for number, place in places.items() if place != pool.places.of(number)}
         if elsewhere:
             pool.replacements.prepare(elsewhere, pool.timeout)
         return bool(elsewhere or self._notices.told(pool.actors) & set(numbers))

@@ -13,7 +13,7 @@ from cluster.process.actor import GroupActor
 from cluster.protocol.endpoint import Member
 from cluster.start.environment import visible_devices
 from cluster.start.process_resources import ProcessResources
-from cluster.start.resources import OwnPlace, Place
+from cluster.start.resources import Place, Reservation
 
 
 class ActorStarter:
@@ -42,7 +42,7 @@ class ActorStarter:
         """Starts the actor of a process; in a bundle as soon as Ray has it."""
         resources = self.resources[number]
         runtime_env = dict(resources.runtime_env)
-        if isinstance(place, OwnPlace):
+        if isinstance(place, Reservation):
             cpus, gpus = resources.bundle["CPU"], resources.bundle.get("GPU", 0)
             where: Any = PlacementGroupSchedulingStrategy(place.placement_group, place.bundle_index)
         else:

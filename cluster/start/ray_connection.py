@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import ray
 
-from cluster.ray_compat import check_release, without_notices
+from cluster.ray_compat import check_release, without_messages_to_user
 from cluster.start.resources import live_nodes
 
 _REACHABLE_SECONDS = 10
@@ -28,7 +28,7 @@ def connect_to_ray(address: str | None) -> Callable[[], None]:
     if address:
         _join_cluster(address)
     else:
-        with without_notices():
+        with without_messages_to_user():
             ray.init(address="local", include_dashboard=False)
         cpus = ray.cluster_resources().get("CPU", 0)
         print(
@@ -41,7 +41,7 @@ def connect_to_ray(address: str | None) -> Callable[[], None]:
 def _join_cluster(address: str) -> None:
     _check_reachable(address)
     try:
-        with without_notices():
+        with without_messages_to_user():
             ray.init(address=address)
     except ConnectionError as error:
         hint = ""

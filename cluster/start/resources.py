@@ -128,14 +128,14 @@ def held_by_this_program(
     )
 
 
-class OwnPlace(NamedTuple):
+class Reservation(NamedTuple):
     """A bundle that is reserved for a process."""
 
     placement_group: PlacementGroup
     bundle_index: int
 
 
-class SharedPlace(NamedTuple):
+class SharedDevices(NamedTuple):
     """The node and the devices of another process, ``host``; ``accelerators`` are Ray's names of them."""
 
     node_id: str
@@ -143,12 +143,13 @@ class SharedPlace(NamedTuple):
     accelerators: tuple[str, ...]
 
 
-Place = OwnPlace | SharedPlace
+Place = Reservation | SharedDevices
+"""Where a process runs."""
 
 
-def reserve_places(
+def reserve_together(
     bundles: Sequence[Bundle], teams: Sequence[Sequence[int]], timeout: float
-) -> tuple[list[OwnPlace], list[str]]:
+) -> tuple[list[Reservation], list[str]]:
     """Reserves a bundle for each process, all in one placement group; a team's on one node if possible.
 
     Args:
@@ -162,17 +163,17 @@ def reserve_places(
     nodes = nodes_of_bundles(group)
     size_of = {number: len(team) for team in teams for number in team}
     indices = assign_bundles(nodes, bundles, [size_of[number] for number in range(len(bundles))])
-    return [OwnPlace(group, index) for index in indices], [nodes[index] for index in indices]
+    return [Reservation(group, index) for index in indices], [nodes[index] for index in indices]
 
 
 def reserve_separately(
     bundles: Sequence[Bundle], teams: Sequence[Sequence[int]], timeout: float
-) -> tuple[list[OwnPlace], list[str]]:
-    """As ``reserve_places``, with a placement group for each team, which can be given back by itself."""
+) -> tuple[list[Reservation], list[str]]:
+    """As ``reserve_together``, with a placement group for each team, which can be given back by itself."""
     deadline = time.monotonic() + timeout
     while True:
         # What fits is known to Ray alone, and it puts on few nodes only what is asked for at once.
-        together, nodes = reserve_places(bundles, teams, max(deadline - time.monotonic(), 0.0))
+        together, nodes = reserve_together(bundles, teams, max(deadline - time.monotonic(), 0.0))
         remove_placement_group(together[0].placement_group)
         groups = [
             _requested([bundles[number] for number in team], [{NODE_LABEL: nodes[number]} for number in team])
@@ -185,7 +186,7 @@ def reserve_separately(
             raise
         if are_there:
             places = {
-                number: OwnPlace(group, index)
+                number: Reservation(group, index)
                 for group, team in zip(groups, teams, strict=True)
                 for index, number in enumerate(team)
             }

@@ -8,7 +8,7 @@ from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import places as places_module
 from cluster.recovery.places import NodeGoneError, NoPlaceError, Places
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
-from cluster.start.resources import OwnPlace, SharedPlace
+from cluster.start.resources import Reservation, SharedDevices
 
 
 @dataclasses.dataclass(eq=False)
@@ -86,7 +86,7 @@ def make(monkeypatch):
         monkeypatch.setattr(places_module, "draining_nodes", lambda: frozenset(cluster.draining))
         monkeypatch.setattr(places_module, "RaySession", lambda: Session(cluster))
         monkeypatch.setattr(places_module.ray, "available_resources", lambda: {"CPU": 0})
-        own = [OwnPlace(cluster.request([{"CPU": 1}]), 0) for _ in mpmd_idxs]
+        own = [Reservation(cluster.request([{"CPU": 1}]), 0) for _ in mpmd_idxs]
         return Places(own, [{"CPU": 1}] * len(mpmd_idxs), mpmd_idxs, share_after, timeout)
 
     return make
@@ -120,7 +120,7 @@ def test_a_group_shares_when_its_node_is_gone_and_moves_back_when_there_is_anoth
     with pytest.raises(NodeGoneError):
         places.check_nodes([0, 1])
     settle(places, before, 1, [1])
-    assert places.of(1) == SharedPlace("a", 0, ())
+    assert places.of(1) == SharedDevices("a", 0, ())
     assert places.shares_with == {1: 0}
     assert places.misplaced() == {}
     cluster.add("d")
@@ -156,7 +156,7 @@ def test_nobody_shares_with_a_process_that_has_just_moved_and_is_not_known_there
     cluster = Cluster(a=1, b=1, c=1, d=1)
     places = make(cluster, [0, 1, 2])
     before = infos(places, [0, 1, 2])
-    places.assign(0, OwnPlace(cluster.request([{"CPU": 1}]), 0))
+    places.assign(0, Reservation(cluster.request([{"CPU": 1}]), 0))
     cluster.lose("b")
     settle(places, before, 1, [1])
     assert places.shares_with == {1: 2}
@@ -229,7 +229,7 @@ def test_on_request_groups_share_and_part_again(make):
     settle(places, before, 1)
     assert places.shares_with == {2: 0}
     places.num_own = 1  # the host of the next one is to share, too
-    places.assign(2, SharedPlace("b", 1, ()))
+    places.assign(2, SharedDevices("b", 1, ()))
     assert places.misplaced() == {1: SHRUNK}
     settle(places, before, 1)
     assert places.misplaced() == {2: SHRUNK}

@@ -7,7 +7,7 @@ from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import replacements
 from cluster.recovery.replacements import Replacements
 from cluster.start.process_resources import ProcessResources
-from cluster.start.resources import OwnPlace, SharedPlace
+from cluster.start.resources import Reservation, SharedDevices
 
 
 class Call:
@@ -72,7 +72,7 @@ class Places:
 
     def __init__(self):
         self.placement_groups = {0, 1, 2}
-        self.places = [OwnPlace(i, 0) for i in range(3)]
+        self.places = [Reservation(i, 0) for i in range(3)]
         self.found = {}
         self.lost = set()
         self.is_short = False
@@ -95,11 +95,11 @@ class Places:
 
     def request_spare(self, bundle):
         self.placement_groups.add(10)
-        return OwnPlace(10, 0)
+        return Reservation(10, 0)
 
     def give_back(self, others):
         self.kept = {
-            place.placement_group for place in (*self.places, *others) if isinstance(place, OwnPlace)
+            place.placement_group for place in (*self.places, *others) if isinstance(place, Reservation)
         }
 
 
@@ -109,7 +109,7 @@ def make(monkeypatch):
     monkeypatch.setattr(replacements, "RaySession", lambda: Session([]))
 
     def make(num_spares=0):
-        spares = [OwnPlace(3 + i, 0) for i in range(num_spares)]
+        spares = [Reservation(3 + i, 0) for i in range(num_spares)]
         replacements = Replacements(Starter(), Places(), spares)
         replacements.start_spares()
         return replacements
@@ -124,7 +124,7 @@ def replace(replacements, *numbers):
 def test_a_process_that_has_died_is_started_where_it_was(make):
     replacements = make()
     actor = replace(replacements, 1)[1]
-    assert (actor.number, actor.place) == (1, OwnPlace(1, 0))
+    assert (actor.number, actor.place) == (1, Reservation(1, 0))
 
 
 def test_a_spare_takes_the_place_and_another_one_starts_where_that_was(make):
@@ -132,9 +132,9 @@ def test_a_spare_takes_the_place_and_another_one_starts_where_that_was(make):
     (spare,) = replacements.starter.started
     assert replacements.places.placement_groups == {0, 1, 2, 3}
     assert replace(replacements, 1) == {1: spare}
-    assert replacements.places.of(1) == OwnPlace(3, 0)
+    assert replacements.places.of(1) == Reservation(3, 0)
     replacements.start_spares()
-    assert replacements.starter.started[-1].place == OwnPlace(1, 0)
+    assert replacements.starter.started[-1].place == Reservation(1, 0)
     assert replacements.places.kept == {0, 1, 2, 3}
 
 
@@ -147,7 +147,7 @@ def test_where_the_node_is_gone_the_next_spare_needs_another_place(make):
     assert len(replacements.starter.started) == 1, "groups that wait for room go first"
     replacements.places.is_short = False
     replacements.start_spares()
-    assert replacements.starter.started[-1].place == OwnPlace(10, 0)
+    assert replacements.starter.started[-1].place == Reservation(10, 0)
     assert replacements.places.kept == {0, 2, 3, 10}
 
 
@@ -163,10 +163,10 @@ def test_a_spare_that_is_not_there_is_not_used(make, fault):
 
 def test_a_process_that_was_prepared_takes_over_before_spares_do(make):
     replacements = make(num_spares=1)
-    replacements.prepare({1: SharedPlace("good", 0, ())}, 1.0)
+    replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
     prepared = replacements.starter.started[-1]
     assert replace(replacements, 1) == {1: prepared}
-    assert replacements.places.of(1) == SharedPlace("good", 0, ())
+    assert replacements.places.of(1) == SharedDevices("good", 0, ())
     info = ProcessInfo(1, 0, "host", "good", 7, (), ())
     assert replacements.placed(1, info).shares_with == 0
     assert replacements.placed(0, info).shares_with is None
@@ -175,14 +175,14 @@ def test_a_process_that_was_prepared_takes_over_before_spares_do(make):
 
 def test_a_prepared_process_that_has_died_is_not_used(make):
     replacements = make()
-    replacements.prepare({1: SharedPlace("good", 0, ())}, 1.0)
+    replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
     replacements.starter.started[-1].is_alive = False
-    assert replace(replacements, 1)[1].place == OwnPlace(1, 0)
+    assert replace(replacements, 1)[1].place == Reservation(1, 0)
 
 
 def test_prepared_processes_that_are_not_used_end(make):
     replacements = make()
-    replacements.prepare({1: SharedPlace("good", 0, ())}, 1.0)
+    replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
     replacements.discard()
     assert replacements._session.killed == replacements.starter.started
-    assert replace(replacements, 1)[1].place == OwnPlace(1, 0)
+    assert replace(replacements, 1)[1].place == Reservation(1, 0)
