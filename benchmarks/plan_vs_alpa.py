@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.measure import Table
 from mpmd.planner.candidate import Candidate
+from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Profile
 from mpmd.planner.search.columns import Way
 from mpmd.planner.search.formula import Evaluation, evaluate

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,10 +19,14 @@ from cluster.start.environment import actor_environment
 from cluster.start.ray_connection import connect_to_ray, default_platform
 from cluster.start.resources import live_nodes
 from cluster.start.shapes import GPU_PLATFORMS
+from mpmd.events import Event
 from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate, dtype_fault
-from mpmd.planner.hardware import Cluster, check_known, completed
-from mpmd.validation import bool_fault, number_fault, raise_faults, str_fault
+from mpmd.planner.hardware import Hardware, check_known, completed
+from mpmd.validation import Fault, bool_fault, number_fault, raise_faults, shown, str_fault
+
+RecordStepsOn = Callable[[Any, Callable[..., Any], tuple[Any, ...], int], Sequence[Sequence[Event]]]
+"""Runs a step with arguments so many times on a mesh, and returns the events of each run."""
 
 MEASURED_NODES = 2
 """So many nodes tell what the links are like."""
@@ -31,17 +36,29 @@ def describe(
     address: str | None = None,
     *,
     measure: bool = False,
+    record_steps: RecordStepsOn | None = None,
     dtype: str = "float32",
     platform: str | None = None,
     cpus_per_device: float | None = None,
     timeout: float = 60.0,
     **given: Any,
-) -> Cluster:
-    """What ``mpmd.Cluster.from_ray`` says."""
+) -> Hardware:
+    """Describes a Ray cluster, as ``mpmd.Cluster.from_ray`` does, which calls this.
+
+    Args:
+      measure: measure what is not given, with ``record_steps``.
+      record_steps: called with a mesh, a step, its arguments and a number, runs the step so many times on the
+        mesh and returns the events of each run. ``mpmd.Cluster.from_ray`` gives it, because running a step
+        takes the compiler, which this package does not know.
+      address, dtype, platform, cpus_per_device, timeout, given: as of ``mpmd.Cluster.from_ray``.
+
+    Raises: as ``mpmd.Cluster.from_ray``; ``ValueError`` for ``measure`` without ``record_steps``.
+    """
     check_known(given)
     raise_faults(
         str_fault("address", address, optional=True),
         bool_fault("measure", measure),
+        _record_steps_fault(measure, record_steps),
         dtype_fault("dtype", dtype),
         str_fault("platform", platform, optional=True),
         number_fault("cpus_per_device", cpus_per_device, above=0, finite=True, optional=True),
@@ -56,10 +73,20 @@ def describe(
         sizes["holding"] = _holding(platform, found.nodes)
         if "memory" not in given:
             sizes["memory"] = found.memory if platform == "cpu" else _memory_of_device(platform, timeout)
-        measured = (lambda: _measured(found, platform, dtype, timeout)) if measure else None
+        measured = None
+        if record_steps is not None and measure:
+            measured = functools.partial(_measured, found, record_steps, platform, dtype, timeout)
         return completed(sizes, given, measured)
     finally:
         disconnect()
+
+
+def _record_steps_fault(measure: Any, record_steps: Any) -> Fault | None:
+    if record_steps is not None and not callable(record_steps):
+        return TypeError(f"record_steps must be a function, or None, not {shown(record_steps)}")
+    if measure is True and record_steps is None:
+        return ValueError("measure=True needs record_steps, which mpmd.Cluster.from_ray(measure=True) gives")
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +170,11 @@ def _bytes_limit() -> int | None:
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
-def _measured(found: _Found, platform: str, dtype: str, timeout: float) -> dict[str, Any]:
+def _measured(
+    found: _Found, record_steps: RecordStepsOn, platform: str, dtype: str, timeout: float
+) -> dict[str, Any]:
     groups = [{"device": 1}] * (min(found.nodes, MEASURED_NODES) * found.devices_per_node)
     cpus = found.cpus if platform == "cpu" else None
     with launch(groups=groups, platform=platform, cpus_per_group=cpus, timeout=timeout) as mesh:
-        return calibrate(mesh, [group.node_id for group in mesh.groups], dtype).known()
+        nodes = [group.node_id for group in mesh.groups]
+        return calibrate(functools.partial(record_steps, mesh), nodes, dtype).known()

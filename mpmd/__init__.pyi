@@ -27,7 +27,7 @@ from .pieces import microbatches, stage_ends
 from .planned_step import explain
 from .planner.choice import Choice
 from .planner.choose import plan
-from .planner.hardware import Cluster
+from .planner.cluster import Cluster
 from .planner.layers.auto_marks import auto_marks
 from .reduce import Add, Concat, Max, Mean, treduce, treduce_i
 from .schedules import (

@@ -49,9 +49,14 @@ MAY_IMPORT = {
     # Chooses how to run a step.
     "mpmd.planner": "",
     "mpmd.planner.profile": "",
-    "mpmd.planner.calibrate": "mpmd mpmd.events mpmd.ir mpmd.simulate mpmd.validation",
-    "mpmd.planner.here": "mpmd mpmd.mesh mpmd.planner.calibrate mpmd.validation",
-    "mpmd.planner.hardware": "mpmd.memory mpmd.planner.here mpmd.simulate mpmd.validation",
+    "mpmd.planner.calibrate": "mpmd.annotate mpmd.events mpmd.ir mpmd.reduce mpmd.schedules "
+    "mpmd.simulate mpmd.validation",
+    "mpmd.planner.hardware": "mpmd.memory mpmd.simulate mpmd.validation",
+    "mpmd.planner.record_steps": "mpmd.events mpmd.mesh mpmd.step",
+    "mpmd.planner.local_devices": "mpmd.mesh mpmd.planner.calibrate mpmd.planner.record_steps "
+    "mpmd.validation",
+    "mpmd.planner.cluster": "mpmd.planner.hardware mpmd.planner.local_devices mpmd.planner.record_steps "
+    "mpmd.validation",
     "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
     "mpmd.planner.fixed": "mpmd.planner.profile mpmd.schedules mpmd.validation",
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
@@ -86,7 +91,7 @@ MAY_IMPORT = {
     "mpmd.explanation": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory "
     "mpmd.routes mpmd.simulate mpmd.specs mpmd.tables mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
-    "mpmd.planner.hardware mpmd.private_directory mpmd.render mpmd.schedules mpmd.simulate mpmd.step "
+    "mpmd.planner.cluster mpmd.private_directory mpmd.render mpmd.schedules mpmd.simulate mpmd.step "
     "mpmd.tables mpmd.text_files mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.decisions": "mpmd.schedules",
@@ -142,7 +147,7 @@ MAY_IMPORT = {
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.routes mpmd.validation",
     "cluster.launch": "cluster.driver cluster.mesh cluster.process cluster.protocol cluster.recovery "
     "cluster.start cluster.tcp cluster.transports mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.validation",
-    "cluster.describe": "cluster.launch cluster.start mpmd.memory mpmd.planner.calibrate "
+    "cluster.describe": "cluster.launch cluster.start mpmd.events mpmd.memory mpmd.planner.calibrate "
     "mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     "cluster.trial": "cluster cluster.start mpmd",

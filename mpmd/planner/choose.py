@@ -13,7 +13,7 @@ from mpmd.planner.candidate import Row
 from mpmd.planner.choice import Choice
 from mpmd.planner.contest import Limits, compete
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Kind
 from mpmd.planner.reasons import shortage, slower_because
 from mpmd.planner.search.search import as_written, search
@@ -28,7 +28,7 @@ from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fau
 def plan(
     step: Callable,
     *args: Any,
-    cluster: Cluster,
+    cluster: Hardware,
     kwargs: Mapping[str, Any] | None = None,
     groups: int | None = None,
     num_layers: int | None = None,
@@ -149,7 +149,7 @@ def plan(
     )
 
 
-def _rows(trials: Trials, cluster: Cluster, fixed: Fixed) -> tuple[Row, ...]:
+def _rows(trials: Trials, cluster: Hardware, fixed: Fixed) -> tuple[Row, ...]:
     """The rows by formula, with that of the schedules that the step has itself."""
     profiles = trials.profiles
     if len(profiles) == 1:
@@ -182,7 +182,7 @@ def _faults(
             "step must be the train step itself, not what mpmd.jit has made of it: choice.jit compiles it"
         )
     what = "an mpmd.Cluster, such as mpmd.Cluster.from_ray() or mpmd.Cluster(nodes=2, ...)"
-    yield type_fault("cluster", cluster, Cluster, what)
+    yield type_fault("cluster", cluster, Hardware, what)
     what = "a dict of the arguments that are passed by name"
     yield type_fault("kwargs", kwargs, Mapping, what, optional=True)
     yield int_fault("simulate", simulate)

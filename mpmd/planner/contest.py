@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from mpmd.errors import CompileError, StepWarning
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.choice_table import candidate_text
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.labels import relabelled
 from mpmd.planner.reasons import AS_FAST, shortage, slower_because
 from mpmd.planner.trials.realize import Realized
@@ -62,7 +62,7 @@ class Result:
     notes: tuple[str, ...]
 
 
-def compete(search: Search, realize: Realize, measure: Measure, cluster: Cluster, limits: Limits) -> Result:
+def compete(search: Search, realize: Realize, measure: Measure, cluster: Hardware, limits: Limits) -> Result:
     """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks them anew.
 
     When the best candidates of the formulas do not fit by their plans, it goes on until one does. If none
@@ -89,7 +89,7 @@ def compete(search: Search, realize: Realize, measure: Measure, cluster: Cluster
 class _Contest:
     """``_fitting`` has the candidates that fit, ``_refused`` those that do not or cannot be compiled."""
 
-    def __init__(self, cluster: Cluster):
+    def __init__(self, cluster: Hardware):
         self._cluster = cluster
         self._fitting: list[tuple[Row, Realized]] = []
         self._refused: list[Row] = []

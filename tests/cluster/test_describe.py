@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from cluster.describe import _find, _holding
+from cluster.describe import _find, _holding, describe
 from mpmd.memory import Holding
 
 GIB = 2**30
@@ -56,3 +56,8 @@ def test_messages_wait_where_the_transport_of_the_platform_has_them():
     assert _holding("cpu", 1) is Holding.SLOTS
     assert _holding("cpu", 2) is Holding.KEPT
     assert _holding("cuda", 1) is Holding.ELSEWHERE
+
+
+def test_measuring_takes_a_function_that_runs_steps():
+    with pytest.raises(ValueError, match=r"record_steps, which mpmd.Cluster.from_ray\(measure=True\) gives"):
+        describe(measure=True)

@@ -7,8 +7,8 @@ import pytest
 
 from mpmd.errors import CompileError
 from mpmd.planner.candidate import Candidate, Memory, Prediction, Row
+from mpmd.planner.cluster import Cluster
 from mpmd.planner.contest import Limits, compete
-from mpmd.planner.hardware import Cluster
 from mpmd.planner.trials.realize import Realized
 from mpmd.schedules import Std1F1B
 from mpmd.simulate import Costs, Link

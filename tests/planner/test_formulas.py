@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mpmd.planner.candidate import Candidate
+from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import Place, all_gather, all_reduce, axis_links, message_link
-from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Division, Layer, TaskWork
 from mpmd.planner.search import orders
 from mpmd.planner.search.closed_forms import CLOSED_FORMS

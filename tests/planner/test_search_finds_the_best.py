@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mpmd.planner.cluster import Cluster
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Division
 from mpmd.planner.search.search import Effort, find
 from mpmd.planner.search.stages import CostModel

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Kind, Profile
 from mpmd.schedules import FAMILIES, Schedule
 
@@ -33,7 +33,7 @@ def _num_submeshes(fixed: Fixed) -> int | None:
     return len(fixed.submesh) if isinstance(fixed.submesh, tuple) else None
 
 
-def contradictions(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator[str]:
+def contradictions(fixed: Fixed, profile: Profile, cluster: Hardware) -> Iterator[str]:
     """All of them, each with the numbers. ``fixed`` is as ``combined`` returns it."""
     yield from _of_stages(fixed, profile)
     yield from _of_groups(fixed, profile, cluster)
@@ -67,7 +67,7 @@ def _of_stages(fixed: Fixed, profile: Profile) -> Iterator[str]:
         )
 
 
-def _of_groups(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator[str]:
+def _of_groups(fixed: Fixed, profile: Profile, cluster: Hardware) -> Iterator[str]:
     groups, devices = fixed.groups, cluster.nodes * cluster.devices_per_node
     if groups is None:
         return
@@ -125,7 +125,7 @@ def _of_microbatches(fixed: Fixed, profile: Profile) -> Iterator[str]:
         yield f"num_microbatches={number} does not divide the {profile.rows} rows of the batch"
 
 
-def _of_submesh(fixed: Fixed, profile: Profile, cluster: Cluster) -> Iterator[str]:
+def _of_submesh(fixed: Fixed, profile: Profile, cluster: Hardware) -> Iterator[str]:
     devices, groups = cluster.nodes * cluster.devices_per_node, fixed.groups or 1
     if not fixed.submeshes:
         if fixed.fsdp and devices == 1:

@@ -1,6 +1,6 @@
 """The seconds that the tasks of each layer take on a submesh.
 
-The time of a task is that of ``Cluster.seconds``, plus the sums over devices and what gathers weights, which
+The time of a task is that of ``Hardware.seconds``, plus the sums over devices and what gathers weights, which
 nothing hides. A backward also adds its gradients to accumulators: it reads both, and writes the accumulators.
 """
 
@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from mpmd.planner.collectives import INNERMOST_FIRST, all_gather, all_reduce
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.search.columns import Array, Columns, Setting, product
 
 DATA = INNERMOST_FIRST.index("data")
@@ -39,7 +39,7 @@ class LayerSeconds:
     step_sums: Array
 
 
-def layer_seconds(columns: Columns, setting: Setting, cluster: Cluster) -> LayerSeconds:
+def layer_seconds(columns: Columns, setting: Setting, cluster: Hardware) -> LayerSeconds:
     """The seconds of all layers on devices that run them as a setting says."""
     held = product(columns.shares("weights", setting.sizes))
     weights, gradients = columns.of("weights") * held, columns.of("gradients") * held
@@ -73,7 +73,7 @@ def layer_seconds(columns: Columns, setting: Setting, cluster: Cluster) -> Layer
 
 
 def _task_seconds(
-    columns: Columns, work: tuple[Array, ...], setting: Setting, cluster: Cluster, weights: Array
+    columns: Columns, work: tuple[Array, ...], setting: Setting, cluster: Hardware, weights: Array
 ) -> tuple[Array, Array]:
     """Those of products, and those of all else, without sums.
 
@@ -111,7 +111,7 @@ def _sums(
     return seconds
 
 
-def _optimizer_seconds(columns: Columns, setting: Setting, cluster: Cluster, weights: Array) -> Array:
+def _optimizer_seconds(columns: Columns, setting: Setting, cluster: Hardware, weights: Array) -> Array:
     """The part of the work outside the loop that goes with a device's weights."""
     outside, whole = columns.profile.outside, columns.of("weights").sum()
     of_products = outside.nbytes - outside.nbytes_beside

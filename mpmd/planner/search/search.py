@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from mpmd.planner.candidate import Row
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile
 from mpmd.planner.reasons import ranked, shortage
 from mpmd.planner.search.alternatives import alternatives
@@ -71,12 +71,12 @@ class Found:
     num_simulated: int
 
 
-def search(profile: Profile, cluster: Cluster, fixed: Fixed = OPEN) -> tuple[Row, ...]:
+def search(profile: Profile, cluster: Hardware, fixed: Fixed = OPEN) -> tuple[Row, ...]:
     """The rows of ``find``."""
     return find(profile, cluster, fixed).rows
 
 
-def find(profile: Profile, cluster: Cluster, fixed: Fixed = OPEN, effort: Effort = USUAL) -> Found:
+def find(profile: Profile, cluster: Hardware, fixed: Fixed = OPEN, effort: Effort = USUAL) -> Found:
     """The best candidates, the shortest step first, and what they are compared with.
 
     Candidates that do not fit come last. The alternatives to a pipeline are among the rows, with labels:
@@ -102,7 +102,7 @@ def find(profile: Profile, cluster: Cluster, fixed: Fixed = OPEN, effort: Effort
     return Found(ranked(rows, cluster, NUM_ROWS), exact, len(found) + len(alone))
 
 
-def as_written(profile: Profile, cluster: Cluster, schedule: Schedule, fixed: Fixed = OPEN) -> Row | None:
+def as_written(profile: Profile, cluster: Hardware, schedule: Schedule, fixed: Fixed = OPEN) -> Row | None:
     """The best candidate with the schedule that the step has itself, whether it fits in memory or not.
 
     ``None`` where the schedule is not one for the step, what is fixed, or the number of devices.

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.collectives import Submesh
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile, TaskWork
 from mpmd.planner.reasons import ranked, shortage
 from mpmd.planner.search.candidates import best_of, best_of_shape
@@ -97,7 +97,7 @@ def _stages_per_group(candidate: Candidate) -> int:
 
 
 def search_loops(
-    profiles: Sequence[Profile], cluster: Cluster, fixed: Sequence[Fixed], effort: Effort = USUAL
+    profiles: Sequence[Profile], cluster: Hardware, fixed: Sequence[Fixed], effort: Effort = USUAL
 ) -> tuple[Row, ...]:
     """The best candidates, the shortest step first, and what they are compared with; as ``search``.
 
@@ -130,7 +130,7 @@ def search_loops(
 
 
 def loops_as_written(
-    profiles: Sequence[Profile], cluster: Cluster, schedules: Sequence[Schedule], fixed: Fixed
+    profiles: Sequence[Profile], cluster: Hardware, schedules: Sequence[Schedule], fixed: Fixed
 ) -> Row | None:
     """The best candidate with the schedules that the loops have themselves.
 
@@ -167,7 +167,7 @@ def _layers(profile: Profile) -> Profile:
 def _loops(
     kinds: Mapping[int, int],
     profiles: Sequence[Profile],
-    cluster: Cluster,
+    cluster: Hardware,
     fixed: Sequence[Fixed],
     effort: Effort,
 ) -> dict[int, _Loop]:
@@ -225,7 +225,7 @@ def _grounds(loops: Sequence[_Loop]) -> list[tuple[str, Ground]]:
 
 
 def _best_on(
-    ground: Ground, loops: Mapping[int, _Loop], cluster: Cluster
+    ground: Ground, loops: Mapping[int, _Loop], cluster: Hardware
 ) -> tuple[dict[int, Evaluation] | None, int]:
     """The best of each loop on a ground, ``None`` if one cannot be there; and how many tasks that took."""
     best, num_tasks = {}, 0

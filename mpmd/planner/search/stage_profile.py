@@ -11,7 +11,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.choice_table import seconds_text
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
 from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Kind, Profile
 from mpmd.planner.search.columns import Way
 from mpmd.planner.search.orders import stages_in_flight
@@ -81,13 +81,13 @@ def _cells(row: StageCost) -> list[str]:
     ]
 
 
-def stage_profile(profile: Profile, cluster: Cluster, candidate: Candidate) -> StageProfile:
+def stage_profile(profile: Profile, cluster: Hardware, candidate: Candidate) -> StageProfile:
     """The table for a loop of a step, with the microbatches, remat and FSDP of a candidate."""
     rows = profile.rows // candidate.num_microbatches
     return StageProfile(tuple(_rows(profile, cluster, candidate)), rows)
 
 
-def _rows(profile: Profile, cluster: Cluster, candidate: Candidate) -> Iterator[StageCost]:
+def _rows(profile: Profile, cluster: Hardware, candidate: Candidate) -> Iterator[StageCost]:
     model = CostModel(profile, cluster)
     space, way, alone = Space(model, Fixed()), Way.of(candidate), time_alone(cluster)
     submeshes = [*candidate.submeshes]

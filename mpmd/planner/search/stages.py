@@ -18,7 +18,7 @@ from mpmd.planner.collectives import (
     places_of,
     share_a_node,
 )
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile
 from mpmd.planner.search.columns import Array, Columns, Setting, Way, product, setting_of
 from mpmd.planner.search.costs import LayerSeconds, layer_seconds
@@ -47,7 +47,7 @@ class Table:
 class CostModel:
     """What a step's layers cost on a cluster; each setting is computed once."""
 
-    def __init__(self, profile: Profile, cluster: Cluster):
+    def __init__(self, profile: Profile, cluster: Hardware):
         self.profile, self.cluster, self.columns = profile, cluster, Columns(profile)
         self._tables: dict[Setting, Table] = {}
 

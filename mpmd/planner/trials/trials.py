@@ -16,7 +16,7 @@ from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import input_specs
 from mpmd.ir import Spec
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile
 from mpmd.planner.profiling import profile_step
 from mpmd.planner.trials.realize import Realized, decisions_of, lower, simulated
@@ -85,7 +85,7 @@ class Subject:
 class Trials:
     """What candidates mean for a step on a cluster, by the step's own plans."""
 
-    def __init__(self, subject: Subject, cluster: Cluster, num_layers: int | None = None):
+    def __init__(self, subject: Subject, cluster: Hardware, num_layers: int | None = None):
         self._subject, self._cluster = subject, cluster
         profiled = profile_step(subject.function, *subject.arguments, num_layers)
         self.profiles: tuple[Profile, ...] = profiled.profiles

@@ -1,7 +1,8 @@
-"""What there is to know of this process's devices."""
+"""Finds, checks and measures this process's devices."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-import mpmd
-from mpmd.mesh import devices_faults
+from mpmd.mesh import MpmdMesh, devices_faults
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.calibrate import dtype_fault as dtype_fault
+from mpmd.planner.record_steps import record_steps
 from mpmd.validation import raise_faults
 
 
@@ -41,5 +42,5 @@ def memory_of(devices: Sequence[jax.Device]) -> float:
 def measured(devices: Sequence[jax.Device], dtype: str) -> dict[str, Any]:
     """What a calibration finds, by the names of a cluster's attributes."""
     meshes = [jax.sharding.Mesh(np.array([device]), ("device",)) for device in devices]
-    with mpmd.MpmdMesh(meshes) as mesh:
-        return calibrate(mesh, [0] * len(devices), dtype).known()
+    with MpmdMesh(meshes) as mesh:
+        return calibrate(functools.partial(record_steps, mesh), [0] * len(devices), dtype).known()
