@@ -1,6 +1,7 @@
 """The rules of the architecture that imports can break."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -150,7 +151,6 @@ MAY_IMPORT = {
     "cluster.describe": "cluster.launch cluster.start mpmd.events mpmd.memory mpmd.planner.calibrate "
     "mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
-    "cluster.trial": "cluster cluster.start mpmd",
     # The user's face.
     "mpmd.abstract_mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.validation",
     "mpmd.mesh": "mpmd.reshard mpmd.routes mpmd.runtime mpmd.sharding mpmd.validation",
@@ -177,8 +177,11 @@ MAY_IMPORT = {
     "mpmd.runtime mpmd.validation",
     "mpmd.checking": "mpmd.arguments mpmd.array mpmd.compiler.jaxprs mpmd.loaded_step mpmd.step "
     "mpmd.tables mpmd.tree mpmd.validation",
-    "mpmd.__main__": "mpmd.cli",
     "mpmd": "",
+    # Programs, which nothing imports. They use the public names, as a user's program does.
+    "mpmd.__main__": "mpmd.cli",
+    "cluster.trial": "cluster cluster.launch cluster.mesh cluster.start mpmd mpmd.annotate mpmd.array "
+    "mpmd.mesh mpmd.reduce mpmd.schedules mpmd.step",
 }
 """For each package, and each module that is in none, what of this project it may import."""
 
@@ -192,7 +195,9 @@ NEVER_REACHES = [
     ("cluster.start", "cluster.driver"),
     ("cluster.driver", "cluster.start"),
 ]
-"""Packages of which the first does not import the second, by way of others either."""
+"""Packages of which the first does not import the second, by way of others either; programs may."""
+
+PROGRAMS = {"mpmd.__main__", "cluster.trial"}
 
 WITHOUT_JAX = "mpmd mpmd.schedules mpmd.simulate mpmd.verify mpmd.render mpmd.cli".split()
 
@@ -210,21 +215,45 @@ def unit_of(module):
     return module
 
 
+def names_handed_on(package, path):
+    """The public names of a package, each with the name where it is defined."""
+    return {
+        f"{package}.{alias.name}": ".".join(filter(None, (node.level * package, node.module, alias.name)))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+PUBLIC_NAMES = {
+    **names_handed_on("mpmd", ROOT / "mpmd" / "__init__.pyi"),
+    **names_handed_on("cluster", ROOT / "cluster" / "__init__.py"),
+}
+
+
+@functools.cache
 def imports(path):
-    """The modules and names that a file imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    """The modules and names that a file imports, anywhere in it.
+
+    A public name counts as where it is defined, because a use of ``mpmd.jit`` imports that module.
+    """
+    tree = ast.parse(path.read_text())
+    names = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "imports name their module in full"
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+            names.add(f"{node.value.id}.{node.attr}")
+    return {PUBLIC_NAMES.get(name, name) for name in names}
 
 
 def imported_units(unit):
-    own = {name for path in FILES if unit_of(module_of(path)) == unit for name in imports(path)}
-    ours = {name for name in own if name.split(".")[0] in ("mpmd", "cluster")}
+    names = {name for path in FILES if unit_of(module_of(path)) == unit for name in imports(path)}
+    ours = {name for name in names if name.split(".")[0] in ("mpmd", "cluster")}
     return {unit_of(name) for name in ours} - {unit}
 
 
@@ -247,13 +276,23 @@ def test_nothing_imports_itself_by_way_of_others():
     assert not pending
 
 
+def test_nothing_imports_a_program():
+    assert not PROGRAMS & {needed for row in MAY_IMPORT.values() for needed in row.split()}
+
+
+@pytest.mark.parametrize("program", ["from mpmd import jit", "import mpmd\nmpmd.jit"])
+def test_a_public_name_is_imported_from_where_it_is_defined(program, tmp_path):
+    (tmp_path / "program.py").write_text(program)
+    assert PUBLIC_NAMES["mpmd.jit"] in imports(tmp_path / "program.py") - {"mpmd.jit"}
+
+
 def units_within(package):
     return {unit for unit in MAY_IMPORT if f"{unit}.".startswith(f"{package}.")}
 
 
 @pytest.mark.parametrize(("package", "other"), NEVER_REACHES)
 def test_nothing_reaches_what_it_must_not_know(package, other):
-    reached = units_within(package)
+    reached = units_within(package) - PROGRAMS
     assert reached, "the table has no such package"
     while further := {needed for unit in reached for needed in MAY_IMPORT[unit].split()} - reached:
         reached |= further
