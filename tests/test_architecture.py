@@ -138,7 +138,7 @@ MAY_IMPORT = {
     "mpmd.device_trace mpmd.errors mpmd.ir mpmd.private_directory mpmd.reshard mpmd.routes mpmd.runtime "
     "mpmd.sharding",
     "cluster.start": "cluster.process cluster.protocol cluster.ray_compat cluster.tcp cluster.transports "
-    "mpmd.ir mpmd.reshard mpmd.validation",
+    "mpmd.ir mpmd.reshard mpmd.routes mpmd.validation",
     "cluster.driver": "cluster.process cluster.protocol cluster.tcp cluster.transports mpmd.collectives "
     "mpmd.device_trace mpmd.errors mpmd.ir mpmd.memory mpmd.program mpmd.reshard mpmd.routes mpmd.runtime "
     "mpmd.stopwatch mpmd.tables mpmd.validation",
@@ -147,7 +147,7 @@ MAY_IMPORT = {
     "mpmd.reshard mpmd.runtime mpmd.sharding mpmd.stopwatch mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.routes mpmd.validation",
     "cluster.launch": "cluster.driver cluster.mesh cluster.process cluster.protocol cluster.recovery "
-    "cluster.start cluster.tcp cluster.transports mpmd.routes mpmd.runtime mpmd.stopwatch mpmd.validation",
+    "cluster.start cluster.transports mpmd.runtime mpmd.stopwatch mpmd.validation",
     "cluster.describe": "cluster.launch cluster.start mpmd.events mpmd.memory mpmd.planner.calibrate "
     "mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",

@@ -11,13 +11,15 @@ import ray
 from ray.actor import ActorHandle
 
 from cluster.protocol.endpoint import Endpoint, Member
-from cluster.protocol.process_info import Location, ProcessInfo
+from cluster.protocol.process_info import Location, Placement, ProcessInfo
 from cluster.protocol.versions import Versions, check_versions
 from cluster.tcp import sockets
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import make_credentials
-from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY
+from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY, choose
 from mpmd.ir import Edge
+from mpmd.reshard import GroupShape
+from mpmd.routes import Topology
 
 _CHECK_SECONDS = 0.25
 """How often a wait for actors is checked."""
@@ -80,6 +82,47 @@ def _hosts(locations: Sequence[Location] | Sequence[ProcessInfo]) -> list[str]:
     """The address of each process, at which the others of these reach it."""
     one_host = len({location.node for location in locations}) == 1
     return ["127.0.0.1" if one_host else location.node for location in locations]
+
+
+class Connected(NamedTuple):
+    """How processes are connected.
+
+    Attributes:
+      topology: the processes of the groups, and the edges over which values are gathered.
+      placement: where the processes run, and the transports between them.
+      connections: the driver's with each process; none where it calls them by Ray.
+    """
+
+    topology: Topology
+    placement: Placement
+    connections: list[Connection]
+
+
+def connect(
+    actors: StartingActors,
+    infos: Sequence[ProcessInfo],
+    shapes: tuple[GroupShape, ...],
+    transport: str,
+    encryption: bool | None,
+    undo: contextlib.ExitStack,
+) -> Connected:
+    """Connects processes with one another and with the driver.
+
+    Args:
+      infos: where the processes run.
+      shapes: of the groups.
+      transport, encryption: as ``launch`` was asked.
+      undo: closes the connections.
+
+    Raises: ``ValueError`` when the transport cannot connect them, ``RuntimeError`` when one is not reached.
+    """
+    transports = choose(transport, infos)
+    topology = Topology(shapes, gathering_edges(infos, transports))
+    connect_groups(actors, infos, transports, topology.gathering, encryption)
+    connections: list[Connection] = []
+    if transport != OBJECT_STORE:
+        connections = connect_driver(actors, infos, encryption, undo)
+    return Connected(topology, Placement(tuple(infos), transports), connections)
 
 
 def gathering_edges(

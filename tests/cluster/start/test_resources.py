@@ -2,8 +2,8 @@
 
 import pytest
 
-from cluster.start import process_resources, resources
-from cluster.start.process_resources import bundles_of
+from cluster.start import processes, resources
+from cluster.start.processes import bundles_of
 from cluster.start.resources import assign_bundles, describe_shortage, fitting_cpus
 from cluster.start.shapes import Request
 from mpmd.reshard import GroupShape
@@ -109,7 +109,7 @@ REQUEST = Request({"stage": 4}, "stage", None)
     ],
 )
 def test_more_processes_than_the_cluster_can_hold(monkeypatch, nodes, num_groups, num_spares, message):
-    monkeypatch.setattr(process_resources, "live_nodes", lambda: nodes)
+    monkeypatch.setattr(processes, "live_nodes", lambda: nodes)
     shapes = [GroupShape({"stage": 1})] * num_groups
     with pytest.raises(ValueError, match=message):
         bundles_of(REQUEST, "cpu", shapes, num_spares)
@@ -125,5 +125,5 @@ def test_more_processes_than_the_cluster_can_hold(monkeypatch, nodes, num_groups
     ids=["no node yet", "GPUs", "CPUs of their own"],
 )
 def test_a_cluster_that_may_grow_is_waited_for(monkeypatch, request_, platform, nodes):
-    monkeypatch.setattr(process_resources, "live_nodes", lambda: nodes)
+    monkeypatch.setattr(processes, "live_nodes", lambda: nodes)
     assert len(bundles_of(request_, platform, [GroupShape({"stage": 1})] * 30, 0)) == 30
