@@ -19,7 +19,7 @@ from cluster.start.environment import actor_environment
 from cluster.start.ray_connection import connect_to_ray, default_platform
 from cluster.start.resources import live_nodes
 from cluster.start.shapes import GPU_PLATFORMS
-from mpmd.events import Event
+from mpmd.ir.events import Event
 from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate, dtype_fault
 from mpmd.planner.hardware import Hardware, check_known, completed

@@ -44,7 +44,7 @@ from cluster.start.resources import (
 from cluster.start.shapes import Request, axis_types_of, check, submeshes_of
 from cluster.transports.choice import AUTO, check_encryption, check_name, holdings
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.stopwatch import Stopwatch
 from mpmd.validation import (
     Fault,
     int_fault,

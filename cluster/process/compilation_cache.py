@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from mpmd.private_directory import fault_of, make_private
+from mpmd.util.private_directory import fault_of, make_private
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 """JAX's own variable of the directory of what it has compiled."""

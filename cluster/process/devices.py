@@ -7,7 +7,7 @@ import os
 import jax
 import numpy as np
 
-from mpmd.reshard import GroupShape
+from mpmd.ir.reshard import GroupShape
 
 
 def submesh_of(mpmd_idx: int, shape: GroupShape) -> jax.sharding.Mesh:

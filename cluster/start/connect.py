@@ -17,9 +17,9 @@ from cluster.tcp import sockets
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import make_credentials
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY, choose
-from mpmd.ir import Edge
-from mpmd.reshard import GroupShape
-from mpmd.routes import Topology
+from mpmd.ir.plan import Edge
+from mpmd.ir.reshard import GroupShape
+from mpmd.ir.routes import Topology
 
 _CHECK_SECONDS = 0.25
 """How often a wait for actors is checked."""

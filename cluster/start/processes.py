@@ -10,7 +10,7 @@ from cluster.protocol.endpoint import Endpoint, Member, endpoints
 from cluster.start.ray_connection import default_platform
 from cluster.start.resources import Bundle, fitting_cpus, live_nodes
 from cluster.start.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request, shapes_of
-from mpmd.reshard import GroupShape
+from mpmd.ir.reshard import GroupShape
 from mpmd.validation import counted
 
 _PROCESS_BYTES = 100 * 2**20

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpmd.annotate import mark_stage_end
-from mpmd.events import Event
-from mpmd.ir import Cell, Task
-from mpmd.reduce import Add, treduce
+from mpmd.ir.events import Event
+from mpmd.ir.plan import Cell, Task
+from mpmd.language.annotate import mark_stage_end
+from mpmd.language.reduce import Add, treduce
 from mpmd.schedules import ForwardOnly, GPipe
 from mpmd.simulate import Link
 from mpmd.validation import Fault, shown

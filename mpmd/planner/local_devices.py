@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.mesh import MpmdMesh, devices_faults
+from mpmd.meshes.mesh import MpmdMesh, devices_faults
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.calibrate import dtype_fault as dtype_fault
 from mpmd.planner.record_steps import record_steps

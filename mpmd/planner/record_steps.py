@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from mpmd.events import Event
-from mpmd.mesh import GroupMesh
-from mpmd.step import jit
+from mpmd.ir.events import Event
+from mpmd.meshes.mesh import GroupMesh
+from mpmd.step.jit import jit
 
 
 def record_steps(

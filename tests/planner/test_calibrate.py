@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.events import Event
-from mpmd.ir import Task
+from mpmd.ir.events import Event
+from mpmd.ir.plan import Task
 from mpmd.planner import calibrate
 from mpmd.planner.record_steps import record_steps
 from mpmd.simulate import Link

@@ -13,7 +13,7 @@ from cluster.recovery.liveness_waiter import ProcessLostError
 from cluster.recovery.places import NodeGoneError, NoPlaceError
 from cluster.recovery.process_pool import ProcessPool
 from mpmd.errors import RecoveryError
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.stopwatch import Stopwatch
 
 
 class Places:

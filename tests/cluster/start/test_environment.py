@@ -11,7 +11,7 @@ from cluster.start.environment import _DRIVERS, actor_environment, gpu_memory, w
 from cluster.start.process_resources import resources_of
 from cluster.start.processes import Processes
 from cluster.start.shapes import Request
-from mpmd.reshard import GroupShape
+from mpmd.ir.reshard import GroupShape
 
 COUNT = "--xla_force_host_platform_device_count"
 

@@ -6,7 +6,7 @@ from cluster.start import processes, resources
 from cluster.start.processes import bundles_of
 from cluster.start.resources import assign_bundles, describe_shortage, fitting_cpus
 from cluster.start.shapes import Request
-from mpmd.reshard import GroupShape
+from mpmd.ir.reshard import GroupShape
 
 
 @pytest.mark.parametrize(
