@@ -77,7 +77,7 @@ class ClusterMesh:
 
     @property
     def processes(self) -> tuple[ProcessInfo, ...]:
-        """Where the processes of the groups run, group by group."""
+        """The processes of the groups, group by group, and where they run."""
         return self._placement.processes
 
     @property
@@ -103,7 +103,7 @@ class ClusterMesh:
         return self._runtime
 
     def status(self) -> Status:
-        """What every process is doing, and for how long; printable as a table.
+        """The activity of every process, and for how long; printable as a table.
 
         May be called at any time, by any thread: it does not wait for steps, and takes two seconds at most.
         Raises ``RuntimeError`` in a fork.

@@ -1,4 +1,4 @@
-"""Which parts of a step's host arrays each process of a group is sent: those that its devices hold."""
+"""The parts of a step's host arrays that each process is sent: those that its devices hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Boxes = tuple[Box, ...] | None
 
 
 class HostArguments:
-    """What the processes of groups are sent of the host arrays that a program's steps take.
+    """Divides the host arrays that a program's steps take among the processes of groups.
 
     Args:
       plan: the program's.

@@ -42,7 +42,7 @@ from mpmd.util.stopwatch import Stopwatch
 
 @dataclasses.dataclass(frozen=True)
 class LoadRequests:
-    """What the processes of each group were asked, so that they loaded a program.
+    """The requests to the processes of each group by which they loaded a program.
 
     Attributes:
       shipment: what they got by ``ship``, before ``load``.
@@ -267,7 +267,7 @@ class RayRuntime(RuntimeBase):
         return called
 
     def status(self) -> Status:
-        """What every process is doing; does not wait for steps under way."""
+        """The activity of every process; does not wait for steps under way."""
         self.check_process()
         return self._calls.status()
 

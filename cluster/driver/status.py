@@ -1,4 +1,4 @@
-"""What the processes of a mesh are doing, as a table."""
+"""The activity of a mesh's processes, as a table."""
 
 from __future__ import annotations
 

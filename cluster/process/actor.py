@@ -56,7 +56,7 @@ _OF_DONATED = f"{DONATED_IN_PROCESS}, as they would with cluster.launch(..., rec
 
 
 class Addresses(NamedTuple):
-    """Where a process can be reached: by each transport, and by the other processes of its group."""
+    """The addresses of a process, for each transport, and for the other processes of its group."""
 
     transports: Mapping[str, Any]
     agreement: sockets.Address | None
@@ -102,7 +102,7 @@ class GroupActor:
         return self._member.endpoint.name  # Ray labels log lines with it
 
     def locate(self) -> Location:
-        """Where this process runs, before JAX has looked for devices."""
+        """The location of this process, before JAX has looked for devices."""
         port = None
         if self._member.rank == 0 and self._member.shape.num_processes > 1:
             self._reserved = world.reserve_port()
@@ -141,7 +141,7 @@ class GroupActor:
         return self._info()
 
     def _transport_of(self, plan: Plan) -> Transport:
-        """What carries a plan's messages."""
+        """The transport of a plan's messages."""
         if all(group == GroupShape(self._member.shape.axes) for group in self._member.groups):
             return self._router  # whole values go from one process to another with the same submesh
         routes = Routes(plan, Topology(self._member.groups, self._gathering)).of_group(self._mpmd_idx)
@@ -256,7 +256,7 @@ class GroupActor:
         return dataclasses.replace(reply, events=events)
 
     def _host_array(self, value: PackedValue) -> np.ndarray | HostParts:
-        """What the group is to keep: a copy where Ray has brought it, because Ray reuses its memory."""
+        """The value that the group keeps: a copy where Ray has brought it, because Ray reuses its memory."""
         parts = {}
         for index, packed in value.parts:
             array = unpack(packed) if self._server is not None else unpack(packed).copy()
@@ -274,7 +274,7 @@ class GroupActor:
         self._worker.release(released)
 
     def fetch(self, handle: Handle) -> PackedValue:
-        """What this process has of the value under a handle, after the steps requested before.
+        """The parts that this process has of a value, after the steps requested before.
 
         Of what several devices of the group have, one returns it.
         """

@@ -20,7 +20,7 @@ from mpmd.runtime.activity import Activity
 
 
 class _Vote(NamedTuple):
-    """What a process says of a step: why it has left it, or ``None`` when it can go on."""
+    """The vote of a process on a step: why it has left it, or ``None`` when it can go on."""
 
     step: int
     reason: str | None

@@ -30,8 +30,8 @@ def assemble(aval: Aval, sharding: jax.sharding.Sharding, parts: Mapping[Box, Ar
     """The array of which this process has got the parts that its devices hold."""
     indices = sharding.addressable_devices_indices_map(aval.shape)
     boxes = {device: box_of(index or (), aval.shape) for device, index in indices.items()}
-    found = {box: _part(box, np.dtype(aval.dtype), parts) for box in dict.fromkeys(boxes.values())}
-    shards = [jax.device_put(found[box], device) for device, box in boxes.items()]
+    by_box = {box: _part(box, np.dtype(aval.dtype), parts) for box in dict.fromkeys(boxes.values())}
+    shards = [jax.device_put(by_box[box], device) for device, box in boxes.items()]
     return jax.make_array_from_single_device_arrays(aval.shape, sharding, shards)
 
 

@@ -20,7 +20,7 @@ from mpmd.sharding import to_sharding
 
 
 class _Landing(NamedTuple):
-    """How a message arrives at this process.
+    """The arrival of a message at this process.
 
     Attributes:
       avals: of the message's values.
@@ -129,10 +129,10 @@ def _landing(submesh: jax.sharding.Mesh, process: int, route: Route) -> _Landing
 def _run(gather: jax.stages.Compiled, arrays: Sequence[jax.Array], message: MessageId) -> Sequence[jax.Array]:
     """Raises ``TaskError`` when that fails, as when the group's processes have lost one another."""
     try:
-        found = gather(*arrays)
-        if is_on_host(found[0]):
-            found[-1].block_until_ready()  # so that a failure is known to be this one
+        gathered = gather(*arrays)
+        if is_on_host(gathered[0]):
+            gathered[-1].block_until_ready()  # so that a failure is known to be this one
     except Exception as error:
         what = f"message {message.tag} of group {message.src}"
         raise TaskError(f"gathering {what} failed: {error}", message.dst, what) from error
-    return found
+    return gathered

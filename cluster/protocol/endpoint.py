@@ -30,7 +30,7 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """What messages to users call it."""
+        """The name in messages to users."""
         return self.name_of(self.number)
 
     def number_of(self, mpmd_idx: int, rank: int) -> int:
@@ -38,7 +38,7 @@ class Endpoint:
         return sum(self.num_processes[:mpmd_idx]) + rank
 
     def name_of(self, number: int) -> str:
-        """What messages to users call a process: ``group 1``, or ``group 1, process 0`` of several."""
+        """A process's name in messages to users: ``group 1``, or ``group 1, process 0`` of several."""
         for mpmd_idx, count in enumerate(self.num_processes):
             if number < count:
                 return f"group {mpmd_idx}" + (f", process {number}" if count > 1 else "")
@@ -73,5 +73,5 @@ class Member:
 
     @property
     def endpoint(self) -> Endpoint:
-        """What the transports call it."""
+        """The process as the transports address it."""
         return Endpoint(self.mpmd_idx, self.rank, tuple(group.num_processes for group in self.groups))

@@ -32,7 +32,7 @@ def unpack(packed: PackedArray) -> np.ndarray:
 
 
 class PackedValue(NamedTuple):
-    """What a process has of a value: its shape, and parts of it by index; ``None``: one part is all of it."""
+    """A process's share of a value: the shape, and parts by index, which is ``None`` for all of it."""
 
     shape: tuple[int, ...]
     parts: tuple[tuple[tuple[slice, ...] | None, PackedArray], ...]

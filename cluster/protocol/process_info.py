@@ -1,4 +1,4 @@
-"""What the process of an actor reports about itself."""
+"""The report of an actor's process on itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cluster.protocol.versions import Versions
 
 
 class Location(NamedTuple):
-    """Where a process runs, and with what.
+    """The node and the versions of a process.
 
     Attributes:
       node: the address of its node.
@@ -27,7 +27,7 @@ class Location(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ProcessInfo:
-    """Where a process of a group runs, and what it offers.
+    """A process of a group: where it runs, and what it offers.
 
     Attributes:
       mpmd_idx: the group.
@@ -56,7 +56,7 @@ class ProcessInfo:
 
 @dataclasses.dataclass
 class Placement:
-    """Where the processes of a mesh run, group by group, and what connects them. Recovery changes it.
+    """The processes of a mesh, group by group, and the transports between them. Recovery changes it.
 
     Attributes:
       transports: the transport between each two processes of different groups, by their positions.

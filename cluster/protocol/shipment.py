@@ -1,4 +1,4 @@
-"""How programs travel to the actors: the resolved plan, and functions in JAX's export format."""
+"""Programs as they travel to the actors: the resolved plan, and functions in JAX's export format."""
 
 from __future__ import annotations
 

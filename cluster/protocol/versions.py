@@ -1,4 +1,4 @@
-"""What a process runs: the driver and all processes of groups need the same to understand one another."""
+"""Versions of JAX and Python: the driver and all processes of groups need the same ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jaxlib
 
 
 class Versions(NamedTuple):
-    """What a process computes with; Python's version without the patch level."""
+    """The versions that a process runs; Python's without the patch level."""
 
     jax: str
     jaxlib: str
@@ -34,7 +34,7 @@ def check_versions(driver: Versions, processes: Mapping[str, Versions]) -> None:
 
     Raises: ``RuntimeError`` that names all processes with other versions than the driver's.
     """
-    others = [f"  {name}: {found}" for name, found in processes.items() if found != driver]
+    others = [f"  {name}: {versions}" for name, versions in processes.items() if versions != driver]
     if others:
         raise RuntimeError(
             "the driver and all processes of groups need the same versions of JAX, jaxlib and Python:\n"

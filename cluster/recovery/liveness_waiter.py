@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.25
 
 
 class SupersededError(RuntimeError):
-    """What was under way is not wanted any more."""
+    """The operation under way is not to go on."""
 
 
 class ProcessLostError(RuntimeError):

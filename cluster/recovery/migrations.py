@@ -1,4 +1,4 @@
-"""Which groups of a mesh are to move to other places, and the processes that are started there before."""
+"""Finds groups that are to move to other places, and starts processes there before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the processes of a mesh that recovers run: in bundles that are reserved for them, or with others.
+"""Places of the processes of a mesh that recovers: their own reservations, or devices of others.
 
 A group's own place is a placement group of its own, so that it can be given back when the group leaves it,
 and another one be requested when its node is gone or is to end. While a request waits for room, the group

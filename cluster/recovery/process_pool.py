@@ -94,7 +94,7 @@ class ProcessPool:
 
     @property
     def infos(self) -> tuple[ProcessInfo, ...]:
-        """Where the processes are."""
+        """The processes, and where they run."""
         return tuple(self._infos)
 
     def calls(

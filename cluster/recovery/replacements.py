@@ -68,7 +68,7 @@ class Replacements:
         ray.get(starting)
 
     def count_ready_spares(self) -> int:
-        """How many spares could take a place now."""
+        """The number of spares that could take a place now."""
         with self._lock:
             good = self.places.good_nodes()
             return sum(self._is_ready(spare, good) for spare in self._spares)

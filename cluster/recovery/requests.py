@@ -29,7 +29,7 @@ FROM_DISK = "Start again from a checkpoint on disk"
 
 
 class Requests:
-    """What groups were asked, and the futures of it.
+    """The requests to groups, and their futures.
 
     Args:
       groups: are asked; connected later.
@@ -105,7 +105,7 @@ class Requests:
             )
 
     def count_waiting(self) -> Mapping[int, int]:
-        """How many answers of each group are awaited."""
+        """The number of each group's answers that are awaited."""
         return collections.Counter(mpmd_idx for _, mpmd_idx in list(self._futures))
 
     # What the user has released.

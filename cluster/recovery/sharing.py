@@ -1,4 +1,4 @@
-"""Which processes share the devices of others, while there is no room for all: the policy, without Ray."""
+"""Chooses the processes that share the devices of others while there is no room for all. Knows no Ray."""
 
 from __future__ import annotations
 

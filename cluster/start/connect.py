@@ -85,7 +85,7 @@ def _hosts(locations: Sequence[Location] | Sequence[ProcessInfo]) -> list[str]:
 
 
 class Connected(NamedTuple):
-    """How processes are connected.
+    """Processes that are connected with one another and the driver.
 
     Attributes:
       topology: the processes of the groups, and the edges over which values are gathered.

@@ -113,7 +113,7 @@ def each(processes: int | Sequence[int], num_groups: int) -> list[int]:
 def fewest_processes(
     devices: Sequence[int], gpus: Sequence[float], gpus_of_nodes: Sequence[float]
 ) -> list[int]:
-    """How many processes each group needs so that each process finds its GPUs on one node.
+    """The fewest processes of each group with which each process finds its GPUs on one node.
 
     The groups with most GPUs choose first, each as few processes as the GPUs that are left allow. If the
     nodes have too few for all groups, a group gets as many as it would need on nodes like the largest one,

@@ -1,4 +1,4 @@
-"""How groups in different processes send arrays to one another.
+"""Transports, by which groups in different processes send arrays to one another.
 
 A message and its arrays enter at ``Router.send`` in one process and leave at ``Router.recv`` in another.
 ``router`` is the place to start: it implements ``mpmd.runtime.transport.Transport`` by one ``PeerTransport``

@@ -63,7 +63,7 @@ class Router:
 
     @property
     def lost(self) -> PeerLostError | None:
-        """What has ended a wait, when the driver did not say in time why a peer was lost."""
+        """The error that has ended a wait, when the driver did not say in time why a peer was lost."""
         return self._inbox.lost
 
     def begin_step(self, step: int, groups: Collection[int] | None = None) -> None:

@@ -175,7 +175,7 @@ class ActorCalls:
     def _prepare_step(
         self, calls: Sequence[PendingCall], arguments: Mapping[int, tuple]
     ) -> list[Callable[[], None]]:
-        """What sends a step to each process; nothing, and failed calls, when some arguments do not pickle."""
+        """Functions that send a step to each process; none, and failed calls, if arguments do not pickle."""
         prepared = []
         for pending in calls:
             try:
@@ -318,7 +318,7 @@ class ActorCalls:
                         self.actors[process.number].abort.remote(abort.step, abort.reason)
 
     def status(self) -> Status:
-        """What every process is doing. Waits ``STATUS_SECONDS`` at most for their answers."""
+        """The activity of every process. Waits ``STATUS_SECONDS`` at most for the answers."""
         living = [p.number for p in self.processes if self._pending.death_of(p.mpmd_idx) is None]
         answers: dict[int, ray.ObjectRef] = {}
         if living and self._session.is_connected and self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""Which groups have died, from what the driver sees of their processes. Knows neither Ray nor the clock."""
+"""Decides which groups have died, by signs of their processes. Knows neither Ray nor the clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DOUBT_SECONDS = 1.0
 
 @dataclasses.dataclass
 class _Loss:
-    """What a group will be dead of, at a time, unless Ray has a better reason before."""
+    """A cause of death that counts from a time on, unless Ray has a better reason before."""
 
     due: float
     message: str

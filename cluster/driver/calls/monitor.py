@@ -52,7 +52,7 @@ class Monitor:
         self._failed[step] = self._clock(), reason
 
     def doing(self, number: int) -> str:
-        """What a process does, as far as is known. May be called from any thread."""
+        """The activity of a process, as far as it is known. May be called from any thread."""
         return self._watchdog.doing(number, self._clock())
 
     def late_step(self) -> tuple[int, StepTimeoutError] | None:

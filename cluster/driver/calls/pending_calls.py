@@ -108,7 +108,7 @@ class PendingCalls:
             return next(iter(self._steps), None)
 
     def count_of(self, process: Endpoint) -> int:
-        """How many replies of a process are awaited."""
+        """The number of a process's replies that are awaited."""
         with self._lock:
             return sum(call.process == process and not call.endless for call in self._calls.values())
 

@@ -1,4 +1,4 @@
-"""What is left of a process that has died: where it ran, and the end of its log."""
+"""The traces of a process that has died: where it ran, and the end of its log."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SIGNAL = re.compile(r"\*\*\* (SIG\w+) received")
 
 
 def place_of(info: ProcessInfo) -> str:
-    """Where a process runs, for messages to users."""
+    """The node and number of a process, for messages to users."""
     return f"node {info.node}, pid {info.pid}"
 
 
 def obituary(info: ProcessInfo, node_id: str) -> str:
-    """Where a process has run, its signal if its log has it, and the end of its log.
+    """The node of a process that has died, its signal if its log has it, and the end of its log.
 
     Args:
       node_id: this process's node, whose logs it can read.
@@ -33,7 +33,7 @@ def obituary(info: ProcessInfo, node_id: str) -> str:
     lines = _end_of(info.log)
     if not lines:
         return f"{where}; its log, {info.log}, is empty."
-    signals = [found[1] for line in lines if (found := _SIGNAL.search(line))]
+    signals = [match[1] for line in lines if (match := _SIGNAL.search(line))]
     ended = f", and was ended by {signals[-1]}" if signals else ""
     shown = "\n".join(f"  {line[:_LINE_LENGTH]}" for line in lines[-_LINES:])
     return f"{where}{ended}. The last lines of its log, {info.log}:\n{shown}"

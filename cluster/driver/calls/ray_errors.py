@@ -55,12 +55,12 @@ def raised_by(error: BaseException) -> BaseException:
 
 
 def _reason(error: BaseException) -> str:
-    """What Ray says, in short: without identifiers, and without the causes that it only supposes."""
+    """The message of Ray in short: without identifiers, and without the causes that it only supposes."""
     lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
     text = " ".join(lines).removeprefix("The actor died unexpectedly before finishing this task. ")
     if isinstance(error, exceptions.OutOfMemoryError) or "low on memory" in text:
-        found = _MEMORY.search(text)
-        figures = f" ({found[1]})" if found else ""
+        memory = _MEMORY.search(text)
+        figures = f" ({memory[1]})" if memory else ""
         return f"Ray has killed its process, because the memory of the node ran out{figures}."
     if any(supposition in text for supposition in _SUPPOSITIONS):
         return _WITHOUT_REASON

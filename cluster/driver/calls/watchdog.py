@@ -1,4 +1,4 @@
-"""When a step, a task or loading takes too long, and what processes do meanwhile. Has no clock."""
+"""Finds steps, tasks and parts of loading that take too long. Has no clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_INTERVAL = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the user allows; ``None`` is without limit.
+    """The user's limits of time; ``None`` is without limit.
 
     Attributes:
       step_timeout: seconds from the end of the steps before it to the answer of all groups.
@@ -88,7 +88,7 @@ class Watchdog:
         self._reports[number] = doing, now
 
     def doing(self, number: int, now: float) -> str:
-        """What a process does, as far as is known."""
+        """The activity of a process, as far as it is known."""
         if number not in self._reports:
             return "has not said yet what it is doing"
         doing, when = self._reports[number]

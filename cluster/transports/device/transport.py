@@ -29,7 +29,7 @@ _CHUNKS = 8
 
 
 class DeviceAddress(NamedTuple):
-    """Where a group can be reached: its transfer server, and the socket that accepts connections."""
+    """The addresses of a group: its transfer server, and the socket that accepts connections."""
 
     server: str
     connections: sockets.Address
