@@ -13,6 +13,7 @@ from cluster.driver.status import ProcessStatus, Status
 from cluster.protocol.process_info import Placement, ProcessInfo
 from cluster.recovery import RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
+from mpmd.errors import MESH_CLOSED
 from mpmd.ir.routes import Topology
 from mpmd.validation import int_fault, number_fault, raise_faults
 
@@ -99,7 +100,7 @@ class ClusterMesh:
     def runtime(self) -> RayRuntime | RecoveringRuntime:
         """The running groups. Raises ``RuntimeError`` after ``close``."""
         if self._runtime is None:
-            raise RuntimeError("the cluster mesh is closed; launch another one")
+            raise RuntimeError(f"{MESH_CLOSED}; launch another one")
         return self._runtime
 
     def status(self) -> Status:

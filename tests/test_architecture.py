@@ -108,7 +108,7 @@ MAY_IMPORT = {
     "cluster.recovery": "cluster.driver cluster.process cluster.protocol cluster.ray_compat cluster.start "
     "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.program mpmd.runtime mpmd.sharding mpmd.util "
     "mpmd.validation",
-    "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.ir mpmd.validation",
+    "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.errors mpmd.ir mpmd.validation",
     "cluster.launch": "cluster.driver cluster.mesh cluster.process cluster.protocol cluster.recovery "
     "cluster.start cluster.transports mpmd.runtime mpmd.util mpmd.validation",
     "cluster.describe": "cluster.launch cluster.start mpmd.ir mpmd.memory mpmd.planner.calibrate "

@@ -12,6 +12,7 @@ from ray.actor import ActorHandle
 from cluster.driver.calls import health
 from cluster.driver.calls.watchdog import NO_LIMITS, Limits
 from cluster.protocol.endpoint import Endpoint
+from mpmd.errors import MESH_CLOSED
 
 Calls = dict[ray.ObjectRef, int]
 """Calls of Ray that are under way, and the number of the process that each is made on."""
@@ -74,7 +75,7 @@ class LivenessWaiter:
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_SECONDS, fetch_local=False)
             if self.stop.is_set() or not is_wanted():
-                raise SupersededError("the mesh was closed, or a group has died")
+                raise SupersededError(f"{MESH_CLOSED}, or a group has died")
             if fetch:
                 ray.get(ready)
             if not ready:

@@ -26,7 +26,7 @@ from cluster.recovery.replacements import Replacements
 from cluster.start.connect import StartingActors, connect_driver, connect_groups, open_groups
 from cluster.tcp.connection import Connection
 from cluster.transports.choice import OBJECT_STORE, choose
-from mpmd.errors import GroupDiedError, RecoveryError
+from mpmd.errors import MESH_CLOSED, GroupDiedError, RecoveryError
 from mpmd.ir.plan import Edge
 from mpmd.util.stopwatch import Stopwatch
 
@@ -188,7 +188,7 @@ class ProcessPool:
     def check_open(self) -> None:
         """Raises ``SupersededError`` when the mesh was closed."""
         if self.stop.is_set():
-            raise SupersededError("the mesh was closed")
+            raise SupersededError(MESH_CLOSED)
 
     def _count(
         self, failure: Exception, dying: Collection[int], count_failure: Callable[[Exception], None]

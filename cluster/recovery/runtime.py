@@ -28,7 +28,7 @@ from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
 from cluster.tcp.connection import Connection
-from mpmd.errors import GroupDiedError
+from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import TraceFiles
@@ -235,6 +235,6 @@ class RecoveringRuntime(RuntimeBase):
             return
         self.is_closed = True
         with self._requests.changed:
-            self._requests.end(RuntimeError("the cluster mesh is closed"))
+            self._requests.end(RuntimeError(MESH_CLOSED))
         self._groups.close()
         self._pool.release()

@@ -36,7 +36,7 @@ from cluster.tcp.connection import Connection
 from cluster.tcp.frames import Frame, FrameConnection, encode
 from cluster.tcp.rpc import Client
 from cluster.transports.inbox import PeerLostError
-from mpmd.errors import GroupDiedError, StepAborted
+from mpmd.errors import MESH_CLOSED, GroupDiedError, StepAborted
 from mpmd.runtime.activity import Doing
 
 _POLL_SECONDS = 1.0
@@ -235,7 +235,7 @@ class ActorCalls:
                 try:
                     event = self._events.get(timeout=_POLL_SECONDS)
                     if event is None:
-                        reason = "the cluster mesh is closed"
+                        reason = MESH_CLOSED
                         break
                     event()
                     del event  # an idle thread must not keep the last result

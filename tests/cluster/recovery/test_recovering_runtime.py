@@ -334,7 +334,7 @@ def test_closing_fails_what_is_asked():
     futures, value = driven.step(), driven.fetch(0, 1)
     driven.close()
     for future in (*futures.values(), value, *driven.step().values(), driven.fetch(0, 1)):
-        with pytest.raises(RuntimeError, match="the cluster mesh is closed"):
+        with pytest.raises(RuntimeError, match="the mesh was closed"):
             future.result(SOON)
 
 

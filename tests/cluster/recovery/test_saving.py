@@ -137,5 +137,5 @@ def test_saving_fails_when_values_are_lost_or_the_run_ends():
     copied(driven, 0, copy)
     writing = driven.write(0, copy, [["spec"]])
     driven.close()
-    with pytest.raises(RuntimeError, match="the cluster mesh is closed"):
+    with pytest.raises(RuntimeError, match="the mesh was closed"):
         writing.result(SOON)
