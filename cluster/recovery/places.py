@@ -220,27 +220,27 @@ class Places:
             for n, place in places.items()
             if isinstance(place, Reservation) and may_reserve and self.node_of(place) in good
         }
-        homeless = [n for n in numbers if n not in kept]
-        if not homeless:
+        unplaced = [n for n in numbers if n not in kept]
+        if not unplaced:
             return kept
         if seconds is None:
             seconds = self._share_after if self._share_after is not None else self._timeout
-            if self.can_share and all(isinstance(places[n], SharedDevices) for n in homeless):
+            if self.can_share and all(isinstance(places[n], SharedDevices) for n in unplaced):
                 seconds = 0.0  # they have waited before
             seconds = max(seconds - waited, min(seconds, PROMPT_SECONDS))
         if not good:
             seconds = 0.0  # Ray may have another node later, but none now
-        if may_reserve and (reserved := self._await_own(mpmd_idx, homeless, seconds, check)) is not None:
+        if may_reserve and (reserved := self._await_own(mpmd_idx, unplaced, seconds, check)) is not None:
             return kept | reserved
         living = self._living_nodes()
         try:
             if not self.can_share:
                 raise LookupError("it may not share the devices of others")
-            return kept | self._share(homeless, infos, gone, good)
+            return kept | self._share(unplaced, infos, gone, good)
         except LookupError as reason:
             if all(self.node_of(place) in living for place in places.values()):
                 return places  # on a node that is to end, but there is no other
-            raise NoPlaceError(self._shortage(mpmd_idx, homeless, seconds, str(reason))) from None
+            raise NoPlaceError(self._shortage(mpmd_idx, unplaced, seconds, str(reason))) from None
 
     def _shortage(self, mpmd_idx: int, numbers: Sequence[int], seconds: float, reason: str) -> str:
         bundles = [self._bundles[number] for number in numbers]

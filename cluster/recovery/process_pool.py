@@ -144,9 +144,9 @@ class ProcessPool:
             except Exception as error:  # a death; or there is no place, and there will be none next time
                 dying = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self._waiter.find_dead()
                 self._count(error, dying, count_failure)
-                dying |= self._spoilt(dying)
+                dying |= self._unusable(dying)
 
-    def _spoilt(self, dying: Collection[int]) -> set[int]:
+    def _unusable(self, dying: Collection[int]) -> set[int]:
         """The groups whose new processes cannot be kept when a replacement has failed."""
         if self._unopened or not dying:  # they may be why
             return set(self._unopened or self._unloaded)
@@ -172,9 +172,8 @@ class ProcessPool:
             resetting = self._reset(self._numbers_outside(self._unopened), list(loads))
             self._start(dead)  # may wait for room
             self._open_started(resetting, count_failure)
-            self._waiter.wait_for(
-                resetting, limits=self._limits
-            )  # nobody else watches the steps that end now
+            # Nobody else watches the steps that end now.
+            self._waiter.wait_for(resetting, limits=self._limits)
         self.copies.check(snapshot)
         with watch("connected"):
             self._connect()  # after which a process knows what a program's messages need

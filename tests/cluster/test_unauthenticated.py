@@ -143,7 +143,7 @@ def stranger(address):
 
 
 def all_received(link):
-    """What a stranger gets until it is refused, and how many file descriptors."""
+    """The bytes that a stranger gets until it is refused, and the number of file descriptors."""
     received, num_descriptors = b"", 0
     with contextlib.suppress(ConnectionError):
         while True:

@@ -24,7 +24,7 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.driver.calls.monitor import Monitor
 from cluster.driver.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
-from cluster.driver.calls.post_mortem import obituary, place_of
+from cluster.driver.calls.post_mortem import death_report, place_of
 from cluster.driver.calls.ray_errors import translate
 from cluster.driver.calls.watchdog import Limits
 from cluster.driver.ray_session import RaySession
@@ -254,32 +254,39 @@ class ActorCalls:
     def _settle(self, pending: PendingCall, result: Callable[[], Any]) -> None:
         try:
             value = result()
-        except Exception as raised:
-            error = translate(raised, pending.process)
-            if isinstance(error, WorldLostError):
-                # The call stays pending: either a process has died, or the whole group is declared dead.
-                self._monitor.health.mark_broken(pending.process.number, str(error), time.monotonic())
-            elif isinstance(error, PeerLostError):
-                if self._pending.death_of(pending.process.mpmd_idx) is not None:
-                    return  # what has lost it is said to be gone itself: one of the two has to stay
-                # Both may be alive, and only the network between them be cut; but they cannot go on.
-                peer = self.processes[error.process]
-                message = f"{peer.name} is gone for {pending.process.name}: {error}"
-                self._mark_dead(GroupDiedError(message, peer.mpmd_idx))
-                self._fail(pending, StepAborted(message))  # if the peer has no part in this step
-            elif not isinstance(error, GroupDiedError):
-                self._fail(pending, error)
-            elif self._monitor.health.disconnected_first(pending.process.number):
-                self._mark_dead(self._with_obituary(error, pending.process.number))
-            # Otherwise the process ended because the first one did, whose report is still to come.
+        except Exception as error:
+            self._settle_by_error(pending, translate(error, pending.process))
         else:
             self._pending.succeed(pending, value)
+
+    def _settle_by_error(self, pending: PendingCall, error: BaseException) -> None:
+        """Fails the call, and perhaps its group; or leaves it pending where a death is about to be known."""
+        health, process = self._monitor.health, pending.process
+        match error:
+            case WorldLostError():  # either a process has died, or the whole group is declared dead
+                health.mark_broken(process.number, str(error), time.monotonic())
+            case PeerLostError():
+                self._mark_unreachable(self.processes[error.process], pending, error)
+            case GroupDiedError():
+                # Else the process ended because the first one did, whose report is still to come.
+                if health.disconnected_first(process.number):
+                    self._mark_dead(self._with_report(error, process.number))
+            case _:
+                self._fail(pending, error)
+
+    def _mark_unreachable(self, peer: Endpoint, pending: PendingCall, error: PeerLostError) -> None:
+        """A process has lost a peer. Both may be alive, without a network between them; one has to go."""
+        if self._pending.death_of(pending.process.mpmd_idx) is not None:
+            return  # it is gone itself, and the peer has to stay
+        message = f"{peer.name} is gone for {pending.process.name}: {error}"
+        self._mark_dead(GroupDiedError(message, peer.mpmd_idx))
+        self._fail(pending, StepAborted(message))  # if the peer has no part in this step
 
     def _fail(self, pending: PendingCall, error: BaseException) -> None:
         self._broadcast_aborts(self._pending.fail(pending, error))
 
-    def _with_obituary(self, error: GroupDiedError, number: int) -> GroupDiedError:
-        message = f"{error} {obituary(self._infos[number], self._node_id)}"
+    def _with_report(self, error: GroupDiedError, number: int) -> GroupDiedError:
+        message = f"{error} {death_report(self._infos[number], self._node_id)}"
         died = GroupDiedError(message, error.mpmd_idx)
         died.__cause__ = error.__cause__
         return died

@@ -19,7 +19,7 @@ def place_of(info: ProcessInfo) -> str:
     return f"node {info.node}, pid {info.pid}"
 
 
-def obituary(info: ProcessInfo, node_id: str) -> str:
+def death_report(info: ProcessInfo, node_id: str) -> str:
     """The node of a process that has died, its signal if its log has it, and the end of its log.
 
     Args:

@@ -19,7 +19,7 @@ SHAPE = GroupShape({"x": 2, "y": 2}, 2)
 
 
 def packed(spec, array=ARRAY, shape=SHAPE):
-    """What each process is sent of an array that is the argument of a group."""
+    """The parts that each process is sent of an array that is the argument of a group."""
     plan = pipeline_plan(mpmd.ForwardOnly(1, 1), 1)
     leaf = dataclasses.replace(plan.inputs[0], aval=Aval(array.shape, str(array.dtype), array.itemsize))
     plan = dataclasses.replace(plan, inputs=(dataclasses.replace(leaf, name="w", spec=spec),))

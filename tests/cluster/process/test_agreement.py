@@ -29,7 +29,7 @@ def group():
 
 
 def each(members, call):
-    """What a call of each of them, at the same time, returns or raises."""
+    """The results or errors of a call of each of them at the same time."""
 
     def outcome(member):
         try:

@@ -23,7 +23,7 @@ FIRST, SECOND = 1, 2
 
 
 class Process:
-    """What is of an actor's own in a process: its values and its stores. Calls of it are answered at once."""
+    """An actor's values and stores in a process. Calls of it are answered at once."""
 
     def __init__(self, endpoint):
         self.values = {}

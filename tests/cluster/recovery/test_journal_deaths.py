@@ -15,7 +15,7 @@ GROUPS = (0, 1, 2)
 
 
 class Group:
-    """What a group does: carries out requests in order, each of which depends on all steps before."""
+    """A group: carries out requests in order, each of which depends on all steps before."""
 
     def __init__(self):
         self.values = {}

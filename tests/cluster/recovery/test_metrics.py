@@ -1,4 +1,4 @@
-"""What Ray's metrics are told of recoveries."""
+"""Recoveries in Ray's metrics."""
 
 import collections
 

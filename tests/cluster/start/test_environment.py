@@ -1,4 +1,4 @@
-"""What is added to the environment of a group's process."""
+"""Additions to the environment of a group's process."""
 
 import math
 

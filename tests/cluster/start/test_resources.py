@@ -1,4 +1,4 @@
-"""What groups request from the cluster, and what is said when it is not there."""
+"""Requests of groups from the cluster, and messages when it has too little."""
 
 import pytest
 

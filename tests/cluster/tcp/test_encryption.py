@@ -1,4 +1,4 @@
-"""What who sits between two ends can read, change and rearrange: nothing."""
+"""Whoever sits between two ends can read, change and rearrange nothing."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from tests.support.proxy import Proxy
 SECONDS = 20
 CREDENTIALS = make_credentials(encryption=True)
 GREETING_BYTES = 69
-"""What the end that connects says in it."""
+"""The greeting of the end that connects."""
 
 
 @pytest.fixture

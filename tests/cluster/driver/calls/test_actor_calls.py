@@ -1,4 +1,4 @@
-"""What follows from the replies of actors, which only pretend."""
+"""Consequences of the replies of actors that only pretend."""
 
 import threading
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""What follows from calls, replies, failures and deaths."""
+"""Consequences of calls, replies, failures and deaths."""
 
 import pytest
 

@@ -1,10 +1,10 @@
-"""What is said of a process that has died."""
+"""Reports on processes that have died."""
 
 import pytest
 from ray import exceptions
 
 from cluster.driver.calls.health import UNRESPONSIVE_SECONDS, GroupHealth
-from cluster.driver.calls.post_mortem import obituary
+from cluster.driver.calls.post_mortem import death_report
 from cluster.driver.calls.ray_errors import translate
 from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
@@ -33,7 +33,7 @@ def test_the_end_of_a_log_names_the_signal(tmp_path):
     log.write_text(
         f":job_id:01\n:actor_name:group 1\n{early}\n*** SIGSEGV received at time=1 ***\n\nFatal: " + "x" * 999
     )
-    first, *lines = obituary(info(str(log)), "here").splitlines()
+    first, *lines = death_report(info(str(log)), "here").splitlines()
     assert first == (
         f"It ran at node 10.0.0.1, pid 12, and was ended by SIGSEGV. The last lines of its log, {log}:"
     )
@@ -50,7 +50,7 @@ def test_the_end_of_a_log_names_the_signal(tmp_path):
     ],
 )
 def test_a_log_that_cannot_be_read_here(node_id, log, end):
-    assert obituary(info(log, node_id), "here").endswith(end)
+    assert death_report(info(log, node_id), "here").endswith(end)
 
 
 def test_rays_text_is_cut_to_what_ray_knows():
