@@ -20,6 +20,7 @@ from mpmd.arguments.delivered import Argument
 from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.arguments.signature import CallSignature
 from mpmd.compiler.pipeline import CompiledStep
+from mpmd.errors import MESH_CLOSED
 from mpmd.explanation import Report, report, warn_of_undonated_state
 from mpmd.ir.events import Event
 from mpmd.ir.placement import Placement
@@ -230,7 +231,7 @@ class LoadedStep(PlannedStep):
         """The runtime. Raises ``RuntimeError`` when the mesh was closed."""
         runtime = self._runtime()
         if runtime is None or runtime.is_closed:
-            raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
+            raise RuntimeError(f"{MESH_CLOSED}, and the step was unloaded; compile it again")
         return runtime
 
     def collectives(self) -> dict[str, tuple[Collective, ...]]:
