@@ -27,10 +27,10 @@ from mpmd.language.annotate import mark_of
 from mpmd.schedules import Schedule
 
 PartialSums = Literal["replicated", "all", "none"]
-"""Which accumulators may hold partial sums over the devices of a group: see ``mpmd_jit_with_loop``."""
+"""Which accumulators may hold partial sums over the devices of a group: see ``mpmd.jit``."""
 
 Gather = Literal["task", "step"]
-"""When weights that are sharded over the batch's axes are gathered: see ``mpmd_jit_with_loop``."""
+"""When weights that are sharded over the batch's axes are gathered: see ``mpmd.jit``."""
 
 GroupSet = frozenset[int]
 """The groups that hold a value or run an equation."""
