@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 
 from mpmd.arguments.delivered import held_part
 from mpmd.array import MpmdArray
-from mpmd.compiler.graph import TracedStep
+from mpmd.compiler.steps import CutStep
 from mpmd.ir import OutputLeaf
 from mpmd.runtime.in_flight import FedBack, QueuedStep
 from mpmd.runtime.interrupts import DeferredInterrupt, drop_queued
@@ -90,10 +90,10 @@ class StepResults:
       submeshes: the shapes of the groups' submeshes.
     """
 
-    def __init__(self, traced: TracedStep, outputs: Sequence[OutputLeaf], submeshes: Sequence[AbstractMesh]):
-        self._leaves = traced.result_leaves
-        self._avals = _part_avals(self._leaves, [result.var.aval for result in traced.results])
-        self._tree = jax.tree.structure(traced.out_shape)
+    def __init__(self, step: CutStep, outputs: Sequence[OutputLeaf], submeshes: Sequence[AbstractMesh]):
+        self._leaves = step.result_leaves
+        self._avals = _part_avals(self._leaves, [result.var.aval for result in step.results])
+        self._tree = jax.tree.structure(step.out_shape)
         self._outputs = outputs
         self._submeshes = submeshes
 

@@ -60,18 +60,17 @@ MAY_IMPORT = {
     "mpmd.planner.layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.compiler.trace "
     "mpmd.decisions mpmd.errors mpmd.reduce mpmd.schedules mpmd.tables mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
-    "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.ir mpmd.keys "
-    "mpmd.planner.layers mpmd.planner.profile mpmd.schedules mpmd.stack",
+    "mpmd.compiler.split mpmd.compiler.stacks mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.ir "
+    "mpmd.keys mpmd.planner.layers mpmd.planner.profile mpmd.schedules mpmd.stack",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.labels "
     "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.schedules mpmd.simulate "
     "mpmd.tables mpmd.tasks",
-    "mpmd.planner.trials": "mpmd.abstract_mesh mpmd.arguments mpmd.compat mpmd.compiler.graph "
-    "mpmd.compiler.jaxprs mpmd.decisions mpmd.events mpmd.executable_memory mpmd.ir "
-    "mpmd.lowered_step mpmd.memory mpmd.planned_step mpmd.planner.candidate mpmd.planner.collectives "
-    "mpmd.planner.hardware mpmd.planner.profile "
-    "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.program mpmd.routes mpmd.runtime mpmd.sharding "
-    "mpmd.simulate mpmd.specs mpmd.step",
+    "mpmd.planner.trials": "mpmd.abstract_mesh mpmd.arguments mpmd.compat mpmd.compiler.jaxprs "
+    "mpmd.compiler.steps mpmd.decisions mpmd.events mpmd.executable_memory mpmd.ir mpmd.lowered_step "
+    "mpmd.memory mpmd.planned_step mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
+    "mpmd.planner.profile mpmd.planner.profiling mpmd.planner.shared_cores mpmd.program mpmd.routes "
+    "mpmd.runtime mpmd.sharding mpmd.simulate mpmd.specs mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.profile",
     "mpmd.planner.contest": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.trials",
@@ -83,7 +82,7 @@ MAY_IMPORT = {
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice mpmd.planner.contest "
     "mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons mpmd.planner.search "
     "mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
-    "mpmd.explanation": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.memory "
+    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.memory "
     "mpmd.routes mpmd.simulate mpmd.specs mpmd.tables mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.abstract_mesh mpmd.ir mpmd.lowered_step mpmd.planned_step mpmd.planner.choose "
     "mpmd.planner.hardware mpmd.private_directory mpmd.render mpmd.schedules mpmd.simulate mpmd.step "
@@ -100,24 +99,29 @@ MAY_IMPORT = {
     "mpmd.gradients": "mpmd.operations mpmd.pieces mpmd.planner.layers mpmd.reduce mpmd.schedules "
     "mpmd.sharding mpmd.tables mpmd.tree mpmd.validation",
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
-    "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules mpmd.stack",
-    "mpmd.compiler.stacks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.errors mpmd.reduce mpmd.stack",
-    "mpmd.compiler.trace": "mpmd.annotate mpmd.callbacks mpmd.compat mpmd.compiler.graph "
-    "mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules "
-    "mpmd.sharding mpmd.specs mpmd.stack mpmd.tracers mpmd.tree",
+    "mpmd.compiler.steps": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.reduce mpmd.schedules "
+    "mpmd.stack mpmd.tree",
+    "mpmd.compiler.graph": "mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.ir",
+    "mpmd.compiler.trace": "mpmd.annotate mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.stacks "
+    "mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.placement mpmd.reduce mpmd.sharding mpmd.specs "
+    "mpmd.tracers mpmd.tree",
+    "mpmd.compiler.stacks": "mpmd.annotate mpmd.callbacks mpmd.compiler.jaxprs mpmd.compiler.steps "
+    "mpmd.errors mpmd.keys mpmd.reduce mpmd.schedules mpmd.stack mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs "
-    "mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules",
-    "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.ir mpmd.per_group mpmd.placement "
-    "mpmd.specs mpmd.stack",
-    "mpmd.compiler.place": "mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
-    "mpmd.specs mpmd.stack",
+    "mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules",
+    "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.ir "
+    "mpmd.per_group mpmd.placement mpmd.specs mpmd.stack",
+    "mpmd.compiler.place": "mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps "
+    "mpmd.errors mpmd.ir mpmd.specs mpmd.stack",
     "mpmd.compiler.lower": "mpmd.callbacks mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors "
     "mpmd.ir mpmd.keys mpmd.names mpmd.per_group mpmd.program mpmd.schedules mpmd.sharding mpmd.specs",
     "mpmd.compiler": "",
-    "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs",
+    "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps "
+    "mpmd.reduce mpmd.stack",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
-    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.garbage mpmd.ir "
-    "mpmd.placement mpmd.program mpmd.sharding mpmd.stack mpmd.stopwatch mpmd.verify",
+    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.stacks mpmd.compiler.steps "
+    "mpmd.compiler.trace mpmd.garbage mpmd.ir mpmd.placement mpmd.program mpmd.sharding mpmd.stack "
+    "mpmd.stopwatch mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.callbacks mpmd.collectives mpmd.compat mpmd.device_trace mpmd.errors mpmd.events "
     "mpmd.executable_memory mpmd.ir mpmd.memory mpmd.names mpmd.placement mpmd.program mpmd.reshard "
@@ -185,7 +189,7 @@ MAY_IMPORT = {
     "mpmd.initialize": "mpmd.arguments mpmd.compiler.pipeline mpmd.errors mpmd.ir mpmd.mesh mpmd.tree",
     "mpmd.planned_step": "mpmd.compiler.pipeline mpmd.explanation mpmd.ir mpmd.routes mpmd.simulate "
     "mpmd.validation",
-    "mpmd.submitted_step": "mpmd.arguments mpmd.array mpmd.compiler.graph mpmd.ir mpmd.runtime mpmd.stack "
+    "mpmd.submitted_step": "mpmd.arguments mpmd.array mpmd.compiler.steps mpmd.ir mpmd.runtime mpmd.stack "
     "mpmd.stacked_array",
     "mpmd.loaded_step": "mpmd.arguments mpmd.checkpoint mpmd.collectives mpmd.compiler.pipeline "
     "mpmd.device_trace mpmd.events mpmd.explanation mpmd.initialize mpmd.ir mpmd.mesh mpmd.placement "

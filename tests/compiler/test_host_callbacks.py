@@ -10,7 +10,7 @@ from jax.experimental import io_callback
 from mpmd.callbacks import PYTHON_CALLS, callback_of
 from mpmd.compat import with_constants_as_inputs
 from mpmd.compiler.jaxprs.equations import inline_calls, subjaxprs
-from mpmd.compiler.trace.host_callbacks import has_callback, with_host_callbacks
+from mpmd.compiler.stacks.host_callbacks import has_callback, with_host_callbacks
 
 
 def note(*args, **kwargs):

@@ -7,6 +7,7 @@ import pytest
 import mpmd
 from mpmd.compiler.jaxprs.equations import size
 from mpmd.compiler.split import split
+from mpmd.compiler.stacks import cut_layers
 from mpmd.compiler.trace import trace
 from mpmd.ir import TaskType
 from tests.support.models import BATCH, SGD, WIDTH, batch, init, layer, make_step
@@ -20,7 +21,7 @@ SAVE_DOTS = jax.checkpoint_policies.dots_saveable
 def split_step(loss, params, stages=3):
     step = make_step(loss, mpmd.GPipe(stages), SGD)
     with mesh_of(stages) as mesh:
-        return split(trace(step, (init(params), *batch()), {}, mesh.abstract_submeshes))
+        return split(cut_layers(trace(step, (init(params), *batch()), {}, mesh.abstract_submeshes)))
 
 
 def unrolled(params, x, y):

@@ -13,6 +13,7 @@ import mpmd
 from mpmd.compiler.jaxprs.equations import subjaxprs
 from mpmd.compiler.split import split
 from mpmd.compiler.split.minimize_residuals import _minimum_cut
+from mpmd.compiler.stacks import cut_layers
 from mpmd.compiler.trace import trace
 from mpmd.keys import to_aval
 from tests.support.models import BATCH, WIDTH, batch, init, layer, make_step, weights
@@ -39,7 +40,7 @@ def pipeline(stage):
 def split_works(stage, schedule=ONE_F_ONE_B):
     step = make_step(pipeline(stage), schedule)
     with mesh_of(2) as mesh:
-        graph = split(trace(step, (init(weights(2)), *batch()), {}, mesh.abstract_submeshes))
+        graph = split(cut_layers(trace(step, (init(weights(2)), *batch()), {}, mesh.abstract_submeshes)))
     return {str(member.work): member for member in graph.stage_work}
 
 

@@ -9,6 +9,7 @@ import pytest
 import mpmd
 from mpmd.compiler.jaxprs.equations import subjaxprs
 from mpmd.compiler.split import split
+from mpmd.compiler.stacks import cut_layers
 from mpmd.compiler.trace import trace
 from mpmd.ir import Run, Task
 from tests.support.models import batch, init, keys, layer, make_step, mse, weights
@@ -59,7 +60,7 @@ def products(loss, params, stages):
     """How many matrix products each work of the loop has, those of a scan once for each iteration."""
     step = make_step(loss, WeightsLast(stages, stages))
     with mesh_of(stages) as mesh:
-        graph = split(trace(step, (init(params), *batch(4)), {}, mesh.abstract_submeshes))
+        graph = split(cut_layers(trace(step, (init(params), *batch(4)), {}, mesh.abstract_submeshes)))
     return {str(stage.work): count_products(stage.eqns) for stage in graph.stage_work}
 
 
