@@ -57,11 +57,11 @@ MAY_IMPORT = {
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware",
-    "mpmd.planner.layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.compiler.trace "
+    "mpmd.compiler.find_layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.cut_layers mpmd.compiler.trace "
     "mpmd.decisions mpmd.errors mpmd.reduce mpmd.schedules mpmd.tables mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
-    "mpmd.compiler.split mpmd.compiler.stacks mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.ir "
-    "mpmd.keys mpmd.planner.layers mpmd.planner.profile mpmd.schedules mpmd.stack",
+    "mpmd.compiler.split mpmd.compiler.cut_layers mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.ir "
+    "mpmd.keys mpmd.compiler.find_layers mpmd.planner.profile mpmd.schedules mpmd.stack",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.labels "
     "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.schedules mpmd.simulate "
@@ -96,16 +96,16 @@ MAY_IMPORT = {
     "mpmd.pieces": "mpmd.decisions mpmd.sharding mpmd.tables mpmd.validation",
     "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.decisions mpmd.operations mpmd.schedules mpmd.sharding "
     "mpmd.tables mpmd.tree mpmd.validation",
-    "mpmd.gradients": "mpmd.operations mpmd.pieces mpmd.planner.layers mpmd.reduce mpmd.schedules "
+    "mpmd.gradients": "mpmd.operations mpmd.pieces mpmd.compiler.find_layers mpmd.reduce mpmd.schedules "
     "mpmd.sharding mpmd.tables mpmd.tree mpmd.validation",
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
     "mpmd.compiler.steps": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.reduce mpmd.schedules "
     "mpmd.stack mpmd.tree",
     "mpmd.compiler.graph": "mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.ir",
-    "mpmd.compiler.trace": "mpmd.annotate mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.stacks "
+    "mpmd.compiler.trace": "mpmd.annotate mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.cut_layers "
     "mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.placement mpmd.reduce mpmd.sharding mpmd.specs "
     "mpmd.tracers mpmd.tree",
-    "mpmd.compiler.stacks": "mpmd.annotate mpmd.callbacks mpmd.compiler.jaxprs mpmd.compiler.steps "
+    "mpmd.compiler.cut_layers": "mpmd.annotate mpmd.callbacks mpmd.compiler.jaxprs mpmd.compiler.steps "
     "mpmd.errors mpmd.keys mpmd.reduce mpmd.schedules mpmd.stack mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs "
     "mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules",
@@ -119,7 +119,7 @@ MAY_IMPORT = {
     "mpmd.compiler.checks": "mpmd.annotate mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps "
     "mpmd.reduce mpmd.stack",
     "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.graph mpmd.compiler.lower "
-    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.stacks mpmd.compiler.steps "
+    "mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.cut_layers mpmd.compiler.steps "
     "mpmd.compiler.trace mpmd.garbage mpmd.ir mpmd.placement mpmd.program mpmd.sharding mpmd.stack "
     "mpmd.stopwatch mpmd.verify",
     # What runs a plan.

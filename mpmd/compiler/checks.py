@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.annotate import mark_of
 from mpmd.compiler.graph import PlacedEqn, PlacedGraph, ShardedGraph, StageWork, TaskGraph
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, is_dropped, operands
 from mpmd.compiler.steps import CutStep, Loop, TracedStep
-from mpmd.reduce import treduce_p
-from mpmd.stack import Leaf
+from mpmd.ir.stack import Leaf
+from mpmd.language.annotate import mark_of
+from mpmd.language.reduce import treduce_p
 
 
 def check_traced_step(step: TracedStep) -> None:

@@ -19,7 +19,7 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.printing import Names, groups_text, indented, levels_text
 from mpmd.compiler.steps import CutStep
-from mpmd.ir import Cell, Spec, TaskType
+from mpmd.ir.plan import Cell, Spec, TaskType
 
 PartialSums = Literal["replicated", "all", "none"]
 """Which accumulators may hold partial sums over the devices of a group: see ``mpmd_jit_with_loop``."""

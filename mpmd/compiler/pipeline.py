@@ -15,21 +15,21 @@ from mpmd.compiler.checks import (
     check_task_graph,
     check_traced_step,
 )
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import check_specs, place
 from mpmd.compiler.shard import argument_specs, fitting_parts, shard, with_results_apart
 from mpmd.compiler.split import split
-from mpmd.compiler.stacks import cut_layers
 from mpmd.compiler.steps import CutStep
 from mpmd.compiler.trace import trace
-from mpmd.garbage import without_garbage_collection
-from mpmd.ir import Spec
-from mpmd.placement import ANYWHERE, Placement
+from mpmd.ir.placement import ANYWHERE, Placement
+from mpmd.ir.plan import Spec
+from mpmd.ir.stack import Leaf, per_part
 from mpmd.program import Program
 from mpmd.sharding import with_auto_axes
-from mpmd.stack import Leaf, per_part
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.garbage import without_garbage_collection
+from mpmd.util.stopwatch import Stopwatch
 from mpmd.verify import Verified, verify
 
 

@@ -17,15 +17,15 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.annotate import mark_of
 from mpmd.compiler.jaxprs.equations import Atom, lookup, substitute
 from mpmd.compiler.jaxprs.printing import Names, indented
 from mpmd.compiler.jaxprs.source import where
-from mpmd.ir import Spec
-from mpmd.reduce import treduce_p
+from mpmd.ir.plan import Spec
+from mpmd.ir.stack import Leaf
+from mpmd.language.annotate import mark_of
+from mpmd.language.reduce import treduce_p
 from mpmd.schedules import Schedule
-from mpmd.stack import Leaf
-from mpmd.tree import paths
+from mpmd.util.tree import paths
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.annotate import mark_p
 from mpmd.compat import NAMELESS
 from mpmd.compiler.checks import (
     check_cut_step,
@@ -15,14 +14,15 @@ from mpmd.compiler.checks import (
     check_task_graph,
     check_traced_step,
 )
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.place import place
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
-from mpmd.compiler.stacks import cut_layers
 from mpmd.compiler.trace import trace
-from mpmd.ir import TaskType
-from mpmd.reduce import treduce_p
-from mpmd.stack import Stack
+from mpmd.ir.plan import TaskType
+from mpmd.ir.stack import Stack
+from mpmd.language.annotate import mark_p
+from mpmd.language.reduce import treduce_p
 from tests.support.models import batch, init, make_step, mlp, weights
 from tests.support.parity import mesh_of
 

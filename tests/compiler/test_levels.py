@@ -11,11 +11,11 @@ import pytest
 from jax import lax
 
 import mpmd
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import place
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
-from mpmd.compiler.stacks import cut_layers
 from mpmd.compiler.trace import trace
 from tests.support.parity import mesh_of
 

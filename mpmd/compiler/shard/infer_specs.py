@@ -9,7 +9,7 @@ from jax.extend.core import JaxprEqn, Var
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.elementwise import elementwise_classes
 from mpmd.compiler.steps import CutStep
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 
 
 def infer_specs(

@@ -13,9 +13,9 @@ from mpmd.compiler.jaxprs.equations import aval_of, avals_of
 from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.steps import TracedStep
 from mpmd.compiler.trace.written import write_down
-from mpmd.ir import Spec
-from mpmd.placement import Placement
-from mpmd.reduce import treduce_p
+from mpmd.ir.placement import Placement
+from mpmd.ir.plan import Spec
+from mpmd.language.reduce import treduce_p
 
 
 def trace(

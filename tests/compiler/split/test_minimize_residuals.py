@@ -1,0 +1,216 @@
+"""What forwards keep for their backwards."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.extend.core import Var
+
+import mpmd
+from mpmd.compiler.cut_layers import cut_layers
+from mpmd.compiler.jaxprs.equations import subjaxprs
+from mpmd.compiler.split import split
+from mpmd.compiler.split.minimize_residuals import _minimum_cut
+from mpmd.compiler.trace import trace
+from mpmd.keys import to_aval
+from tests.support.models import BATCH, WIDTH, batch, init, layer, make_step, weights
+from tests.support.parity import assert_parity, mesh_of
+
+ACTIVATIONS = BATCH * WIDTH * 4
+"""Bytes of a stage's activations."""
+
+ONE_F_ONE_B = mpmd.Std1F1B(2)
+
+
+def pipeline(stage):
+    def loss(params, x, y):
+        h = x
+        for i, p in enumerate(params):
+            h = stage(p, h)
+            if i < len(params) - 1:
+                h = mpmd.mark_stage_end(h)
+        return jnp.mean((h - y) ** 2)
+
+    return loss
+
+
+def split_works(stage, schedule=ONE_F_ONE_B):
+    step = make_step(pipeline(stage), schedule)
+    with mesh_of(2) as mesh:
+        graph = split(cut_layers(trace(step, (init(weights(2)), *batch()), {}, mesh.abstract_submeshes)))
+    return {str(member.work): member for member in graph.stage_work}
+
+
+def kept(works, forward="fwd_0", backward="bwd_0"):
+    """The shapes, dtypes and sizes of what a backward reads of its forward."""
+    return [to_aval(var) for var in works[backward].reads if var in works[forward].makes]
+
+
+def count(eqns, primitive):
+    inner = (jaxpr.eqns for eqn in eqns for jaxpr in subjaxprs(eqn))
+    return sum(eqn.primitive.name == primitive for eqn in eqns) + sum(count(i, primitive) for i in inner)
+
+
+def check(stage, schedule=ONE_F_ONE_B):
+    step = make_step(pipeline(stage), schedule)
+    assert_parity(step, init(weights(schedule.num_stages)), *batch(), mesh=mesh_of(2))
+
+
+def gelu(p, h):
+    return jax.nn.gelu(h @ p["w"] + p["b"])
+
+
+def test_an_activation_function_keeps_its_input_and_its_tanh():
+    works = split_works(gelu)
+    assert sum(aval.nbytes for aval in kept(works)) == 2 * ACTIVATIONS
+    check(gelu)
+
+
+def test_what_is_dear_runs_once():
+    def stage(p, h):
+        return h + jnp.tanh(h @ p["w"]) * jax.nn.softmax(h @ p["w"])
+
+    works = split_works(stage)
+    for primitive, times in (("dot_general", 2), ("tanh", 1), ("exp", 1), ("reduce_sum", 1)):
+        assert count(works["fwd_0"].eqns, primitive) == times, primitive
+    for primitive in ("tanh", "exp"):
+        assert count(works["bwd_0"].eqns, primitive) == 0, primitive
+    check(stage)
+
+
+def test_a_forward_computes_nothing_that_only_the_backward_reads():
+    def stage(p, h):
+        product = h @ p["w"]
+        return product**3 + product**5
+
+    works = split_works(stage)
+    assert count(works["fwd_0"].eqns, "integer_pow") == 2  # and not their derivatives
+    assert count(works["bwd_0"].eqns, "integer_pow") == 2
+    assert [aval.shape for aval in kept(works)] == [(BATCH, WIDTH)]
+    check(stage)
+
+
+def test_the_output_of_a_stage_serves_its_backward():
+    works = split_works(layer)
+    (sent,) = set(works["fwd_0"].makes) & set(works["fwd_1"].reads)
+    assert [var for var in works["bwd_0"].reads if var in works["fwd_0"].makes] == [sent]
+
+
+def test_a_narrow_value_is_kept_in_place_of_a_wide_copy():
+    def stage(p, h):
+        narrow = (h @ p["w"]).astype(jnp.bfloat16)
+        return jnp.sin(narrow.astype(jnp.float32)) * narrow.astype(jnp.float32)
+
+    dtypes = {aval.dtype for aval in kept(split_works(stage)) if aval.shape == (BATCH, WIDTH)}
+    assert "bfloat16" in dtypes
+    check(stage)
+
+
+def test_random_numbers_are_drawn_once_and_masks_are_kept():
+    def stage(p, h):
+        mask = jax.random.bernoulli(jax.random.key(h.sum().astype(int)), 0.9, h.shape)
+        return jnp.where(mask, jnp.tanh(h @ p["w"]) / 0.9, 0)
+
+    works = split_works(stage)
+    assert count(works["fwd_1"].eqns, "random_bits") == 1
+    assert count(works["bwd_1"].eqns, "random_bits") == 0
+    assert "bool" in {aval.dtype for aval in kept(works, "fwd_1", "bwd_1")}
+    check(stage)
+
+
+def test_causal_masks_are_made_where_they_are_read():
+    def stage(p, h):
+        scores = jnp.where(jnp.tril(jnp.ones((BATCH, BATCH), bool)), h @ h.T, -jnp.inf)
+        return jax.nn.softmax(scores) @ (h @ p["w"])
+
+    assert "bool" not in {aval.dtype for aval in kept(split_works(stage))}
+    check(stage)
+
+
+def test_what_is_kept_anyway_serves_others_too():
+    def stage(p, h):
+        return jnp.sin(h @ p["w"]) + (h * h) @ p["w"]
+
+    works = split_works(stage)
+    (received,) = set(works["fwd_0"].makes) & set(works["fwd_1"].reads)
+    assert received in works["bwd_1"].reads
+    assert len(kept(works, "fwd_1", "bwd_1")) == 2  # what the sine is taken of, and the loss's difference
+    check(stage)
+
+
+def test_calls_are_opened():
+    works = split_works(lambda p, h: jax.jit(gelu)(p, h))
+    assert sum(aval.nbytes for aval in kept(works)) == 2 * ACTIVATIONS
+
+
+def test_checkpointed_stages_stay_as_they_are():
+    def stage(p, h):
+        return jax.checkpoint(gelu)(p, h)
+
+    works = split_works(stage)
+    assert kept(works) == []  # it has the microbatch anyway
+    assert count(works["bwd_0"].eqns, "tanh") == 1
+    check(stage)
+
+
+@pytest.mark.parametrize("schedule", [mpmd.ZeroBubble(2), mpmd.ZeroBubbleV(4, 2), mpmd.DualPipeV(4, 2)])
+def test_halves_of_a_backward_recompute_what_each_reads(schedule):
+    def stage(p, h):
+        return gelu(p, h) * (h @ p["w"]) + h
+
+    check(stage, schedule)
+    if schedule.num_stages == 2:
+        works = split_works(stage, schedule)
+        products = sum(count(work.eqns, "dot_general") for work in works.values())
+        plain = split_works(stage)
+        assert products == sum(count(work.eqns, "dot_general") for work in plain.values())
+
+
+def test_equal_stages_still_share_executables():
+    step = make_step(pipeline(gelu), mpmd.Std1F1B(4))
+    with mesh_of(4) as mesh:
+        loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(weights(4)), *batch())
+    kinds = [executable.name[:3] for executable in loaded.plan.executables]
+    assert kinds.count("fwd") == kinds.count("bwd") == 3  # of the first stage, of the last, of the others
+
+
+def test_sizes_may_be_anything():
+    large, small = (Var(jax.core.ShapedArray((size,), jnp.int8)) for size in (2**50, 2**45))
+    costs = {large: 2**50, small: 2**45}
+    assert _minimum_cut({small: None, large: {small}}, [large], costs) == {small}
+    assert _minimum_cut({large: None, small: {large}}, [small], costs) == {small}
+
+
+@st.composite
+def derivations(draw):
+    """Variables, each to be kept or made of earlier ones; those wanted, perhaps twice; what each costs."""
+    edges, costs = {}, {}
+    for _ in range(draw(st.integers(1, 8))):
+        sources = draw(st.none() | st.sets(st.sampled_from(list(edges)), max_size=3)) if edges else None
+        var = Var(jax.core.ShapedArray((), jnp.float32))
+        edges[var] = sources
+        costs[var] = draw(st.sampled_from([1, 300, 1000, 5000]))
+    return edges, draw(st.lists(st.sampled_from(list(edges)), max_size=4)), costs
+
+
+@settings(deadline=None)
+@given(derivations())
+def test_a_minimum_cut_is_the_cheapest_of_all_that_suffice(case):
+    edges, targets, costs = case
+
+    def suffices(chosen):
+        def can_be_made(var):
+            return var in chosen or (edges[var] is not None and all(map(can_be_made, edges[var])))
+
+        return all(map(can_be_made, targets))
+
+    found = _minimum_cut(edges, targets, costs)
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(edges, size) for size in range(len(edges) + 1)
+    )
+    least = min(sum(map(costs.get, subset)) for subset in subsets if suffices(set(subset)))
+    assert suffices(found)
+    assert sum(map(costs.get, found)) == least

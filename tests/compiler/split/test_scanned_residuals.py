@@ -1,0 +1,142 @@
+"""What the scans of a forward keep for those of its backward: what layers that are written out would keep."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from mpmd.compiler.cut_layers import cut_layers
+from mpmd.compiler.split import split
+from mpmd.compiler.trace import trace
+from mpmd.keys import to_aval
+from tests.support.models import BATCH, SGD, WIDTH, batch, init, make_step
+from tests.support.parity import assert_close, mesh_of
+from tests.support.programs.scanned_layers import scanned, squares, stacked
+
+LAYERS = 6
+ROW = BATCH * WIDTH * 4
+"""Bytes of a layer's activations."""
+
+
+def gelu(p, h):
+    return jax.nn.gelu(h @ p["w"] + p["b"])
+
+
+def gated(p, h):
+    normed = h * lax.rsqrt(jnp.mean(h**2, -1, keepdims=True) + 1e-6)
+    return h + jax.nn.silu(normed @ p["w"]) * (normed @ p["w"].T + p["b"])
+
+
+def half_precision(p, h):
+    narrow = (h @ p["w"]).astype(jnp.bfloat16)
+    return jnp.sin(narrow.astype(jnp.float32)) * narrow.astype(jnp.float32)
+
+
+def in_a_scan(body):
+    def loss(params, x, y):
+        h = scanned(lambda h, p: mpmd.mark_stage_end(body(p, h), every=2), x, params["layers"])
+        return squares(h, y)
+
+    return loss
+
+
+def written_out(body):
+    def loss(params, x, y):
+        h = x
+        for i in range(LAYERS):
+            h = body(jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]), h)
+            if i in (1, 3):
+                h = mpmd.mark_stage_end(h)
+        return squares(h, y)
+
+    return loss
+
+
+def works_of(loss, schedule=None):
+    step = make_step(loss, schedule or mpmd.Std1F1B(3))
+    with mesh_of(3) as mesh:
+        graph = split(cut_layers(trace(step, (init(stacked(LAYERS)), *batch()), {}, mesh.abstract_submeshes)))
+    return {str(member.work): member for member in graph.stage_work}
+
+
+def kept(works, stage=1):
+    """What a backward reads of its forward."""
+    made = works[f"fwd_{stage}"].makes
+    return [to_aval(var) for var in works[f"bwd_{stage}"].reads if var in made]
+
+
+@pytest.mark.parametrize("body", [gelu, gated, half_precision])
+def test_a_scan_keeps_what_layers_that_are_written_out_keep(body):
+    scan, written = (works_of(in_form(body)) for in_form in (in_a_scan, written_out))
+    more = 3 * ROW  # each layer's input, of which the first is received anyway, and what the scan carries out
+    for stage in range(3):
+        total = sum(aval.nbytes for aval in kept(scan, stage))
+        assert total <= sum(aval.nbytes for aval in kept(written, stage)) + more
+
+
+def test_an_activation_keeps_its_input_and_its_tanh():
+    shapes = [aval.shape for aval in kept(works_of(in_a_scan(gelu)))]
+    assert shapes == [(2, BATCH, WIDTH)] * 3  # and the layer's input, which the weights' gradient needs
+
+
+def test_what_is_dear_runs_once():
+    works = works_of(in_a_scan(gated))
+    text = {name: "\n".join(map(str, works[name].eqns)) for name in ("fwd_1", "bwd_1")}
+    plain = str(jax.make_jaxpr(lambda p, h: jax.vjp(gated, p, h)[0])(*_layer_and_input()))
+    for primitive in ("dot_general", "rsqrt", "logistic"):
+        assert text["fwd_1"].count(f"{primitive}[") + text["fwd_1"].count(f"{primitive} ") == plain.count(
+            f"{primitive}["
+        ) + plain.count(f"{primitive} ")
+    assert "rsqrt" not in text["bwd_1"] and "logistic" not in text["bwd_1"]
+
+
+def _layer_and_input():
+    return jax.tree.map(lambda leaf: leaf[0], stacked()["layers"]), batch()[0][0]
+
+
+def test_scans_without_marks_within_a_stage():
+    def loss(params, x, y):
+        h = x
+        for i in range(3):
+            layers = jax.tree.map(lambda leaf, i=i: leaf[2 * i : 2 * i + 2], params["layers"])
+            h = scanned(lambda h, p: gelu(p, h), h, layers)
+            if i < 2:
+                h = mpmd.mark_stage_end(h)
+        return squares(h, y)
+
+    assert [aval.shape for aval in kept(works_of(loss))] == [(2, BATCH, WIDTH)] * 3
+
+
+def test_a_shard_map_in_the_body():
+    def loss(params, x, y):
+        def body(h, p):
+            h = jax.shard_map(jnp.sin, in_specs=P("x"), out_specs=P("x"))(gelu(p, h))
+            return mpmd.mark_stage_end(h, every=2), None
+
+        return squares(lax.scan(body, x, params["layers"])[0], y)
+
+    def step(state, xs, ys):
+        value, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(loss)(state, *mb),
+            (xs, ys),
+            schedule=mpmd.Std1F1B(3),
+            operation=mpmd.Add,
+        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), value
+
+    params, data = stacked(), batch()
+    with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))):
+        expected = jax.jit(step)(params, *data)
+    with mesh_of(3, x=2) as mesh:
+        assert_close(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(params, *data), expected)
+
+
+def test_equal_stages_share_executables():
+    step = make_step(in_a_scan(gelu), mpmd.Std1F1B(3), SGD)
+    with mesh_of(3) as mesh:
+        loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(stacked()), *batch())
+    kinds = [executable.name[:3] for executable in loaded.plan.executables]
+    assert kinds.count("fwd") == kinds.count("bwd") == 3
