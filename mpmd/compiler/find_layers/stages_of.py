@@ -10,6 +10,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.sharding import AbstractMesh, AxisType
 
 from mpmd.compiler.cut_layers import iterations_of, marks_in
+from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.compiler.jaxprs.equations import any_inside, operands, subjaxprs
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.trace.traced_within import traced_within_submesh
@@ -41,7 +42,7 @@ class Stages:
 ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.Auto,) * 3)
 """What steps are traced within, so that specs in them may name the axes of any candidate."""
 
-EACH_LAYER = Decisions(layers_per_stage=())
+EACH_LAYER = Decisions(layers_per_stage=(), mark_layers=auto_marks)
 """Each layer that ``mpmd.auto_marks`` finds is a stage."""
 
 
