@@ -36,7 +36,7 @@ def compile_init(fun: Callable, call: Call, argument: Any, mesh: GroupMesh) -> C
         held=call.placements(mesh.runtime),
         wanted=[leaf.placement for leaf in jax.tree.leaves(argument)],
     )
-    if compiled.traced.loops:
+    if compiled.step.loops:
         raise CompileError("the function that makes the state has a treduce, and so a place of its own")
     return compiled
 

@@ -224,7 +224,7 @@ class MpmdFunction:
         if step := loaded.get((traced_as, call.key, placements)):
             return step
         compiled, stable = self._compile(call, specs, placements)
-        where = () if compiled.traced.loops else (placements,)
+        where = () if compiled.step.loops else (placements,)
         fitting = (trace_context(), compiled.in_specs)
         if (traced_as, stable.key, *where) not in loaded:
             loaded[traced_as, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
@@ -269,5 +269,5 @@ class MpmdFunction:
             held=held,
         )
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
-        warn_of_mistakes(compiled.traced, compiled.program.plan)
-        return compiled, call.described_by(tuple(map(as_described, compiled.traced.argument_leaves)))
+        warn_of_mistakes(compiled.step, compiled.program.plan)
+        return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))

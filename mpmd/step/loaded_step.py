@@ -20,6 +20,7 @@ from mpmd.arguments.delivered import Argument
 from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.arguments.signature import CallSignature
 from mpmd.compiler.pipeline import CompiledStep
+from mpmd.errors import MESH_CLOSED
 from mpmd.explanation import Report, report, warn_of_undonated_state
 from mpmd.ir.events import Event
 from mpmd.ir.placement import Placement
@@ -56,7 +57,7 @@ class LoadedStep(PlannedStep):
         self._mesh = mesh  # whose groups run as long as it is held and not closed
         self._signature = signature
         self._expected = call
-        self._argument_leaves = compiled.traced.argument_leaves
+        self._argument_leaves = compiled.step.argument_leaves
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
         self._loaded = loaded = runtime.load(compiled.program)
@@ -67,13 +68,13 @@ class LoadedStep(PlannedStep):
             self._verified = compiled.verified if resolved is compiled.program.plan else verify(resolved)
         self._seconds = watch.seconds
         self._plan = plan = loaded.plan
-        state = compiled.traced.carried_state
+        state = compiled.step.carried_state
         warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
         self._state = DonatedState(self._argument_leaves, state, call.donated, plan.outputs)
-        self._results = StepResults(compiled.traced, plan.outputs, mesh.abstract_submeshes)
+        self._results = StepResults(compiled.step, plan.outputs, mesh.abstract_submeshes)
         # Others are not asked for the step, which does not fail when one of them is gone.
         taking_part = [
             group
@@ -117,7 +118,7 @@ class LoadedStep(PlannedStep):
             plan=self.plan,
             topology=self.topology,
             verified=self._verified,
-            updated={argument for argument, _ in self._compiled.traced.carried_state},
+            updated={argument for argument, _ in self._compiled.step.carried_state},
             seconds=self._seconds,
             xla_seconds=self._loaded.xla_seconds,
             holdings=self._loaded.holdings,
@@ -233,7 +234,7 @@ class LoadedStep(PlannedStep):
         """The runtime. Raises ``RuntimeError`` when the mesh was closed."""
         runtime = self._runtime()
         if runtime is None or runtime.is_closed:
-            raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
+            raise RuntimeError(f"{MESH_CLOSED}, and the step was unloaded; compile it again")
         return runtime
 
     def collectives(self) -> dict[str, tuple[Collective, ...]]:
@@ -258,7 +259,7 @@ class LoadedStep(PlannedStep):
                 "a callback of a step cannot run a step, which may have to wait for the callback; have it "
                 "note what is to be done, and do that after the step"
             )
-        if not self._compiled.traced.loops:
+        if not self._compiled.step.loops:
             call.check_held(runtime)
         with dropping_queued(runtime):
             runtime.in_flight.enter()

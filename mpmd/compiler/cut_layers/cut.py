@@ -28,8 +28,8 @@ Known = TypeVar("Known")
 
 
 @dataclasses.dataclass(frozen=True)
-class CutStep:
-    """A step whose stacked values are in parts.
+class CutJaxpr:
+    """The jaxpr of a step whose stacked values are in parts.
 
     Attributes:
       jaxpr: of the parts of arguments and results, in order.
@@ -56,7 +56,7 @@ def cut_stacks(
     carried_state: Sequence[tuple[int, int]],
     argument_stacks: Sequence[Stack | None] = (),
     result_stacks: Sequence[Stack | None] = (),
-) -> CutStep:
+) -> CutJaxpr:
     """Cuts a step whose calls outside of loops are inlined.
 
     A scan with marks becomes one for each of its stages, with marks in between. What it scans over is in
@@ -78,7 +78,7 @@ def cut_stacks(
     seeds = [(atom, stack) for atom, stack in given if stack is not None and isinstance(atom, Var)]
     if not seeds and not has_marked_scan(jaxpr):
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
-        return CutStep(jaxpr, constants, *whole, made_for={})
+        return CutJaxpr(jaxpr, constants, *whole, made_for={})
     jaxpr, constants = _without_calls(jaxpr, constants)
     jaxpr = _without_dead_code(jaxpr)
     jaxpr = with_rows_scanned(jaxpr, constants)
@@ -158,7 +158,7 @@ def _rewritten(
     links: Links,
     carried_state: Sequence[tuple[int, int]],
     given: Sequence[Stack | None],
-) -> CutStep:
+) -> CutJaxpr:
     """The step of the parts.
 
     A result that takes the place of an argument is in the argument's parts, not the other way round: that it
@@ -183,7 +183,7 @@ def _rewritten(
         outvars += values.as_planned(atom, stack)
     for message in gathered.messages():
         warnings.warn(message, PerformanceWarning, stacklevel=2)
-    return CutStep(
+    return CutJaxpr(
         jaxpr=with_eqns(jaxpr, values.eqns, invars=invars, outvars=outvars),
         constants=parts_of_constants,
         argument_stacks=argument_stacks,

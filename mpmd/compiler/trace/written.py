@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
@@ -11,6 +10,7 @@ from jax.sharding import AbstractMesh
 
 from mpmd.compat import with_constants_as_inputs
 from mpmd.compiler.cut_layers import (
+    has_callback,
     has_marked_scan,
     in_loops,
     with_calls_open,
@@ -19,10 +19,10 @@ from mpmd.compiler.cut_layers import (
 )
 from mpmd.compiler.jaxprs.equations import inline_calls
 from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
+from mpmd.compiler.steps import TracedStep
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.carried_state import find_carried_state
 from mpmd.compiler.trace.check_loop import check_loop
-from mpmd.compiler.trace.host_callbacks import has_callback
 from mpmd.compiler.trace.ignore_marks import ignore_marks
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.compiler.trace.unequal_layers import unequal_layers
@@ -31,31 +31,6 @@ from mpmd.language.reduce import treduce_p
 from mpmd.sharding import with_auto_axes
 from mpmd.util.tracers import check_untraced
 from mpmd.util.tree import argument_paths
-
-
-@dataclasses.dataclass(frozen=True)
-class WrittenStep:
-    """A step as it is written.
-
-    Attributes:
-      jaxpr: of the leaves of its arguments, with the calls outside of loops inlined.
-      constants: the values of the variables that it reads besides.
-      typed: the specs of variables whose types said how they are sharded.
-      argument_paths: what its user calls the arguments.
-      out_shape: its result as a pytree.
-      carried_leaves: pairs of an argument's and a result's position that a training loop will connect.
-    """
-
-    jaxpr: Jaxpr
-    constants: Mapping[Var, Any]
-    typed: Mapping[Var, Spec]
-    argument_paths: tuple[str, ...]
-    out_shape: Any
-    carried_leaves: tuple[tuple[int, int], ...]
-
-    @property
-    def has_loop(self) -> bool:
-        return has_loop(self.jaxpr)
 
 
 def has_loop(jaxpr: Jaxpr) -> bool:
@@ -70,7 +45,7 @@ def write_down(
     submeshes: Sequence[AbstractMesh],
     specs: Sequence[Spec | None] | None,
     donated: Sequence[bool] = (),
-) -> WrittenStep:
+) -> TracedStep:
     """Has JAX trace ``fun(*args, **kwargs)``, for arguments as of ``trace``.
 
     Raises: ``CompileError`` for loops that cannot be pipelined, for marks where no stage can end, and for
@@ -89,13 +64,14 @@ def write_down(
     check_loop(jaxpr)
     if not has_loop(jaxpr):
         jaxpr = ignore_marks(jaxpr)
-    return WrittenStep(
+    return TracedStep(
         jaxpr=jaxpr,
         constants=constants,
-        typed=untyped.specs,
         argument_paths=argument_paths(args, kwargs),
+        donated=tuple(donated) or (False,) * len(jaxpr.invars),
         out_shape=out_shape,
         carried_leaves=find_carried_state((*args, *kwargs.values()), jaxpr, out_shape, donated),
+        typed=untyped.specs,
     )
 
 

@@ -8,8 +8,8 @@ from jax import lax
 from jax.experimental import io_callback
 
 from mpmd.compat import with_constants_as_inputs
+from mpmd.compiler.cut_layers.host_callbacks import has_callback, with_host_callbacks
 from mpmd.compiler.jaxprs.equations import inline_calls, subjaxprs
-from mpmd.compiler.trace.host_callbacks import has_callback, with_host_callbacks
 from mpmd.language.callbacks import PYTHON_CALLS, callback_of
 
 
