@@ -21,16 +21,24 @@ from mpmd.compiler.graph import (
     TaskGraph,
     TracedStep,
 )
+from mpmd.compiler.jaxprs.canonical import canonical_faults
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, is_dropped, operands
 
 
 def check_traced_step(step: TracedStep) -> None:
-    """Checks that every value is defined once and before it is read, and that marks end stages of the loop.
+    """Checks the canonical form, that every value is defined once and before it is read, and where marks are.
 
     Raises: ``AssertionError`` with every fault.
     """
     _raise(
-        "traced step", step, [*_undefined_in_step(step), *_misplaced_marks(step), *_mismatched_state(step)]
+        "traced step",
+        step,
+        [
+            *canonical_faults(itertools.chain(*step.outside, *(loop.eqns for loop in step.loops))),
+            *_undefined_in_step(step),
+            *_misplaced_marks(step),
+            *_mismatched_state(step),
+        ],
     )
 
 

@@ -10,7 +10,8 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import Result, TracedStep
 from mpmd.compiler.jaxprs.dimensions import dimensions_of
-from mpmd.compiler.jaxprs.equations import aval_of, traced_eqns
+from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.ir import Spec
 
 

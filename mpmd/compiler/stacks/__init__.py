@@ -10,7 +10,7 @@ nothing of stacks.
 """
 
 from mpmd.compiler.stacks.cut import CutStep, cut_stacks, has_marked_scan
-from mpmd.compiler.stacks.inline import in_loops, with_calls_open, with_marks_open, with_own_variables
+from mpmd.compiler.stacks.inline import in_loops, with_marks_open
 from mpmd.compiler.stacks.marked_scans import iterations_of, marks_in, without_marks
 
 __all__ = [
@@ -20,8 +20,6 @@ __all__ = [
     "in_loops",
     "iterations_of",
     "marks_in",
-    "with_calls_open",
     "with_marks_open",
-    "with_own_variables",
     "without_marks",
 ]

@@ -26,7 +26,6 @@ from mpmd.compiler.jaxprs.equations import (
     aval_of,
     called,
     closed,
-    inlined_eqns,
     is_dropped,
     is_remat,
     lookup,
@@ -34,13 +33,14 @@ from mpmd.compiler.jaxprs.equations import (
     operands,
     size,
     substitute,
-    traced_eqns,
     with_eqns,
 )
 from mpmd.compiler.jaxprs.linear_solves import solution
+from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.jaxprs.scan_parts import named
 from mpmd.compiler.jaxprs.scans import ScanOperands, computed, scan_operands, without_copies
 from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.stacks.accesses import Rows, takes_counted_rows
 from mpmd.compiler.stacks.integers import Integers, Iterated
 from mpmd.compiler.stacks.row_blocks import Blocks, some_rows, with_some_rows

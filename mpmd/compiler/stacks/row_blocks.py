@@ -11,7 +11,8 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.annotate import mark_of
 from mpmd.compiler.jaxprs.axis import shape_of
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, substitute, traced_eqns
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, substitute
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.stacks.accesses import Access
 from mpmd.compiler.stacks.row_wise import RowWise
 

@@ -10,8 +10,9 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.annotate import mark_of, mark_text
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, size, traced_eqns
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, size
 from mpmd.compiler.jaxprs.source import line_of, where
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.stacks.dimensions import Dimensions
 from mpmd.compiler.stacks.recompute import Passed
 from mpmd.stack import Stack

@@ -18,9 +18,9 @@ from mpmd.compiler.jaxprs.equations import (
     avals_of,
     lookup,
     substitute,
-    traced_eqns,
 )
 from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.stacks import CutStep, cut_stacks
 from mpmd.compiler.trace.dead_code import without_dead_code
 from mpmd.compiler.trace.host_callbacks import with_host_callbacks
