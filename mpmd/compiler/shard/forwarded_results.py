@@ -12,7 +12,7 @@ from mpmd.compiler.graph import Result, TracedStep
 from mpmd.compiler.jaxprs.dimensions import dimensions_of
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.compiler.jaxprs.traced import traced_eqns
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 
 
 def with_results_apart(

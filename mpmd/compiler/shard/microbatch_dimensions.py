@@ -23,8 +23,8 @@ from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, sharded
 from mpmd.compiler.jaxprs.equations import aval_of, operands
 from mpmd.compiler.jaxprs.traced import traced_eqns
-from mpmd.ir import Spec
-from mpmd.specs import indivisible
+from mpmd.ir.plan import Spec
+from mpmd.ir.specs import indivisible
 
 
 def microbatch_dimensions(outer: Sequence[JaxprEqn], read: Mapping[Var, int]) -> dict[Var, int]:

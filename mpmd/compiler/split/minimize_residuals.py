@@ -29,7 +29,7 @@ from mpmd.compiler.jaxprs.equations import called, free_variables, operands
 from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.split.replicate import Replica
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 from mpmd.keys import to_aval
 
 _ARRAY_BYTES = 512

@@ -9,20 +9,20 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import AbstractMesh
 
+from mpmd.compiler.cut_layers import in_loops, with_marks_open
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
-from mpmd.compiler.stacks import in_loops, with_marks_open
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.carried_state import find_carried_state
 from mpmd.compiler.trace.check_loop import check_loop
 from mpmd.compiler.trace.ignore_marks import ignore_marks
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.compiler.trace.unequal_layers import unequal_layers
-from mpmd.ir import Spec
-from mpmd.reduce import treduce_p
+from mpmd.ir.plan import Spec
+from mpmd.language.reduce import treduce_p
 from mpmd.sharding import with_auto_axes
-from mpmd.tracers import check_untraced
-from mpmd.tree import argument_paths
+from mpmd.util.tracers import check_untraced
+from mpmd.util.tree import argument_paths
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Passed, Value
 from mpmd.compiler.jaxprs.uses import Use, uses_of
 from mpmd.compiler.jaxprs.work import total_operations
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 
 Class = int
 """The number of a class."""

@@ -1,0 +1,45 @@
+"""Opens rematerialised functions whose equations are to be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jax.extend.core import Jaxpr, JaxprEqn
+
+from mpmd.compiler.jaxprs.equations import any_inside, is_remat, with_eqns
+from mpmd.compiler.jaxprs.remat import inlined_eqns
+from mpmd.language.annotate import mark_p
+from mpmd.language.reduce import treduce_p
+
+
+def has_mark(eqn: JaxprEqn) -> bool:
+    return any_inside(eqn, mark_p)
+
+
+def in_loops(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
+    """A step with the bodies of its loops changed."""
+    eqns: list[JaxprEqn] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is treduce_p:
+            body = change(eqn.params["body"])
+            eqn = eqn.replace(params={**eqn.params, "body": body}, effects=body.effects)
+        eqns.append(eqn)
+    return with_eqns(jaxpr, eqns)
+
+
+def with_marks_open(body: Jaxpr) -> Jaxpr:
+    """A loop's body without rematerialised functions that have marks inside.
+
+    What they keep for the backward, and compute again, is then in the order in which it belongs to stages.
+    """
+    return with_remat_open(body, has_mark)
+
+
+def with_remat_open(body: Jaxpr, should_open: Callable[[JaxprEqn], bool]) -> Jaxpr:
+    """The jaxpr with rematerialised functions replaced by their equations."""
+
+    def opened(eqn: JaxprEqn) -> Jaxpr | None:
+        return eqn.params["jaxpr"] if is_remat(eqn) and should_open(eqn) else None
+
+    outvars = list(body.outvars)
+    return with_eqns(body, inlined_eqns(body.eqns, opened), outvars=outvars)
