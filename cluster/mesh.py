@@ -18,7 +18,9 @@ from mpmd.validation import int_fault, number_fault, raise_faults
 
 
 class ClusterMesh:
-    """Running groups, an actor for each process, made by ``cluster.launch``; an ``mpmd.meshes.mesh.GroupMesh``.
+    """Running groups, an actor for each process, made by ``cluster.launch``.
+
+    It is an ``mpmd.meshes.mesh.GroupMesh``.
 
     ``close``, or leaving ``with``, ends the actors and gives their resources back. So do the end of the last
     reference to the mesh, its steps and its arrays, and the exit of the interpreter.

@@ -29,6 +29,8 @@ class Decisions:
       num_layers: into how many layers such a function is divided, where ``layers_per_stage`` does not say it;
         ``None``: as many as are found.
       remat: whether each of these layers is computed again in the backward, from what enters it.
+      mark_layers: marks the ends of stages in the function of a gradient that has no marks:
+        ``mpmd.auto_marks``, which is above the language of steps. ``None`` leaves functions as they are.
       of_loops: what is decided within each loop, in the order in which loops are traced, where it is not the
         same for all. A function under ``jax.jit`` is traced once, however often it is called, so its loops
         have the same decisions in each call.
@@ -39,6 +41,7 @@ class Decisions:
     layers_per_stage: tuple[int, ...] | None = None
     num_layers: int | None = None
     remat: bool = False
+    mark_layers: Callable[[Callable], Callable] | None = None
     of_loops: tuple[Decisions, ...] = ()
 
 

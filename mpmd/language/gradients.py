@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpmd.compiler.find_layers.auto_marks import auto_marks
+from mpmd.language.decisions import current_decisions
 from mpmd.language.operations import Op, is_op, operation_faults
 from mpmd.language.pieces import cut_rows, number_of_microbatches
 from mpmd.language.reduce import Add, Concat, Mean, treduce
@@ -86,7 +86,7 @@ def value_and_grad(
       that cannot be combined.
     """
     _check_options(fun, argnums, has_aux, num_microbatches, schedule, batch_argnums, reduction, aux_reduction)
-    differentiate = jax.value_and_grad(auto_marks(fun), argnums, has_aux)
+    differentiate = jax.value_and_grad(_marked_as_decided(fun), argnums, has_aux)
     whole = Add if reduction == "sum" else Mean
 
     @functools.wraps(fun)
@@ -117,6 +117,17 @@ def value_and_grad(
         return (value, jax.tree.unflatten(treedef, made)), grads
 
     return of_batch
+
+
+def _marked_as_decided(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the ends of stages that a plan decides, if there is one."""
+
+    @functools.wraps(fun)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        mark_layers = current_decisions().mark_layers
+        return (mark_layers(fun) if mark_layers else fun)(*args, **kwargs)
+
+    return marked
 
 
 def grad(

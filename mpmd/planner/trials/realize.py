@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.ir.plan import Plan
 from mpmd.language.decisions import Decisions, decided, in_order
 from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
@@ -65,7 +66,9 @@ def decisions_of(candidate: Candidate, profiles: Sequence[Profile]) -> Decisions
             return Decisions()
         # A step that itself says where stages end is left as it is.
         layers = None if profile.are_stages else loop.layers_per_stage
-        of_loops[profile.decided] = Decisions(loop.schedule, layers_per_stage=layers, remat=loop.remat)
+        of_loops[profile.decided] = Decisions(
+            loop.schedule, layers_per_stage=layers, remat=loop.remat, mark_layers=auto_marks
+        )
         if profile.num_microbatches is None:
             number = loop.num_microbatches
     return Decisions(num_microbatches=number, of_loops=in_order(of_loops))
