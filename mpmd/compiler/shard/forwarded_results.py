@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.dimensions import dimensions_of
-from mpmd.compiler.jaxprs.equations import aval_of, traced_eqns
+from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.steps import CutStep, Result
 from mpmd.ir.plan import Spec
 
