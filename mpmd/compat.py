@@ -109,7 +109,7 @@ def trace_context_for_threads() -> Callable[[], AbstractContextManager]:
     from jax._src import config
 
     names = frozenset(config.trace_context_names()) - _OF_DEVICES
-    own = [
+    of_this_thread = [
         (state, state.value)
         for name, state in config.config_states.items()
         if name in names and state.value != state.get_global()
@@ -117,7 +117,7 @@ def trace_context_for_threads() -> Callable[[], AbstractContextManager]:
 
     def enter() -> AbstractContextManager:
         held = contextlib.ExitStack()
-        for state, value in own:
+        for state, value in of_this_thread:
             held.enter_context(state(value))
         return held
 

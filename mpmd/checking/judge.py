@@ -92,12 +92,12 @@ class Check:
             (leaf.path, *of_leaf, f"{leaf.decided_by_rounding:.0%}", str(leaf.verdict))
             for leaf, of_leaf in zip(self.leaves, numbers, strict=True)
         ]
-        found = (
+        summary = (
             f"{len(self.differing)} of {len(self.leaves)} leaves differ"
             if self.differing
             else "no leaf differs"
         )
-        return f"{table(header, rows)}\n{found} by more than rounding in {self.steps} steps"
+        return f"{table(header, rows)}\n{summary} by more than rounding in {self.steps} steps"
 
 
 def judge(

@@ -105,17 +105,17 @@ async def read(infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRes
     parts = [arg.parts(orbax_internals.read_spec(info)) for info, arg in zip(infos, args, strict=True)]
     handles = [[arg.runtime.next_handle() for _ in ranges] for arg, ranges in zip(args, parts, strict=True)]
     stored: dict[Runtime, dict[int, dict[Handle, StoredArray]]] = {}
-    for arg, own, names in zip(args, parts, handles, strict=True):
-        for part, handle in zip(own, names, strict=True):
+    for arg, ranges, names in zip(args, parts, handles, strict=True):
+        for part, handle in zip(ranges, names, strict=True):
             for mpmd_idx in part.placement.mpmd_idxs:
                 stored.setdefault(arg.runtime, {}).setdefault(mpmd_idx, {})[handle] = part.stored
     reading = {
-        runtime: {i: call(runtime.read, i, wanted) for i, wanted in by_group.items()}
+        runtime: {i: call(runtime.read, i, arrays) for i, arrays in by_group.items()}
         for runtime, by_group in stored.items()
     }
     arrays = [
-        _array(arg, own, names, reading[arg.runtime])
-        for arg, own, names in zip(args, parts, handles, strict=True)
+        _array(arg, ranges, names, reading[arg.runtime])
+        for arg, ranges, names in zip(args, parts, handles, strict=True)
     ]
     for runtime, futures in reading.items():
         await results(futures, f"read its part of the checkpoint {infos[0].parent_dir}")

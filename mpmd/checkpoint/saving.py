@@ -182,14 +182,14 @@ def _write_specs(part: Part, runtime: Runtime) -> _ProcessSpecs:
 
 def _write_spec(leaf: Leaf, writer: str) -> orbax_internals.WriteSpec:
     whole, part, stack = leaf.whole, leaf.array, leaf.whole.placement.stack
-    described, own = raw(whole.aval), raw(part.aval)
+    described, of_range = raw(whole.aval), raw(part.aval)
     chunk_shape = leaf.chunk_shape + described.shape[whole.ndim :]
     key_impl = key_impl_name(whole.dtype) if is_key(whole) else None
     spec = orbax_internals.write_spec(leaf.info, leaf.args, described, chunk_shape, writer, key_impl)
     if stack is None:
         return spec
-    start = [leaf.first if dim == stack.axis else 0 for dim in range(len(own.shape))]
-    return spec._replace(opened_by=part_of(spec.opened_by, start, own.shape))
+    start = [leaf.first if dim == stack.axis else 0 for dim in range(len(of_range.shape))]
+    return spec._replace(opened_by=part_of(spec.opened_by, start, of_range.shape))
 
 
 def _opened_by(specs: _ProcessSpecs) -> list[list[tuple[Handle, JsonSpec]]]:

@@ -150,5 +150,5 @@ def _link(path: Path, name: str, fields: Any) -> Link:
 
 
 def _are_numbers(fields: dict[str, Any]) -> bool:
-    found = {name: value for name, value in fields.items() if (name, value) != ("bandwidth", None)}
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in found.values())
+    numbers = {name: value for name, value in fields.items() if (name, value) != ("bandwidth", None)}
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers.values())

@@ -70,14 +70,14 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    found = []
+    listed = []
     for finding in findings(not options.no_ray, options.address):
-        found.append(finding)
+        listed.append(finding)
         (line,) = aligned([[f"{finding.state.value:7}", f"{finding.subject:20}", finding.found]])
         print(line, flush=True)  # at once, because a trial may take a minute
         if finding.remedy:
             print(f"{'':9}-> {finding.remedy}", flush=True)
-    faults = [finding.subject for finding in found if finding.state is State.FAULT]
+    faults = [finding.subject for finding in listed if finding.state is State.FAULT]
     print(f"\nnot well: {', '.join(faults)}" if faults else "\nall is well")
     return ExitCode.FAULT if faults else ExitCode.OK
 

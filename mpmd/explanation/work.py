@@ -36,9 +36,9 @@ def uneven_work(plan: Plan, work: list[float]) -> Iterator[str]:
         for program in plan.programs
     ]
     total, num_groups = sum(work), sum(map(bool, cells))
-    for group, (of_group, own) in enumerate(zip(work, cells, strict=True)):
+    for group, (of_group, cells_of_group) in enumerate(zip(work, cells, strict=True)):
         if num_groups > 1 and of_group > min(2 / num_groups, 0.75) * total:
-            stages = sorted({task.stage for cell in own for task in cell.tasks})
+            stages = sorted({task.stage for cell in cells_of_group for task in cell.tasks})
             where = f"{'stage' if len(stages) == 1 else 'stages'} {numbers_text(stages)}"
             yield (
                 f"group {group} ({where}) has {of_group / total:.0%} of the operations of the loop, of which "

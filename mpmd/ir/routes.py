@@ -52,10 +52,10 @@ class Passage:
     @functools.cached_property
     def bytes_by_processes(self) -> Mapping[tuple[int, int], int]:
         """The bytes that go from a process of the sender to one of the receiver."""
-        found: collections.Counter[tuple[int, int]] = collections.Counter()
+        sent: collections.Counter[tuple[int, int]] = collections.Counter()
         for src, dst, box in self.transfers:
-            found[src, dst] += volume(box) * self.aval.itemsize
-        return dict(found)
+            sent[src, dst] += volume(box) * self.aval.itemsize
+        return dict(sent)
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +83,7 @@ class Route:
             for transfer in passage.transfers:
                 if (peer := peer_of(transfer)) is not None:
                     parts[peer].append(Part(value, transfer.box))
-        return {peer: tuple(found) for peer, found in sorted(parts.items())}
+        return {peer: tuple(of_peer) for peer, of_peer in sorted(parts.items())}
 
 
 class Routes:

@@ -121,7 +121,7 @@ class _Group:
             if self._holding(stay.key[0]) in (Holding.KEPT, Holding.SLOTS):
                 of_edge[stay.key[0]].append(stay)
         end = len(program.instructions)
-        self.kept = {edge: kept_bytes(found, end) for edge, found in of_edge.items()}
+        self.kept = {edge: kept_bytes(stays_of_edge, end) for edge, stays_of_edge in of_edge.items()}
 
     def _holding(self, edge: Edge) -> Holding:
         return self._holdings.get(edge, Holding.RECEIVER)

@@ -134,7 +134,7 @@ class Chart:
         for box in self.boxes:
             if box.task:
                 stages[box.lane].add(box.task.stage)
-        return [sorted(found) for found in stages]
+        return [sorted(of_lane) for of_lane in stages]
 
     @property
     def size(self) -> str:
@@ -152,8 +152,8 @@ class Chart:
             ),
         ]
         return ", ".join(
-            f"{' and '.join(map(str, found)) or 0} {noun}{'' if found == [1] else ending}"
-            for found, noun, ending in counts
+            f"{' and '.join(map(str, numbers)) or 0} {noun}{'' if numbers == [1] else ending}"
+            for numbers, noun, ending in counts
         )
 
     @property

@@ -177,11 +177,10 @@ class CheckValues:
         """Raises ``NonFiniteError`` naming the first such value."""
         if state.refused is None:
             return
-        found = first_refused([state.table[slot] for slot in self.values], state.refused)
-        if found is not None:
-            message = (
-                f"{self.text} on group {self.mpmd_idx} made a value with {state.refused}: {self.texts[found]}"
-            )
+        position = first_refused([state.table[slot] for slot in self.values], state.refused)
+        if position is not None:
+            value = self.texts[position]
+            message = f"{self.text} on group {self.mpmd_idx} made a value with {state.refused}: {value}"
             raise NonFiniteError(message, self.mpmd_idx, str(self.task))
 
 

@@ -73,11 +73,11 @@ class HostParts:
     parts: Mapping[Box, np.ndarray]
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        wanted = box_of(index, self.shape)
+        asked = box_of(index, self.shape)
         for box, part in self.parts.items():
-            if intersection(box, wanted) == wanted:
-                return part[within(wanted, box)]
-        raise AssertionError(f"{wanted} was not sent, but {', '.join(map(str, self.parts))}")
+            if intersection(box, asked) == asked:
+                return part[within(asked, box)]
+        raise AssertionError(f"{asked} was not sent, but {', '.join(map(str, self.parts))}")
 
 
 @dataclasses.dataclass(frozen=True)

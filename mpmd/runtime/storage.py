@@ -119,10 +119,10 @@ def read(stored: Mapping[Handle, StoredArray], submesh: jax.sharding.Mesh) -> di
 class _Reading:
     """Reads the parts of one array that this process's devices are to hold, each once."""
 
-    def __init__(self, opened: Any, wanted: StoredArray, submesh: jax.sharding.Mesh):
+    def __init__(self, opened: Any, stored: StoredArray, submesh: jax.sharding.Mesh):
         self._shape = tuple(opened.shape)
-        self._dtype = wanted.dtype
-        self._sharding = to_sharding(fitting(wanted.spec, self._shape, submesh.shape), submesh)
+        self._dtype = stored.dtype
+        self._sharding = to_sharding(fitting(stored.spec, self._shape, submesh.shape), submesh)
         regions = self._sharding.addressable_devices_indices_map(self._shape).values()
         self._parts: dict[str, Any] = {}
         for region in regions:

@@ -132,11 +132,11 @@ class Simulation:
         work, message = self._workload, step.causes[operation]
         sender = work.messages.senders[message]
         source, _ = work.edge(message)
-        made = max(time, step.starts[sender] + step.durations[sender])
+        sent = max(time, step.starts[sender] + step.durations[sender])
         what = "waits for its first input, " if time == 0 else "waits for "
-        yield Gap(mpmd_idx, time, made, f"{what}{work.tasks[sender]} of group {source}")
+        yield Gap(mpmd_idx, time, sent, f"{what}{work.tasks[sender]} of group {source}")
         transfer = f"{what}the transfer of {work.tasks[sender]} from group {source}"
-        yield Gap(mpmd_idx, made, step.starts[operation], transfer)
+        yield Gap(mpmd_idx, sent, step.starts[operation], transfer)
 
     def _blocked(self, operation: int) -> range:
         """The messages that the group has to deliver before it goes on after an operation."""

@@ -88,10 +88,10 @@ def _types(members: Sequence[Task], costs: Costs) -> dict[tuple[TaskKind, int], 
     for task_type in present:
         kind, stage = task_type
         task = Task(kind, stage, 0)
-        made = makes(task)
+        result = makes(task)
         types[task_type] = _TaskTemplate(
             duration=times[task_type],
-            makes=None if made is None else number(made),
+            makes=None if result is None else number(result),
             needs=tuple(map(number, needs(task, num_stages))),
             at_start=1.0 if kind == "fwd" and stage in with_backward else 0.0,
             at_end=(-released[kind],) if released.get(kind) else (),
