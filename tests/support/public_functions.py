@@ -16,7 +16,7 @@ import cluster
 import mpmd
 import mpmd.simulate.compare
 from cluster.mesh import ClusterMesh
-from cluster.process_info import Placement
+from cluster.protocol.process_info import Placement
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 from mpmd.ir.tasks import Task

@@ -95,9 +95,9 @@ class LayeredStep:
 
     def leaf_of_argument(self) -> dict[Var, int]:
         """The position of each argument's leaf; a stacked leaf has several arguments."""
-        traced = self.graph.traced
-        positions = per_part(traced.argument_leaves, range(len(traced.argument_leaves)))
-        return {argument.var: i for argument, i in zip(traced.arguments, positions, strict=True)}
+        step = self.graph.step
+        positions = per_part(step.argument_leaves, range(len(step.argument_leaves)))
+        return {argument.var: i for argument, i in zip(step.arguments, positions, strict=True)}
 
     def nbytes(self, value: Value) -> float:
         """The bytes of a value."""
@@ -118,14 +118,14 @@ def layered(graph: TaskGraph) -> LayeredStep:
             num_microbatches=loop.num_microbatches,
             decided=loop.decided,
         )
-        for loop in graph.traced.loops
+        for loop in graph.step.loops
     ]
     return with_classes(graph, ownership, flat, tasks, before, loops)
 
 
 def before_loops(graph: TaskGraph) -> list[JaxprEqn]:
     """The equations before the first loop, and between loops."""
-    return [*itertools.chain(*graph.traced.outside[:-1])]
+    return [*itertools.chain(*graph.step.outside[:-1])]
 
 
 def _within(tasks: Mapping[TaskType, Sequence[Operation]], layers: range) -> Iterator[Operation]:
@@ -156,8 +156,8 @@ def with_classes(
 def _parts(graph: TaskGraph, flat: FlatEquations, ownership: Ownership) -> list[list[tuple[Value, int]]]:
     """Dimensions that are one and the same, since parts of one argument have one spec."""
     same = []
-    arguments = iter(graph.traced.arguments)
-    for leaf in graph.traced.argument_leaves:
+    arguments = iter(graph.step.arguments)
+    for leaf in graph.step.argument_leaves:
         parts = [argument.var for argument in itertools.islice(arguments, len(leaf.names))]
         read = [flat.value(var) for var in parts if var in ownership.weights]
         if leaf.stack is not None and len(read) > 1:

@@ -43,8 +43,8 @@ class Ownership:
 
 def ownership_of(graph: TaskGraph) -> Ownership:
     """The ownership of a graph's arguments by layers, each of which is a stage of the graph."""
-    traced = graph.traced
-    inputs = {a.var for a in traced.arguments} | {c.var for c in traced.constants}
+    step = graph.step
+    inputs = {a.var for a in step.arguments} | {c.var for c in step.constants}
     origins = _followed(graph.outer, {var: frozenset({var}) for var in inputs})
     sliced = frozenset(loop_reads(graph).by_index)
     batch = frozenset().union(*(origins.get(var, ()) for var in sliced))
@@ -69,14 +69,14 @@ def ownership_of(graph: TaskGraph) -> Ownership:
 
 def _state(graph: TaskGraph, weights: Mapping[Var, Iterable[int]]) -> dict[Var, int]:
     """The arguments that the step updates with the gradients of layers, and no layer reads."""
-    traced = graph.traced
+    step = graph.step
     layers = {a.result: frozenset({a.work.stage}) for a in graph.accumulators}
     layers |= {var: frozenset(of_var) for var, of_var in weights.items()}
     layers = _followed(graph.outer, layers)
     layer_of = {}
-    for argument, result in traced.carried_state:
-        var = traced.arguments[argument].var
-        of_result = layers.get(traced.results[result].var, NO_LAYERS)
+    for argument, result in step.carried_state:
+        var = step.arguments[argument].var
+        of_result = layers.get(step.results[result].var, NO_LAYERS)
         if var not in weights and of_result:
             layer_of[var] = min(of_result)
     return layer_of

@@ -20,7 +20,7 @@ from mpmd.planner.profiling.whole_step import whole_step
 
 def profiles_of_graph(graph: TaskGraph) -> tuple[Profile, ...]:
     """The profile of each loop of a step whose stages are layers; a step without loops has one profile."""
-    step = layered(graph) if graph.traced.loops else whole_step(graph)
+    step = layered(graph) if graph.step.loops else whole_step(graph)
     return tuple(map(_Profiler(step).profile, range(len(step.loops))))
 
 
@@ -49,7 +49,7 @@ class _Profiler:
             batch=sum(map(nbytes, step.ownership.batch)),
             has_backward=any(work.kind != "fwd" for work in step.tasks if work.stage in loop.layers),
             specs=self._specs,
-            decided=loop.decided if step.graph.traced.loops else None,
+            decided=loop.decided if step.graph.step.loops else None,
         )
 
     @functools.cached_property

@@ -26,23 +26,23 @@ def whole_step(graph: TaskGraph) -> LayeredStep:
     updates nothing, the batch is the argument whose dimension shards most of the work with the least
     all-reduce traffic, since rows do not depend on one another.
     """
-    traced = graph.traced
-    updated = {traced.arguments[argument].var for argument, _ in traced.carried_state}
+    whole = graph.step
+    updated = {whole.arguments[argument].var for argument, _ in whole.carried_state}
     step = _step(graph, updated)
     if updated:
         return step
     rows = choose_classes(step, {}, {_WORK: ()})["data"]
     with_rows = {dim.batch for dim in step.loops[0].microbatch if step.classes.of(dim.value, dim.dim) in rows}
-    return _step(graph, {argument.var for argument in traced.arguments} - with_rows)
+    return _step(graph, {argument.var for argument in whole.arguments} - with_rows)
 
 
 def _step(graph: TaskGraph, weights: Collection[Var]) -> LayeredStep:
     """The step with these weights."""
-    traced = graph.traced
-    arguments = [argument.var for argument in traced.arguments]
+    whole = graph.step
+    arguments = [argument.var for argument in whole.arguments]
     batch = [var for var in arguments if var not in weights]
-    results = tuple(dict.fromkeys(result.var for result in traced.results))
-    constants = [constant.var for constant in traced.constants]
+    results = tuple(dict.fromkeys(result.var for result in whole.results))
+    constants = [constant.var for constant in whole.constants]
     task = StageWork(_WORK, graph.outer, reads=(*arguments, *constants), makes=results)
     flat = FlatEquations()
     tasks = {_WORK: flat.add(graph.outer)}

@@ -90,7 +90,7 @@ class Trials:
         profiled = profile_step(step_spec.function, *step_spec.arguments, num_layers)
         self.profiles: tuple[Profile, ...] = profiled.profiles
         self.written_schedules = tuple(loop.schedule for loop in profiled.written)
-        self._arguments = step_arguments(profiled.graph.traced)
+        self._arguments = step_arguments(profiled.graph.step)
 
     @functools.cached_property
     def donate_argnums(self) -> tuple[int, ...]:
