@@ -162,7 +162,7 @@ def _realized(
     step: LoweredStep, plan: Plan, costs: Costs, cluster: Hardware, sent: MessageBytes, source: str
 ) -> Realized:
     compiled = step.compiled
-    updated = {argument for argument, _ in compiled.traced.carried_state}
+    updated = {argument for argument, _ in compiled.step.carried_state}
     prediction = predict(
         plan,
         sent,

@@ -18,7 +18,7 @@ NO_LAYERS: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
-class Belongings:
+class Ownership:
     """What of a step's arguments and constants belongs to layers.
 
     Attributes:
@@ -40,10 +40,10 @@ class Belongings:
         return [var for var, layers in self.weights.items() if layer in layers]
 
 
-def belongings(graph: TaskGraph) -> Belongings:
+def ownership_of(graph: TaskGraph) -> Ownership:
     """What belongs to layers, each of which is a stage of the graph."""
-    traced = graph.traced
-    given = {a.var for a in traced.arguments} | {c.var for c in traced.constants}
+    step = graph.step
+    given = {a.var for a in step.arguments} | {c.var for c in step.constants}
     origins = _followed(graph.outer, {var: frozenset({var}) for var in given})
     sliced = frozenset(loop_reads(graph).by_index)
     batch = frozenset().union(*(origins.get(var, ()) for var in sliced))
@@ -57,7 +57,7 @@ def belongings(graph: TaskGraph) -> Belongings:
     of_weight = {together.get(var, var): var for var in weights}
     state = _state(graph, weights)
     like = {var: of_weight[together[var]] for var in state if together.get(var) in of_weight}
-    return Belongings(
+    return Ownership(
         batch=batch,
         sliced=sliced,
         weights={var: tuple(sorted(layers)) for var, layers in weights.items()},
@@ -68,14 +68,14 @@ def belongings(graph: TaskGraph) -> Belongings:
 
 def _state(graph: TaskGraph, weights: Mapping[Var, Iterable[int]]) -> dict[Var, int]:
     """What the step updates with the gradients of layers, and no layer reads."""
-    traced = graph.traced
+    step = graph.step
     layers = {a.result: frozenset({a.work.stage}) for a in graph.accumulators}
     layers |= {var: frozenset(of_var) for var, of_var in weights.items()}
     layers = _followed(graph.outer, layers)
     found = {}
-    for argument, result in traced.carried_state:
-        var = traced.arguments[argument].var
-        of_result = layers.get(traced.results[result].var, NO_LAYERS)
+    for argument, result in step.carried_state:
+        var = step.arguments[argument].var
+        of_result = layers.get(step.results[result].var, NO_LAYERS)
         if var not in weights and of_result:
             found[var] = min(of_result)
     return found

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence, Set
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import Loop
 from mpmd.compiler.jaxprs.equations import Atom, free_variables
 from mpmd.compiler.jaxprs.live import live_eqns
+from mpmd.compiler.steps import Loop
 from mpmd.errors import CompileError
 
 

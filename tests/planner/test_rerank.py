@@ -8,7 +8,7 @@ import pytest
 from mpmd.errors import CompileError
 from mpmd.planner.candidate import Candidate, Memory, Prediction, Row
 from mpmd.planner.cluster import Cluster
-from mpmd.planner.contest import Limits, compete
+from mpmd.planner.rerank import Limits, rerank
 from mpmd.planner.trials.realize import Realized
 from mpmd.schedules import Std1F1B
 from mpmd.simulate import Costs, Link
@@ -62,7 +62,7 @@ def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=Non
         searched.append(memory)
         return rows if memory == CLUSTER.memory else again
 
-    result = compete(search, realize, measured, CLUSTER, Limits(simulate, seconds, measure))
+    result = rerank(search, realize, measured, CLUSTER, Limits(simulate, seconds, measure))
     return [found.candidate.num_microbatches for found in result.rows], planned, result
 
 
@@ -92,14 +92,14 @@ def test_alternatives_are_planned_before_the_others():
 
 def test_the_time_for_it_ends(monkeypatch):
     clock = itertools.count(step=40)
-    monkeypatch.setattr("mpmd.planner.contest.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("mpmd.planner.rerank.time.monotonic", lambda: float(next(clock)))
     _, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {}, seconds=60.0)
     assert planned == [1] and "(60 seconds were over; " in result.notes[0]
 
 
 def test_without_a_time_the_work_decides_and_no_clock(monkeypatch):
-    monkeypatch.setattr("mpmd.planner.contest.time.monotonic", None)
-    monkeypatch.setattr("mpmd.planner.contest.MOST_WORK", 2 * WORK - 1)
+    monkeypatch.setattr("mpmd.planner.rerank.time.monotonic", None)
+    monkeypatch.setattr("mpmd.planner.rerank.MOST_WORK", 2 * WORK - 1)
     _, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {})
     assert planned == [1, 2] and "(their plans are large; " in result.notes[0]
 

@@ -62,7 +62,7 @@ class Result:
     notes: tuple[str, ...]
 
 
-def compete(search: Search, realize: Realize, measure: Measure, cluster: Hardware, limits: Limits) -> Result:
+def rerank(search: Search, realize: Realize, measure: Measure, cluster: Hardware, limits: Limits) -> Result:
     """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks them anew.
 
     When the best candidates of the formulas do not fit by their plans, it goes on until one does. If none
@@ -70,23 +70,23 @@ def compete(search: Search, realize: Realize, measure: Measure, cluster: Hardwar
 
     Raises: ``ValueError`` when none of them fits or can be compiled; as ``search`` for the cluster's memory.
     """
-    contest = _Contest(cluster)
+    rerank = _Reranking(cluster)
     memory, rows = cluster.memory, search(cluster.memory)
-    waiting = contest.simulate(rows, realize, limits)
+    waiting = rerank.simulate(rows, realize, limits)
     for _ in range(MOST_SEARCHES):
-        if contest.has_fitting or not contest.least_needed:
+        if rerank.has_fitting or not rerank.least_needed:
             break
-        memory *= min(cluster.memory / contest.least_needed, 0.95)
+        memory *= min(cluster.memory / rerank.least_needed, 0.95)
         try:
             rows = search(memory)
         except ValueError:  # so much less memory is too little by the formulas, too
             break
-        waiting = contest.simulate(contest.new(rows, memory), realize, limits)
-    contest.measure(measure, limits.measure)
-    return contest.result(waiting, limits)
+        waiting = rerank.simulate(rerank.new(rows, memory), realize, limits)
+    rerank.measure(measure, limits.measure)
+    return rerank.result(waiting, limits)
 
 
-class _Contest:
+class _Reranking:
     """``_fitting`` has the candidates that fit, ``_refused`` those that do not or cannot be compiled."""
 
     def __init__(self, cluster: Hardware):

@@ -2,27 +2,27 @@
 
 import pytest
 
-from mpmd.planner.fixed import Fixed
+from mpmd.planner.constraints import Constraints
 from mpmd.schedules import Std1F1B
 
 
 def test_schedules_by_name_class_and_size():
-    assert Fixed.of(schedule="std1f1b").schedule == "Std1F1B"
-    assert Fixed.of(schedule=Std1F1B).schedule == "Std1F1B"
-    assert Fixed.of(schedule=Std1F1B(2)).schedule == Std1F1B(2)
+    assert Constraints.of(schedule="std1f1b").schedule == "Std1F1B"
+    assert Constraints.of(schedule=Std1F1B).schedule == "Std1F1B"
+    assert Constraints.of(schedule=Std1F1B(2)).schedule == Std1F1B(2)
 
 
 def test_nothing_is_fixed_by_none():
-    assert Fixed.of(groups=None, schedule=None, layers_per_stage=None) == Fixed()
+    assert Constraints.of(groups=None, schedule=None, layers_per_stage=None) == Constraints()
 
 
 def test_layers_are_a_tuple():
-    assert Fixed.of(layers_per_stage=[3, 4]).layers_per_stage == (3, 4)
+    assert Constraints.of(layers_per_stage=[3, 4]).layers_per_stage == (3, 4)
 
 
 def test_all_faults_at_once():
     with pytest.raises(TypeError) as error:
-        Fixed.of(
+        Constraints.of(
             groups=True,
             num_microbatches=0,
             layers_per_stage=(),

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator
 
 from mpmd.planner.choice_table import candidate_text
-from mpmd.planner.fixed import Fixed
+from mpmd.planner.constraints import Constraints
 from mpmd.planner.search.candidates import best_of_shape
 from mpmd.planner.search.formula import Evaluation
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.search.sweep import Shape, Space, smallest, sweep
+from mpmd.planner.search.sweep import SearchSpace, Shape, smallest, sweep
 from mpmd.util.tables import human_bytes
 
 MOST_SHAPES = 8
@@ -19,7 +19,7 @@ MOST_SHAPES = 8
 MOST_NODES = 4096
 
 
-def nothing_fits(space: Space) -> str:
+def infeasible(space: SearchSpace) -> str:
     """The message."""
     cluster = space.model.cluster
     found = [e for shape in smallest(space)[:MOST_SHAPES] if (e := best_of_shape(space, shape))]
@@ -32,44 +32,44 @@ def nothing_fits(space: Space) -> str:
     needed = least.prediction.memory.total
     return (
         f"the step does not fit: a device needs at least {human_bytes(needed)} "
-        f"({candidate_text(least.candidate)}), and has {human_bytes(cluster.memory)}; {_ways(space)}"
+        f"({candidate_text(least.candidate)}), and has {human_bytes(cluster.memory)}; {_remedies(space)}"
     )
 
 
-def _ways(space: Space) -> str:
+def _remedies(space: SearchSpace) -> str:
     found = list(_nearest(space))
     return f"it would fit with {' or '.join(found)}" if found else f"nor does it on {MOST_NODES} such nodes"
 
 
-def _nearest(space: Space) -> Iterator[str]:
+def _nearest(space: SearchSpace) -> Iterator[str]:
     """The changes, of one thing each, with which something fits."""
-    for field in dataclasses.fields(Fixed):
-        value = getattr(space.fixed, field.name)
+    for field in dataclasses.fields(Constraints):
+        value = getattr(space.constraints, field.name)
         if value is not None and field.name not in _given_by_step(space):
             changes = {field.name: None}
             if field.name in ("schedule", "layers_per_stage") and not space.profile.are_stages:
                 changes |= {"num_stages": None}
-            opened = Space(space.model, dataclasses.replace(space.fixed, **changes))
+            opened = SearchSpace(space.model, dataclasses.replace(space.constraints, **changes))
             if _first_that_fits(opened):
                 yield f"another {field.name} than {value}"
     cluster = space.model.cluster
     nodes = 2 * cluster.nodes
     while nodes <= MOST_NODES:
         model = CostModel(space.profile, dataclasses.replace(cluster, nodes=nodes))
-        if fitting := _first_that_fits(Space(model, space.fixed)):
+        if fitting := _first_that_fits(SearchSpace(model, space.constraints)):
             devices = "one device" if cluster.devices_per_node == 1 else f"{cluster.devices_per_node} devices"
             yield f"{nodes} nodes of {devices} ({candidate_text(fitting.candidate)})"
             return
         nodes *= 2
 
 
-def _given_by_step(space: Space) -> set[str]:
+def _given_by_step(space: SearchSpace) -> set[str]:
     """What the step itself has fixed."""
     stages = {"layers_per_stage", "num_stages"} if space.profile.are_stages else set()
     return stages | ({"num_microbatches"} if space.profile.num_microbatches else set())
 
 
-def _first_that_fits(space: Space) -> Evaluation | None:
+def _first_that_fits(space: SearchSpace) -> Evaluation | None:
     shapes: list[Shape] = [*sweep(space)[:MOST_SHAPES], *smallest(space)[:MOST_SHAPES]]
     for shape in shapes:
         evaluation = best_of_shape(space, shape)

@@ -22,7 +22,7 @@ from mpmd.validation import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed:
+class Constraints:
     """What a candidate has to have; ``None`` is open.
 
     Attributes:
@@ -49,7 +49,7 @@ class Fixed:
     fsdp: bool | None = None
 
     @classmethod
-    def of(cls, **given: Any) -> Fixed:
+    def of(cls, **given: Any) -> Constraints:
         """What a caller gives, checked one by one; a schedule may also be the class of its family.
 
         Raises: ``TypeError`` or ``ValueError`` with what is wrong with each.

@@ -21,7 +21,7 @@ _UNDIVIDED = Division(largest=1, operations=0.0, weights=0.0, activations=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class StepSettings:
     """What all groups of a candidate have in common; the attributes are those of ``Candidate``."""
 
     num_microbatches: int
@@ -30,33 +30,35 @@ class Way:
     gather_once: bool = False
 
     @staticmethod
-    def of(candidate: Candidate) -> Way:
+    def of(candidate: Candidate) -> StepSettings:
         """The way of a candidate."""
-        return Way(**{field.name: getattr(candidate, field.name) for field in dataclasses.fields(Way)})
+        return StepSettings(
+            **{field.name: getattr(candidate, field.name) for field in dataclasses.fields(StepSettings)}
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class GroupSettings:
     """How a group runs its layers.
 
     Attributes:
       sizes, links: of the axes of its submesh, ``INNERMOST_FIRST``; a link is the slowest one of its rings.
-      way: of all groups.
+      step: those of all groups.
     """
 
     sizes: tuple[int, ...]
     links: tuple[Link, ...]
-    way: Way
+    step: StepSettings
 
 
-def setting_of(submesh: Submesh, links: tuple[Link, ...], way: Way) -> Setting:
+def group_settings_of(submesh: Submesh, links: tuple[Link, ...], settings: StepSettings) -> GroupSettings:
     """The setting of a group with a submesh."""
     sizes = tuple(submesh.get(kind, 1) for kind in INNERMOST_FIRST)
-    return Setting(sizes, links, way)
+    return GroupSettings(sizes, links, settings)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Columns:
+class LayerArrays:
     """The numbers of layers: arrays by layer, and tuples of those by axis, ``INNERMOST_FIRST``."""
 
     profile: Profile
@@ -86,9 +88,9 @@ class Columns:
         """
         return [1 - share + share / size for share, size in zip(self.divided(field), sizes, strict=True)]
 
-    def rows(self, setting: Setting) -> float:
+    def rows(self, group: GroupSettings) -> float:
         """The rows of a microbatch, over those that the profile is for."""
-        return self.profile.rows / setting.way.num_microbatches / self.profile.microbatch_rows
+        return self.profile.rows / group.step.num_microbatches / self.profile.microbatch_rows
 
     @functools.cached_property
     def _numbers(self) -> dict[str, Array]:

@@ -17,17 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.collectives import Submesh
-from mpmd.planner.fixed import Fixed
+from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile, TaskWork
 from mpmd.planner.reasons import ranked, shortage
 from mpmd.planner.search.candidates import best_of, best_of_shape
-from mpmd.planner.search.columns import Way
 from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.formula import Evaluation
-from mpmd.planner.search.search import NUM_ROWS, USUAL, Effort, find
+from mpmd.planner.search.layer_arrays import StepSettings
+from mpmd.planner.search.search import NUM_ROWS, USUAL, SearchBudget, find
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.search.sweep import Shape, Space
+from mpmd.planner.search.sweep import SearchSpace, Shape
 from mpmd.schedules import Schedule
 
 
@@ -59,7 +59,7 @@ class _Loop:
       rows: the best ways to run it by itself.
     """
 
-    space: Space
+    space: SearchSpace
     rows: tuple[Row, ...]
 
     def ground(self, candidate: Candidate) -> Ground:
@@ -73,23 +73,25 @@ class _Loop:
         schedules = {(row.candidate.schedule.name, _stages_per_group(row.candidate)) for row in self.rows}
         for groups in range(len(ground.submeshes), 0, -1):
             submeshes, found = ground.submeshes[:groups], False
-            for (name, number), way in itertools.product(sorted(schedules), self._ways(ground, submeshes)):
+            for (name, number), settings in itertools.product(
+                sorted(schedules), self._settings(ground, submeshes)
+            ):
                 schedule = self.space.schedule(name, groups * number, groups)
                 if schedule is not None:
                     found = True
-                    yield Shape(schedule, submeshes, way)
+                    yield Shape(schedule, submeshes, settings)
             if found:
                 return
 
-    def _ways(self, ground: Ground, submeshes: tuple[Submesh, ...]) -> Iterator[Way]:
+    def _settings(self, ground: Ground, submeshes: tuple[Submesh, ...]) -> Iterator[StepSettings]:
         number = self.space.profile.num_microbatches or ground.num_microbatches
-        for way in self.space.ways(submeshes):
-            if (way.num_microbatches, way.fsdp, way.gather_once) == (
+        for settings in self.space.settings(submeshes):
+            if (settings.num_microbatches, settings.fsdp, settings.gather_once) == (
                 number,
                 ground.fsdp,
                 ground.gather_once,
             ):
-                yield way
+                yield settings
 
 
 def _stages_per_group(candidate: Candidate) -> int:
@@ -97,7 +99,10 @@ def _stages_per_group(candidate: Candidate) -> int:
 
 
 def search_loops(
-    profiles: Sequence[Profile], cluster: Hardware, fixed: Sequence[Fixed], effort: Effort = USUAL
+    profiles: Sequence[Profile],
+    cluster: Hardware,
+    constraints: Sequence[Constraints],
+    budget: SearchBudget = USUAL,
 ) -> tuple[Row, ...]:
     """The best candidates, the shortest step first, and what they are compared with; as ``search``.
 
@@ -108,15 +113,15 @@ def search_loops(
     Raises: ``ValueError`` as ``search``; what is wrong with a loop says with which.
     """
     kinds = _kinds(profiles)
-    loops = _loops({kind: kinds.index(kind) for kind in kinds}, profiles, cluster, fixed, effort)
+    loops = _loops({kind: kinds.index(kind) for kind in kinds}, profiles, cluster, constraints, budget)
     rows: list[Row] = []
     num_tasks = 0
     # What is fixed for the loop with most layers is fixed for the step.
-    groups = max(loop.space.fixed.groups or 0 for loop in loops.values())
+    groups = max(loop.space.constraints.groups or 0 for loop in loops.values())
     for label, ground in _grounds([*loops.values()]):
         if groups and len(ground.submeshes) != groups:
             continue
-        if num_tasks > effort.tasks and not label:
+        if num_tasks > budget.tasks and not label:
             continue
         best, tasks = _best_on(ground, loops, cluster)
         num_tasks += tasks
@@ -130,15 +135,15 @@ def search_loops(
 
 
 def loops_as_written(
-    profiles: Sequence[Profile], cluster: Hardware, schedules: Sequence[Schedule], fixed: Fixed
+    profiles: Sequence[Profile], cluster: Hardware, schedules: Sequence[Schedule], constraints: Constraints
 ) -> Row | None:
     """The best candidate with the schedules that the loops have themselves.
 
     ``None`` where these are none for the loops, what is fixed, or the number of devices.
     """
-    each = [dataclasses.replace(fixed, schedule=schedule) for schedule in schedules]
+    each = [dataclasses.replace(constraints, schedule=schedule) for schedule in schedules]
     try:
-        rows = search_loops(profiles, cluster, each, Effort(improved=0, exhaustive=False))
+        rows = search_loops(profiles, cluster, each, SearchBudget(improved=0, exhaustive=False))
     except ValueError:  # contradictions, or nothing fits
         return None
     return dataclasses.replace(rows[0], label="as written")
@@ -168,15 +173,17 @@ def _loops(
     kinds: Mapping[int, int],
     profiles: Sequence[Profile],
     cluster: Hardware,
-    fixed: Sequence[Fixed],
-    effort: Effort,
+    constraints: Sequence[Constraints],
+    budget: SearchBudget,
 ) -> dict[int, _Loop]:
     """Each kind of loop, searched by itself. Raises ``ValueError`` with all contradictions."""
     most = max(len(profile.layers) for profile in profiles)
     of_kinds, faults = {}, []
     for kind in kinds:
         profile = profiles[kind]
-        own = of_kinds[kind] = combined(_on_fewer_groups(fixed[kind], len(profile.layers), most), profile)
+        own = of_kinds[kind] = combined(
+            _on_fewer_groups(constraints[kind], len(profile.layers), most), profile
+        )
         faults += [f"loop {kind}: {fault}" for fault in contradictions(own, profile, cluster)]
     if faults:
         raise ValueError("\n".join(faults))
@@ -184,26 +191,26 @@ def _loops(
     for kind, own in of_kinds.items():
         profile = profiles[kind]
         try:
-            rows = find(profile, cluster, own, effort).rows
+            rows = find(profile, cluster, own, budget).rows
         except ValueError as error:
             raise ValueError(f"loop {kind}: {error}") from error
-        loops[kind] = _Loop(Space(CostModel(profile, cluster), own), rows)
+        loops[kind] = _Loop(SearchSpace(CostModel(profile, cluster), own), rows)
     return loops
 
 
-def _on_fewer_groups(fixed: Fixed, num_layers: int, most: int) -> Fixed:
+def _on_fewer_groups(constraints: Constraints, num_layers: int, most: int) -> Constraints:
     """What is fixed for a loop with fewer layers than there are groups.
 
     Args:
       most: the layers of the loop that has most.
     """
-    submesh, groups = fixed.submesh, fixed.groups
+    submesh, groups = constraints.submesh, constraints.groups
     if isinstance(submesh, tuple):
         groups = groups or len(submesh)
     if groups is None or not num_layers < groups <= most:
-        return fixed
+        return constraints
     fewer = submesh[:num_layers] if isinstance(submesh, tuple) else submesh
-    return dataclasses.replace(fixed, groups=num_layers, submesh=fewer)
+    return dataclasses.replace(constraints, groups=num_layers, submesh=fewer)
 
 
 def _grounds(loops: Sequence[_Loop]) -> list[tuple[str, Ground]]:
