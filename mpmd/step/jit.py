@@ -20,8 +20,8 @@ from mpmd.arguments.specs import keyword_specs_faults, output_specs, specs_fault
 from mpmd.arguments.specs_of_calls import SpecsOfCalls
 from mpmd.arrays.array import MpmdArray
 from mpmd.compat import trace_context
-from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.compiler.request import CompileRequest, Gather, PartialSums
 from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir.events import Event
 from mpmd.ir.placement import ANYWHERE, Placement
@@ -256,7 +256,7 @@ class MpmdFunction:
                 axis_names=submeshes[0].axis_names,
                 mpmd_axis_name=self._mesh.mpmd_axis_name,
             )
-        compiled = compile_step(
+        request = CompileRequest(
             fun=call.function(self._fun),
             args=args,
             kwargs=kwargs,
@@ -269,6 +269,7 @@ class MpmdFunction:
             gather=options.gather,
             held=held,
         )
+        compiled = compile_step(request)
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
         warn_of_mistakes(compiled.step, compiled.program.plan)
         return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))

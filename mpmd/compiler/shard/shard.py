@@ -8,9 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.graph import Accumulator, Gather, PartialSums, ShardedGraph, StageWork, TaskGraph
+from mpmd.compiler.argument_specs import ArgumentSpecs
+from mpmd.compiler.graph import Accumulator, ShardedGraph, StageWork, TaskGraph
 from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, axes_in, dimensions_of, follow, without
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
+from mpmd.compiler.request import Gather, PartialSums
+from mpmd.compiler.shard.forwarded_results import with_results_apart
 from mpmd.compiler.shard.gather import gather_weights
 from mpmd.compiler.shard.infer_specs import infer_specs
 from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions, with_rows_sharded
@@ -23,23 +26,22 @@ from mpmd.ir.plan import Spec
 def shard(
     graph: TaskGraph,
     submeshes: Sequence[AbstractMesh],
-    in_specs: Sequence[Spec] | None,
-    out_specs: Sequence[Spec | None] | None,
-    partial_sums: PartialSums,
-    gather: Gather,
+    specs: ArgumentSpecs,
+    partial_sums: PartialSums = "replicated",
+    gather: Gather = "task",
 ) -> ShardedGraph:
     """The graph with what is known of shardings, and with what is gathered or summed up once per step.
 
     Args:
       submeshes: the shape of each group's submesh. There are as many parts as devices along an axis, so only
         axes of the same size in all groups make parts.
-      in_specs: how each argument is sharded; ``None``: all are replicated.
-      out_specs: how each result is; ``None`` leaves it open.
+      specs: how arguments and results are sharded.
       partial_sums: which accumulators may hold parts.
       gather: when weights that are sharded over the batch's axes are gathered.
     """
-    sharded = ShardedGraph(graph, infer_specs(graph, in_specs, out_specs), {})
-    if not graph.step.loops or not any(map(any, (in_specs or ()))):
+    graph = with_results_apart(graph, specs)
+    sharded = ShardedGraph(graph, infer_specs(graph, specs), {})
+    if not graph.step.loops or not any(map(any, specs.arguments)):
         return sharded
     reads = loop_reads(graph)
     whole = microbatch_dimensions(graph.outer, reads.dimensions)
