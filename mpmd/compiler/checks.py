@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import PlacedEqn, PlacedGraph, ShardedGraph, StageWork, TaskGraph
+from mpmd.compiler.jaxprs.canonical import canonical_faults
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, is_dropped, operands
 from mpmd.compiler.steps import CutStep, Loop, TracedStep
 from mpmd.ir.stack import Leaf
@@ -20,23 +21,32 @@ from mpmd.language.reduce import treduce_p
 
 
 def check_traced_step(step: TracedStep) -> None:
-    """Checks that every value is defined once and before it is read, and that marks are in loops.
+    """Checks the canonical form, that values are defined once and before they are read, and marks in loops.
 
     Raises: ``AssertionError`` with every fault.
     """
     _raise(
-        "traced step", step, [*_undefined_in_jaxpr(step), *_marks_outside(step), *_mismatched_leaves(step)]
+        "traced step",
+        step,
+        [
+            *canonical_faults(step.jaxpr.eqns),
+            *_undefined_in_jaxpr(step),
+            *_marks_outside(step),
+            *_mismatched_leaves(step),
+        ],
     )
 
 
 def check_cut_step(step: CutStep) -> None:
-    """Checks that every value is defined once and before it is read, and that marks end stages of the loop.
+    """Checks the canonical form, that values are defined once and before they are read, and marks in loops.
 
     The arguments and results are the parts that leaves say.
 
     Raises: ``AssertionError`` with every fault.
     """
-    faults = [*_undefined_in_step(step), *_misplaced_marks(step), *_mismatched_state(step)]
+    eqns = itertools.chain(*step.outside, *(loop.eqns for loop in step.loops))
+    faults = [*canonical_faults(eqns), *_undefined_in_step(step), *_misplaced_marks(step)]
+    faults += _mismatched_state(step)
     _raise("cut step", step, [*faults, *_wrong_parts(step)])
 
 

@@ -76,7 +76,7 @@ class DonatedState:
         pairs: Sequence[tuple[MpmdArray, MpmdArray]],
         replies: Collection[Future[StepReply]],
     ) -> QueuedStep:
-        """What dropping the step needs. State that came from the host with it would be lost, so it runs."""
+        """The record by which the step can be dropped. State that came from the host with it forbids that."""
         fed_back = [FedBack(weakref.ref(result), result.handle, argument.held) for argument, result in pairs]
         can_drop = self._may_be_dropped and len(pairs) == len(self._pairs)
         return QueuedStep(number, can_drop, fed_back, replies)

@@ -15,20 +15,16 @@ follow know nothing of stacks.
 
 from mpmd.compiler.cut_layers.cut import cut_stacks, has_marked_scan
 from mpmd.compiler.cut_layers.cut_layers import cut_layers
-from mpmd.compiler.cut_layers.host_callbacks import has_callback
-from mpmd.compiler.cut_layers.inline import in_loops, with_calls_open, with_marks_open, with_own_variables
+from mpmd.compiler.cut_layers.inline import in_loops, with_marks_open
 from mpmd.compiler.cut_layers.marked_scans import iterations_of, marks_in, without_marks
 
 __all__ = [
     "cut_layers",
     "cut_stacks",
-    "has_callback",
     "has_marked_scan",
     "in_loops",
     "iterations_of",
     "marks_in",
-    "with_calls_open",
     "with_marks_open",
-    "with_own_variables",
     "without_marks",
 ]

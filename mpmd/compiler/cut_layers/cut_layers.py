@@ -12,7 +12,8 @@ from mpmd.compiler.cut_layers.cut import CutJaxpr, cut_stacks
 from mpmd.compiler.cut_layers.dead_code import without_dead_code
 from mpmd.compiler.cut_layers.host_callbacks import with_host_callbacks
 from mpmd.compiler.cut_layers.number_marks import number_live_marks, number_marks
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, traced_eqns
+from mpmd.compiler.jaxprs.equations import Atom, aval_of
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.steps import Argument, Constant, CutStep, Loop, Result, TracedStep
 from mpmd.ir.stack import Leaf, Stack, per_part
 from mpmd.language.reduce import treduce_p

@@ -1,6 +1,6 @@
 """Finds the callbacks into Python that give nothing back, which the driver is to call.
 
-Such a callback may stand in scans, conditionals, rematerialized functions and calls of the loop's body. The
+Such a callback may stand in scans, conditionals and rematerialized functions of the loop's body. The
 operands then become results of these, stacked by scans; in a conditional, with a flag that tells whether it
 was called. What else is around a callback, such as a ``while_loop`` or a ``shard_map``, keeps it: it stays
 part of the executable, as do callbacks whose results are read.
@@ -23,27 +23,23 @@ from mpmd.compiler.jaxprs.equations import (
     aval_of,
     avals_of,
     closed,
-    inline_calls,
     lookup,
     make_jaxpr,
     operands,
     subjaxprs,
     substitute,
-    traced_eqns,
     with_eqns,
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.keys import decode, raw
 from mpmd.language.callbacks import GIVING_NOTHING_BACK, HostCallback, Scan, callback_p
 from mpmd.language.reduce import treduce_p
 
 
 def with_host_callbacks(jaxpr: Jaxpr) -> Jaxpr:
-    """The step with a ``callback_p`` equation for each callback that gives nothing back.
-
-    In the step itself and in the body of its loop, calls that have callbacks inside were inlined.
-    """
+    """The step with a ``callback_p`` equation for each callback that gives nothing back."""
     return _rewritten(jaxpr, ()) if any(eqn.effects for eqn in jaxpr.eqns) else jaxpr
 
 
@@ -129,9 +125,8 @@ def _without_callbacks(
 
 
 def _opened(jaxpr: Jaxpr, path: tuple[int | None, ...]) -> tuple[list[JaxprEqn], list[Atom], list[_Lifted]]:
-    """The equations of an inner jaxpr, its results, and the callbacks that were among the equations."""
-    inlined, constants = inline_calls(jaxpr, has_callback)
-    found, outvars = _without_callbacks(jaxpr if constants else inlined, path)
+    """The equations of a body, its results, and the callbacks that were among the equations."""
+    found, outvars = _without_callbacks(jaxpr, path)
     eqns = [item for item in found if isinstance(item, JaxprEqn)]
     return eqns, outvars, [item for item in found if isinstance(item, _Lifted)]
 
@@ -157,7 +152,7 @@ def _lift_from_scan(
 ) -> list[JaxprEqn | _Lifted]:
     whole: ClosedJaxpr = eqn.params["jaxpr"]
     eqns, outvars, lifted = _opened(whole.jaxpr, (*at, None))
-    if whole.consts or not lifted:
+    if not lifted:
         return [eqn]
     results = [*outvars, *_variables_of(lifted)]
     run = jaxpr_as_fun(closed(make_jaxpr(whole.jaxpr.invars, eqns, results)))
@@ -200,8 +195,6 @@ def _lift_from_conditional(
     eqn: JaxprEqn, at: tuple[int | None, ...], renamed: dict[Var, Atom]
 ) -> list[JaxprEqn | _Lifted]:
     branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
-    if any(branch.consts for branch in branches):
-        return [eqn]
     opened = [_opened_branch(branch.jaxpr, (*at, i)) for i, branch in enumerate(branches)]
     told = [Var(aval_of(atom)) for _, _, lifted in opened for atom in _variables_of(lifted)]
     smaller = []

@@ -12,8 +12,9 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.axis import Axis, shape_of
-from mpmd.compiler.jaxprs.equations import Atom, called, closed, inlined_eqns, lookup, make_jaxpr, substitute
+from mpmd.compiler.jaxprs.equations import Atom, called, closed, lookup, make_jaxpr, substitute
 from mpmd.compiler.jaxprs.linear_solves import solution
+from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.jaxprs.scans import scan_operands
 
 AxesOf = Callable[[JaxprEqn], Sequence[Axis]]

@@ -19,8 +19,8 @@ from mpmd.compiler.jaxprs.equations import (
     free_variables,
     make_jaxpr,
     operands,
-    traced_eqns,
 )
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.split.assign import AssignedEqn
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody

@@ -1,4 +1,4 @@
-"""Has JAX trace a step, and opens the calls in it, which is the step as its user wrote it."""
+"""Has JAX trace a step, and brings what it wrote into canonical form."""
 
 from __future__ import annotations
 
@@ -8,16 +8,8 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compat import with_constants_as_inputs
-from mpmd.compiler.cut_layers import (
-    has_callback,
-    has_marked_scan,
-    in_loops,
-    with_calls_open,
-    with_marks_open,
-    with_own_variables,
-)
-from mpmd.compiler.jaxprs.equations import inline_calls
+from mpmd.compiler.cut_layers import in_loops, with_marks_open
+from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
 from mpmd.compiler.steps import TracedStep
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
@@ -34,7 +26,7 @@ from mpmd.util.tree import argument_paths
 
 
 def has_loop(jaxpr: Jaxpr) -> bool:
-    """Whether a step, with calls inlined, has a microbatch loop."""
+    """Whether a step in canonical form has a microbatch loop."""
     return any(eqn.primitive is treduce_p for eqn in jaxpr.eqns)
 
 
@@ -65,7 +57,7 @@ def write_down(
             raise
         raise refused from error
     untyped = WithoutTypes()
-    jaxpr, constants = _inlined(closed, submeshes, untyped)
+    jaxpr, constants = _canonical(closed, submeshes, untyped)
     check_untraced(("an array that the step closes over", constant) for constant in constants.values())
     check_loop(jaxpr)
     if not has_loop(jaxpr):
@@ -81,27 +73,15 @@ def write_down(
     )
 
 
-def _inlined(
+def _canonical(
     closed: ClosedJaxpr, submeshes: Sequence[AbstractMesh], untyped: WithoutTypes
 ) -> tuple[Jaxpr, dict[Var, Any]]:
-    """The step without calls outside of loops and, in loops, without those with marks or callbacks inside.
-
-    Rematerialised functions with marks inside count as calls in loops.
+    """The step in canonical form, without rematerialised functions that have marks inside.
 
     Returns: a jaxpr of the arguments, and the values of the constants that it reads.
     """
-    jaxpr = with_constants_as_inputs(closed)
-    values = dict(zip(jaxpr.invars, closed.consts, strict=False))
-    jaxpr, hoisted = inline_calls(jaxpr, lambda eqn: True)
-    values |= hoisted
-    jaxpr, _ = in_loops(jaxpr, lambda body: (with_own_variables(body), {}))
-    jaxpr, hoisted = in_loops(jaxpr, with_marks_open)
-    values |= hoisted
-    jaxpr, hoisted = in_loops(jaxpr, lambda body: inline_calls(body, has_callback))
-    values |= hoisted
-    if has_marked_scan(jaxpr):  # it is cut, for which all calls are opened: here, their values have types
-        jaxpr, hoisted = in_loops(jaxpr, with_calls_open)
-        values |= hoisted
+    jaxpr, values = canonical(closed)
+    jaxpr = in_loops(jaxpr, with_marks_open)
     jaxpr = untyped.jaxpr(jaxpr.replace(invars=[var for var in jaxpr.invars if var not in values]))
     values = {untyped.variable(var): value for var, value in values.items()}
     return with_abstract_meshes(jaxpr, [*map(with_auto_axes, submeshes)]), values

@@ -16,15 +16,15 @@ from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.flat import FlatEquations
 from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.planner.profile import TaskWork
-from mpmd.planner.profiling.belongings import nbytes
 from mpmd.planner.profiling.layered_step import LayeredStep
+from mpmd.planner.profiling.ownership import nbytes
 
 
 def work_outside(step: LayeredStep) -> tuple[TaskWork, ...]:
     """The work for each loop. A step without loops updates its weights in its one task, and not outside."""
     graph = step.graph
     if not graph.step.loops:
-        return (_work((), 2 * sum(map(nbytes, step.belongings.weights))),)
+        return (_work((), 2 * sum(map(nbytes, step.ownership.weights))),)
     places = _by_loop(graph)
     entering = {argument.var for argument in graph.step.arguments}
     entering |= {accumulator.result for accumulator in graph.accumulators}

@@ -11,10 +11,10 @@ from mpmd.compiler.graph import StageWork, TaskGraph
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.compiler.jaxprs.flat import FlatEquations
 from mpmd.ir.plan import TaskType
-from mpmd.planner.profiling.belongings import Belongings
 from mpmd.planner.profiling.choose_classes import choose_classes
 from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep, with_classes
 from mpmd.planner.profiling.microbatch import MicrobatchDim
+from mpmd.planner.profiling.ownership import Ownership
 
 _WORK = TaskType("fwd", 0)
 
@@ -52,7 +52,7 @@ def _step(graph: TaskGraph, weights: Collection[Var]) -> LayeredStep:
         for dim, size in enumerate(aval_of(var).shape)
         if size > 1
     ]
-    belong = Belongings(
+    ownership = Ownership(
         batch=frozenset(batch),
         sliced=frozenset(batch),
         weights={var: (0,) for var in arguments if var in weights},
@@ -61,4 +61,4 @@ def _step(graph: TaskGraph, weights: Collection[Var]) -> LayeredStep:
     )
     loop = LayeredLoop(range(1), dims, num_microbatches=1, decided=0)
     graph = dataclasses.replace(graph, outer=(), stage_work=(task,))
-    return with_classes(graph, belong, flat, tasks, (), [loop])
+    return with_classes(graph, ownership, flat, tasks, (), [loop])
