@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.cut_layers import in_loops, with_marks_open
+from mpmd.compiler.jaxprs.bodies import in_loops, with_marks_open
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
 from mpmd.compiler.steps import TracedStep
