@@ -32,6 +32,7 @@ from jax.sharding import PartitionSpec
 
 import mpmd
 from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.compiler.request import CompileRequest
 from mpmd.meshes.mesh import GroupMesh
 from mpmd.program import export_function
 from mpmd.util.stopwatch import Stopwatch
@@ -202,7 +203,9 @@ def compile_and_export(step: Step, mesh: GroupMesh) -> tuple[CompiledStep, dict[
     """All that the driver does before the groups, Ray actors say, compile their executables."""
     forget()
     donated = [False] * len(jax.tree.leaves(step.args))
-    compiled = compile_step(step.fun, step.args, {}, submeshes=mesh.abstract_submeshes, donated=donated)
+    compiled = compile_step(
+        CompileRequest(step.fun, step.args, {}, submeshes=mesh.abstract_submeshes, donated=donated)
+    )
     watch = Stopwatch(dict(compiled.seconds))
     for executable in compiled.program.plan.executables:
         with watch("export"):

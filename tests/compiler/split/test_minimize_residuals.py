@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from jax.extend.core import Var
 
 import mpmd
-from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.jaxprs.equations import subjaxprs
-from mpmd.compiler.split import split
 from mpmd.compiler.split.minimize_residuals import _minimum_cut
-from mpmd.compiler.trace import trace
 from mpmd.keys import to_aval
+from tests.support.levels import task_graph
 from tests.support.models import BATCH, WIDTH, batch, init, layer, make_step, weights
 from tests.support.parity import assert_parity, mesh_of
 
@@ -39,8 +37,7 @@ def pipeline(stage):
 
 def split_works(stage, schedule=ONE_F_ONE_B):
     step = make_step(pipeline(stage), schedule)
-    with mesh_of(2) as mesh:
-        graph = split(cut_layers(trace(step, (init(weights(2)), *batch()), {}, mesh.abstract_submeshes)))
+    graph = task_graph(step, init(weights(2)), *batch(), groups=2)
     return {str(member.work): member for member in graph.stage_work}
 
 

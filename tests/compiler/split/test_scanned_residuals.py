@@ -8,10 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.compiler.cut_layers import cut_layers
-from mpmd.compiler.split import split
-from mpmd.compiler.trace import trace
 from mpmd.keys import to_aval
+from tests.support.levels import task_graph
 from tests.support.models import BATCH, SGD, WIDTH, batch, init, make_step
 from tests.support.parity import assert_close, mesh_of
 from tests.support.programs.scanned_layers import scanned, squares, stacked
@@ -57,8 +55,7 @@ def written_out(body):
 
 def works_of(loss, schedule=None):
     step = make_step(loss, schedule or mpmd.Std1F1B(3))
-    with mesh_of(3) as mesh:
-        graph = split(cut_layers(trace(step, (init(stacked(LAYERS)), *batch()), {}, mesh.abstract_submeshes)))
+    graph = task_graph(step, init(stacked(LAYERS)), *batch(), groups=3)
     return {str(member.work): member for member in graph.stage_work}
 
 
