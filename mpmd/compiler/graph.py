@@ -121,7 +121,7 @@ class Loop:
 class TracedStep:
     """A step over flat arguments: equations and loops in turn.
 
-    Calls outside of loops are inlined, and equations and loops that no result needs are gone.
+    Its equations are in canonical form, and those and loops that no result needs are gone.
 
     Attributes:
       loops: in the order in which they are written, which is one of their data.

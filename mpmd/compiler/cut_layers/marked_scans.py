@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     any_inside,
+    closed,
     lookup,
     operands,
     subjaxprs,
@@ -90,7 +91,7 @@ def read_scan(eqn: JaxprEqn) -> LayerScan:
     return LayerScan(
         eqn=eqn,
         operands=roles,
-        body=ClosedJaxpr(bare, eqn.params["jaxpr"].consts),
+        body=closed(bare),
         marks=marks,
         added_to=added_to,
         unchanged=frozenset(i for i, var in enumerate(before) if bare.outvars[i] is var),
@@ -216,7 +217,7 @@ def without_marks(jaxpr: Jaxpr) -> Jaxpr:
 
 def _without_marks(value: Any) -> Any:
     if isinstance(value, ClosedJaxpr):
-        return ClosedJaxpr(without_marks(value.jaxpr), value.consts)
+        return closed(without_marks(value.jaxpr))
     if isinstance(value, Jaxpr):
         return without_marks(value)
     return tuple(map(_without_marks, value)) if isinstance(value, tuple) else value

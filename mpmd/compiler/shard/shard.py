@@ -14,7 +14,7 @@ from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
 from mpmd.compiler.shard.gather import gather_weights
 from mpmd.compiler.shard.infer_specs import infer_specs
 from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions, with_rows_sharded
-from mpmd.compiler.shard.partial_sums import in_parts, live_eqns, without_calls
+from mpmd.compiler.shard.partial_sums import in_parts, live_eqns
 from mpmd.compiler.shard.parts import Parts, PartsMaker
 from mpmd.compiler.shard.reads import loop_reads
 from mpmd.ir.plan import Spec
@@ -92,8 +92,7 @@ def _with_partial_sums(
       axes_of_parts: the mesh axes along which sums may be in parts.
     """
     graph, specs = sharded.graph, sharded.specs
-    inlined = [without_calls(member.eqns) for member in graph.stage_work]
-    dimensions = follow((eqn for eqns in inlined for eqn in eqns), outer, submesh.shape)
+    dimensions = follow((eqn for member in graph.stage_work for eqn in member.eqns), outer, submesh.shape)
     sharding = {a.updated: axes_in(_dimensions(a.result, specs)) for a in graph.accumulators}
     taken = sharding if partial_sums == "replicated" else {}
     allowed = {updated: axes_of_parts.difference(taken.get(updated, ())) for updated in sharding}
@@ -101,11 +100,11 @@ def _with_partial_sums(
     maker = PartsMaker(submesh)
     parts: dict[Var, Parts] = {}  # by the accumulator's state or updated state
     stage_work: list[StageWork] = []
-    for member, eqns in zip(graph.stage_work, inlined, strict=True):
+    for member in graph.stage_work:
         own = [a for a in graph.accumulators if a.work == member.work]
         wanted = {a.updated: allowed[a.updated] for a in own if not a.carried}
         carried = {a.state: a.updated for a in own if not a.carried}
-        rewritten = in_parts(eqns, dimensions, wanted, carried, [*member.makes, *wanted], maker)
+        rewritten = in_parts(member.eqns, dimensions, wanted, carried, [*member.makes, *wanted], maker)
         parts |= {**rewritten.parts, **rewritten.carried}
         if rewritten.parts:
             needed = [parts[a.updated].var if a.updated in parts else a.updated for a in own]

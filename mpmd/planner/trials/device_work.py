@@ -1,7 +1,8 @@
 """What the equations of a task cost on each device: operations, bytes, sums over devices, temporaries.
 
-An estimate of what XLA makes of them: calls are entered, a chain of elementwise equations is one pass over
-memory (a *fusion*), and values are sharded as what they are made of, or else as what is made of them.
+An estimate of what XLA makes of them: a chain of elementwise equations is one pass over memory (a *fusion*),
+also within a rematerialised function, and values are sharded as what they are made of, or else as what is
+made of them.
 """
 
 from __future__ import annotations
@@ -13,21 +14,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p, remat_p, scan_p
+from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p, scan_p
 
 from mpmd.compiler.jaxprs.cost import has_reduction, is_elementwise, is_fused, is_renamed, is_window
 from mpmd.compiler.jaxprs.dimensions import Dimensions, axes_in, follow, follow_into_scan, sharded
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
-    called,
     is_among,
     is_dropped,
     operands,
     size,
     subjaxprs,
 )
-from mpmd.compiler.jaxprs.remat import inlined_eqns
+from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.work import operations
 
@@ -97,7 +97,7 @@ def device_work(
       outputs: how results are to be sharded; ``None`` for those that are as they come.
       given_constants: the inputs that are made where they are read.
     """
-    eqns = inlined_eqns(jaxpr.eqns, _body)
+    eqns = without_remat(jaxpr.eqns)
     known = dict(zip(jaxpr.invars, inputs, strict=True))
     constants = _constants(eqns, given_constants)
     known = _with_constants(eqns, constants, follow(eqns, known, mesh))
@@ -174,21 +174,13 @@ def _gathering(atom: Var, found: Dimensions, wanted: Dimensions, mesh: Mapping[s
     return DeviceWork(summed=dict.fromkeys(axes, nbytes / 2), sums=dict.fromkeys(axes, 1))
 
 
-def _body(eqn: JaxprEqn) -> Jaxpr | None:
-    """What an equation calls, if it does nothing else."""
-    if eqn.primitive is remat_p:
-        return eqn.params["jaxpr"]
-    inner = called(eqn)
-    return inner.jaxpr if inner is not None and not inner.consts else None
-
-
 def _makes_constants(eqn: JaxprEqn) -> bool:
     """Whether the constants that an equation reads need not be in memory."""
     return is_fused(eqn) or eqn.primitive is scan_p
 
 
 class _Fusions:
-    """Equations without calls, and which of their results are written to memory.
+    """Equations, and which of their results are written to memory.
 
     ``_sources`` has, for each variable, the values in memory that it is computed of: itself, if it is in
     memory. ``_windows`` are parts of values in memory, which their readers read there. ``_last`` has the
