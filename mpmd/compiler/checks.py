@@ -43,13 +43,11 @@ def check_traced_step(step: TracedStep) -> None:
 
 
 def check_task_graph(graph: TaskGraph) -> None:
-    """Checks that work reads what is there and makes what is read, and that each accumulator is one work's.
+    """Checks the canonical form, what work reads and makes, and that each accumulator is one work's.
 
     Raises: ``AssertionError`` with every fault.
     """
-    _raise(
-        "task graph", graph, [*_undefined_outside(graph), *_wrong_work(graph), *_wrong_accumulators(graph)]
-    )
+    _raise("task graph", graph, list(_task_graph_faults(graph)))
 
 
 def check_sharded_graph(sharded: ShardedGraph) -> None:
@@ -57,9 +55,8 @@ def check_sharded_graph(sharded: ShardedGraph) -> None:
 
     Raises: ``AssertionError`` with every fault.
     """
-    graph = sharded.graph
-    faults = [*_undefined_outside(graph), *_wrong_work(graph), *_wrong_accumulators(graph)]
-    _raise("sharded graph", sharded, [*faults, *_changing_accumulators(sharded)])
+    faults = [*_task_graph_faults(sharded.graph), *_changing_accumulators(sharded)]
+    _raise("sharded graph", sharded, faults)
 
 
 def check_placed_graph(placed: PlacedGraph) -> None:
@@ -141,6 +138,13 @@ def _mismatched_state(step: TracedStep) -> Iterator[str]:
         argument, result = aval_of(step.arguments[i].var), aval_of(step.results[j].var)
         if (argument.shape, argument.dtype) != (result.shape, result.dtype):
             yield f"{step.arguments[i].path} is {argument}, but its next value is {result}"
+
+
+def _task_graph_faults(graph: TaskGraph) -> Iterator[str]:
+    yield from canonical_faults(itertools.chain(graph.outer, *(member.eqns for member in graph.stage_work)))
+    yield from _undefined_outside(graph)
+    yield from _wrong_work(graph)
+    yield from _wrong_accumulators(graph)
 
 
 def _undefined_outside(graph: TaskGraph) -> list[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -69,7 +70,15 @@ def with_loop(step, changes):
     return replace(step, loops=(replace(step.loops[0], **changes(step.loops[0])),))
 
 
+def a_call():
+    """An equation that calls a function, and reads and changes nothing."""
+    (eqn,) = jax.make_jaxpr(jax.jit(lambda: jnp.zeros(3)))().eqns
+    return eqn
+
+
 OF_TRACED_STEPS = {
+    "has a call outside": lambda s: replace(s, outside=(s.outside[0], (*s.outside[1], a_call()))),
+    "has a call in the loop": lambda s: with_loop(s, lambda loop: {"eqns": (a_call(), *loop.eqns)}),
     "lacks an equation of the loop": lambda s: with_loop(s, lambda loop: {"eqns": loop.eqns[1:]}),
     "has an equation of the loop twice": lambda s: with_loop(
         s, lambda loop: {"eqns": (*loop.eqns, loop.eqns[-1])}
@@ -110,6 +119,10 @@ def test_a_traced_step_that(fault, traced):
 
 
 OF_TASK_GRAPHS = {
+    "has a call outside": lambda g: replace(g, outer=(*g.outer, a_call())),
+    "has a call in work": lambda g: replace(
+        g, stage_work=changed(g.stage_work, 0, eqns=(*g.stage_work[0].eqns, a_call()))
+    ),
     "lacks an equation outside": lambda g: replace(g, outer=g.outer[1:]),
     "has its work backwards": lambda g: replace(g, stage_work=g.stage_work[::-1]),
     "has work twice": lambda g: replace(g, stage_work=(*g.stage_work, g.stage_work[-1])),
