@@ -50,8 +50,8 @@ MAY_IMPORT = {
     "mpmd.compiler.find_layers": "mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.trace "
     "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
-    "mpmd.compiler.jaxprs mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace mpmd.ir mpmd.keys "
-    "mpmd.language mpmd.planner.fusions mpmd.planner.profile mpmd.schedules mpmd.util",
+    "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace "
+    "mpmd.ir mpmd.keys mpmd.language mpmd.planner.fusions mpmd.planner.profile mpmd.schedules mpmd.util",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.labels "
     "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.schedules mpmd.simulate "
@@ -79,30 +79,33 @@ MAY_IMPORT = {
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
     "mpmd.compiler.steps": "mpmd.compiler.jaxprs mpmd.ir mpmd.language mpmd.schedules mpmd.util",
+    "mpmd.compiler.request": "mpmd.ir",
+    "mpmd.compiler.argument_specs": "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.steps mpmd.ir",
     "mpmd.compiler.graph": "mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.ir",
     "mpmd.compiler.cut_layers": "mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.keys "
     "mpmd.language mpmd.schedules mpmd.util",
-    "mpmd.compiler.trace": "mpmd.compat mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.steps "
+    "mpmd.compiler.trace": "mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.steps "
     "mpmd.errors mpmd.ir mpmd.language mpmd.sharding mpmd.util",
     "mpmd.compiler.split": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
     "mpmd.keys mpmd.language mpmd.schedules",
-    "mpmd.compiler.shard": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.ir "
-    "mpmd.language",
-    "mpmd.compiler.place": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
-    "mpmd.language",
-    "mpmd.compiler.lower": "mpmd.compat mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.errors mpmd.ir "
-    "mpmd.keys mpmd.language mpmd.program mpmd.schedules mpmd.sharding",
+    "mpmd.compiler.shard": "mpmd.compiler.argument_specs mpmd.compiler.graph mpmd.compiler.jaxprs "
+    "mpmd.compiler.request mpmd.compiler.steps mpmd.ir mpmd.language",
+    "mpmd.compiler.place": "mpmd.compiler.argument_specs mpmd.compiler.graph mpmd.compiler.jaxprs "
+    "mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.language",
+    "mpmd.compiler.lower": "mpmd.compat mpmd.compiler.argument_specs mpmd.compiler.graph "
+    "mpmd.compiler.jaxprs mpmd.errors mpmd.ir mpmd.keys mpmd.language mpmd.program mpmd.schedules "
+    "mpmd.sharding",
     "mpmd.compiler": "",
     "mpmd.compiler.checks": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.ir "
     "mpmd.language",
-    "mpmd.compiler.pipeline": "mpmd.compiler.checks mpmd.compiler.cut_layers mpmd.compiler.graph "
-    "mpmd.compiler.lower mpmd.compiler.place mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.steps "
-    "mpmd.compiler.trace mpmd.ir mpmd.program mpmd.sharding mpmd.util mpmd.verify",
+    "mpmd.compiler.pipeline": "mpmd.compiler.argument_specs mpmd.compiler.checks mpmd.compiler.cut_layers "
+    "mpmd.compiler.lower mpmd.compiler.place mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split "
+    "mpmd.compiler.steps mpmd.compiler.trace mpmd.ir mpmd.program mpmd.sharding mpmd.util mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.compat mpmd.errors mpmd.ir mpmd.language mpmd.memory mpmd.program mpmd.sharding "
     "mpmd.util mpmd.validation",
     # What runs it on Ray: shared ground, connections, a process, the start, the driver.
-    "cluster.protocol": "mpmd.ir mpmd.program mpmd.util",
+    "cluster.protocol": "mpmd.ir mpmd.program",
     "cluster.ray_compat": "",
     "cluster.tcp": "cluster.protocol",
     "cluster.transports": "cluster.protocol cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.runtime "
@@ -129,9 +132,9 @@ MAY_IMPORT = {
     "mpmd.validation",
     "mpmd.checkpoint": "mpmd.arguments mpmd.arrays mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.meshes "
     "mpmd.runtime mpmd.validation",
-    "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.checkpoint mpmd.compat mpmd.compiler.graph "
-    "mpmd.compiler.pipeline mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes "
-    "mpmd.runtime mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
+    "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.checkpoint mpmd.compat mpmd.compiler.pipeline "
+    "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes mpmd.runtime "
+    "mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compiler.jaxprs mpmd.step mpmd.util mpmd.validation",
     "mpmd": "",
     # Programs, which nothing imports. They use the public names, as a user's program does.

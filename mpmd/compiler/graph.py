@@ -13,19 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
 
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.printing import Names, groups_text, indented, levels_text
 from mpmd.compiler.steps import CutStep
 from mpmd.ir.plan import Cell, Spec, TaskType
-
-PartialSums = Literal["replicated", "all", "none"]
-"""Which accumulators may hold partial sums over the devices of a group: see ``mpmd.jit``."""
-
-Gather = Literal["task", "step"]
-"""When weights that are sharded over the batch's axes are gathered: see ``mpmd.jit``."""
 
 GroupSet = frozenset[int]
 """The groups that hold a value or run an equation."""

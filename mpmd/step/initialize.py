@@ -11,6 +11,7 @@ import jax
 from mpmd.arguments.call import Call
 from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.compiler.request import CompileRequest
 from mpmd.errors import CompileError
 from mpmd.ir.plan import Spec
 from mpmd.meshes.mesh import GroupMesh
@@ -26,7 +27,7 @@ def compile_init(fun: Callable, call: Call, argument: Any, mesh: GroupMesh) -> C
     Raises: ``CompileError`` for a result that is not like the argument, and for a function with a loop.
     """
     args, kwargs = jax.tree.unflatten(call.treedef, call.avals)
-    compiled = compile_step(
+    request = CompileRequest(
         fun=fun,
         args=args,
         kwargs=kwargs,
@@ -36,6 +37,7 @@ def compile_init(fun: Callable, call: Call, argument: Any, mesh: GroupMesh) -> C
         held=call.placements(mesh.runtime),
         wanted=[leaf.placement for leaf in jax.tree.leaves(argument)],
     )
+    compiled = compile_step(request)
     if compiled.step.loops:
         raise CompileError("the function that makes the state has a treduce, and so a place of its own")
     return compiled

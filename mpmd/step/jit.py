@@ -7,8 +7,8 @@ import functools
 import os
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, get_args, overload
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, get_args, overload
 
 import jax
 
@@ -20,8 +20,8 @@ from mpmd.arguments.specs import keyword_specs_faults, output_specs, specs_fault
 from mpmd.arguments.specs_of_calls import SpecsOfCalls
 from mpmd.arrays.array import MpmdArray
 from mpmd.compat import trace_context
-from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.compiler.request import CompileRequest, Gather, PartialSums
 from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir.events import Event
 from mpmd.ir.placement import ANYWHERE, Placement
@@ -155,6 +155,23 @@ class StepOptions:
     kwarg_specs: Mapping[str, Any] | None
 
 
+class _Kind(NamedTuple):
+    """Calls that one compiled step serves.
+
+    Attributes:
+      context: the settings of JAX under which the step is traced.
+      specs: how each leaf is sharded; ``None``: all are replicated.
+      leaves: the structure, shapes and dtypes of the arguments, as ``Call.key`` has them.
+      placements: of a step without a loop, where each leaf is; ``None`` with a loop, which takes them from
+        anywhere.
+    """
+
+    context: Hashable
+    specs: tuple[Spec | None, ...] | None
+    leaves: Hashable
+    placements: tuple[Placement, ...] | None = None
+
+
 class MpmdFunction:
     """The result of ``mpmd.jit``: compiles once for each kind of arguments that it is called with."""
 
@@ -168,7 +185,8 @@ class MpmdFunction:
             options.in_specs, options.kwarg_specs, mesh.abstract_submeshes, mesh.mpmd_axis_name
         )
         # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
-        self._loaded: weakref.WeakKeyDictionary[Runtime, dict[Any, LoadedStep]] = weakref.WeakKeyDictionary()
+        self._loaded: weakref.WeakKeyDictionary[Runtime, dict[_Kind, LoadedStep]]
+        self._loaded = weakref.WeakKeyDictionary()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds a method's first argument, as functions do."""
@@ -214,23 +232,25 @@ class MpmdFunction:
         return self._load(call).submit(call)[0]
 
     def _load(self, call: Call) -> LoadedStep:
+        """The step that serves a call, compiled if none of its kind came before."""
         loaded = self._loaded.setdefault(self._mesh.runtime, {})
-        specs = self._in_specs.of(call)
-        traced_as = (trace_context(), specs)
-        if step := loaded.get((traced_as, call.key)):
+        anywhere = _Kind(trace_context(), self._in_specs.of(call), call.key)
+        if step := loaded.get(anywhere):
             return step
         # Without a loop, what runs where follows from where the arguments are.
         placements = self._held(call)
-        if step := loaded.get((traced_as, call.key, placements)):
+        as_held = anywhere._replace(placements=placements)
+        if step := loaded.get(as_held):
             return step
-        compiled, stable = self._compile(call, specs, placements)
-        where = () if compiled.step.loops else (placements,)
-        fitting = (trace_context(), compiled.in_specs)
-        if (traced_as, stable.key, *where) not in loaded:
-            loaded[traced_as, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
-        step = loaded[traced_as, call.key, *where] = loaded[traced_as, stable.key, *where]
-        loaded.setdefault((fitting, stable.key, *where), step)
-        return step
+        compiled, stable = self._compile(call, anywhere.specs, placements)
+        kind = anywhere if compiled.step.loops else as_held
+        # Later calls pass the state as the step returns it: with other weak types, and with specs that fit.
+        later = kind._replace(leaves=stable.key)
+        if later not in loaded:
+            loaded[later] = LoadedStep(compiled, stable, self._mesh, self._signature)
+        loaded[kind] = loaded[later]
+        loaded.setdefault(later._replace(specs=compiled.in_specs), loaded[later])
+        return loaded[later]
 
     def _held(self, call: Call) -> tuple[Placement, ...]:
         """The placement of each leaf on the groups. Groups that hold none do not have to run."""
@@ -255,7 +275,7 @@ class MpmdFunction:
                 axis_names=submeshes[0].axis_names,
                 mpmd_axis_name=self._mesh.mpmd_axis_name,
             )
-        compiled = compile_step(
+        request = CompileRequest(
             fun=call.function(self._fun),
             args=args,
             kwargs=kwargs,
@@ -268,6 +288,7 @@ class MpmdFunction:
             gather=options.gather,
             held=held,
         )
+        compiled = compile_step(request)
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
         warn_of_mistakes(compiled.step, compiled.program.plan)
         return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))

@@ -7,6 +7,7 @@ import pytest
 
 import mpmd
 from mpmd.compat import NAMELESS
+from mpmd.compiler.argument_specs import ArgumentPlacements, ArgumentSpecs
 from mpmd.compiler.checks import (
     check_cut_step,
     check_placed_graph,
@@ -16,6 +17,7 @@ from mpmd.compiler.checks import (
 )
 from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.place import place
+from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
@@ -37,7 +39,7 @@ def traced():
     step = make_step(loss, mpmd.Std1F1B(2))
     args = (init(weights(2)), *batch())
     with mesh_of(2) as mesh:
-        return trace(step, args, {}, mesh.abstract_submeshes)
+        return trace(CompileRequest(step, args, {}, mesh.abstract_submeshes))
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +55,14 @@ def graph(cut):
 @pytest.fixture(scope="module")
 def sharded(graph):
     with mesh_of(2) as mesh:
-        return shard(graph, mesh.abstract_submeshes, None, None, "replicated", "task")
+        return shard(graph, mesh.abstract_submeshes, ArgumentSpecs.replicated(graph.step))
 
 
 @pytest.fixture(scope="module")
-def placed(sharded):
+def placed(sharded, cut):
+    specs, placements = ArgumentSpecs.replicated(cut), ArgumentPlacements.anywhere(cut)
     with mesh_of(2) as mesh:
-        return place(sharded, mesh.abstract_submeshes)
+        return place(sharded, mesh.abstract_submeshes, specs, placements)
 
 
 def without(items, position):

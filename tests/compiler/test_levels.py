@@ -4,6 +4,8 @@ After a change that is wanted, ``pytest tests/compiler/test_levels.py --force-re
 Read the difference as carefully as the code.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +13,11 @@ import pytest
 from jax import lax
 
 import mpmd
+from mpmd.compiler.argument_specs import ArgumentPlacements, ArgumentSpecs
 from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import place
+from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
@@ -59,21 +63,23 @@ XS = array(2, 5, 3)
 
 def traced(step, *args):
     with mesh_of(GROUPS) as mesh:
-        return trace(step, args, {}, mesh.abstract_submeshes)
+        return trace(CompileRequest(step, args, {}, mesh.abstract_submeshes))
 
 
 def cut(step, *args):
     return cut_layers(traced(step, *args))
 
 
-def sharded(step, *args):
+def replicated(cut):
+    """The graph of a cut step, with the specs and placements of one of which nothing is asked."""
+    specs = ArgumentSpecs.replicated(cut)
     with mesh_of(GROUPS) as mesh:
-        return shard(split(cut(step, *args)), mesh.abstract_submeshes, None, None, "replicated", "task")
+        submeshes = mesh.abstract_submeshes
+    return place(shard(split(cut), submeshes, specs), submeshes, specs, ArgumentPlacements.anywhere(cut))
 
 
 def placed(step, *args):
-    with mesh_of(GROUPS) as mesh:
-        return place(sharded(step, *args), mesh.abstract_submeshes)
+    return replicated(cut(step, *args))
 
 
 def with_metrics(state, xs):
@@ -166,9 +172,11 @@ def test_shard(file_regression, gather):
     weights = {"first": array(3, 4), "last": array(4, 2)}
     with mesh_of(GROUPS, data=2) as mesh:
         submesh = mesh.abstract_submeshes
-        graph = split(cut_layers(trace(step, (weights, array(2, 6, 3)), {}, submesh)))
-    specs = [(), ("data",), (None, "data")]
-    file_regression.check(str(shard(graph, submesh, specs, None, "replicated", gather)))
+        graph = split(cut_layers(trace(CompileRequest(step, (weights, array(2, 6, 3)), {}, submesh))))
+    specs = dataclasses.replace(
+        ArgumentSpecs.replicated(graph.step), arguments=((), ("data",), (None, "data"))
+    )
+    file_regression.check(str(shard(graph, submesh, specs, gather=gather)))
 
 
 def test_place(file_regression):
@@ -187,6 +195,8 @@ def test_place(file_regression):
 def test_lower(file_regression, donated):
     """Tasks, messages, frees and donations."""
     submeshes = [jax.sharding.AbstractMesh((1,), ("stage",))] * GROUPS
-    graph = placed(plain(mpmd.Std1F1B(2)), WEIGHTS, XS)
-    program = lower(graph, submeshes, [donated] * 3 + [False], open_specs=False)
+    given_up = [donated] * 3 + [False]
+    request = CompileRequest(plain(mpmd.Std1F1B(2)), (WEIGHTS, XS), {}, submeshes, donated=given_up)
+    step = cut_layers(trace(request))
+    program = lower(replicated(step), submeshes, ArgumentSpecs.replicated(step))
     file_regression.check(str(program.plan))

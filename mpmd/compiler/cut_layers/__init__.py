@@ -13,18 +13,7 @@ values in parts. ``scans_over_data.py`` warns of marks in scans that are none ov
 follow know nothing of stacks.
 """
 
-from mpmd.compiler.cut_layers.cut import cut_stacks, has_marked_scan
 from mpmd.compiler.cut_layers.cut_layers import cut_layers
-from mpmd.compiler.cut_layers.inline import in_loops, with_marks_open
-from mpmd.compiler.cut_layers.marked_scans import iterations_of, marks_in, without_marks
+from mpmd.compiler.cut_layers.marked_scans import iterations_of
 
-__all__ = [
-    "cut_layers",
-    "cut_stacks",
-    "has_marked_scan",
-    "in_loops",
-    "iterations_of",
-    "marks_in",
-    "with_marks_open",
-    "without_marks",
-]
+__all__ = ["cut_layers", "iterations_of"]

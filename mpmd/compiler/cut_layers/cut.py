@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.counted_scans import with_rows_scanned
-from mpmd.compiler.cut_layers.inline import has_mark, in_loops, with_remat_open
 from mpmd.compiler.cut_layers.link import Linker, Links
-from mpmd.compiler.cut_layers.marked_scans import marks_in
 from mpmd.compiler.cut_layers.rewrite import Rewriter
 from mpmd.compiler.cut_layers.scans_over_data import warn_of_scans_over_data
 from mpmd.compiler.cut_layers.values import Gathered, Values
+from mpmd.compiler.jaxprs.bodies import in_loops, with_remat_open
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_remat, subjaxprs, with_eqns
 from mpmd.compiler.jaxprs.live import live_jaxpr
+from mpmd.compiler.jaxprs.marks import has_mark, marks_in
 from mpmd.errors import CompileError, PerformanceWarning
 from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_of

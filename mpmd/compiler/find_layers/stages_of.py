@@ -9,9 +9,10 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.sharding import AbstractMesh, AxisType
 
-from mpmd.compiler.cut_layers import iterations_of, marks_in
+from mpmd.compiler.cut_layers import iterations_of
 from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.compiler.jaxprs.equations import any_inside, operands, subjaxprs
+from mpmd.compiler.jaxprs.marks import marks_in
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.language.annotate import mark_of, mark_p

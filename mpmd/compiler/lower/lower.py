@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, Var
 from jax.sharding import AbstractMesh
 
+from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import Accumulator, PlacedEqn, PlacedGraph
 from mpmd.compiler.jaxprs.equations import free_variables, make_jaxpr, operands
 from mpmd.compiler.lower.cells import CellLowering, LoweredCell
@@ -52,21 +53,17 @@ from mpmd.schedules import TaskLists, total_order
 INDEX = Aval((), "int32", 4)
 
 
-def lower(
-    placed: PlacedGraph, submeshes: Sequence[AbstractMesh], donated: Sequence[bool], open_specs: bool
-) -> Program:
+def lower(placed: PlacedGraph, submeshes: Sequence[AbstractMesh], specs: ArgumentSpecs) -> Program:
     """Lowers a placed step to a program.
 
     Args:
       submeshes: those of the groups.
-      donated: for each argument, whether the caller gives it up.
-      open_specs: whether specs that are not known are left to the groups' compiler; otherwise these values
-        are replicated.
+      specs: how arguments and results are sharded, and whether others are left to the groups' compilers.
 
     Raises: ``CompileError`` naming every equation that cannot run on its group's submesh.
     """
     meshes = GroupMeshes(submeshes)
-    program = _Lowering(placed, meshes, None if open_specs else ()).run(donated)
+    program = _Lowering(placed, meshes, None if specs.others_are_open else ()).run()
     if meshes.faults:
         raise CompileError(meshes.faults)
     return dataclasses.replace(program, plan=add_frees_and_donations(program.plan))
@@ -87,7 +84,7 @@ class _Lowering:
         self._uses = self._uses_by_group()
         self._index_groups: dict[int, set[int]] = collections.defaultdict(set)
 
-    def run(self, donated: Sequence[bool]) -> Program:
+    def run(self) -> Program:
         """The program, without frees and donations."""
         self._send_arguments()
         self._outside(0)
@@ -98,7 +95,7 @@ class _Lowering:
         plan = Plan(
             programs=tuple(GroupProgram(i, tuple(program)) for i, program in enumerate(self._programs)),
             executables=tuple(self._table.executables.values()),
-            inputs=self._input_leaves(donated),
+            inputs=self._input_leaves(),
             constants=self._constant_leaves(),
             outputs=self._output_leaves(),
             submeshes=tuple(tuple(submesh.shape.items()) for submesh in self._table.meshes.submeshes),
@@ -118,7 +115,7 @@ class _Lowering:
             python_calls=tuple(self._table.python_calls),
         )
 
-    def _input_leaves(self, donated: Sequence[bool]) -> tuple[InputLeaf, ...]:
+    def _input_leaves(self) -> tuple[InputLeaf, ...]:
         return tuple(
             InputLeaf(
                 path=argument.path,
@@ -126,9 +123,9 @@ class _Lowering:
                 aval=to_aval(argument.var),
                 mpmd_idxs=tuple(sorted(self._placed.homes[argument.var])),
                 spec=self._table.specs.get(argument.var, ()),
-                donated=is_donated,
+                donated=argument.donated,
             )
-            for argument, is_donated in zip(self._step.arguments, donated, strict=True)
+            for argument in self._step.arguments
         )
 
     def _constant_leaves(self) -> tuple[ConstantLeaf, ...]:

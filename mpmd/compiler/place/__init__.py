@@ -5,7 +5,6 @@ loops is and each equation runs, ``exchanges.py`` how many exchanges between gro
 ``check_specs.py`` checks how the user wants values sharded, on the groups where they are now known to be.
 """
 
-from mpmd.compiler.place.check_specs import check_specs
 from mpmd.compiler.place.place import place
 
-__all__ = ["check_specs", "place"]
+__all__ = ["place"]

@@ -27,7 +27,6 @@ class EarlyUpdates:
       stage_groups: the group of each stage.
       runs: the groups that run each equation.
       homes: those that hold each value.
-      donated: the arguments that the caller gives up.
     """
 
     def __init__(
@@ -38,7 +37,6 @@ class EarlyUpdates:
         runs: Sequence[GroupSet],
         places: Sequence[int],
         homes: Mapping[Var, GroupSet],
-        donated: Collection[Var],
     ):
         step = graph.step
         self._eqns, self._runs, self._places, self._homes = eqns, runs, places, homes
@@ -48,7 +46,7 @@ class EarlyUpdates:
         for eqn in eqns:
             for var in eqn.outvars:
                 self._given.pop(var, None)
-        self._freed = {a.result for a in graph.accumulators} | set(donated)
+        self._freed = {a.result for a in graph.accumulators} | {a.var for a in step.arguments if a.donated}
         self._returned = {result.var for result in step.results}
         self._last_loop: dict[Var, int] = collections.defaultdict(lambda: -1)
         for member in graph.stage_work:

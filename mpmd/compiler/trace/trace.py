@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn
-from jax.sharding import AbstractMesh
 
 from mpmd.compiler.jaxprs.equations import aval_of, avals_of
 from mpmd.compiler.jaxprs.live import live_eqns
+from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.steps import TracedStep
 from mpmd.compiler.trace.written import write_down
 from mpmd.ir.placement import Placement
@@ -18,44 +18,26 @@ from mpmd.ir.plan import Spec
 from mpmd.language.reduce import treduce_p
 
 
-def trace(
-    fun: Callable,
-    args: tuple,
-    kwargs: dict[str, Any],
-    submeshes: Sequence[AbstractMesh],
-    specs: Sequence[Spec | None] | None = None,
-    held: Sequence[Placement] | None = None,
-    donated: Sequence[bool] = (),
-) -> TracedStep:
-    """Traces ``fun(*args, **kwargs)`` under the first group's submesh, with the state as the step returns it.
+def trace(request: CompileRequest) -> TracedStep:
+    """Traces a step under the first group's submesh, with the state as the step returns it.
 
     Arrays made of Python numbers, such as ``jnp.full(3, 0.1)``, have a weak type at first and, once updated,
     no longer. The difference only matters where dtypes mix, and to weak types of results; where it does, the
     step is traced as it was called, and the second call compiles again, as under ``jax.jit``.
 
-    Args:
-      fun: the step; static arguments are already bound.
-      args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
-      submeshes: those of the groups.
-      specs: how each leaf of the arguments is sharded; ``None`` for one, or for all: replicated. Along
-        explicit axes types say so.
-      held: for a function without a loop, where each leaf is; one without a spec has the one of its
-        placement. ``None``: nowhere yet.
-      donated: for each leaf of the arguments, whether the caller gives it up; none if none is.
-
     Raises: ``CompileError`` for loops that cannot be pipelined.
     Warns: ``PerformanceWarning`` for marks without a loop.
     """
-    leaves, treedef = jax.tree.flatten((args, kwargs))
+    leaves, treedef = jax.tree.flatten((request.args, dict(request.kwargs)))
 
     def traced(avals: Sequence[Any], specs: Sequence[Spec | None] | None) -> TracedStep:
         args, kwargs = jax.tree.unflatten(treedef, avals)
-        return write_down(fun, args, kwargs, submeshes, specs, donated)
+        return write_down(request.fun, args, kwargs, request.submeshes, specs, request.donated)
 
-    specs_as_held = _or_as_held(specs, held)
+    specs_as_held = _or_as_held(request.in_specs, request.held)
     first = traced(leaves, specs_as_held)
     # A loop's arguments come from anywhere: types follow from the call alone.
-    type_specs = specs if first.has_loop else specs_as_held
+    type_specs = request.in_specs if first.has_loop else specs_as_held
     as_called = first if type_specs == specs_as_held or not first.typed else traced(leaves, type_specs)
     weak = {i for i, j in as_called.carried_leaves if _loses_weak_type(as_called.jaxpr, i, j)}
     if not weak:

@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.cut_layers import in_loops, with_marks_open
+from mpmd.compiler.jaxprs.bodies import in_loops, with_marks_open
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
 from mpmd.compiler.steps import TracedStep
@@ -38,7 +38,13 @@ def write_down(
     specs: Sequence[Spec | None] | None,
     donated: Sequence[bool] = (),
 ) -> TracedStep:
-    """Has JAX trace ``fun(*args, **kwargs)``, for arguments as of ``trace``.
+    """Has JAX trace ``fun(*args, **kwargs)``, within the first group's submesh.
+
+    Args:
+      args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
+      specs: how each leaf of them is sharded; ``None`` for one, or for all: replicated. Along explicit axes
+        types say so.
+      donated: for each leaf, whether the caller gives it up; none if none is.
 
     Raises: ``CompileError`` for loops that cannot be pipelined, for marks where no stage can end, and for
       scans over arrays of different sizes; whatever the step raises; and as ``check_untraced``.

@@ -10,6 +10,7 @@ from typing import Any
 from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.find_layers.stages_of import EACH_LAYER, ONE_DEVICE, Stages
 from mpmd.compiler.graph import TaskGraph
+from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.language.decisions import Decisions, decided, in_order
@@ -36,7 +37,8 @@ def traced_layers(
     """
     of_loops = {loop.decided: _decisions(loop, each_layer) for loop in loops}
     decisions = dataclasses.replace(each_layer, of_loops=in_order(of_loops)) if loops else Decisions()
-    return split(cut_layers(trace(decided(step, decisions), args, dict(kwargs), [ONE_DEVICE])))
+    request = CompileRequest(decided(step, decisions), args, kwargs, [ONE_DEVICE])
+    return split(cut_layers(trace(request)))
 
 
 def _decisions(loop: Stages, each_layer: Decisions) -> Decisions:

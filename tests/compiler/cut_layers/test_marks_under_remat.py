@@ -5,13 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.jaxprs.equations import size
-from mpmd.compiler.split import split
-from mpmd.compiler.trace import trace
 from mpmd.ir.plan import TaskType
+from tests.support.levels import task_graph
 from tests.support.models import BATCH, SGD, WIDTH, batch, init, layer, make_step
-from tests.support.parity import mesh_of
 from tests.support.programs.scanned_layers import model, squares, stacked, two_products
 
 ONE = BATCH * WIDTH  # what enters a stage
@@ -20,8 +17,7 @@ SAVE_DOTS = jax.checkpoint_policies.dots_saveable
 
 def split_step(loss, params, stages=3):
     step = make_step(loss, mpmd.GPipe(stages), SGD)
-    with mesh_of(stages) as mesh:
-        return split(cut_layers(trace(step, (init(params), *batch()), {}, mesh.abstract_submeshes)))
+    return task_graph(step, init(params), *batch(), groups=stages)
 
 
 def unrolled(params, x, y):

@@ -1,4 +1,4 @@
-"""Opens rematerialised functions whose equations are to be cut."""
+"""Bodies of loops, and of rematerialised functions in them, which are opened where they have marks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from collections.abc import Callable
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import any_inside, is_remat, with_eqns
+from mpmd.compiler.jaxprs.equations import is_remat, with_eqns
+from mpmd.compiler.jaxprs.marks import has_mark
 from mpmd.compiler.jaxprs.remat import inlined_eqns
-from mpmd.language.annotate import mark_p
 from mpmd.language.reduce import treduce_p
-
-
-def has_mark(eqn: JaxprEqn) -> bool:
-    return any_inside(eqn, mark_p)
 
 
 def in_loops(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
