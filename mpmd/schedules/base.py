@@ -34,9 +34,9 @@ class Schedule(abc.ABC):
 
         OneAtATime(num_stages=4, mpmd_dim=4)
 
-    ``check_schedule`` says what is wrong with such lists, and ``mpmd.render.schedule_grid`` draws them.
+    ``check_schedule`` reports the faults of such lists, and ``mpmd.render.schedule_grid`` draws them.
 
-    Raises ``TypeError`` or ``ValueError`` for what is no number of stages or groups, of at least one.
+    Raises ``TypeError`` or ``ValueError`` unless the numbers of stages and groups are ints of at least 1.
     """
 
     num_stages: int

@@ -41,14 +41,14 @@ def simulate(
 
     Args:
       program: a schedule's lists of cells, of which the first is group 0's, or a plan.
-      costs: how long tasks and messages take; by default a ``bwd`` takes 2, other tasks 1, and messages 0.
-      steps: how many steps to run in a row. A group starts the next step as soon as it has ended the one
-        before, since its weights are its own; the groups do not wait for one another in between.
-      topology: the processes of a plan's groups, ``step.topology``: messages have the bytes that travel
-        between those; without it, as between groups of one process, those of whole values. Or a function that
-        says the bytes of a value on an edge.
+      costs: the times of tasks and messages; by default a ``bwd`` takes 2, other tasks 1, and messages 0.
+      steps: the number of steps that run in a row. A group starts the next step as soon as it has ended the
+        one before, since its weights are its own; the groups do not wait for one another in between.
+      topology: the processes of a plan's groups, ``step.topology``: the bytes of a message are those that
+        travel between processes. ``None``: those of whole values, as between groups of one process. Or a
+        function that returns the bytes of a value on an edge.
 
-    Raises: ``TypeError`` for other types; ``ValueError`` when the groups deadlock, with what each waits for.
+    Raises: ``TypeError`` for other types; ``ValueError`` when the groups deadlock, with the wait of each.
     """
     raise_faults(
         type_fault("costs", costs, Costs, "Costs", optional=True),
