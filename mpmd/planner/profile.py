@@ -105,8 +105,8 @@ class Profile:
       has_backward: whether there are backward tasks.
       specs: for each kind, the dimension of an argument's leaf that is divided, by the leaf's position: of
         weights, what is combined with them element by element, and the batch. All loops have the same.
-      decided: which of the step's decisions the loop is traced under (``Decisions.of_loops``); ``None`` for a
-        step without a loop.
+      decision_index: which of the step's decisions the loop is traced under (``Decisions.of_loops``);
+        ``None`` for a step without a loop.
     """
 
     layers: tuple[Layer, ...]
@@ -120,4 +120,4 @@ class Profile:
     batch: int
     has_backward: bool
     specs: Mapping[Kind, Mapping[int, int]]
-    decided: int | None = 0
+    decision_index: int | None = 0

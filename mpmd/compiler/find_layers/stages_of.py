@@ -30,14 +30,14 @@ class Stages:
       are_written: whether their user said where they end, rather than leave it to ``mpmd.auto_marks``.
       num_microbatches: of the loop.
       schedule: of the loop; ``None`` if it is open.
-      decided: which of the step's decisions it is traced under.
+      decision_index: which of the step's decisions it is traced under.
     """
 
     count: int
     are_written: bool
     num_microbatches: int
     schedule: Schedule | None
-    decided: int = 0
+    decision_index: int = 0
 
 
 ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.Auto,) * 3)
@@ -74,7 +74,7 @@ def _of_loop(loop: JaxprEqn) -> Stages:
         are_written=written,
         num_microbatches=loop.params["length"],
         schedule=schedule,
-        decided=loop.params["number"],
+        decision_index=loop.params["number"],
     )
 
 

@@ -27,13 +27,13 @@ class LayeredLoop:
       layers: their numbers, which run through all loops.
       microbatch: the dimensions of a microbatch.
       num_microbatches: of the loop.
-      decided: which of the step's decisions it was traced under.
+      decision_index: which of the step's decisions it was traced under.
     """
 
     layers: range
     microbatch: Sequence[MicrobatchDim]
     num_microbatches: int
-    decided: int
+    decision_index: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ def layered(graph: TaskGraph) -> LayeredStep:
             layers=loop.stages,
             microbatch=microbatch_dims(flat, _within(tasks, loop.stages), ownership.sliced),
             num_microbatches=loop.num_microbatches,
-            decided=loop.decided,
+            decision_index=loop.decision_index,
         )
         for loop in graph.step.loops
     ]

@@ -156,7 +156,7 @@ def _kinds(profiles: Sequence[Profile]) -> list[int]:
         like = (
             other
             for other, earlier in enumerate(profiles[:number])
-            if profile.decided == earlier.decided or _layers(profile) == _layers(earlier)
+            if profile.decision_index == earlier.decision_index or _layers(profile) == _layers(earlier)
         )
         first = next(like, number)
         found.append(found[first] if first < number else number)
@@ -166,7 +166,7 @@ def _kinds(profiles: Sequence[Profile]) -> list[int]:
 def _layers(profile: Profile) -> Profile:
     """The profile without what it says of other loops, and of what is outside."""
     layers = tuple(dataclasses.replace(layer, state=0) for layer in profile.layers)
-    return dataclasses.replace(profile, layers=layers, outside=TaskWork(0.0, 0.0), batch=0, decided=0)
+    return dataclasses.replace(profile, layers=layers, outside=TaskWork(0.0, 0.0), batch=0, decision_index=0)
 
 
 def _loops(

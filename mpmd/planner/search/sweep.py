@@ -146,7 +146,7 @@ class SearchSpace:
     def _sharded(self, several: bool) -> list[tuple[bool, bool]]:
         """Whether weights are divided over ``data``, and gathered once; not along a single device."""
         choices = [(False, False), *([(True, False), (True, True)] if several else [])]
-        if self.profile.decided is None:
+        if self.profile.decision_index is None:
             choices = choices[:2]  # a step without a loop is one task
         return [choice for choice in choices if self.constraints.fsdp in (None, choice[0])]
 
