@@ -135,7 +135,7 @@ class Trainer:
         self._rounds += 1
         path = self._directory / str(self._rounds)
         self.moment = LOADING
-        step = mpmd.mpmd_jit_with_loop(train_step(GROUPS), self.mesh, donate_argnums=0)
+        step = mpmd.jit(train_step(GROUPS), self.mesh, donate_argnums=0)
         step = step.compile(initial_state(), *self._batches[0])
         while True:
             try:

@@ -74,7 +74,7 @@ def main() -> None:
         return
     if args.xla:
         with mesh_of(args.stages) as mesh:
-            print(mpmd.mpmd_jit_with_loop(step.fun, mpmd_mesh=mesh).compile(*step.args).report())
+            print(mpmd.jit(step.fun, mpmd_mesh=mesh).compile(*step.args).report())
         return
     print_passes(args, measure(step, args.repetitions))
     print_growth(args)
@@ -251,7 +251,7 @@ def seconds_to_load(step: Step, mesh: GroupMesh) -> tuple[float, ...]:
     forget()
     start, start_of_processors = time.perf_counter(), time.process_time()
     rows = PartitionSpec(None, "data")
-    function = mpmd.mpmd_jit_with_loop(step.fun, mpmd_mesh=mesh, in_specs=(PartitionSpec(), rows, rows))
+    function = mpmd.jit(step.fun, mpmd_mesh=mesh, in_specs=(PartitionSpec(), rows, rows))
     report = function.compile(*step.args).report()
     total = time.perf_counter() - start, time.process_time() - start_of_processors
     phases = (report.seconds.get(name, 0.0) for name in ("export", "resolve", "load"))
@@ -313,7 +313,7 @@ def print_scanned(args: argparse.Namespace) -> None:
 def xla_seconds(step: Step) -> float:
     forget()
     with mesh_of(step.groups) as mesh:
-        report = mpmd.mpmd_jit_with_loop(step.fun, mpmd_mesh=mesh).compile(*step.args).report()
+        report = mpmd.jit(step.fun, mpmd_mesh=mesh).compile(*step.args).report()
     return max(group.xla_seconds for group in report.groups)
 
 

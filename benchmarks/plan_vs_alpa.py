@@ -24,8 +24,8 @@ from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.partition import StageRangeCosts
 from mpmd.planner.search.search import search
+from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.search.sweep import SearchSpace
 from mpmd.schedules import Std1F1B
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 

@@ -66,7 +66,7 @@ class Driver:
 
     def __init__(self, groups: int, ray_address: str):
         self._mesh = tiny.open_mesh(groups, ray_address)
-        function = mpmd.mpmd_jit_with_loop(tiny.train_step(groups), self._mesh, donate_argnums=0)
+        function = mpmd.jit(tiny.train_step(groups), self._mesh, donate_argnums=0)
         self._steps: dict[int, Any] = {}
         self._arguments: dict[int, Any] = {}
         for count in MICROBATCHES:

@@ -173,15 +173,15 @@ def launch(
     for text in without_effect(variables, jax.config):
         warnings.warn(text, stacklevel=2)
     options = _Options(
-        request,
-        runtime_env or {},
-        transport,
-        encryption,
-        None if compilation_cache is None else os.fspath(compilation_cache),
-        recovery,
-        timeout,
-        max_in_flight,
-        limits,
+        request=request,
+        runtime_env=runtime_env or {},
+        transport=transport,
+        encryption=encryption,
+        compilation_cache=None if compilation_cache is None else os.fspath(compilation_cache),
+        recovery=recovery,
+        timeout=timeout,
+        max_in_flight=max_in_flight,
+        limits=limits,
     )
     watch = Stopwatch()
     with contextlib.ExitStack() as undo:

@@ -213,17 +213,17 @@ def choose(
 
 def print_strategies(results: Mapping[str, Result]) -> None:
     """Prints the predictions for each strategy, the fastest first."""
-    print(f"\n{'strategy':23}      step  bubble   sums  peak memory  residuals  chosen")
+    print(f"\n{'strategy':23}      step  bubble reduce  peak memory  residuals  chosen")
     rows = {name: result.predicted for name, result in results.items()}
     for name, row in sorted(rows.items(), key=lambda item: item[1]["seconds"]):
-        memory, sums = row["memory"], row["communication"]
+        memory, all_reduce = row["memory"], row["communication"]
         print(
             f"{name:23} {row['seconds'] * 1e3:6.1f} ms {row['bubble']:7.1%}",
-            f"{sums:5.1%}{'!' if sums > MOST_COMMUNICATION else ' '}",
+            f"{all_reduce:5.1%}{'!' if all_reduce > MOST_COMMUNICATION else ' '}",
             f"{memory['total'] / 2**20:8.2f} MiB {memory['residuals'] / 2**20:6.2f} MiB ",
             row["candidate"]["text"],
         )
-    print(f"! sums over devices take more than {MOST_COMMUNICATION:.0%} of the step")
+    print(f"! all-reduces take more than {MOST_COMMUNICATION:.0%} of the step")
 
 
 def init(config: gpt.GPTConfig) -> dict:

@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "mpmd.render": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.util mpmd.validation",
     # Chooses how to run a step.
     "mpmd.planner": "",
+    "mpmd.planner.fusions": "mpmd.compiler.jaxprs",
     "mpmd.planner.profile": "",
     "mpmd.planner.calibrate": "mpmd.ir mpmd.language mpmd.schedules mpmd.simulate mpmd.validation",
     "mpmd.planner.hardware": "mpmd.memory mpmd.simulate mpmd.validation",
@@ -50,15 +51,16 @@ MAY_IMPORT = {
     "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
     "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace "
-    "mpmd.ir mpmd.keys mpmd.language mpmd.planner.profile mpmd.schedules mpmd.util",
+    "mpmd.ir mpmd.keys mpmd.language mpmd.planner.fusions mpmd.planner.profile mpmd.schedules mpmd.util",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.labels "
     "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.schedules mpmd.simulate "
     "mpmd.util",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
     "mpmd.compiler.steps mpmd.ir mpmd.language mpmd.memory mpmd.meshes mpmd.planner.candidate "
-    "mpmd.planner.collectives mpmd.planner.hardware mpmd.planner.profile mpmd.planner.profiling "
-    "mpmd.planner.shared_cores mpmd.program mpmd.runtime mpmd.sharding mpmd.simulate mpmd.step",
+    "mpmd.planner.collectives mpmd.planner.fusions mpmd.planner.hardware mpmd.planner.profile "
+    "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.program mpmd.runtime mpmd.sharding mpmd.simulate "
+    "mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.profile",
     "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.trials",
@@ -103,7 +105,7 @@ MAY_IMPORT = {
     "mpmd.runtime": "mpmd.compat mpmd.errors mpmd.ir mpmd.language mpmd.memory mpmd.program mpmd.sharding "
     "mpmd.util mpmd.validation",
     # What runs it on Ray: shared ground, connections, a process, the start, the driver.
-    "cluster.protocol": "mpmd.ir mpmd.program mpmd.util",
+    "cluster.protocol": "mpmd.ir mpmd.program",
     "cluster.ray_compat": "",
     "cluster.tcp": "cluster.protocol",
     "cluster.transports": "cluster.protocol cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.runtime "

@@ -21,10 +21,11 @@ import ray
 from cluster.driver.arguments import HostArguments
 from cluster.driver.calls.actor_calls import ActorCalls
 from cluster.driver.calls.joined import failed, joined
+from cluster.driver.exports import Exports
 from cluster.driver.status import Status
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.packing import PackedValue, join
-from cluster.protocol.shipment import Exports, Shipment
+from cluster.protocol.shipment import Shipment
 from mpmd.errors import StepDroppedError
 from mpmd.ir.plan import Edge, Executable, Spec
 from mpmd.ir.routes import Topology

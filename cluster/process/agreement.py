@@ -1,7 +1,7 @@
-"""The processes of a group agree to go on with a step, or to leave it, all at the same place.
+"""The processes of a group agree to go on with a step, or to leave it, all at the same point.
 
 Their programs meet in collective operations, which wait for all of them. So when a step is aborted, no
-process may leave it before a collective that another one enters. At each place where a process may leave the
+process may leave it before a collective that another one enters. At each point where a process may leave the
 step, at its beginning and where a message is awaited, all processes tell rank 0 whether they can go on, and
 it tells them whether all can.
 """

@@ -94,8 +94,8 @@ class Replacer:
         if is_first:
             requests.journal.suspend()
             requests.changed.notify_all()
-            work = functools.partial(self.replace, error, step, kind)
-            threading.Thread(target=work, name="mpmd recovery", daemon=True).start()
+            replace = functools.partial(self.replace, error, step, kind)
+            threading.Thread(target=replace, name="mpmd recovery", daemon=True).start()
 
     def replace(
         self,

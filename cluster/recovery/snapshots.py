@@ -63,8 +63,8 @@ class Snapshots:
         except RuntimeError:
             return  # a group has died, and all is asked again; or the mesh was closed
         attempt = self._requests.journal.attempt
-        work = functools.partial(self._copy_away, attempt, snapshot, numbers, copying)
-        threading.Thread(target=work, name="mpmd snapshot", daemon=True).start()
+        copy_away = functools.partial(self._copy_away, attempt, snapshot, numbers, copying)
+        threading.Thread(target=copy_away, name="mpmd snapshot", daemon=True).start()
 
     def _copy_away(
         self, attempt: int, snapshot: LoggedSnapshot, numbers: tuple[int, int], copying: Sequence[Future]

@@ -1,7 +1,7 @@
 """Measures how fast the devices of a mesh are, and the links between them, by running small steps on it.
 
-It is a program like a user's: what it measures is what steps get, on whatever the groups run. All groups
-compute at the same time, so devices that share cores or memory get their share of them.
+It is a program like a user's, so it measures the speed of actual steps, in whatever process groups run. All
+groups compute at the same time, so devices that share cores or memory get their share of them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ RecordSteps = Callable[[Callable[..., Any], tuple[Any, ...], int], Sequence[Sequ
 """Runs a step with arguments so many times on a mesh, and returns the events of each run."""
 
 STEPS = 5
-"""How many steps a number is the median of."""
+"""The number of steps of which a result is the median."""
 
 TASK_SECONDS = 0.02
-"""Tasks of so many seconds tell how fast a device is: what goes on beside them is small."""
+"""The least seconds of tasks that tell how fast a device is: their overhead is small beside that."""
 
 PRODUCTS, PASSES = 4, 8
 SMALLEST_WIDTH, LARGEST_WIDTH = 256, 8192
@@ -43,7 +43,7 @@ OVERHEAD_MICROBATCHES = 32
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Numbers of an ``mpmd.Cluster``; a link is ``None`` where no two devices have one."""
+    """Measured attributes of an ``mpmd.Cluster``; a link is ``None`` where no two devices have one."""
 
     flops: float
     memory_bandwidth: float
@@ -53,7 +53,7 @@ class Calibration:
     node_link: Link | None
 
     def known(self) -> dict[str, Any]:
-        """What was measured, by the names of a cluster's attributes."""
+        """The attributes that are not ``None``, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -109,7 +109,7 @@ def _typical(links: Sequence[Link]) -> Link | None:
     )
 
 
-# What a device computes.
+# Rates of a device.
 
 
 def dtype_fault(name: str, dtype: Any) -> Fault | None:
@@ -123,9 +123,9 @@ def dtype_fault(name: str, dtype: Any) -> Fault | None:
 
 
 def _flops(groups: _Groups, dtype: Any) -> tuple[float, float]:
-    """Operations per second in products of square matrices, and how many times more of a group alone.
+    """Operations per second in products of square matrices, and the factor by which a group alone is faster.
 
-    They are so large that a task takes ``TASK_SECONDS``.
+    The matrices are so large that a task takes ``TASK_SECONDS``.
     """
     width = SMALLEST_WIDTH
     while True:
@@ -137,26 +137,26 @@ def _flops(groups: _Groups, dtype: Any) -> tuple[float, float]:
 
 
 def _products(x: jax.Array, *, width: int, dtype: Any) -> jax.Array:
-    """Products in a row, of which each takes the one before."""
+    """A sequence of products, each of the result of the one before."""
     numbers = jnp.arange(width * width, dtype=jnp.float32).reshape(width, width)
     matrix = (jnp.sin(numbers + x) / math.sqrt(width)).astype(dtype)
-    return jax.lax.fori_loop(0, PRODUCTS, lambda _, made: made @ matrix, matrix)[0, 0].astype(jnp.float32)
+    return jax.lax.fori_loop(0, PRODUCTS, lambda _, result: result @ matrix, matrix)[0, 0].astype(jnp.float32)
 
 
 def _memory_bandwidth(groups: _Groups) -> float:
-    """Bytes per second that a device reads and writes of arrays that are too large for caches."""
+    """Bytes per second that a device reads and writes, in arrays that are too large for caches."""
     seconds = _task_seconds(groups, _passes)
     return (2 * PASSES + 1) * ARRAY_BYTES / seconds
 
 
 def _passes(x: jax.Array) -> jax.Array:
-    """Passes over an array, of which each reads and writes all of it; one more writes it."""
+    """A write of an array, then a sequence of passes, each of which reads and writes all of it."""
     array = jnp.full(ARRAY_BYTES // 4, x)
-    return jax.lax.fori_loop(0, PASSES, lambda _, made: 0.5 * made + 1.0, array)[0]
+    return jax.lax.fori_loop(0, PASSES, lambda _, result: 0.5 * result + 1.0, array)[0]
 
 
 def _task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> float:
-    """What a task takes that makes a number of a number, while all groups run such tasks."""
+    """The seconds of a task that computes ``work`` of a number, while all groups run such tasks."""
     microbatches = groups.count + STEPS
     events = _forwards(groups, work, microbatches)
     # In the middle of the step all groups are at work.
@@ -170,22 +170,23 @@ def _task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> fl
 
 
 def _lone_task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> float:
-    """The same while the other groups wait: a single microbatch is on one group at a time."""
+    """The seconds of the task while the other groups wait: a single microbatch is on one group at a time."""
     return statistics.median(event.duration for event in _forwards(groups, work, 1, STEPS))
 
 
 def _task_overhead(groups: _Groups) -> float:
-    """From a task that computes nothing to the next one, while all groups run such tasks."""
+    """The seconds from the start of an empty task to that of the next, while all groups run such tasks."""
     events = _forwards(groups, _nothing, OVERHEAD_MICROBATCHES)
     spans = []
     for group in range(groups.count):
-        own = [event for event in events if event.mpmd_idx == group]
-        spans.append((max(e.end for e in own) - min(e.start for e in own)) / len(own))
+        of_group = [event for event in events if event.mpmd_idx == group]
+        span = max(e.end for e in of_group) - min(e.start for e in of_group)
+        spans.append(span / len(of_group))
     return statistics.median(spans)
 
 
 def _nothing(x: jax.Array) -> jax.Array:
-    """Next to nothing; what is even less the compiler would not leave to a task."""
+    """Next to no work; the compiler would take still less out of the task."""
     matrix = jnp.full((4, 4), x)
     return (matrix @ matrix)[0, 0]
 
@@ -193,7 +194,7 @@ def _nothing(x: jax.Array) -> jax.Array:
 def _forwards(
     groups: _Groups, work: Callable[[jax.Array], jax.Array], microbatches: int, steps: int = 1
 ) -> list[Event]:
-    """The tasks of steps in which each group does the same work on what it gets, for each microbatch."""
+    """The tasks of steps in which each group applies ``work`` to what it receives, for each microbatch."""
     num_stages = groups.count
 
     def loss(x):
@@ -210,7 +211,7 @@ def _forwards(
     return [event for events in of_steps for event in events]
 
 
-# What messages take.
+# Links between groups.
 
 
 def _links(groups: _Groups) -> list[Link]:
@@ -220,17 +221,17 @@ def _links(groups: _Groups) -> list[Link]:
 
 
 def _link(latency: float, seconds: float) -> Link:
-    """The link on which a small message takes so long, and a large one."""
+    """The link with the latency of a small message, and the bandwidth of a large one of so many seconds."""
     latency = max(latency, 0.0)
     return Link(latency, MESSAGE_BYTES / (seconds - latency) if seconds > latency else math.inf)
 
 
 def _hops(groups: _Groups, nbytes: int) -> list[float]:
-    """The seconds of a message from each group to the next one, and back, halved.
+    """The seconds of a message from each group to the next one: half of those there and back.
 
     One microbatch goes through all groups and back. From the end of a stage's forward to the start of its
     backward there are the tasks of the next stage, and a message each way; so the clocks of two groups are
-    never compared. A task may copy what it has received: it takes longer than that of the first stage.
+    never compared. A task that copies its message takes longer than that of the first stage, which has none.
     """
     num_stages = groups.count
 
@@ -251,6 +252,7 @@ def _hops(groups: _Groups, nbytes: int) -> list[float]:
 
 
 def _hops_of(events: Sequence[Event], num_stages: int) -> list[float]:
+    """The seconds of a message from each group to the next one, from the tasks of one step."""
     forwards, backwards = (
         [next(e for e in events if e.activity == Task(kind, stage, 0)) for stage in range(num_stages)]
         for kind in ("fwd", "bwd")

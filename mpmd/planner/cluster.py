@@ -1,4 +1,4 @@
-"""A cluster as users give it to a plan: described by them, read from Ray, or found in this process."""
+"""The cluster that a plan is for: described by the user, read from Ray, or that of this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpmd.planner.hardware import Hardware, check_known, completed
 from mpmd.validation import bool_fault, raise_faults
 
 ENTRY_POINT_GROUP = "mpmd.clusters"
-"""Packages say in their installation, under the name of a kind of cluster, what describes one."""
+"""The entry points by which installed packages describe clusters, each named after a kind of cluster."""
 
 
 class Cluster(Hardware):
@@ -33,15 +33,15 @@ class Cluster(Hardware):
         share of the node's memory.
 
         Args:
-          measure: measure what is not given, in actors on two nodes, in seconds: rates of matrix products
-            while all devices of a node compute, memory bandwidth, what a task takes beside, and messages
-            between groups on a node and between nodes.
+          measure: whether to measure what is not given, in actors on two nodes: rates of matrix products
+            while all devices of a node compute, memory bandwidth, the overhead of a task, and messages
+            between groups on a node and between nodes. It takes seconds.
           dtype: of these matrix products.
           platform: ``cpu``, ``cuda`` or another one of JAX; by default as ``cluster.launch`` chooses.
           cpus_per_device: the CPUs of a node that make a device, on ``cpu``; by default one, or as many as
             the given ``devices_per_node`` have each.
           timeout: seconds to wait for the actors.
-          given: what is known already, by the names of the attributes; it is not measured.
+          given: attributes that are known, by name; they are not measured.
 
         Raises: ``ValueError`` when the cluster has no such devices, when its nodes differ and
           ``devices_per_node`` does not say what to use of them, or when something is neither given nor
@@ -79,9 +79,9 @@ class Cluster(Hardware):
         check_known(given)
         raise_faults(bool_fault("measure", measure), local_devices.dtype_fault("dtype", dtype))
         devices = local_devices.checked(devices)
-        found = {"nodes": 1, "devices_per_node": len(devices), "memory": local_devices.memory_of(devices)}
+        read = {"nodes": 1, "devices_per_node": len(devices), "memory": local_devices.memory_of(devices)}
         measured = (lambda: local_devices.measured(devices, dtype)) if measure else None
-        return Cluster(**vars(completed(found, given, measured)))
+        return Cluster(**vars(completed(read, given, measured)))
 
 
 def _entry_point(name: str) -> Callable[..., Hardware]:

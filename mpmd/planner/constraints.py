@@ -1,4 +1,4 @@
-"""What the caller of a plan has decided; the rest is chosen around it. No JAX."""
+"""The constraints that a caller of ``mpmd.plan`` gives; all else is chosen. No JAX."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from mpmd.validation import (
 
 @dataclasses.dataclass(frozen=True)
 class Constraints:
-    """What a candidate has to have; ``None`` is open.
+    """Constraints on candidates; ``None`` is open.
 
     Attributes:
       groups: the number of groups.
-      num_layers: of a step that leaves its stages open.
-      num_stages: of the schedule, of all groups.
-      layers_per_stage: the layers of each stage, in order.
+      num_layers: the number of layers of a step that leaves its stages open.
+      num_stages: the number of stages of all groups.
+      layers_per_stage: the number of layers of each stage, in order.
       schedule: a schedule, or the name of a family of ``mpmd.schedules.families.FAMILIES``, of any size.
-      num_microbatches: of a step.
-      submesh: the devices of each group along each axis, the same for all groups or one for each; 1 along an
+      num_microbatches: the number of microbatches of a step.
+      submesh: the number of devices of a group along each axis, for all groups or one for each; 1 along an
         axis that is left out.
       remat: whether layers are computed again in the backward.
       fsdp: whether weights are divided over ``data``.
@@ -49,42 +49,42 @@ class Constraints:
     fsdp: bool | None = None
 
     @classmethod
-    def of(cls, **given: Any) -> Constraints:
-        """What a caller gives, checked one by one; a schedule may also be the class of its family.
+    def of(cls, **values: Any) -> Constraints:
+        """The constraints with these values, once they are valid; a schedule may be the class of its family.
 
-        Raises: ``TypeError`` or ``ValueError`` with what is wrong with each.
+        Raises: ``TypeError`` or ``ValueError`` with the faults of all values.
         """
-        raise_faults(*_faults(given))
-        schedule, layers = given.get("schedule"), given.get("layers_per_stage")
+        raise_faults(*_faults(values))
+        schedule, layers = values.get("schedule"), values.get("layers_per_stage")
         if isinstance(schedule, type):
-            given["schedule"] = schedule.__name__
+            values["schedule"] = schedule.__name__
         elif isinstance(schedule, str):
-            given["schedule"] = _family(schedule)
+            values["schedule"] = _family(schedule)
         if layers is not None:
-            given["layers_per_stage"] = tuple(layers)
-        if isinstance(given.get("submesh"), list):
-            given["submesh"] = tuple(given["submesh"])
-        return cls(**given)
+            values["layers_per_stage"] = tuple(layers)
+        if isinstance(values.get("submesh"), list):
+            values["submesh"] = tuple(values["submesh"])
+        return cls(**values)
 
     @property
     def submeshes(self) -> tuple[Mapping[Kind, int], ...]:
-        """The submeshes that are fixed: one for each group, one for all of them, or none."""
+        """The fixed submeshes: one for each group, one for all groups, or none."""
         if self.submesh is None:
             return ()
         return self.submesh if isinstance(self.submesh, tuple) else (self.submesh,)
 
 
-def _faults(given: Mapping[str, Any]) -> Iterator[Fault | None]:
+def _faults(values: Mapping[str, Any]) -> Iterator[Fault | None]:
     for name in ("groups", "num_layers", "num_stages", "num_microbatches"):
-        yield int_fault(name, given.get(name), optional=True)
-    if (layers := given.get("layers_per_stage")) is not None:
+        yield int_fault(name, values.get(name), optional=True)
+    if (layers := values.get("layers_per_stage")) is not None:
         what = "the numbers of layers of each stage, such as (3, 4, 4)"
         if not is_sequence(layers) or not layers:
             yield TypeError(f"layers_per_stage must be {what}, not {shown(layers)}")
         else:
             yield from int_faults("layers_per_stage", layers)
-    yield _schedule_fault(given.get("schedule"))
-    submesh, kinds = given.get("submesh"), get_args(Kind)
+    yield _schedule_fault(values.get("schedule"))
+    submesh, kinds = values.get("submesh"), get_args(Kind)
     each = submesh if isinstance(submesh, list | tuple) else [{} if submesh is None else submesh]
     if not each or not all(map(_is_submesh, each)):
         yield ValueError(
@@ -93,7 +93,7 @@ def _faults(given: Mapping[str, Any]) -> Iterator[Fault | None]:
             f"{shown(submesh)}"
         )
     for name in ("remat", "fsdp"):
-        yield bool_fault(name, given.get(name), optional=True)
+        yield bool_fault(name, values.get(name), optional=True)
 
 
 def _is_submesh(submesh: Any) -> bool:
@@ -115,5 +115,5 @@ def _schedule_fault(schedule: Any) -> Fault | None:
 
 
 def _family(name: str) -> str | None:
-    """The name of a family as it is written, of one in upper or lower case."""
+    """The name of a family as ``FAMILIES`` spells it, for a name in upper or lower case."""
     return next((family for family in FAMILIES if family.lower() == name.lower()), None)

@@ -1,4 +1,4 @@
-"""What a plan knows of a cluster: devices, their speed and memory, and the links between them."""
+"""The hardware of a cluster: devices, their speed and memory, and the links between them."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class Hardware:
         raise_faults(device_count_fault(self.nodes * self.devices_per_node), title=_TITLE)
 
     def seconds(self, operations: Amount, nbytes_of_products: Amount, nbytes_beside: Amount) -> Amount:
-        """What a device takes for a task, without what it exchanges.
+        """The seconds of a task on a device, without exchanges with other devices.
 
-        For products the longer of computing and of reading and writing memory (the roofline of Williams et
-        al., "Roofline: An Insightful Visual Performance Model", 2009), then what else reads and writes
-        memory, as to add gradients to accumulators.
+        Products take the longer of computing and of reading and writing memory (the roofline of Williams et
+        al., "Roofline: An Insightful Visual Performance Model", 2009); then all else reads and writes memory,
+        such as the addition of gradients to accumulators.
         """
         raise_faults(
             *(
@@ -105,7 +105,7 @@ def _fault_of(name: str, value: Any) -> Fault | None:
 
 
 def check_known(known: Mapping[str, Any]) -> None:
-    """Raises ``TypeError`` or ``ValueError`` for what is given of a cluster, and is no attribute of one."""
+    """Raises ``ValueError`` for names that are no attributes of a cluster, and as ``Hardware`` for values."""
     fields = [field.name for field in dataclasses.fields(Hardware)]
     if unknown := [name for name in known if name not in fields]:
         raise ValueError(f"a cluster has no {', '.join(unknown)}; it has {', '.join(fields)}")
@@ -114,18 +114,20 @@ def check_known(known: Mapping[str, Any]) -> None:
 
 
 def completed(
-    found: Mapping[str, Any], given: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]] | None
+    read: Mapping[str, Any], given: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]] | None
 ) -> Hardware:
-    """The cluster of which something was found and something is given, which takes precedence.
+    """The hardware with some attributes that were read, some that the user gives, and the rest measured.
 
     Args:
-      measure: measures the rest; ``None`` if it may not be measured.
+      read: the attributes that were read.
+      given: the attributes from the user, which take precedence.
+      measure: measures further attributes; ``None`` if they may not be measured.
 
-    Raises: ``ValueError`` for what is given and is no attribute, and for what nobody knows.
+    Raises: ``ValueError`` for given names that are no attributes, and for attributes that remain unknown.
     """
     check_known(given)
     fields = {field.name: field for field in dataclasses.fields(Hardware)}
-    known = {**found, **given}
+    known = {**read, **given}
     needed = [name for name in _needed(fields, known) if name not in known]
     if measure is not None and not {*fields} - {"holding"} <= {*known}:
         known = {**measure(), **known}
@@ -135,13 +137,13 @@ def completed(
         raise ValueError(
             f"nothing says the cluster's {', '.join(needed)}: give them, as in {needed[0]}=..., or {why}"
         )
-    # Of a link that there is none of, nothing depends on the number.
+    # Nothing depends on the numbers of a link that does not exist.
     links = {name: known.get(name, Link()) for name in ("device_link", "node_link")}
     return Hardware(**{**known, **links})
 
 
 def _needed(fields: Iterable[str], known: Mapping[str, Any]) -> list[str]:
-    """The attributes without which nothing can be said of a cluster of so many devices."""
+    """The attributes that a cluster of so many nodes and devices needs."""
     unused = {"task_overhead", "alone", "holding"}
     if known["devices_per_node"] == 1:
         unused.add("device_link")

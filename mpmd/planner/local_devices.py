@@ -18,7 +18,7 @@ from mpmd.validation import raise_faults
 
 
 def checked(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
-    """The devices, or all of this process. Raises ``ValueError`` for none, and for several kinds."""
+    """The devices, by default all of this process. Raises ``ValueError`` for none, and for several kinds."""
     raise_faults(*devices_faults("devices", devices))
     devices = jax.local_devices() if devices is None else list(devices)
     kinds = sorted({f"{device.platform} ({device.device_kind})" for device in devices})
@@ -31,7 +31,7 @@ def checked(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
 
 
 def memory_of(devices: Sequence[jax.Device]) -> float:
-    """The bytes of each device: what its allocator may take, or its share of this machine's memory."""
+    """The bytes of each device: the limit of its allocator, or its share of this machine's memory."""
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
     known = [limit for limit in limits if limit]
     if len(known) == len(devices):
@@ -40,7 +40,7 @@ def memory_of(devices: Sequence[jax.Device]) -> float:
 
 
 def measured(devices: Sequence[jax.Device], dtype: str) -> dict[str, Any]:
-    """What a calibration finds, by the names of a cluster's attributes."""
+    """The measured numbers, by the names of a cluster's attributes."""
     meshes = [jax.sharding.Mesh(np.array([device]), ("device",)) for device in devices]
     with MpmdMesh(meshes) as mesh:
         return calibrate(functools.partial(record_steps, mesh), [0] * len(devices), dtype).known()

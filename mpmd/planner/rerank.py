@@ -1,4 +1,4 @@
-"""Has the best candidates compete by their actual plans, and by measured tasks."""
+"""Ranks the best candidates anew, by their actual plans and by measured tasks."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from mpmd.planner.reasons import AS_FAST, shortage, slower_because
 from mpmd.planner.trials.realize import Realized
 
 HOPELESS = 1.5
-"""Candidates that take that many times the best one's time by the formulas are not planned."""
+"""Candidates whose time by the formulas is so many times the best one's are not planned."""
 
 MOST_SEARCHES = 4
-"""How often less memory is searched for, when what fits by the formulas does not by its plans."""
+"""The most searches for less memory, when candidates fit by the formulas and their plans do not."""
 
-MOST_WORK = 50_000
-"""After plans with so many equations and instructions no further one is made, unless a time is given.
+MOST_PLAN_SIZE = 50_000
+"""The sum of ``Realized.size`` of all plans after which no further one is made, unless a time is given.
 
-It takes about ten seconds. It is work and not time, so that the answer depends on no machine and its load.
+Such plans take about ten seconds. The limit is no time, so the answer depends on no machine and its load.
 """
 
 Realize = Callable[[Candidate], Realized]
 """Makes the plan of a candidate and predicts from it. Raises ``CompileError``."""
 
 Measure = Callable[[Realized, Candidate], Realized]
-"""Predicts from tasks that it runs."""
+"""Measures the tasks of a plan, and predicts from these."""
 
 Search = Callable[[float], Sequence[Row]]
 """The rows by formula for devices with so many bytes of memory. Raises ``ValueError`` if nothing fits."""
@@ -40,12 +40,12 @@ Search = Callable[[float], Sequence[Row]]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How far candidates are looked into.
+    """Limits of planning and measuring.
 
     Attributes:
-      simulate: how many are planned and simulated, beside the alternatives to a pipeline.
-      seconds: after which no further one is planned; ``None``: when plans have had ``MOST_WORK``.
-      measure: of how many the tasks are run.
+      simulate: the number of candidates that are planned, beside the alternatives to a pipeline.
+      seconds: the time after which no further one is planned; ``None``: planning ends at ``MOST_PLAN_SIZE``.
+      measure: the number of candidates whose tasks are run.
     """
 
     simulate: int
@@ -54,47 +54,47 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
-    """The rows, the best first, with what was realized of that, and what else is to be said."""
+class Ranking:
+    """The rows, the best first, the realized plan of the best, and notes for the user."""
 
     rows: tuple[Row, ...]
     winner: Realized
     notes: tuple[str, ...]
 
 
-def rerank(search: Search, realize: Realize, measure: Measure, cluster: Hardware, limits: Limits) -> Result:
+def rerank(search: Search, realize: Realize, measure: Measure, cluster: Hardware, limits: Limits) -> Ranking:
     """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks them anew.
 
     When the best candidates of the formulas do not fit by their plans, it goes on until one does. If none
-    does, it searches as if devices had less memory, by what the plan that needs least has too little.
+    does, it searches as if devices had less memory, by the factor that the plan with the least memory lacks.
 
     Raises: ``ValueError`` when none of them fits or can be compiled; as ``search`` for the cluster's memory.
     """
-    rerank = _Reranking(cluster)
+    reranking = _Reranking(cluster)
     memory, rows = cluster.memory, search(cluster.memory)
-    waiting = rerank.simulate(rows, realize, limits)
+    waiting = reranking.simulate(rows, realize, limits)
     for _ in range(MOST_SEARCHES):
-        if rerank.has_fitting or not rerank.least_needed:
+        if reranking.has_fitting or not reranking.least_needed:
             break
-        memory *= min(cluster.memory / rerank.least_needed, 0.95)
+        memory *= min(cluster.memory / reranking.least_needed, 0.95)
         try:
             rows = search(memory)
         except ValueError:  # so much less memory is too little by the formulas, too
             break
-        waiting = rerank.simulate(rerank.new(rows, memory), realize, limits)
-    rerank.measure(measure, limits.measure)
-    return rerank.result(waiting, limits)
+        waiting = reranking.simulate(reranking.new(rows, memory), realize, limits)
+    reranking.measure(measure, limits.measure)
+    return reranking.result(waiting, limits)
 
 
 class _Reranking:
-    """``_fitting`` has the candidates that fit, ``_refused`` those that do not or cannot be compiled."""
+    """The candidates that fit (``_fitting``), and those that do not or cannot be compiled (``_refused``)."""
 
     def __init__(self, cluster: Hardware):
         self._cluster = cluster
         self._fitting: list[tuple[Row, Realized]] = []
         self._refused: list[Row] = []
         self._count = 0  # of candidates that are to be planned
-        self._work = 0  # of the plans so far
+        self._size = 0  # of all plans so far
 
     @property
     def has_fitting(self) -> bool:
@@ -103,12 +103,12 @@ class _Reranking:
 
     @property
     def least_needed(self) -> float:
-        """The bytes of the plan that needs least of those that do not fit; 0 if there is none."""
+        """The least bytes that a plan needs of those that do not fit; 0 if there is none."""
         needed = (row.prediction.memory.total for row in self._refused)
         return min((total for total in needed if total > self._cluster.memory), default=0.0)
 
     def new(self, rows: Sequence[Row], memory: float) -> list[Row]:
-        """Those that were not planned yet, of what is found for devices with less memory."""
+        """The rows of a search for less memory whose candidates were not planned yet."""
         known = {repr(row.candidate) for row in self._refused}
         return [
             row
@@ -117,7 +117,7 @@ class _Reranking:
         ]
 
     def simulate(self, rows: Sequence[Row], realize: Realize, limits: Limits) -> list[Row]:
-        """Goes through the rows; returns those that are left."""
+        """Plans and simulates the candidates of rows within the limits; returns the rows that are left."""
         end = math.inf if limits.seconds is None else time.monotonic() + limits.seconds
         in_order = self._in_order(rows)
         self._count = count = limits.simulate + sum(bool(row.label) for row in in_order[1:])
@@ -131,11 +131,11 @@ class _Reranking:
         return []
 
     def _is_over(self, end: float) -> bool:
-        """Whether the time is over, or where it is not limited, what may be planned."""
-        return self._work > MOST_WORK if math.isinf(end) else time.monotonic() > end
+        """Whether the time is over, or, where no time is given, the plans are large enough."""
+        return self._size > MOST_PLAN_SIZE if math.isinf(end) else time.monotonic() > end
 
     def _is_hopeless(self, row: Row) -> bool:
-        """Whether the formulas say that a candidate is much slower than the best one is by its plan."""
+        """Whether a candidate by the formulas is much slower than the best one by its plan."""
         if row.label or not self._fitting:
             return False
         return row.prediction.seconds > HOPELESS * self._fitting[0][0].prediction.seconds
@@ -154,14 +154,14 @@ class _Reranking:
     def _simulate(self, row: Row, realize: Realize) -> None:
         try:
             with warnings.catch_warnings():
-                # What they say of a candidate is what the table says of it.
+                # The table has what such warnings say of a candidate.
                 warnings.simplefilter("ignore", StepWarning)
                 realized = realize(row.candidate)
         except CompileError as error:
             first = error.faults[0].splitlines()[0]
             self._refused.append(dataclasses.replace(row, reason=f"cannot be compiled: {first}"))
         else:
-            self._work += realized.work
+            self._size += realized.size
             self._enter(row, realized)
 
     def _enter(self, row: Row, realized: Realized) -> None:
@@ -174,18 +174,18 @@ class _Reranking:
             self._fitting.sort(key=lambda entry: entry[0].prediction.seconds)
 
     def measure(self, measure: Measure, count: int) -> None:
-        """Has the tasks of the best run, which are then ranked before the others."""
+        """Measures the best candidates, which are then ranked before the others."""
         best, others = self._fitting[:count], self._fitting[count:]
         self._fitting = []
         for row, realized in best:
             self._enter(row, measure(realized, row.candidate))
         self._fitting += others
 
-    def result(self, waiting: Sequence[Row], limits: Limits) -> Result:
+    def result(self, waiting: Sequence[Row], limits: Limits) -> Ranking:
         """The ranking.
 
         Args:
-          waiting: the rows of which formulas alone say what they cost.
+          waiting: the rows whose costs are known from formulas alone.
         """
         if not self._fitting:
             raise ValueError(self._nothing_can_be_run())
@@ -211,12 +211,12 @@ class _Reranking:
                 if (missing := shortage(row.prediction, self._cluster))
             ),
         )
-        return Result(relabelled(ranked), winner, tuple(self._notes(waiting, limits)))
+        return Ranking(relabelled(ranked), winner, tuple(self._notes(waiting, limits)))
 
     def _smallest_first(self) -> list[tuple[Row, Realized]]:
-        """Those that fit; of those that are as fast as the fastest one, the one with the smallest plan first.
+        """The candidates that fit, first the one with the smallest plan of those as fast as the fastest.
 
-        It has fewer tasks and messages, each of which takes time that no prediction knows.
+        Its plan has fewer tasks and messages, each of which takes time that no prediction knows.
         """
         fastest = self._fitting[0][0].prediction
         as_fast = [
@@ -225,11 +225,11 @@ class _Reranking:
             if entry[0].prediction.source == fastest.source
             and entry[0].prediction.seconds < AS_FAST * fastest.seconds
         ]
-        best = min(as_fast, key=lambda entry: entry[1].work)
+        best = min(as_fast, key=lambda entry: entry[1].size)
         return [best, *(entry for entry in self._fitting if entry is not best)]
 
     def _nothing_can_be_run(self) -> str:
-        """What the plan that needs least needs, and what keeps others from being compiled."""
+        """The message when no candidate can be run: the least memory of a plan, and refusals to compile."""
         lines = []
         short = [row for row in self._refused if shortage(row.prediction, self._cluster)]
         if short:

@@ -19,19 +19,19 @@ def time_alone(cluster: Hardware) -> float:
 
 
 def time_alone_of(cluster: Hardware, groups: Amount, devices_per_group: float) -> Amount:
-    """The time of a task while no other device computes, over that while so many groups are at work."""
+    """The time of a task while no other device computes, over that while ``groups`` groups compute."""
     return time_alone(cluster) / time_together(cluster, groups, devices_per_group)
 
 
 def groups_at_once(cluster: Hardware, devices_per_group: float) -> float:
-    """How many groups can be at work at once, each as fast as alone; infinite if they share nothing."""
+    """How many groups can compute at once, each as fast as alone; infinite if they share no cores."""
     if not _shares(cluster):
         return math.inf
     return cluster.devices_per_node / cluster.alone / devices_per_group
 
 
 def time_together(cluster: Hardware, groups: Amount, devices_per_group: float) -> Amount:
-    """The time of tasks while so many groups are at work, over that while all devices are."""
+    """The time of tasks while ``groups`` groups compute, over that while all devices do."""
     return time_alone(cluster) * np.maximum(1.0, groups / groups_at_once(cluster, devices_per_group))
 
 

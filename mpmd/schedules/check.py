@@ -170,11 +170,11 @@ def _missing(placed: Sequence[_ScheduledTask], num_stages: int, num_microbatches
     for stage, microbatch in sorted([*there, *examples]):
         kinds = there.get((stage, microbatch), set())
         if kinds not in complete:
-            wanted = complete[-1 if kinds & {"bwdA", "bwdW"} else 0]
+            all_kinds = complete[-1 if kinds & {"bwdA", "bwdW"} else 0]
             missing += [
-                Task(kind, stage, microbatch) for kind in get_args(TaskKind) if kind in wanted - kinds
+                Task(kind, stage, microbatch) for kind in get_args(TaskKind) if kind in all_kinds - kinds
             ]
-            mixed |= {(stage, microbatch)} if "bwd" in kinds - wanted else set()
+            mixed |= {(stage, microbatch)} if "bwd" in kinds - all_kinds else set()
     if missing:
         unlisted = (absent_count - len(examples)) * len(complete[0])
         yield Fault(f"missing: {_listed(missing, unlisted)}")
@@ -200,7 +200,7 @@ def _stages_on_several_groups(placed: Sequence[_ScheduledTask]) -> Iterator[Faul
 
 
 def _dependencies(placed: Sequence[_ScheduledTask], num_stages: int) -> tuple[Dependencies, list[Fault]]:
-    """What each cell waits for, and the faults of order within one group."""
+    """The cells that each cell waits for, and the faults of order within one group."""
     makers: dict[StageValue, _ScheduledTask] = {}
     for entry in placed:
         if (value := makes(entry.task)) is not None:

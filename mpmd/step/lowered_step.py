@@ -61,9 +61,9 @@ class LoweredStep(PlannedStep):
         """
         raise_faults(mesh_fault("mpmd_mesh", mpmd_mesh, optional=True))
         mesh = self._mesh if mpmd_mesh is None else mpmd_mesh
-        if (planned := _axes(self._mesh)) != (given := _axes(mesh)):
+        if (planned := _axes(self._mesh)) != (actual := _axes(mesh)):
             raise ValueError(
-                f"the step was planned for groups with the submeshes {planned}, and these have {given}: "
+                f"the step was planned for groups with the submeshes {planned}, and these have {actual}: "
                 "lower it for a mesh of that shape"
             )
         return LoadedStep(self._compiled, self._call, mesh, self._signature)

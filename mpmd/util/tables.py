@@ -39,13 +39,18 @@ def first_few(texts: Iterable[str], shown: int = 3) -> str:
 
 def ranges(keys: Iterable[str]) -> list[str]:
     """The keys, with consecutive numbers as a range, such as ``0..3``."""
-    found: list[list[str]] = []
+    intervals: list[list[str]] = []
     for key in keys:
-        if found and key.isdigit() and found[-1][-1].isdigit() and int(key) == int(found[-1][-1]) + 1:
-            found[-1] = [found[-1][0], key]
+        if (
+            intervals
+            and key.isdigit()
+            and intervals[-1][-1].isdigit()
+            and int(key) == int(intervals[-1][-1]) + 1
+        ):
+            intervals[-1] = [intervals[-1][0], key]
         else:
-            found.append([key])
-    return ["..".join(ends) for ends in found]
+            intervals.append([key])
+    return ["..".join(ends) for ends in intervals]
 
 
 def group_leaves(keys: Mapping[str, Hashable]) -> list[tuple[str, list[str]]]:

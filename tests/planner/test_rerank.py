@@ -13,7 +13,7 @@ from mpmd.planner.trials.realize import Realized
 from mpmd.schedules import Std1F1B
 from mpmd.simulate import Costs, Link
 
-WORK = 10
+SIZE = 10
 CLUSTER = Cluster(1, 4, 100.0, 1.0, 1.0, Link(), Link())
 
 
@@ -21,7 +21,7 @@ CLUSTER = Cluster(1, 4, 100.0, 1.0, 1.0, Link(), Link())
 class Planned(Realized):
     """A plan of which only the prediction and the size are there."""
 
-    work: int = WORK
+    size: int = SIZE
 
 
 def row(number, seconds, memory=50.0, label=""):
@@ -34,14 +34,14 @@ def prediction(seconds, memory, source):
     return Prediction(seconds, 0.1, 0.2, Memory(0, memory, 0, 0, 0, 0, 0), (seconds,), source)
 
 
-def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None, work=()):
+def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None, sizes=()):
     """The numbers of microbatches in the order of the result; what was planned; and the result.
 
     Args:
       plans: by the number of microbatches, the seconds and bytes that the plan shows, or the error.
       again: the rows for devices with less memory.
       searched: gets the memory of each search.
-      work: by the number of microbatches, the size of a plan.
+      sizes: by the number of microbatches, the size of a plan.
     """
     planned, searched = [], [] if searched is None else searched
 
@@ -51,8 +51,8 @@ def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=Non
         found = plans.get(number, (float(number), 50.0))
         if isinstance(found, Exception):
             raise found
-        size = dict(work).get(number, WORK)
-        return Planned(None, None, Costs(), prediction(*found, "simulation"), work=size)
+        size = dict(sizes).get(number, SIZE)
+        return Planned(None, None, Costs(), prediction(*found, "simulation"), size=size)
 
     def measured(realized, candidate):
         seconds = 10 - realized.prediction.seconds
@@ -76,8 +76,8 @@ def test_plans_rank_anew():
 def test_of_equally_fast_ones_the_smallest_plan_wins():
     plans = {1: (1.0, 50.0), 2: (1.009, 50.0), 3: (1.011, 50.0)}
     rows = [row(number, seconds) for number, (seconds, _) in plans.items()]
-    order, _, result = run(rows, plans, work={1: 9, 2: 8, 3: 7})
-    assert order == [2, 1, 3] and result.winner.work == 8
+    order, _, result = run(rows, plans, sizes={1: 9, 2: 8, 3: 7})
+    assert order == [2, 1, 3] and result.winner.size == 8
     assert [found.reason.split(":")[0] for found in result.rows] == ["", "as fast", "as fast"]
     assert run(rows, plans)[0] == [1, 2, 3]
 
@@ -97,9 +97,9 @@ def test_the_time_for_it_ends(monkeypatch):
     assert planned == [1] and "(60 seconds were over; " in result.notes[0]
 
 
-def test_without_a_time_the_work_decides_and_no_clock(monkeypatch):
+def test_without_a_time_the_size_of_plans_decides_and_no_clock(monkeypatch):
     monkeypatch.setattr("mpmd.planner.rerank.time.monotonic", None)
-    monkeypatch.setattr("mpmd.planner.rerank.MOST_WORK", 2 * WORK - 1)
+    monkeypatch.setattr("mpmd.planner.rerank.MOST_PLAN_SIZE", 2 * SIZE - 1)
     _, planned, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {})
     assert planned == [1, 2] and "(their plans are large; " in result.notes[0]
 

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.search.search import SearchBudget, find, search
+from mpmd.planner.reasons import ranked
+from mpmd.planner.search.search import USUAL, SearchBudget, evaluated_rows, search, search_space
 from mpmd.schedules import Std1F1B, ZeroBubble
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 
@@ -13,9 +14,10 @@ SMALL = gpt(num_layers=6, width=1024, heads=16, vocabulary=32768, rows=64)
 
 
 def test_96_layers_on_512_devices_take_little_work():
-    result = find(gpt(), a100s(nodes=64))
-    best = result.rows[0]
-    assert result.num_simulated < 200
+    cluster = a100s(nodes=64)
+    rows = evaluated_rows(search_space(gpt(), cluster, Constraints()), USUAL)
+    best = ranked(rows, cluster, 1)[0]
+    assert len(rows) < 200
     assert not best.reason
     # 3.4e24 operations of the products, on 512 devices of 187 TFLOP/s, without recomputation.
     assert 35 < best.prediction.seconds < 55
@@ -74,7 +76,7 @@ def test_a_schedule_of_a_size_fixes_stages_and_groups():
 @pytest.mark.parametrize("budget", [SearchBudget(), SearchBudget(exhaustive=False)])
 def test_each_group_has_the_submesh_that_is_fixed_for_it(budget):
     submesh = ({"data": 4}, {"model": 2}, {})
-    for row in find(SMALL, a100s(nodes=1), Constraints(submesh=submesh), budget).rows:
+    for row in search(SMALL, a100s(nodes=1), Constraints(submesh=submesh), budget):
         assert row.candidate.schedule.mpmd_dim == 3
         sizes = [{k: n for k, n in own.items() if n > 1} for own in row.candidate.submeshes]
         assert sizes == [*submesh]
@@ -91,10 +93,10 @@ def test_marked_stages_stay_where_groups_of_different_sizes_are_tried():
     """Stages of unequal work, of which groups of different sizes would take fewer."""
     parts = tuple(layer("", 1e12 * work, weights=10**6) for work in (1, 1, 5, 1))
     made = profile(parts, 16, are_stages=True)
-    found = find(made, a100s(nodes=1), budget=SearchBudget(exhaustive=False))
-    assert all(row.candidate.schedule.num_stages == 4 for row in found.rows)
-    assert len({len(row.candidate.submeshes) for row in found.rows}) > 1
-    assert any(len({*map(str, row.candidate.submeshes)}) > 1 for row in found.rows), "none differ in size"
+    rows = search(made, a100s(nodes=1), budget=SearchBudget(exhaustive=False))
+    assert all(row.candidate.schedule.num_stages == 4 for row in rows)
+    assert len({len(row.candidate.submeshes) for row in rows}) > 1
+    assert any(len({*map(str, row.candidate.submeshes)}) > 1 for row in rows), "none differ in size"
 
 
 def test_without_backwards_there_are_forwards_alone():

@@ -333,7 +333,7 @@ def test_close_fails_pending_calls(disposable_mesh):
 
 
 def test_a_closed_mesh_keeps_nothing_of_its_steps(disposable_mesh):
-    step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=disposable_mesh)
+    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=disposable_mesh)
     loaded = step.compile(init(weights(2)), *batch())
     step(init(weights(2)), *batch())
     runtime = weakref.ref(disposable_mesh.runtime)
@@ -348,7 +348,7 @@ def test_a_closed_mesh_keeps_nothing_of_its_steps(disposable_mesh):
 
 
 def test_a_step_of_a_closed_mesh_says_so_at_the_call(disposable_mesh):
-    step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=disposable_mesh)
+    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=disposable_mesh)
     loaded = step.compile(init(weights(2)), *batch())
     kept = loaded(init(weights(2)), *batch())  # as long as it lives, the runtime does
     disposable_mesh.close()

@@ -34,7 +34,7 @@ def recovering_mesh(local_ray):
 
 def compiled(mesh, stages=2, **options):
     function = make_step(mse, mpmd.Std1F1B(stages), CLIPPED_ADAM)
-    return mpmd.mpmd_jit_with_loop(function, mesh, donate_argnums=0, **options)
+    return mpmd.jit(function, mesh, donate_argnums=0, **options)
 
 
 def train(step, disturb=lambda number, state: None, steps=STEPS, state=None):
@@ -96,7 +96,7 @@ def test_each_group_may_die(recovering_mesh, capsys):
             for leaf in jax.tree.leaves(state):
                 leaf.copy_to_host_async()  # is answered after the recovery
             # Loading a program waits for it as well.
-            others.append(mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.GPipe(2)), mesh))
+            others.append(mpmd.jit(make_step(mse, mpmd.GPipe(2)), mesh))
             others[-1].compile(init(weights(2)), *batch())
 
     assert train(step, disturb) == undisturbed

@@ -24,7 +24,7 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.driver.calls.monitor import Monitor
 from cluster.driver.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
-from cluster.driver.calls.post_mortem import death_report, place_of
+from cluster.driver.calls.post_mortem import death_report, location_of
 from cluster.driver.calls.ray_errors import translate
 from cluster.driver.calls.watchdog import Limits
 from cluster.driver.ray_session import RaySession
@@ -84,8 +84,8 @@ class ActorCalls:
         self._pending = PendingCalls()
         self._infos = tuple(infos)
         self._node_id = ray.get_runtime_context().get_node_id()
-        places = [place_of(info) for info in infos]
-        self._monitor = Monitor(self.processes, places, limits, self._pending, time.monotonic, self._ping)
+        locations = [location_of(info) for info in infos]
+        self._monitor = Monitor(self.processes, locations, limits, self._pending, time.monotonic, self._ping)
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._clients = [
             Client(FrameConnection(tcp), self._on_reply, functools.partial(self._on_disconnect, number))

@@ -38,12 +38,12 @@ class GroupHealth:
 
     Args:
       processes: all processes, in the order of their numbers, by which the methods name them.
-      places: where each of them runs, for messages to users.
+      locations: where each of them runs, for messages to users.
     """
 
-    def __init__(self, processes: Sequence[Endpoint], places: Sequence[str] = ()):
+    def __init__(self, processes: Sequence[Endpoint], locations: Sequence[str] = ()):
         self._processes = processes
-        self._places = places
+        self._locations = locations
         self._disconnections: dict[int, _Loss] = {}
         self._breaks: dict[int, _Loss] = {}
         self._unanswered: dict[int, float] = {}  # when the process was pinged
@@ -71,12 +71,12 @@ class GroupHealth:
         for number, loss in (*self._disconnections.items(), *self._breaks.items()):
             if not loss.is_reported and now >= loss.due:
                 loss.is_reported = True
-                message = loss.message + self._place(number)
+                message = loss.message + self._location(number)
                 errors.append(GroupDiedError(message, self._processes[number].mpmd_idx))
         return errors
 
-    def _place(self, number: int) -> str:
-        return f" ({self._places[number]})" if self._places else ""
+    def _location(self, number: int) -> str:
+        return f" ({self._locations[number]})" if self._locations else ""
 
     def disconnected_first(self, number: int) -> bool:
         """Whether no other process of the same group has lost its connection before this one."""
@@ -104,7 +104,7 @@ class GroupHealth:
         return [
             GroupDiedError(
                 f"{self._processes[number].name} is stuck: "
-                f"its process has not answered for {now - since:.0f} s{self._place(number)}",
+                f"its process has not answered for {now - since:.0f} s{self._location(number)}",
                 self._processes[number].mpmd_idx,
             )
             for number, since in list(self._unanswered.items())

@@ -24,7 +24,7 @@ class Monitor:
 
     Args:
       processes: all processes, in the order of their numbers.
-      places: where each of them runs, for messages to users.
+      locations: where each of them runs, for messages to users.
       limits: how long steps and tasks may take.
       pending: the calls whose replies are awaited.
       clock: tells the time.
@@ -34,13 +34,13 @@ class Monitor:
     def __init__(
         self,
         processes: Sequence[Endpoint],
-        places: Sequence[str],
+        locations: Sequence[str],
         limits: Limits,
         pending: PendingCalls,
         clock: Callable[[], float],
         ping: Callable[[int], Future[Doing] | None],
     ):
-        self.health = GroupHealth(processes, places)
+        self.health = GroupHealth(processes, locations)
         self._watchdog = Watchdog(processes, limits)
         self._pending = pending
         self._clock = clock

@@ -14,7 +14,7 @@ _LINE_LENGTH = 200
 _SIGNAL = re.compile(r"\*\*\* (SIG\w+) received")
 
 
-def place_of(info: ProcessInfo) -> str:
+def location_of(info: ProcessInfo) -> str:
     """The node and number of a process, for messages to users."""
     return f"node {info.node}, pid {info.pid}"
 
@@ -25,7 +25,7 @@ def death_report(info: ProcessInfo, node_id: str) -> str:
     Args:
       node_id: this process's node, whose logs it can read.
     """
-    where = f"It ran at {place_of(info)}"
+    where = f"It ran at {location_of(info)}"
     if not info.log:
         return f"{where}."
     if info.node_id != node_id:

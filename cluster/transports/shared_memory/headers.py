@@ -17,7 +17,7 @@ SLOT_DISCARDED = -1
 
 
 class SlotHeader(NamedTuple):
-    """The place of a message in shared memory.
+    """The slot of a message in shared memory.
 
     Attributes:
       source: the process that sends.

@@ -1,7 +1,7 @@
-"""The work outside of loops, such as optimizers: what follows each loop, and of the first what is before.
+"""Work outside of loops, such as optimizers: after each loop, and before the first one.
 
-Each value that enters or leaves it is once in memory. Optimizers are elementwise but for few, so that no
-product hides what they read and write.
+Each value that enters or leaves it is read or written once. Most of it is elementwise, so that no
+product hides the time of reading and writing.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def work_outside(step: LayeredStep) -> tuple[TaskWork, ...]:
     places = _by_loop(graph)
     entering = {argument.var for argument in graph.step.arguments}
     entering |= {accumulator.result for accumulator in graph.accumulators}
-    found = []
+    works = []
     for number, eqns in enumerate(places):
-        made = {var for eqn in eqns for var in eqn.outvars}
+        computed = {var for eqn in eqns for var in eqn.outvars}
         read = {var for eqn in eqns for var in operands(eqn)} & entering
-        moved = read | (made & _read_after(graph, places, number))
-        found.append(_work(eqns, sum(map(nbytes, moved))))
-        entering |= made
-    return tuple(found)
+        moved = read | (computed & _read_after(graph, places, number))
+        works.append(_work(eqns, sum(map(nbytes, moved))))
+        entering |= computed
+    return tuple(works)
 
 
 def _by_loop(graph: TaskGraph) -> list[list[JaxprEqn]]:
-    """For each loop the equations that depend on its results, and not on those of a later one."""
+    """For each loop, the equations that depend on its results, and not on those of a later loop."""
     after: dict[Var, int] = {a.result: graph.step.loop_of(a.work.stage) for a in graph.accumulators}
     places: list[list[JaxprEqn]] = [[] for _ in graph.step.loops]
     for eqn in graph.outer:
@@ -50,7 +50,7 @@ def _by_loop(graph: TaskGraph) -> list[list[JaxprEqn]]:
 
 
 def _read_after(graph: TaskGraph, places: Sequence[Sequence[JaxprEqn]], number: int) -> set[Var]:
-    """What is a result, or read after the loop's own equations outside."""
+    """The variables that are results, or read after the loop's own equations outside."""
     read = {result.var for result in graph.step.results}
     for eqn in itertools.chain.from_iterable(places[number + 1 :]):
         read.update(operands(eqn))

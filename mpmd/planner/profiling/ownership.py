@@ -1,4 +1,4 @@
-"""Which arguments of a step belong to which layer: its weights, and what the optimizer keeps for them."""
+"""Assigns a step's arguments to layers: weights, and the optimizer's state for them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ NO_LAYERS: frozenset[int] = frozenset()
 
 @dataclasses.dataclass(frozen=True)
 class Ownership:
-    """What of a step's arguments and constants belongs to layers.
+    """The layers that a step's arguments and constants belong to.
 
     Attributes:
-      batch: of which a microbatch is a part.
-      sliced: the values outside of the loop, made of these, of which the loop takes the part.
-      weights: what layers read besides, with the layers.
-      state: what the step updates and no layer reads, with the layer whose gradients go into it.
-      like: the state that is combined element by element with a weight, such as its moments, with the weight.
+      batch: the arguments of which a microbatch is a part; they belong to no layer.
+      sliced: the values outside of the loop, computed from the batch, that the loop slices.
+      weights: the other values that layers read, with these layers.
+      state: the arguments that the step updates and no layer reads, with the layer of the gradients that
+        update them.
+      like: the state that is combined with a weight element by element, such as its moments, with the weight.
     """
 
     batch: frozenset[Var]
@@ -41,10 +42,10 @@ class Ownership:
 
 
 def ownership_of(graph: TaskGraph) -> Ownership:
-    """What belongs to layers, each of which is a stage of the graph."""
+    """The ownership of a graph's arguments by layers, each of which is a stage of the graph."""
     step = graph.step
-    given = {a.var for a in step.arguments} | {c.var for c in step.constants}
-    origins = _followed(graph.outer, {var: frozenset({var}) for var in given})
+    inputs = {a.var for a in step.arguments} | {c.var for c in step.constants}
+    origins = _followed(graph.outer, {var: frozenset({var}) for var in inputs})
     sliced = frozenset(loop_reads(graph).by_index)
     batch = frozenset().union(*(origins.get(var, ()) for var in sliced))
     weights: dict[Var, set[int]] = {}
@@ -67,36 +68,36 @@ def ownership_of(graph: TaskGraph) -> Ownership:
 
 
 def _state(graph: TaskGraph, weights: Mapping[Var, Iterable[int]]) -> dict[Var, int]:
-    """What the step updates with the gradients of layers, and no layer reads."""
+    """The arguments that the step updates with the gradients of layers, and no layer reads."""
     step = graph.step
     layers = {a.result: frozenset({a.work.stage}) for a in graph.accumulators}
     layers |= {var: frozenset(of_var) for var, of_var in weights.items()}
     layers = _followed(graph.outer, layers)
-    found = {}
+    layer_of = {}
     for argument, result in step.fed_back:
         var = step.arguments[argument].var
         of_result = layers.get(step.results[result].var, NO_LAYERS)
         if var not in weights and of_result:
-            found[var] = min(of_result)
-    return found
+            layer_of[var] = min(of_result)
+    return layer_of
 
 
 def _followed(eqns: Iterable[JaxprEqn], known: Mapping[Var, frozenset[Any]]) -> dict[Var, frozenset[Any]]:
-    """Labels of variables, extended by the results of equations.
+    """The labels of variables, extended to the results of equations.
 
     A result has the labels of its largest labelled operands. So a gradient that is scaled by the norm of all
     gradients still belongs to its layer.
     """
-    found = dict(known)
+    extended = dict(known)
     for eqn in eqns:
-        labelled = [var for var in operands(eqn) if found.get(var)]
+        labelled = [var for var in operands(eqn) if extended.get(var)]
         largest = max(map(size, labelled), default=0)
-        labels = frozenset().union(*(found[var] for var in labelled if size(var) == largest))
+        labels = frozenset().union(*(extended[var] for var in labelled if size(var) == largest))
         if labels:
-            found |= dict.fromkeys(eqn.outvars, labels)
-    return found
+            extended |= dict.fromkeys(eqn.outvars, labels)
+    return extended
 
 
 def nbytes(var: Var) -> int:
-    """The bytes of a value; keys are the integers inside."""
+    """The bytes of a value; those of a key are the bytes of its integers."""
     return to_aval(var).nbytes

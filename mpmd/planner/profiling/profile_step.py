@@ -1,4 +1,4 @@
-"""What a plan knows of a step: its layers' work, memory and messages, from one trace."""
+"""Profiles of a step's loops: the work, memory and messages of their layers, from one trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpmd.planner.profiling.whole_step import whole_step
 
 
 def profiles_of_graph(graph: TaskGraph) -> tuple[Profile, ...]:
-    """What a search knows of each loop of a step whose stages are layers; one of a step without loops."""
+    """The profile of each loop of a step whose stages are layers; a step without loops has one profile."""
     step = layered(graph) if graph.step.loops else whole_step(graph)
     return tuple(map(_Profiler(step).profile, range(len(step.loops))))
 
@@ -60,13 +60,13 @@ class _Profiler:
         """The layers of a loop that share weights, with the bytes."""
         shared: dict[tuple[int, ...], int] = collections.Counter()
         for var, layers in self._step.ownership.weights.items():
-            own = tuple(layer - loop.layers.start for layer in layers if layer in loop.layers)
-            if len(own) > 1:
-                shared[own] += nbytes(var)
+            readers = tuple(layer - loop.layers.start for layer in layers if layer in loop.layers)
+            if len(readers) > 1:
+                shared[readers] += nbytes(var)
         return shared
 
     def _elsewhere(self, loop: LayeredLoop) -> int:
-        """The bytes of what layers of other loops have, and the layers of this loop not."""
+        """The bytes of weights and state of other loops' layers that no layer of this loop has."""
         ownership = self._step.ownership
         weights = (var for var, layers in ownership.weights.items() if not {*layers} & {*loop.layers})
         state = (var for var, layer in ownership.state.items() if layer not in loop.layers)
@@ -88,14 +88,14 @@ class _Profiler:
         )
 
     def _skips(self, loop: LayeredLoop) -> Iterator[tuple[int, int, int]]:
-        """From which layer to which values go past others, and their bytes."""
-        found: dict[tuple[int, int], int] = collections.Counter()
+        """The values that go past layers: source layer, target layer, bytes."""
+        skipped: dict[tuple[int, int], int] = collections.Counter()
         first = loop.layers.start
         for layer in loop.layers:
             for var, source in self._step.received(layer):
                 if source < layer - 1:
-                    found[source - first, layer - first] += nbytes(var)
-        yield from ((*ends, total) for ends, total in sorted(found.items()))
+                    skipped[source - first, layer - first] += nbytes(var)
+        yield from ((*ends, total) for ends, total in sorted(skipped.items()))
 
     def _work(self, work: TaskType) -> TaskWork:
         step = self._step

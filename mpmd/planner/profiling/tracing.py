@@ -1,4 +1,4 @@
-"""Traces a step with each of its layers as a stage, which gives what a plan knows of it."""
+"""Traces a step with each of its layers as a stage."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def traced_layers(
 
 
 def _decisions(loop: Stages, each_layer: Decisions) -> Decisions:
-    """The order of the tasks does not matter here, and halves of backwards would be tasks of their own."""
+    """The decisions for a loop. The order of its tasks does not matter, but halves of backwards would."""
     order = ForwardOnly if _is_forward_only(loop) else GPipe
     return dataclasses.replace(each_layer, schedule=order.of_size(loop.count, loop.count))
 
 
 def _is_forward_only(stages: Stages) -> bool:
-    """Whether the schedule has no backwards; one that is open is taken to have some."""
+    """Whether the schedule has no backwards; an open one is assumed to have some."""
     if stages.schedule is None:
         return False
     cells = itertools.chain.from_iterable(stages.schedule.tasks(stages.num_microbatches))

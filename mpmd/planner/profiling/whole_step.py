@@ -22,9 +22,9 @@ _WORK = TaskType("fwd", 0)
 def whole_step(graph: TaskGraph) -> LayeredStep:
     """The step as one task, which takes the whole batch.
 
-    What it returns updated are its weights, and all else is its batch. Of a function that updates nothing,
-    the batch is what has the dimension by which most of the work is divided and the least is summed: rows do
-    not depend on one another.
+    The arguments that it returns updated are its weights, and all others its batch. In a function that
+    updates nothing, the batch is the argument whose dimension shards most of the work with the least
+    all-reduce traffic, since rows do not depend on one another.
     """
     whole = graph.step
     updated = {whole.arguments[argument].var for argument, _ in whole.fed_back}
@@ -41,9 +41,9 @@ def _step(graph: TaskGraph, weights: Collection[Var]) -> LayeredStep:
     whole = graph.step
     arguments = [argument.var for argument in whole.arguments]
     batch = [var for var in arguments if var not in weights]
-    made = tuple(dict.fromkeys(result.var for result in whole.results))
+    results = tuple(dict.fromkeys(result.var for result in whole.results))
     constants = [constant.var for constant in whole.constants]
-    task = StageWork(_WORK, graph.outer, reads=(*arguments, *constants), makes=made)
+    task = StageWork(_WORK, graph.outer, reads=(*arguments, *constants), makes=results)
     flat = FlatEquations()
     tasks = {_WORK: flat.add(graph.outer)}
     dims = [

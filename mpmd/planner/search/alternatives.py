@@ -7,18 +7,18 @@ from mpmd.planner.labels import ALTERNATIVES
 from mpmd.planner.profile import Kind
 from mpmd.planner.search.candidates import best_of, best_of_shape
 from mpmd.planner.search.formula import Evaluation
-from mpmd.planner.search.sweep import SearchSpace, Shape, divisors
+from mpmd.planner.search.search_space import SearchSpace, Shape, divisors
 from mpmd.schedules import ForwardOnly, Interleaved1F1B, Schedule, Std1F1B
 
 
 def alternatives(space: SearchSpace) -> list[tuple[str, Evaluation]]:
-    """The best of each, whether it fits or not; those that the fixes or the cluster exclude are left out."""
-    found = []
+    """The best of each, whether it fits or not, of those that the constraints and the cluster allow."""
+    labelled = []
     if space.constraints.groups in (None, 1) and space.constraints.submesh is None:
         for label, (kind, fsdp) in ALTERNATIVES.items():
             if space.constraints.fsdp in (None, fsdp) and (evaluation := _best(space, kind, fsdp)):
-                found.append((label, evaluation))
-    return found
+                labelled.append((label, evaluation))
+    return labelled
 
 
 def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Evaluation | None:
@@ -26,7 +26,7 @@ def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Evaluation | Non
     schedule = _alone(space)
     if schedule is None:
         return None
-    found = []
+    evaluations = []
     for number in space.numbers_of_microbatches:
         size = _most_devices(space, kind, number)
         if size == 1 and kind is not None:
@@ -34,10 +34,10 @@ def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Evaluation | Non
         submesh = {axis: size if axis == kind else 1 for axis in INNERMOST_FIRST}
         for settings in space.settings((submesh,)):
             shape = Shape(schedule, (submesh,), settings)
-            same = (settings.num_microbatches, settings.fsdp) == (number, fsdp)
-            if same and (evaluation := best_of_shape(space, shape)):
-                found.append(evaluation)
-    return best_of(found, space.model.cluster.memory)
+            is_asked_for = (settings.num_microbatches, settings.fsdp) == (number, fsdp)
+            if is_asked_for and (evaluation := best_of_shape(space, shape)):
+                evaluations.append(evaluation)
+    return best_of(evaluations, space.model.cluster.memory)
 
 
 def _most_devices(space: SearchSpace, kind: Kind | None, num_microbatches: int) -> int:

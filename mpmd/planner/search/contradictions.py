@@ -1,4 +1,4 @@
-"""What contradicts in what is fixed: one thing another, the step, or the cluster."""
+"""Conflicts between the constraints, the step and the cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpmd.schedules import FAMILIES, Schedule
 
 
 def combined(constraints: Constraints, profile: Profile) -> Constraints:
-    """With what follows from what is fixed, and from the step, where nothing else is said."""
+    """The constraints with all that follows from them and from the step."""
     layers = constraints.layers_per_stage
     if layers is None and profile.are_stages:
         layers = (1,) * len(profile.layers)
@@ -34,7 +34,7 @@ def _num_submeshes(constraints: Constraints) -> int | None:
 
 
 def contradictions(constraints: Constraints, profile: Profile, cluster: Hardware) -> Iterator[str]:
-    """All of them, each with the numbers. ``constraints`` is as ``combined`` returns it."""
+    """All conflicts, each with the numbers. ``constraints`` are as ``combined`` returns them."""
     yield from _of_stages(constraints, profile)
     yield from _of_groups(constraints, profile, cluster)
     yield from _of_schedule(constraints, profile, cluster.nodes * cluster.devices_per_node)
@@ -99,7 +99,7 @@ def _of_schedule(constraints: Constraints, profile: Profile, devices: int) -> It
 
 
 def _of_family(constraints: Constraints, profile: Profile, devices: int) -> Iterator[str]:
-    """What the family says of the last of the sizes that are open, if it has none of them."""
+    """The refusal of a family that has a schedule of none of the open sizes, for the last of these."""
     assert isinstance(constraints.schedule, str), f"{constraints.schedule} has a size"
     most = constraints.num_stages or len(profile.layers)
     refusal = ""

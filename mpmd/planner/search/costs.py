@@ -1,12 +1,13 @@
-"""The seconds that the tasks of each layer take on a submesh.
+"""Seconds that the tasks of each layer take on a submesh.
 
-The time of a task is that of ``Hardware.seconds``, plus the sums over devices and what gathers weights, which
+The time of a task is that of ``Hardware.seconds``, plus its all-reduces and the gathering of weights, which
 nothing hides. A backward also adds its gradients to accumulators: it reads both, and writes the accumulators.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -22,66 +23,68 @@ class LayerSeconds:
     """Seconds of each layer.
 
     Attributes:
-      forward, backward: of one microbatch; the backward with what rematerialisation computes again.
-      backward_weights: the part of the backward that nothing but gradients of weights needs: half of its
-        products, since a product of a forward has two in the backward, of the same size, and the additions
-        to accumulators.
-      sums: the part of forward and backward that goes into sums over devices and gathered weights.
-      step: of a step, outside the loop: sums of gradients, and the optimizer.
-      step_sums: the part of ``step`` that goes into sums.
+      forward, backward: of one microbatch; the backward with the forward that rematerialisation repeats.
+      backward_weights: the part of the backward that only gradients of weights need: half of its products,
+        since a product of a forward has two of the same size in the backward, and the additions to
+        accumulators.
+      all_reduce: the part of forward and backward that goes into all-reduces and gathered weights.
+      step: of a step, outside the loop: all-reduces of gradients, and the optimizer.
+      step_all_reduce: the part of ``step`` that goes into all-reduces and gathered weights.
     """
 
     forward: Array
     backward: Array
     backward_weights: Array
-    sums: Array
+    all_reduce: Array
     step: Array
-    step_sums: Array
+    step_all_reduce: Array
 
 
 def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) -> LayerSeconds:
-    """The seconds of all layers on devices that run them as a setting says."""
+    """The seconds of all layers on the devices of a group."""
     held = product(arrays.shares("weights", group.sizes))
     weights, gradients = arrays.of("weights") * held, arrays.of("gradients") * held
-    forward = sum(_task_seconds(arrays, arrays.forward, group, cluster, weights))
-    products, beside = _task_seconds(arrays, arrays.backward, group, cluster, weights + gradients)
-    divided = group.sizes[DATA] if group.step.fsdp and not group.step.gather_once else 1
-    adding = 3 * gradients / divided / cluster.memory_bandwidth
-    sums_forward = _sums_of_task(arrays, group, "reduced_forward")
-    sums_backward = _sums_of_task(arrays, group, "reduced_backward")
-    again = forward + sums_forward if group.step.remat else np.zeros_like(forward)
-    gather = scatter = np.zeros_like(forward)
-    step_sums = _sums_of_step(arrays, group)
-    if group.step.gather_once:
-        gathered = all_gather(group.sizes[DATA], weights, group.links[DATA])
-        step_sums = step_sums + gathered + all_gather(group.sizes[DATA], gradients, group.links[DATA])
-    elif group.step.fsdp:
-        gather = all_gather(group.sizes[DATA], weights, group.links[DATA])
-        scatter = all_gather(group.sizes[DATA], gradients, group.links[DATA])
+    zero = np.zeros_like(weights)
+
+    gathers_in_tasks = group.step.fsdp and not group.step.gather_once
+    gather = _gather_over_data(group, weights) if gathers_in_tasks else zero
+    computing = sum(_task_seconds(arrays, arrays.forward, group, cluster, weights))
+    reducing = _all_reduces_of_task(arrays, group, "reduced_forward")
+    step_all_reduce = _all_reduces_of_step(arrays, group, weights, gradients)
+    step = step_all_reduce + _optimizer_seconds(arrays, group, cluster, weights)
+    forward = computing + reducing + gather
     if not arrays.profile.has_backward:
-        products = beside = adding = sums_backward = again = scatter = np.zeros_like(forward)
-    gathers = gather + gather if arrays.profile.has_backward else gather
-    recomputed_sums = sums_forward if group.step.remat and arrays.profile.has_backward else 0 * forward
+        return LayerSeconds(forward, zero, zero, reducing + gather, step, step_all_reduce)
+
+    scatter = _gather_over_data(group, gradients) if gathers_in_tasks else zero
+    products, beside = _task_seconds(arrays, arrays.backward, group, cluster, weights + gradients)
+    divided = group.sizes[DATA] if gathers_in_tasks else 1
+    adding = 3 * gradients / divided / cluster.memory_bandwidth
+    reducing_backward = _all_reduces_of_task(arrays, group, "reduced_backward")
+    repeated = computing + reducing if group.step.remat else zero
+    repeated_reducing = reducing if group.step.remat else zero
     return LayerSeconds(
-        forward=forward + sums_forward + gather,
-        backward=products + beside + adding + sums_backward + again + (gathers - gather) + scatter,
+        forward=forward,
+        backward=products + beside + adding + reducing_backward + repeated + gather + scatter,
         backward_weights=products / 2 + adding + scatter,
-        sums=sums_forward + sums_backward + recomputed_sums + gathers + scatter,
-        step=step_sums + _optimizer_seconds(arrays, group, cluster, weights),
-        step_sums=step_sums,
+        all_reduce=reducing + reducing_backward + repeated_reducing + 2 * gather + scatter,
+        step=step,
+        step_all_reduce=step_all_reduce,
     )
 
 
-def _task_seconds(
-    arrays: LayerArrays,
-    work: tuple[Array, ...],
-    group: GroupSettings,
-    cluster: Hardware,
-    weights: Array,
-) -> tuple[Array, Array]:
-    """Those of products, and those of all else, without sums.
+def _gather_over_data(group: GroupSettings, nbytes: Array) -> Array:
+    """The seconds to gather values along ``data``, or to sum and scatter them."""
+    return all_gather(group.sizes[DATA], nbytes, group.links[DATA])
 
-    ``weights`` are the bytes of products that do not depend on the rows, on each device.
+
+def _task_seconds(
+    arrays: LayerArrays, work: tuple[Array, ...], group: GroupSettings, cluster: Hardware, weights: Array
+) -> tuple[Array, Array]:
+    """The seconds of a task's products, and those of all else, without all-reduces.
+
+    Args:
+      weights: bytes of products on each device that do not depend on the rows.
     """
     operations, nbytes, beside, _ = work
     rows = arrays.rows(group)
@@ -91,27 +94,34 @@ def _task_seconds(
     return products, cluster.seconds(np.zeros_like(weights), np.zeros_like(weights), beside * share)
 
 
-def _sums_of_task(arrays: LayerArrays, group: GroupSettings, field: str) -> Array:
+def _all_reduces_of_task(arrays: LayerArrays, group: GroupSettings, field: str) -> Array:
+    """The seconds of the all-reduces of one microbatch."""
     shares = arrays.shares("activations", group.sizes)
-    return arrays.rows(group) * _sums(arrays, group, field, shares)
+    return arrays.rows(group) * _all_reduces(arrays, group, field, shares, range(len(group.sizes)))
 
 
-def _sums_of_step(arrays: LayerArrays, group: GroupSettings) -> Array:
-    """Those of gradients after the loop. What is divided over ``data`` is summed in each microbatch."""
-    axes = [axis for axis in range(len(group.sizes)) if not (group.step.fsdp and axis == DATA)]
-    return _sums(arrays, group, "reduced_per_step", arrays.shares("weights", group.sizes), axes)
-
-
-def _sums(
-    arrays: LayerArrays,
-    group: GroupSettings,
-    field: str,
-    shares: list[Array],
-    axes: list[int] | None = None,
+def _all_reduces_of_step(
+    arrays: LayerArrays, group: GroupSettings, weights: Array, gradients: Array
 ) -> Array:
-    """The seconds of the sums along axes, of values that the other axes divide."""
+    """The seconds of the all-reduces of gradients after the loop, and of weights that are gathered once.
+
+    Gradients of weights that are divided over ``data`` are summed along it in each microbatch, or with the
+    gathered weights.
+    """
+    axes = [axis for axis in range(len(group.sizes)) if not (group.step.fsdp and axis == DATA)]
+    shares = arrays.shares("weights", group.sizes)
+    seconds = _all_reduces(arrays, group, "reduced_per_step", shares, axes)
+    if group.step.gather_once:
+        seconds = seconds + _gather_over_data(group, weights) + _gather_over_data(group, gradients)
+    return seconds
+
+
+def _all_reduces(
+    arrays: LayerArrays, group: GroupSettings, field: str, shares: list[Array], axes: Iterable[int]
+) -> Array:
+    """The seconds of all-reduces along axes, of values that the other axes divide."""
     seconds = np.zeros(len(arrays.profile.layers))
-    for axis in range(len(group.sizes)) if axes is None else axes:
+    for axis in axes:
         if group.sizes[axis] > 1:
             others = product(share for other, share in enumerate(shares) if other != axis)
             nbytes = arrays.divided(field)[axis] * others
@@ -120,7 +130,7 @@ def _sums(
 
 
 def _optimizer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware, weights: Array) -> Array:
-    """The part of the work outside the loop that goes with a device's weights."""
+    """The seconds of the work outside the loop, in proportion to the weights on a device."""
     outside, whole = arrays.profile.outside, arrays.of("weights").sum()
     of_products = outside.nbytes - outside.nbytes_beside
     seconds = cluster.seconds(outside.operations, of_products, outside.nbytes_beside)

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 from mpmd.planner.search.partition import StageRangeCosts
 
 MOST_STAGES = 8
-"""Of more stages groups are even enough, as each has some of those with more work and of those with less."""
+"""With more stages groups are even enough, since each has stages with more work and with less."""
 
 
 def even_groups(
     range_costs: Sequence[StageRangeCosts], homes: Sequence[int], cut: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """A cut near another one, of which the group that works longest works less.
+    """A cut near the given one, in which the group that works longest works less.
 
-    Layers go to neighbouring stages, at one or two boundaries at once, as long as that helps.
+    Layers move to neighbouring stages, at one or two boundaries at once, as long as that helps.
 
     Args:
-      stretches: of the settings of the stages' groups.
+      range_costs: for each stage, of ranges of layers on its group.
       homes: the group of each stage.
       cut: the number of layers of each stage.
     """
@@ -27,13 +27,14 @@ def even_groups(
         return cut
     work = _work(range_costs, homes, cut)
     while True:
-        found = min((_work(range_costs, homes, near), near) for near in (cut, *_near(cut)))
-        if found[0] >= work:
+        least_work, best_cut = min((_work(range_costs, homes, near), near) for near in (cut, *_near(cut)))
+        if least_work >= work:
             return cut
-        work, cut = found
+        work, cut = least_work, best_cut
 
 
 def _near(cut: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The cuts with a layer moved at one or two boundaries."""
     boundaries = range(1, len(cut))
     for moved in itertools.chain(((b,) for b in boundaries), itertools.combinations(boundaries, 2)):
         for changes in itertools.product((-1, 1), repeat=len(moved)):

@@ -1,6 +1,6 @@
-"""Improves a candidate step by step: what is like it is simulated, and the best of that is taken.
+"""Improves a candidate by local search: its neighbours are simulated, and the best one is taken.
 
-What is like a candidate: the same groups, in either order, with another schedule; another number of
+Neighbours of a candidate have: the same groups, in either order, with another schedule; another number of
 microbatches; rematerialisation or FSDP the other way; a layer in the neighbouring stage; another submesh for
 a group, or for two of them. Where the stages are no longer the same, layers are cut anew.
 """
@@ -17,34 +17,34 @@ from mpmd.planner.collectives import Submesh
 from mpmd.planner.search.candidates import best_of_shape
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.layer_arrays import StepSettings
-from mpmd.planner.search.sweep import SearchSpace, Shape
+from mpmd.planner.search.search_space import SearchSpace, Shape
 
 MOST_MOVES = 40
-"""How many boundaries between stages are tried in a round: those between the most unequal stages."""
+"""The most boundaries at which layers are moved in a round: those between the most unequal stages."""
 
 MOST_GROUPS = 8
-"""Of more groups the submeshes are not changed one by one."""
+"""With more groups, submeshes of single groups are not changed."""
 
 MOST_STAGES_PER_GROUP = 4
 
 MOST_SHAPES = 8
-"""In how many ways groups are divided otherwise, where another number of microbatches needs that."""
+"""The most other submeshes that are tried where another number of microbatches needs them."""
 
 
 def improved(space: SearchSpace, start: Evaluation, most_tasks: int) -> Evaluation:
-    """The best that is found until so many tasks have been simulated.
+    """The best neighbour of neighbours, after so many simulated tasks or when no neighbour is better.
 
-    The best is the one that fits, or needs the least memory, and of those that fit the shortest step.
+    The best candidate has the shortest step of those that fit, or the least memory if none fits.
     """
     best, num_tasks, rounds_without = start, 0, 0
     for move in itertools.cycle(NEIGHBOUR_MOVES):
-        found = []
+        neighbours = []
         for evaluation in filter(None, move(space, best)):
             num_tasks += evaluation.num_tasks
-            found.append(evaluation)
+            neighbours.append(evaluation)
             if num_tasks >= most_tasks:
                 break
-        better = min(found, key=lambda evaluation: rank(space, evaluation), default=best)
+        better = min(neighbours, key=lambda evaluation: rank(space, evaluation), default=best)
         is_better = rank(space, better) < rank(space, best)
         best, rounds_without = (better, 0) if is_better else (best, rounds_without + 1)
         if rounds_without == len(NEIGHBOUR_MOVES) or num_tasks >= most_tasks:
@@ -53,7 +53,7 @@ def improved(space: SearchSpace, start: Evaluation, most_tasks: int) -> Evaluati
 
 
 def rank(space: SearchSpace, evaluation: Evaluation) -> tuple[float, float]:
-    """The smaller, the better: the bytes that are missing, and the seconds."""
+    """The missing bytes, and the seconds; smaller is better."""
     missing = evaluation.prediction.memory.total - space.model.cluster.memory
     return max(0.0, missing), evaluation.seconds
 
@@ -63,8 +63,8 @@ def _shape(candidate: Candidate) -> Shape:
 
 
 def _schedules(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
-    own = _shape(best.candidate)
-    groups = len(own.submeshes)
+    shape = _shape(best.candidate)
+    groups = len(shape.submeshes)
     for family, stages_per_group in space.families:
         if groups == 1 or stages_per_group > MOST_STAGES_PER_GROUP:
             continue
@@ -72,20 +72,20 @@ def _schedules(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | No
         if schedule is None:
             continue
         # Which end of the pipeline is to have the larger groups depends on the schedule.
-        orders = [own.submeshes, own.submeshes[::-1]]
-        one = orders[0] == orders[1] or space.constraints.submesh is not None
-        for submeshes in orders[: 1 if one else 2]:
-            if (schedule, submeshes) != (own.schedule, own.submeshes):
-                yield best_of_shape(space, dataclasses.replace(own, schedule=schedule, submeshes=submeshes))
+        orders = [shape.submeshes, shape.submeshes[::-1]]
+        is_one_order = orders[0] == orders[1] or space.constraints.submesh is not None
+        for submeshes in orders[: 1 if is_one_order else 2]:
+            if (schedule, submeshes) != (shape.schedule, shape.submeshes):
+                yield best_of_shape(space, dataclasses.replace(shape, schedule=schedule, submeshes=submeshes))
 
 
 def _microbatches(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
-    numbers, own = space.numbers_of_microbatches, StepSettings.of(best.candidate)
-    index = numbers.index(own.num_microbatches)
+    numbers, old = space.numbers_of_microbatches, StepSettings.of(best.candidate)
+    index = numbers.index(old.num_microbatches)
     for number in numbers[max(0, index - 2) : index + 3]:
         for submeshes in _dividing(space, best.candidate.submeshes, number):
-            settings = dataclasses.replace(own, num_microbatches=number)
-            if settings != own and settings in space.settings(submeshes):
+            settings = dataclasses.replace(old, num_microbatches=number)
+            if settings != old and settings in space.settings(submeshes):
                 shape = dataclasses.replace(_shape(best.candidate), settings=settings, submeshes=submeshes)
                 yield best_of_shape(space, shape)
 
@@ -93,9 +93,9 @@ def _microbatches(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation |
 def _dividing(
     space: SearchSpace, submeshes: tuple[Submesh, ...], num_microbatches: int
 ) -> Iterator[tuple[Submesh, ...]]:
-    """The submeshes, or others of as many devices where these do not divide the rows of a microbatch."""
-    wrong = [submesh for submesh in submeshes if not space.divides((submesh,), num_microbatches)]
-    sizes = sorted({math.prod(submesh.values()) for submesh in wrong})
+    """The submeshes, with others of the same size for those that do not divide the rows of a microbatch."""
+    unfit = [submesh for submesh in submeshes if not space.divides((submesh,), num_microbatches)]
+    sizes = sorted({math.prod(submesh.values()) for submesh in unfit})
     options = [
         [
             s
@@ -106,13 +106,13 @@ def _dividing(
     ]
     for chosen in itertools.islice(itertools.product(*options), MOST_SHAPES):
         of_size = dict(zip(sizes, chosen, strict=True))
-        yield tuple(of_size[math.prod(own.values())] if own in wrong else own for own in submeshes)
+        yield tuple(of_size[math.prod(s.values())] if s in unfit else s for s in submeshes)
 
 
 def _flags(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
-    own = StepSettings.of(best.candidate)
+    old = StepSettings.of(best.candidate)
     for settings in space.settings(best.candidate.submeshes):
-        if settings != own and settings.num_microbatches == own.num_microbatches:
+        if settings != old and settings.num_microbatches == old.num_microbatches:
             yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), settings=settings))
 
 
@@ -132,7 +132,7 @@ def _layers(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]
 
 
 def _submeshes(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
-    """Other submeshes for one group, and for two groups that give and take, or change places."""
+    """Other submeshes for one group, for two that swap theirs, and, of up to three groups, for any two."""
     candidate = best.candidate
     groups = len(candidate.submeshes)
     if groups > MOST_GROUPS or space.constraints.submesh is not None:
@@ -152,13 +152,13 @@ def _submeshes(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | No
 
 
 def _with_submeshes(space: SearchSpace, candidate: Candidate, changed: dict) -> Evaluation | None:
-    submeshes = tuple(changed.get(group, own) for group, own in enumerate(candidate.submeshes))
+    submeshes = tuple(changed.get(group, old) for group, old in enumerate(candidate.submeshes))
     devices = sum(math.prod(submesh.values()) for submesh in submeshes)
-    several = any(submesh["data"] > 1 for submesh in submeshes)
+    has_data_axis = any(submesh["data"] > 1 for submesh in submeshes)
     if (
         submeshes == candidate.submeshes
         or devices > space.num_devices
-        or (candidate.fsdp and not several)
+        or (candidate.fsdp and not has_data_axis)
         or not space.divides(submeshes, candidate.num_microbatches)
     ):
         return None

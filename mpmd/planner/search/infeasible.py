@@ -1,4 +1,4 @@
-"""What is said of a step that fits nowhere: what is missing, and the nearest that would fit."""
+"""The message for a step that fits nowhere: the missing memory, and the nearest changes that would fit."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.search.candidates import best_of_shape
 from mpmd.planner.search.formula import Evaluation
+from mpmd.planner.search.search_space import SearchSpace, Shape
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.search.sweep import SearchSpace, Shape, smallest, sweep
+from mpmd.planner.search.sweep import smallest, sweep
 from mpmd.util.tables import human_bytes
 
 MOST_SHAPES = 8
-"""How many shapes of each change are looked at."""
+"""The most shapes that are evaluated for each change."""
 
 MOST_NODES = 4096
 
 
 def infeasible(space: SearchSpace) -> str:
-    """The message."""
+    """The message for a search space in which no candidate fits."""
     cluster = space.model.cluster
-    found = [e for shape in smallest(space)[:MOST_SHAPES] if (e := best_of_shape(space, shape))]
-    if not found:
+    evaluations = [e for shape in smallest(space)[:MOST_SHAPES] if (e := best_of_shape(space, shape))]
+    if not evaluations:
         return (
             f"there is no way to run the step as fixed on {space.num_devices} devices: no schedule has "
             f"these numbers of stages and groups, with devices that divide {space.profile.rows} rows"
         )
-    least = min(found, key=lambda evaluation: evaluation.prediction.memory.total)
+    least = min(evaluations, key=lambda evaluation: evaluation.prediction.memory.total)
     needed = least.prediction.memory.total
     return (
         f"the step does not fit: a device needs at least {human_bytes(needed)} "
@@ -37,15 +38,17 @@ def infeasible(space: SearchSpace) -> str:
 
 
 def _remedies(space: SearchSpace) -> str:
-    found = list(_nearest(space))
-    return f"it would fit with {' or '.join(found)}" if found else f"nor does it on {MOST_NODES} such nodes"
+    changes = list(_nearest(space))
+    return (
+        f"it would fit with {' or '.join(changes)}" if changes else f"nor does it on {MOST_NODES} such nodes"
+    )
 
 
 def _nearest(space: SearchSpace) -> Iterator[str]:
-    """The changes, of one thing each, with which something fits."""
+    """Changes of one constraint, or of the number of nodes, with which a candidate fits."""
     for field in dataclasses.fields(Constraints):
         value = getattr(space.constraints, field.name)
-        if value is not None and field.name not in _given_by_step(space):
+        if value is not None and field.name not in _fixed_by_step(space):
             changes = {field.name: None}
             if field.name in ("schedule", "layers_per_stage") and not space.profile.are_stages:
                 changes |= {"num_stages": None}
@@ -63,8 +66,8 @@ def _nearest(space: SearchSpace) -> Iterator[str]:
         nodes *= 2
 
 
-def _given_by_step(space: SearchSpace) -> set[str]:
-    """What the step itself has fixed."""
+def _fixed_by_step(space: SearchSpace) -> set[str]:
+    """The constraints that come from the step itself."""
     stages = {"layers_per_stage", "num_stages"} if space.profile.are_stages else set()
     return stages | ({"num_microbatches"} if space.profile.num_microbatches else set())
 

@@ -1,4 +1,4 @@
-"""The numbers of a profile's layers as arrays, and the shares of them that a device of a group has."""
+"""A profile's layers as arrays of numbers, and the shares of these that a device of a group has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNDIVIDED = Division(largest=1, operations=0.0, weights=0.0, activations=0.0)
 
 @dataclasses.dataclass(frozen=True)
 class StepSettings:
-    """What all groups of a candidate have in common; the attributes are those of ``Candidate``."""
+    """Settings that all groups of a candidate have in common; the attributes are those of ``Candidate``."""
 
     num_microbatches: int
     remat: bool
@@ -31,7 +31,7 @@ class StepSettings:
 
     @staticmethod
     def of(candidate: Candidate) -> StepSettings:
-        """The way of a candidate."""
+        """The settings of a candidate."""
         return StepSettings(
             **{field.name: getattr(candidate, field.name) for field in dataclasses.fields(StepSettings)}
         )
@@ -39,11 +39,12 @@ class StepSettings:
 
 @dataclasses.dataclass(frozen=True)
 class GroupSettings:
-    """How a group runs its layers.
+    """Settings of a group, on which the costs of its layers depend.
 
     Attributes:
-      sizes, links: of the axes of its submesh, ``INNERMOST_FIRST``; a link is the slowest one of its rings.
-      step: those of all groups.
+      sizes: of the axes of its submesh, ``INNERMOST_FIRST``.
+      links: of these axes; the link of an axis is the slowest one of its rings.
+      step: the settings of all groups.
     """
 
     sizes: tuple[int, ...]
@@ -52,44 +53,44 @@ class GroupSettings:
 
 
 def group_settings_of(submesh: Submesh, links: tuple[Link, ...], settings: StepSettings) -> GroupSettings:
-    """The setting of a group with a submesh."""
+    """The settings of a group with a submesh."""
     sizes = tuple(submesh.get(kind, 1) for kind in INNERMOST_FIRST)
     return GroupSettings(sizes, links, settings)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerArrays:
-    """The numbers of layers: arrays by layer, and tuples of those by axis, ``INNERMOST_FIRST``."""
+    """A profile's numbers: arrays by layer, and tuples of arrays by axis, ``INNERMOST_FIRST``."""
 
     profile: Profile
 
     @functools.cached_property
     def forward(self) -> tuple[Array, ...]:
-        """Operations, bytes, those of them beside products, and temporaries."""
+        """The fields of ``TaskWork``: operations, bytes, bytes beside products, and temporaries."""
         return self._work("forward")
 
     @functools.cached_property
     def backward(self) -> tuple[Array, ...]:
-        """Operations, bytes, those of them beside products, and temporaries."""
+        """The fields of ``TaskWork``, as of ``forward``."""
         return self._work("backward")
 
     def of(self, field: str) -> Array:
-        """A number of each layer."""
+        """A field of each ``Layer``."""
         return self._numbers[field]
 
     def divided(self, field: str) -> tuple[Array, ...]:
-        """A number of each layer's divisions."""
+        """A field of each layer's ``Division``, by axis."""
         return self._divided[field]
 
     def shares(self, field: str, sizes: tuple[int, ...]) -> list[Array]:
-        """By axis, the share that a device has of what the divisions' ``field`` says is divided.
+        """By axis, the share on each device of the values of which ``field`` is the divided share.
 
         Shares of several axes multiply.
         """
         return [1 - share + share / size for share, size in zip(self.divided(field), sizes, strict=True)]
 
     def rows(self, group: GroupSettings) -> float:
-        """The rows of a microbatch, over those that the profile is for."""
+        """The rows of a microbatch, over the rows that the profile's numbers are for."""
         return self.profile.rows / group.step.num_microbatches / self.profile.microbatch_rows
 
     @functools.cached_property
@@ -117,7 +118,7 @@ class LayerArrays:
 
 
 def product(shares: Iterable[Array]) -> Array:
-    """The share of what is divided along several axes."""
+    """The share of values that are divided along several axes."""
     return math.prod(shares)  # type: ignore[return-value]
 
 

@@ -15,10 +15,10 @@ class LayerBytes:
     """Bytes of each layer on each device.
 
     Attributes:
-      weights, gradients, state: for the whole step.
-      residuals: of one microbatch, from its forward to its backward.
-      entering: of one microbatch, what comes from the layers before.
-      temporaries: while the layer's backward runs, beside these.
+      weights, gradients, state: held for the whole step.
+      residuals: of one microbatch, held from its forward to its backward.
+      entering: of one microbatch, received from the layers before.
+      temporaries: held while the layer's backward runs, beside these.
     """
 
     weights: Array
@@ -30,12 +30,12 @@ class LayerBytes:
 
 
 def layer_bytes(arrays: LayerArrays, group: GroupSettings) -> LayerBytes:
-    """The bytes of all layers on devices that run them as a setting says.
+    """The bytes of all layers on the devices of a group.
 
-    Temporaries are what enters and its gradient, and what a task makes for itself, such as the scores of a
-    vocabulary; with rematerialisation the residuals of the layer, which its backward computes again; with
-    weights divided over ``data``, the whole weights and gradients of the layer. Those that are gathered once
-    are there, whole, for the whole step.
+    Temporaries are the entering values with their gradients, and values within a task, such as the scores of
+    a vocabulary. With rematerialisation they include the residuals of the layer, which its backward computes
+    again; with weights divided over ``data``, the layer's whole weights and gradients. Weights that are
+    gathered once are held whole for the whole step.
     """
     held = product(arrays.shares("weights", group.sizes))
     shares = arrays.shares("activations", group.sizes)

@@ -3,10 +3,10 @@
 The loops share the groups, how weights are divided over ``data``, and the number of microbatches where the
 step leaves it open: their *ground*. Each has its own stages, schedule and rematerialisation. One loop begins
 where the one before has ended, so on a ground the best step consists of the best of each loop, and its time
-is their sum. Each loop by itself says which grounds are worth looking at.
+is their sum. The grounds that are tried are those of the best candidates of each loop by itself.
 
-What other loops keep in memory meanwhile, their weights and what is updated with these, is in the profile of
-each loop.
+The memory that other loops hold meanwhile, for their weights and the state updated with these, is in the
+profile of each loop.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from mpmd.planner.search.candidates import best_of, best_of_shape
 from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.formula import Evaluation
 from mpmd.planner.search.layer_arrays import StepSettings
-from mpmd.planner.search.search import NUM_ROWS, USUAL, SearchBudget, find
+from mpmd.planner.search.search import NUM_ROWS, USUAL, SearchBudget, search
+from mpmd.planner.search.search_space import SearchSpace, Shape
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.search.sweep import SearchSpace, Shape
 from mpmd.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Ground:
-    """What loops share.
+    """Choices that all loops of a step share.
 
     Attributes:
       submeshes: of the groups.
       num_microbatches: of the loops that leave it open; ``None`` if none does.
-      fsdp, gather_once: those of ``Candidate``.
+      fsdp, gather_once: as of ``Candidate``.
     """
 
     submeshes: tuple[Submesh, ...]
@@ -52,10 +52,10 @@ class Ground:
 
 @dataclasses.dataclass(frozen=True)
 class _Loop:
-    """A loop, and those that are like it, which are run as it is.
+    """A loop that stands for all loops like it.
 
     Attributes:
-      space: what there is to choose from.
+      space: its choices.
       rows: the best ways to run it by itself.
     """
 
@@ -69,18 +69,18 @@ class _Loop:
         return Ground(candidate.submeshes, number, candidate.fsdp, candidate.gather_once)
 
     def on(self, ground: Ground) -> Iterator[Shape]:
-        """The ways to run it on as many groups of a ground as it can take, with the schedules of its rows."""
-        schedules = {(row.candidate.schedule.name, _stages_per_group(row.candidate)) for row in self.rows}
+        """Shapes of the loop on the most groups of a ground that it can take, with its rows' schedules."""
+        schedules = {(row.candidate.schedule.name, row.candidate.stages_per_group) for row in self.rows}
         for groups in range(len(ground.submeshes), 0, -1):
-            submeshes, found = ground.submeshes[:groups], False
+            submeshes, has_schedule = ground.submeshes[:groups], False
             for (name, number), settings in itertools.product(
                 sorted(schedules), self._settings(ground, submeshes)
             ):
                 schedule = self.space.schedule(name, groups * number, groups)
                 if schedule is not None:
-                    found = True
+                    has_schedule = True
                     yield Shape(schedule, submeshes, settings)
-            if found:
+            if has_schedule:
                 return
 
     def _settings(self, ground: Ground, submeshes: tuple[Submesh, ...]) -> Iterator[StepSettings]:
@@ -94,10 +94,6 @@ class _Loop:
                 yield settings
 
 
-def _stages_per_group(candidate: Candidate) -> int:
-    return max(1, candidate.schedule.num_stages // candidate.schedule.mpmd_dim)
-
-
 def search_loops(
     profiles: Sequence[Profile],
     cluster: Hardware,
@@ -108,7 +104,7 @@ def search_loops(
 
     Args:
       profiles: of the loops, in order.
-      fixed: for each loop what is fixed. A loop with fewer layers than there are groups takes fewer.
+      fixed: of each loop. A loop with fewer layers than there are groups takes fewer.
 
     Raises: ``ValueError`` as ``search``; what is wrong with a loop says with which.
     """
@@ -116,7 +112,7 @@ def search_loops(
     loops = _loops({kind: kinds.index(kind) for kind in kinds}, profiles, cluster, constraints, budget)
     rows: list[Row] = []
     num_tasks = 0
-    # What is fixed for the loop with most layers is fixed for the step.
+    # A number of groups that is fixed for the loop with most layers is fixed for the step.
     groups = max(loop.space.constraints.groups or 0 for loop in loops.values())
     for label, ground in _grounds([*loops.values()]):
         if groups and len(ground.submeshes) != groups:
@@ -139,7 +135,7 @@ def loops_as_written(
 ) -> Row | None:
     """The best candidate with the schedules that the loops have themselves.
 
-    ``None`` where these are none for the loops, what is fixed, or the number of devices.
+    ``None`` where the loops, the constraints or the number of devices do not allow these schedules.
     """
     each = [dataclasses.replace(constraints, schedule=schedule) for schedule in schedules]
     try:
@@ -150,8 +146,8 @@ def loops_as_written(
 
 
 def _kinds(profiles: Sequence[Profile]) -> list[int]:
-    """For each loop the first one that is like it: of the same layers, or under the same decisions."""
-    found: list[int] = []
+    """For each loop the number of the first one like it: of the same layers, or under the same decisions."""
+    kinds: list[int] = []
     for number, profile in enumerate(profiles):
         like = (
             other
@@ -159,12 +155,12 @@ def _kinds(profiles: Sequence[Profile]) -> list[int]:
             if profile.decision_index == earlier.decision_index or _layers(profile) == _layers(earlier)
         )
         first = next(like, number)
-        found.append(found[first] if first < number else number)
-    return found
+        kinds.append(kinds[first] if first < number else number)
+    return kinds
 
 
 def _layers(profile: Profile) -> Profile:
-    """The profile without what it says of other loops, and of what is outside."""
+    """The profile of the loop's layers alone, without the state of other loops and the work outside."""
     layers = tuple(dataclasses.replace(layer, state=0) for layer in profile.layers)
     return dataclasses.replace(profile, layers=layers, outside=TaskWork(0.0, 0.0), batch=0, decision_index=0)
 
@@ -176,30 +172,30 @@ def _loops(
     constraints: Sequence[Constraints],
     budget: SearchBudget,
 ) -> dict[int, _Loop]:
-    """Each kind of loop, searched by itself. Raises ``ValueError`` with all contradictions."""
+    """Each kind of loop, searched by itself. Raises ``ValueError`` with all conflicts of constraints."""
     most = max(len(profile.layers) for profile in profiles)
-    of_kinds, faults = {}, []
+    constraints_of, faults = {}, []
     for kind in kinds:
         profile = profiles[kind]
-        own = of_kinds[kind] = combined(
+        of_kind = constraints_of[kind] = combined(
             _on_fewer_groups(constraints[kind], len(profile.layers), most), profile
         )
-        faults += [f"loop {kind}: {fault}" for fault in contradictions(own, profile, cluster)]
+        faults += [f"loop {kind}: {fault}" for fault in contradictions(of_kind, profile, cluster)]
     if faults:
         raise ValueError("\n".join(faults))
     loops = {}
-    for kind, own in of_kinds.items():
+    for kind, of_kind in constraints_of.items():
         profile = profiles[kind]
         try:
-            rows = find(profile, cluster, own, budget).rows
+            rows = search(profile, cluster, of_kind, budget)
         except ValueError as error:
             raise ValueError(f"loop {kind}: {error}") from error
-        loops[kind] = _Loop(SearchSpace(CostModel(profile, cluster), own), rows)
+        loops[kind] = _Loop(SearchSpace(CostModel(profile, cluster), of_kind), rows)
     return loops
 
 
 def _on_fewer_groups(constraints: Constraints, num_layers: int, most: int) -> Constraints:
-    """What is fixed for a loop with fewer layers than there are groups.
+    """The constraints of a loop, on fewer groups if it has fewer layers than there are groups.
 
     Args:
       most: the layers of the loop that has most.
@@ -214,14 +210,14 @@ def _on_fewer_groups(constraints: Constraints, num_layers: int, most: int) -> Co
 
 
 def _grounds(loops: Sequence[_Loop]) -> list[tuple[str, Ground]]:
-    """The grounds of the loops' rows, the best of each loop first; those of alternatives have labels."""
+    """The grounds of the loops' rows, the best of each loop first; grounds of alternatives have labels."""
     numbers = [loop.ground(row.candidate).num_microbatches for loop in loops for row in loop.rows]
     usual = next((number for number in numbers if number is not None), None)
 
     def ground(loop: _Loop, row: Row) -> Ground:
-        """That of a row; where the loop says its own number of microbatches, with the usual one."""
-        own = loop.ground(row.candidate)
-        return own if own.num_microbatches else dataclasses.replace(own, num_microbatches=usual)
+        """The ground of a row, with the usual number of microbatches where the loop leaves none open."""
+        of_row = loop.ground(row.candidate)
+        return of_row if of_row.num_microbatches else dataclasses.replace(of_row, num_microbatches=usual)
 
     labelled = [(row.label, ground(loops[0], row)) for row in loops[0].rows if row.label]
     known = {of_label for _, of_label in labelled}
@@ -234,12 +230,12 @@ def _grounds(loops: Sequence[_Loop]) -> list[tuple[str, Ground]]:
 def _best_on(
     ground: Ground, loops: Mapping[int, _Loop], cluster: Hardware
 ) -> tuple[dict[int, Evaluation] | None, int]:
-    """The best of each loop on a ground, ``None`` if one cannot be there; and how many tasks that took."""
+    """The best of each loop on a ground, ``None`` if a loop cannot run on it; and the simulated tasks."""
     best, num_tasks = {}, 0
     for kind, loop in loops.items():
-        found = [e for shape in loop.on(ground) if (e := best_of_shape(loop.space, shape)) is not None]
-        num_tasks += sum(evaluation.num_tasks for evaluation in found)
-        evaluation = best_of(found, cluster.memory)
+        evaluations = [e for shape in loop.on(ground) if (e := best_of_shape(loop.space, shape)) is not None]
+        num_tasks += sum(evaluation.num_tasks for evaluation in evaluations)
+        evaluation = best_of(evaluations, cluster.memory)
         if evaluation is None:
             return None, num_tasks
         best[kind] = evaluation
@@ -247,7 +243,7 @@ def _best_on(
 
 
 def _row(label: str, ground: Ground, loops: Sequence[Evaluation]) -> Row:
-    """The candidate of a step, and the prediction: times add up, and memory is that of the largest loop."""
+    """The row of a step: the times of its loops add up; the memory is that of the loop that needs most."""
     first, *later = (dataclasses.replace(e.candidate, submeshes=ground.submeshes) for e in loops)
     seconds = sum(evaluation.seconds for evaluation in loops)
     groups = len(ground.submeshes)

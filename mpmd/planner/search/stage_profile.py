@@ -15,8 +15,8 @@ from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Kind, Profile
 from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.orders import stages_in_flight
+from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.search.sweep import SearchSpace
 from mpmd.planner.shared_cores import time_alone
 from mpmd.util.tables import table
 
@@ -26,11 +26,11 @@ class StageCost:
     """A run of layers on a submesh.
 
     Attributes:
-      layers: the first one, and the last one.
-      mesh: the nodes of the submesh, and its devices on each.
-      submesh: its devices along each axis.
-      forward, backward: seconds of a microbatch, on devices of nodes on which no other group computes.
-      stages: the stages of the chosen candidate that are this; none of most rows.
+      layers: the first one and the last one.
+      mesh: the number of nodes, and of devices on each.
+      submesh: the number of devices along each axis.
+      forward, backward: seconds for a microbatch, while no other group computes on the same nodes.
+      stages: the stages of the chosen candidate that have these layers and devices; empty for most rows.
     """
 
     layers: tuple[int, int]
@@ -49,7 +49,7 @@ class StageProfile:
 
     Attributes:
       rows: by layers, then by submesh.
-      rows_of_microbatch: for which the times are.
+      rows_of_microbatch: the rows of the batch that the times are for.
     """
 
     rows: tuple[StageCost, ...]
@@ -124,7 +124,7 @@ def _sizes(submesh: Submesh) -> tuple[int, ...]:
 
 
 def _stages_of(candidate: Candidate) -> dict[tuple[int, int, tuple[int, ...]], list[int]]:
-    """The stages by their first layer, the first one behind, and the sizes of the group's axes."""
+    """Stages by their first layer, the first layer behind them, and the sizes of their group's axes."""
     homes, _ = stages_in_flight(candidate.schedule, candidate.num_microbatches)
     stops = [*itertools.accumulate(candidate.layers_per_stage)]
     stages: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}

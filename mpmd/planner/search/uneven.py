@@ -1,4 +1,4 @@
-"""Groups of different sizes: a dynamic programme over layers and device counts.
+"""Finds groups of different sizes, by a dynamic programme over layers and numbers of devices.
 
 As Alpa's (arXiv:2201.12023, section 5.2) it gives each stage a run of layers and a submesh, but it minimises
 the bound of ``partition.py``, which counts filling and draining. ``V[i, d]`` is the bound for the layers
@@ -17,13 +17,13 @@ import numpy as np
 from mpmd.planner.collectives import Place, Submesh, message_link
 from mpmd.planner.search.layer_arrays import Array, StepSettings
 from mpmd.planner.search.partition import StageRangeCosts
-from mpmd.planner.search.sweep import SearchSpace
+from mpmd.planner.search.search_space import SearchSpace
 
 MOST_LAYERS = 40
-"""More layers than these are put together for this, but for those at either end."""
+"""More layers are merged to so many, except for those at either end."""
 
 MOST_UNITS = 32
-"""Devices are given out in units, of which there are not more than these."""
+"""The most units in which devices are assigned to groups."""
 
 MOST_STAGES = 32
 OPTIONS_PER_SIZE = 2
@@ -35,8 +35,8 @@ class _Option:
     """A submesh that a group may have.
 
     Attributes:
-      units: of devices.
-      stretches: of layers, put together.
+      units: the number of units of devices.
+      range_costs: of ranges of merged layers.
       step: by first and last layer, seconds of a step outside the loop.
     """
 
@@ -47,7 +47,7 @@ class _Option:
 
 
 def uneven_submeshes(space: SearchSpace, settings: StepSettings) -> list[tuple[Submesh, ...]]:
-    """The submeshes of groups of different sizes that promise most, for different numbers of groups."""
+    """The most promising submeshes of groups of different sizes, for different numbers of groups."""
     bounds = _bounds_of_layers(len(space.profile.layers))
     unit = _unit(space)
     options = _options(space, settings, unit, bounds)
@@ -61,8 +61,8 @@ def uneven_submeshes(space: SearchSpace, settings: StepSettings) -> list[tuple[S
     units = space.num_devices // unit
     for value, chosen in _programme(space, settings, options, units, len(bounds) - 1, numbers):
         submeshes = tuple(option.submesh for option in chosen)
-        wanted = space.constraints.groups in (None, len(submeshes))
-        if wanted and any(submesh != submeshes[0] for submesh in submeshes):
+        is_allowed = space.constraints.groups in (None, len(submeshes))
+        if is_allowed and any(submesh != submeshes[0] for submesh in submeshes):
             values.append((value, submeshes))
     return [submeshes for _, submeshes in sorted(values, key=lambda pair: pair[0])[:MOST_RESULTS]]
 
@@ -75,16 +75,16 @@ def _programme(
     num_layers: int,
     numbers: range,
 ) -> Iterator[tuple[float, list[_Option]]]:
-    """For each number of stages the bound, and the submeshes of the stages."""
+    """The bound for each number of stages, and the options of these stages."""
     best = np.full((num_layers + 1, units + 1), math.inf)
     best[num_layers] = 0.0
     behind, choices = best, []
     for number in numbers:
         in_flight = min(number, settings.num_microbatches)
-        found = [_with_option(space, settings, option, in_flight, behind) for option in options]
-        values = np.stack([value for value, _ in found])
+        of_options = [_with_option(space, settings, option, in_flight, behind) for option in options]
+        values = np.stack([value for value, _ in of_options])
         option_of = values.argmin(axis=0)
-        stops = np.take_along_axis(np.stack([stop for _, stop in found]), option_of[None], axis=0)[0]
+        stops = np.take_along_axis(np.stack([stop for _, stop in of_options]), option_of[None], axis=0)[0]
         best = np.take_along_axis(values, option_of[None], axis=0)[0]
         # The message into a stage goes at the pace of the best link that any option has.
         hops = np.min([option.range_costs.hops for option in options], axis=0)
@@ -97,13 +97,13 @@ def _programme(
 def _with_option(
     space: SearchSpace, settings: StepSettings, option: _Option, in_flight: int, behind: Array
 ) -> tuple[Array, Array]:
-    """For each first layer and number of units the bound with this option, and the first layer behind it."""
+    """By first layer and number of units: the bound with an option, and the first layer behind its stage."""
     seconds = option.range_costs.fitting(in_flight, space.model.cluster.memory)
     units = behind.shape[1]
     left = np.full_like(behind, math.inf)
     left[:, option.units :] = behind[:, : units - option.units]
-    own = settings.num_microbatches * seconds + option.step
-    totals = np.maximum(own[:, :, None], seconds[:, :, None] + left[None, :, :])
+    busy = settings.num_microbatches * seconds + option.step
+    totals = np.maximum(busy[:, :, None], seconds[:, :, None] + left[None, :, :])
     stops = totals.argmin(axis=1)
     return np.take_along_axis(totals, stops[:, None, :], axis=1)[:, 0, :], stops
 
@@ -118,7 +118,7 @@ def _chosen(options: list[_Option], choices: list[tuple[Array, Array]], units: i
 
 
 def _unit(space: SearchSpace) -> int:
-    """The devices that are given out together."""
+    """The devices of a unit."""
     devices = space.num_devices
     return next(
         unit for unit in range(1, devices + 1) if devices % unit == 0 and devices // unit <= MOST_UNITS
@@ -126,7 +126,7 @@ def _unit(space: SearchSpace) -> int:
 
 
 def _bounds_of_layers(num_layers: int) -> list[int]:
-    """Where the layers begin that are put together."""
+    """The first layers of merged layers, and the number of layers."""
     if num_layers <= MOST_LAYERS:
         return [*range(num_layers + 1)]
     inner = np.linspace(2, num_layers - 2, MOST_LAYERS - 3).round().astype(int)
@@ -134,7 +134,7 @@ def _bounds_of_layers(num_layers: int) -> list[int]:
 
 
 def _options(space: SearchSpace, settings: StepSettings, unit: int, bounds: list[int]) -> list[_Option]:
-    """For each size the submeshes with the least work, and the one that needs the least memory."""
+    """For each number of devices, the submeshes with the least work, and the one with the least memory."""
     by_size: dict[int, list[tuple[float, float, Submesh]]] = {}
     for submesh in space.submeshes:
         size = math.prod(submesh.values())
@@ -144,9 +144,9 @@ def _options(space: SearchSpace, settings: StepSettings, unit: int, bounds: list
             held = float(table.until["weights"][-1] + table.until["state"][-1] + table.until["gradients"][-1])
             by_size.setdefault(size, []).append((work, held, submesh))
     chosen = []
-    for found in by_size.values():
-        by_work = sorted(found, key=lambda entry: entry[0])[:OPTIONS_PER_SIZE]
-        least = min(found, key=lambda entry: entry[1])
+    for submeshes in by_size.values():
+        by_work = sorted(submeshes, key=lambda entry: entry[0])[:OPTIONS_PER_SIZE]
+        least = min(submeshes, key=lambda entry: entry[1])
         chosen += [submesh for _, _, submesh in (*by_work, *([] if least in by_work else [least]))]
     return [_option(space, settings, submesh, unit, bounds) for submesh in chosen]
 

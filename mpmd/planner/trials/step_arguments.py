@@ -1,4 +1,4 @@
-"""What the shardings and the donation of a step's arguments depend on: which of them belong together."""
+"""Facts about a step's arguments that decide how they are sharded and donated."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class StepArguments:
 
     Attributes:
       shapes: of each leaf.
-      updated: those that the step returns updated.
-      weights: those of them that loops read; all of them, without a loop. Of a step that updates nothing,
-        all that are read, the batch too.
-      linked: for each leaf those that it is combined with element by element, itself among them: a weight
-        and what the optimizer keeps for it.
+      updated: the leaves that the step returns updated.
+      weights: the updated leaves that loops read; without a loop, all updated leaves. In a step that updates
+        nothing, all leaves that are read, including the batch.
+      linked: for each leaf, those that it is combined with element by element, including itself: a weight and
+        the optimizer's state for it.
       stacked: the dimension of a leaf that counts layers and is cut between stages.
     """
 
@@ -36,7 +36,7 @@ class StepArguments:
 
 
 def step_arguments(step: CutStep) -> StepArguments:
-    """What a step says of its arguments."""
+    """The facts about a step's arguments."""
     leaves = step.argument_leaves
     leaf_of = [position for position, leaf in enumerate(leaves) for _ in leaf.names]
     variables = [argument.var for argument in step.arguments]
@@ -64,7 +64,7 @@ def step_arguments(step: CutStep) -> StepArguments:
 
 
 def _read_by_loop(step: CutStep) -> set[Var]:
-    """What loops read, and what that is computed of before them."""
+    """The variables that loops read, and those from which they are computed before the loops."""
     read: set[Var] = {var for loop in step.loops for var in free_variables(loop.eqns)}
     for eqn in reversed(tuple(itertools.chain(*step.outside[:-1]))):
         if not read.isdisjoint(eqn.outvars):

@@ -26,21 +26,21 @@ from mpmd.planner.trials.step_arguments import step_arguments
 
 @dataclasses.dataclass(frozen=True)
 class StepSpec:
-    """The step that is planned, with the arguments of one call.
+    """The step to plan, with the arguments of one call.
 
     Attributes:
       step: as the user wrote it.
       call: its arguments, without values.
-      static: the keywords of ``mpmd.jit`` that say which arguments are static.
-      given_specs: how the user wants leaves to be sharded; ``None`` for those that are open.
-      given_donations: the arguments that may be taken over; ``None`` leaves it open.
+      static: the keywords of ``mpmd.jit`` that name static arguments.
+      fixed_specs: the user's specs of leaves; ``None`` for an open one.
+      fixed_donations: the arguments that the user donates; ``None`` if that is open.
     """
 
     step: Callable
     call: Call
     static: Mapping[str, Any]
-    given_specs: tuple[Spec | None, ...]
-    given_donations: tuple[int, ...] | None
+    fixed_specs: tuple[Spec | None, ...]
+    fixed_donations: tuple[int, ...] | None
 
     @classmethod
     def of(
@@ -83,10 +83,10 @@ class StepSpec:
 
 
 class Trials:
-    """What candidates mean for a step on a cluster, by the step's own plans."""
+    """Plans a step on a cluster as candidates say."""
 
     def __init__(self, step_spec: StepSpec, cluster: Hardware, num_layers: int | None = None):
-        self._subject, self._cluster = step_spec, cluster
+        self._step_spec, self._cluster = step_spec, cluster
         profiled = profile_step(step_spec.function, *step_spec.arguments, num_layers)
         self.profiles: tuple[Profile, ...] = profiled.profiles
         self.written_schedules = tuple(loop.schedule for loop in profiled.written)
@@ -94,12 +94,12 @@ class Trials:
 
     @functools.cached_property
     def donate_argnums(self) -> tuple[int, ...]:
-        """The arguments whose leaves the step returns updated, as the user counts them."""
-        if self._subject.given_donations is not None:
-            return self._subject.given_donations
-        args, _ = self._subject.arguments
+        """The positions of donated arguments, as the user counts them: by default those returned updated."""
+        if self._step_spec.fixed_donations is not None:
+            return self._step_spec.fixed_donations
+        args, _ = self._step_spec.arguments
         donated, first = [], 0
-        for position, argument in zip(self._subject.traced_positions, args, strict=True):
+        for position, argument in zip(self._step_spec.traced_positions, args, strict=True):
             leaves = range(first, first := first + len(jax.tree.leaves(argument)))
             if leaves and self._arguments.updated.issuperset(leaves):
                 donated.append(position)
@@ -112,13 +112,13 @@ class Trials:
         """
         if all(size == 1 for submesh in candidate.submeshes for size in submesh.values()):
             return None, None
-        step_spec = self._subject
-        specs = argument_specs(self._arguments, self.profiles[0].specs, candidate, step_spec.given_specs)
+        step_spec = self._step_spec
+        specs = argument_specs(self._arguments, self.profiles[0].specs, candidate, step_spec.fixed_specs)
         return jax.tree.unflatten(step_spec.call.treedef, [PartitionSpec(*spec) for spec in specs])
 
     def realize(self, candidate: Candidate) -> Realized:
         """The candidate's plan and costs. Raises ``CompileError`` as ``mpmd.jit``."""
-        step_spec = self._subject
+        step_spec = self._step_spec
         args, kwargs = step_spec.arguments
         donated = [
             i for i, position in enumerate(step_spec.traced_positions) if position in self.donate_argnums

@@ -169,7 +169,7 @@ def test_halves_of_a_backward_recompute_what_each_reads(schedule):
 def test_equal_stages_still_share_executables():
     step = make_step(pipeline(gelu), mpmd.Std1F1B(4))
     with mesh_of(4) as mesh:
-        loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(weights(4)), *batch())
+        loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(init(weights(4)), *batch())
     kinds = [executable.name[:3] for executable in loaded.plan.executables]
     assert kinds.count("fwd") == kinds.count("bwd") == 3  # of the first stage, of the last, of the others
 

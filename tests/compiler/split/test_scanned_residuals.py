@@ -128,12 +128,12 @@ def test_a_shard_map_in_the_body():
     with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))):
         expected = jax.jit(step)(params, *data)
     with mesh_of(3, x=2) as mesh:
-        assert_close(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(params, *data), expected)
+        assert_close(mpmd.jit(step, mpmd_mesh=mesh)(params, *data), expected)
 
 
 def test_equal_stages_share_executables():
     step = make_step(in_a_scan(gelu), mpmd.Std1F1B(3), SGD)
     with mesh_of(3) as mesh:
-        loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(stacked()), *batch())
+        loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(init(stacked()), *batch())
     kinds = [executable.name[:3] for executable in loaded.plan.executables]
     assert kinds.count("fwd") == kinds.count("bwd") == 3

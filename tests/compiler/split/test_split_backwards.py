@@ -209,4 +209,4 @@ def test_an_operation_that_goes_by_order_refuses_another_one():
         return mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), Descending(2, 2), operation=Last())
 
     with mesh_of(2) as mesh, pytest.raises(mpmd.CompileError, match=r"runs fwd_1__3 before fwd_1__2, but a"):
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(2), *batch(4))
+        mpmd.jit(step, mpmd_mesh=mesh)(weights(2), *batch(4))
