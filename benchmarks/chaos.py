@@ -32,7 +32,7 @@ import numpy as np
 import ray
 
 import cluster
-import cluster.calls.health
+import cluster.driver.calls.health
 import mpmd
 from benchmarks.chain import OPTIMIZER, train_step
 from cluster.recovery import RecoveryReport
@@ -66,8 +66,8 @@ def main() -> None:
         "--spares", type=int, default=0, help="processes that wait to take a dead one's place"
     )
     args = parser.parse_args()
-    cluster.calls.health.PING_SECONDS = 1.0
-    cluster.calls.health.UNRESPONSIVE_SECONDS = STOPPED_SECONDS
+    cluster.driver.calls.health.PING_SECONDS = 1.0
+    cluster.driver.calls.health.UNRESPONSIVE_SECONDS = STOPPED_SECONDS
     ray.init(address="local", num_cpus=GROUPS + args.spares, include_dashboard=False, log_to_driver=False)
     recovery = cluster.Recovery(every=EVERY, max_failures=10 * args.kills, spares=args.spares)
     with (
@@ -135,7 +135,7 @@ class Trainer:
         self._rounds += 1
         path = self._directory / str(self._rounds)
         self.moment = LOADING
-        step = mpmd.mpmd_jit_with_loop(train_step(GROUPS), self.mesh, donate_argnums=0)
+        step = mpmd.jit(train_step(GROUPS), self.mesh, donate_argnums=0)
         step = step.compile(initial_state(), *self._batches[0])
         while True:
             try:

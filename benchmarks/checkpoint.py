@@ -73,7 +73,7 @@ def run(conditions: Conditions) -> Result:
     state = tuple([numbers.standard_normal(shape, "float32") for _ in range(GROUPS)] for _ in range(2))
     xs = np.ones((GROUPS, 4), "float32")
     with cluster.launch({"stage": GROUPS}, "stage", cpus_per_group=0.1, timeout=START_SECONDS) as mesh:
-        step = mpmd.mpmd_jit_with_loop(train_step, mesh, donate_argnums=0).compile(state, xs)
+        step = mpmd.jit(train_step, mesh, donate_argnums=0).compile(state, xs)
         there = step(state, xs)
         here = jax.tree.map(jnp.asarray, mpmd.to_host(there))
         ways = {

@@ -32,6 +32,7 @@ from jax.sharding import PartitionSpec
 
 import mpmd
 from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.compiler.request import CompileRequest
 from mpmd.meshes.mesh import GroupMesh
 from mpmd.program import export_function
 from mpmd.util.stopwatch import Stopwatch
@@ -73,7 +74,7 @@ def main() -> None:
         return
     if args.xla:
         with mesh_of(args.stages) as mesh:
-            print(mpmd.mpmd_jit_with_loop(step.fun, mpmd_mesh=mesh).compile(*step.args).report())
+            print(mpmd.jit(step.fun, mpmd_mesh=mesh).compile(*step.args).report())
         return
     print_passes(args, measure(step, args.repetitions))
     print_growth(args)
@@ -181,7 +182,7 @@ def measure(step: Step, repetitions: int) -> Measurement:
         traces.append(seconds_of_make_jaxpr(step))
         compiled, seconds = compile_and_export(step, mesh)
         runs.append(seconds)
-    program, traced = compiled.program, compiled.traced
+    program, traced = compiled.program, compiled.step
     return Measurement(
         {name: statistics.median(run[name] for run in runs) for name in runs[0]},
         statistics.median(traces),
@@ -202,7 +203,9 @@ def compile_and_export(step: Step, mesh: GroupMesh) -> tuple[CompiledStep, dict[
     """All that the driver does before the groups, Ray actors say, compile their executables."""
     forget()
     donated = [False] * len(jax.tree.leaves(step.args))
-    compiled = compile_step(step.fun, step.args, {}, submeshes=mesh.abstract_submeshes, donated=donated)
+    compiled = compile_step(
+        CompileRequest(step.fun, step.args, {}, submeshes=mesh.abstract_submeshes, donated=donated)
+    )
     watch = Stopwatch(dict(compiled.seconds))
     for executable in compiled.program.plan.executables:
         with watch("export"):
@@ -248,7 +251,7 @@ def seconds_to_load(step: Step, mesh: GroupMesh) -> tuple[float, ...]:
     forget()
     start, start_of_processors = time.perf_counter(), time.process_time()
     rows = PartitionSpec(None, "data")
-    function = mpmd.mpmd_jit_with_loop(step.fun, mpmd_mesh=mesh, in_specs=(PartitionSpec(), rows, rows))
+    function = mpmd.jit(step.fun, mpmd_mesh=mesh, in_specs=(PartitionSpec(), rows, rows))
     report = function.compile(*step.args).report()
     total = time.perf_counter() - start, time.process_time() - start_of_processors
     phases = (report.seconds.get(name, 0.0) for name in ("export", "resolve", "load"))
@@ -310,7 +313,7 @@ def print_scanned(args: argparse.Namespace) -> None:
 def xla_seconds(step: Step) -> float:
     forget()
     with mesh_of(step.groups) as mesh:
-        report = mpmd.mpmd_jit_with_loop(step.fun, mpmd_mesh=mesh).compile(*step.args).report()
+        report = mpmd.jit(step.fun, mpmd_mesh=mesh).compile(*step.args).report()
     return max(group.xla_seconds for group in report.groups)
 
 

@@ -31,7 +31,7 @@ from benchmarks.measure import Conditions, Result, Table, Times, interleaved, ra
 from benchmarks.peers import cpu_environment
 from benchmarks.peers.ours import START_SECONDS
 from benchmarks.workload import Workload
-from cluster import world
+from cluster.process import world
 
 DEVICES = (2, 4)
 QUICK = DEVICES[:1]
@@ -162,9 +162,7 @@ class Pipelines:
             workload = dataclasses.replace(workload, groups=mesh.mpmd_dim)
             state, batch = model.init_state(workload), model.batch(workload)
             rows = P(None, "data")
-            step = mpmd.mpmd_jit_with_loop(
-                model.train_step(workload), mesh, in_specs=(P(), rows, rows), donate_argnums=0
-            )
+            step = mpmd.jit(model.train_step(workload), mesh, in_specs=(P(), rows, rows), donate_argnums=0)
             self._steps[case] = step.compile(state, *batch)
             self._states[case], self._batches[case] = state, batch
 

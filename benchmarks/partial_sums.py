@@ -70,7 +70,7 @@ class Steps:
         self._state = [step(params, self._xs)[0] for step in self._steps]
 
     def _compiled(self, way: Way, params: list[np.ndarray]) -> LoadedStep:
-        step = mpmd.mpmd_jit_with_loop(
+        step = mpmd.jit(
             tiny.train_step(GROUPS),
             self._mesh,
             (P(*way.spec), P(None, "data")),

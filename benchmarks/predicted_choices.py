@@ -18,7 +18,7 @@ from benchmarks.running_steps import OPTIMIZER, RunningStep, batches, initial_st
 from mpmd.meshes.mesh import GroupMesh
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.trials.realize import decisions_of
-from mpmd.planner.trials.trials import Subject, Trials
+from mpmd.planner.trials.trials import StepSpec, Trials
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ def ranked(
     args = (jax.eval_shape(init), x, y)
     fixes: Mapping[str, Any] = {} if anywhere else {"groups": mesh.mpmd_dim, "submesh": {"data": 1}}
     choice = mpmd.plan(step, *args, cluster=cluster, measure=contest.measure, **fixes)
-    trials = Trials(Subject.of(step, args, {}, None, None, (), (), None), cluster)
+    trials = Trials(StepSpec.of(step, args, {}, None, None, (), (), None), cluster)
     rows = choice.rows[: contest.shown]
     with contextlib.ExitStack() as meshes:
         running = []

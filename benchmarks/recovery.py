@@ -119,7 +119,7 @@ class Training:
         self._state = (weights, OPTIMIZER.init(weights))
         self.nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._state))
         self._batch = np.random.default_rng(0).standard_normal((MICROBATCHES, rows, width), np.float32)
-        self._step = mpmd.mpmd_jit_with_loop(train_step(GROUPS, layers), mesh, donate_argnums=0)
+        self._step = mpmd.jit(train_step(GROUPS, layers), mesh, donate_argnums=0)
         self.losses: list[float] = []
         self.logged_bytes = 0
         self._one()  # compiles; with recovery it is followed by the first snapshot

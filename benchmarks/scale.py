@@ -18,6 +18,7 @@ from benchmarks.host import Host
 from benchmarks.measure import Conditions, Effort, Result, Table, Target, interleaved, ratio
 from benchmarks.peers import cpu_environment
 from mpmd.compiler.pipeline import compile_step
+from mpmd.compiler.request import CompileRequest
 from mpmd.verify import verify
 
 PLANS = {(16, 64): 3, (32, 128): 3, (64, 512): 1}
@@ -44,7 +45,7 @@ class Planner:
         jax.clear_caches()
         start = time.perf_counter()
         step, submeshes = tiny.train_step(groups), mesh.abstract_submeshes
-        compiled = compile_step(step, args, {}, submeshes=submeshes, donated=donated)
+        compiled = compile_step(CompileRequest(step, args, {}, submeshes=submeshes, donated=donated))
         plan = compiled.program.plan
         planned = time.perf_counter()
         verify(plan)
@@ -65,7 +66,7 @@ class Driver:
 
     def __init__(self, groups: int, ray_address: str):
         self._mesh = tiny.open_mesh(groups, ray_address)
-        function = mpmd.mpmd_jit_with_loop(tiny.train_step(groups), self._mesh, donate_argnums=0)
+        function = mpmd.jit(tiny.train_step(groups), self._mesh, donate_argnums=0)
         self._steps: dict[int, Any] = {}
         self._arguments: dict[int, Any] = {}
         for count in MICROBATCHES:

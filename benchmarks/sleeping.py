@@ -108,7 +108,7 @@ class SleepingPipeline:
         self._mesh = tiny.open_mesh(case.groups, ray_address if case.on_ray else "", runtime_env=hook)
         arguments: Any = tiny.arguments(case.groups, case.microbatches, case.microbatches)
         self._params, self._xs = arguments
-        step = mpmd.mpmd_jit_with_loop(tiny.train_step(case.groups), self._mesh, donate_argnums=0)
+        step = mpmd.jit(tiny.train_step(case.groups), self._mesh, donate_argnums=0)
         self._step = step.compile(self._params, self._xs)
 
     def measure(self, repetitions: int) -> Measurement:

@@ -54,7 +54,7 @@ class Starter:
             runtime_env={"env_vars": {"JAX_COMPILATION_CACHE_DIR": cache}},  # not the one of all suites
             timeout=START_SECONDS,
         ) as mesh:
-            function = mpmd.mpmd_jit_with_loop(model.train_step(workload), mesh, donate_argnums=0)
+            function = mpmd.jit(model.train_step(workload), mesh, donate_argnums=0)
             step = function.compile(state, *batch)
             start = time.perf_counter()
             state, loss = step(state, *batch)

@@ -1,4 +1,4 @@
-"""What JAX has no public name for, or says differently in different versions.
+"""The uses of JAX without a public name, or with different names in its versions.
 
 Nothing else in the project reaches below JAX's public modules.
 """
@@ -44,7 +44,7 @@ def with_scan_constants(params: Mapping[str, Any], count: int) -> dict[str, Any]
 
 
 def current_context() -> Any:
-    """What an equation that is traced here keeps of JAX's settings; equations have no public constructor."""
+    """The JAX settings that an equation traced here keeps; equations have no public constructor."""
     return jax.make_jaxpr(jax.lax.neg)(0.0).eqns[0].ctx
 
 
@@ -87,7 +87,7 @@ _OF_DEVICES = frozenset(
 
 
 def trace_context() -> Hashable:
-    """What JAX's configuration says in this thread about how functions are traced and lowered.
+    """JAX's configuration in this thread, as far as tracing and lowering depend on it.
 
     What is traced under one such value must not be used under another: it is a part of the key under which
     ``jax.jit`` keeps functions, and has no public name. Added is the kind of key that
@@ -101,7 +101,7 @@ def trace_context() -> Hashable:
 
 
 def trace_context_for_threads() -> Callable[[], AbstractContextManager]:
-    """What makes contexts in which this thread's ``trace_context`` holds in another thread.
+    """A maker of contexts that give another thread this thread's ``trace_context``.
 
     JAX keeps the values of its contexts, such as ``jax.threefry_partitionable``, for each thread, and lowers
     under those of the thread that compiles.
@@ -109,7 +109,7 @@ def trace_context_for_threads() -> Callable[[], AbstractContextManager]:
     from jax._src import config
 
     names = frozenset(config.trace_context_names()) - _OF_DEVICES
-    own = [
+    of_this_thread = [
         (state, state.value)
         for name, state in config.config_states.items()
         if name in names and state.value != state.get_global()
@@ -117,7 +117,7 @@ def trace_context_for_threads() -> Callable[[], AbstractContextManager]:
 
     def enter() -> AbstractContextManager:
         held = contextlib.ExitStack()
-        for state, value in own:
+        for state, value in of_this_thread:
             held.enter_context(state(value))
         return held
 
@@ -167,7 +167,7 @@ def compiled_for(
 
 
 def use_cpu_collectives_at(host: str) -> None:
-    """Has the collectives of CPU devices listen at an address of this process.
+    """Makes the collectives of CPU devices listen at an address of this process.
 
     To be called before ``jax.distributed.initialize``. JAX has them listen where the host's name resolves to,
     often a loopback address that other nodes cannot reach, and has no public option for it.
@@ -184,7 +184,7 @@ def use_cpu_collectives_at(host: str) -> None:
 
 
 def register_array_type(array_type: type, values_of: Callable[[Sequence[Any]], Sequence[jax.Array]]) -> None:
-    """Has JAX's functions take instances of a subclass of ``jax.Array``, which they only know by its value.
+    """Makes JAX's functions take instances of a subclass of ``jax.Array`` by their values.
 
     JAX finds what it needs to know of an argument by the argument's type, and has no public way to add one
     that is no pytree: the abstract value, the value in JAX's own types, and the value as a constant.

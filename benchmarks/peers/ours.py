@@ -27,7 +27,7 @@ class Ours:
         self._batch = model.batch(setting.workload)
         function = model.train_step(setting.workload)
         self._signature = CallSignature.of(function, (), (), (0,))
-        step = mpmd.mpmd_jit_with_loop(function, mesh, donate_argnums=0)
+        step = mpmd.jit(function, mesh, donate_argnums=0)
         self._step = step.compile(self._state, *self._batch)
 
     def run(self, steps: int) -> float:

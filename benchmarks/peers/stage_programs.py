@@ -13,6 +13,7 @@ import mpmd
 from benchmarks import model
 from benchmarks.workload import Workload
 from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.compiler.request import CompileRequest
 from mpmd.ir.plan import AnyTask, Edge, Free, GroupProgram, Name, Recv, Run, Send
 from mpmd.program import arguments, jitted
 from mpmd.sharding import to_sharding
@@ -60,11 +61,9 @@ class StagePrograms:
         donated = [i < num_state for i in range(len(self._leaves))]
         args = (state, *batch)
         compiled = compile_step(
-            model.train_step(workload),
-            args,
-            {},
-            submeshes=mesh.abstract_submeshes,
-            donated=donated,
+            CompileRequest(
+                model.train_step(workload), args, {}, submeshes=mesh.abstract_submeshes, donated=donated
+            )
         )
         self.plan = compiled.program.plan
         self._slots: dict[tuple[int, Name], Slot] = {}
@@ -156,7 +155,7 @@ class StagePrograms:
         ]
         feedback = [
             (self._slot(here, name), self._slot(here, plan.outputs[result].name))
-            for argument, result in compiled.traced.carried_state
+            for argument, result in compiled.step.carried_state
             if (name := plan.inputs[argument].name) and here in plan.inputs[argument].mpmd_idxs
         ]
         return Group(self._calls(program), feeds, feedback)

@@ -41,8 +41,8 @@ class Client:
         self._on_disconnect = on_disconnect
         self._requests: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=work, name=f"mpmd {name}", daemon=True)
-            for work, name in ((self._write_requests, "requests"), (self._read_replies, "replies"))
+            threading.Thread(target=loop, name=f"mpmd {name}", daemon=True)
+            for loop, name in ((self._write_requests, "requests"), (self._read_replies, "replies"))
         ]
         for thread in self._threads:
             thread.start()
@@ -161,7 +161,7 @@ class Server:
 
 
 def _decoded(request: Frame) -> Any:
-    """What was encoded, or the exception that decoding raises."""
+    """The decoded content, or the exception that decoding raises."""
     try:
         return request.decode()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""How the arguments of a step are passed: which are static, which are donated."""
+"""The kinds of a step's arguments: static ones, donated ones, and all others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpmd.util.tree import argument_paths, broadcast_prefix
 
 @dataclasses.dataclass(frozen=True)
 class CallSignature:
-    """Which arguments of a step are static and which are donated.
+    """The static and the donated arguments of a step.
 
     Attributes:
       names: of the positional parameters, which may also be passed by name.
@@ -51,8 +51,10 @@ class CallSignature:
             wrong = [i for i in positions if not -len(names) <= i < len(names)]
             if wrong and not _takes_any_number(fun):
                 faults.append(f"{what} has {wrong}, but the step takes {len(names)} positional arguments")
-        for what, given in (("static_argnames", static_argnames), ("donate_argnames", donate_argnames)):
-            if (known := _all_names(fun)) is not None and (unknown := [n for n in given if n not in known]):
+        for what, argnames in (("static_argnames", static_argnames), ("donate_argnames", donate_argnames)):
+            if (known := _all_names(fun)) is not None and (
+                unknown := [n for n in argnames if n not in known]
+            ):
                 faults.append(f"{what} has {unknown}, but the step's arguments are {list(known)}")
         if faults:
             raise ValueError("\n".join(faults))
@@ -105,10 +107,10 @@ class CallSignature:
         self, argnums: tuple[int, ...], args: tuple, kwargs: Mapping[str, Any]
     ) -> tuple[set[int], set[str]]:
         """The arguments of a call that positions mean: those passed by position, and those passed by name."""
-        given = len(args) + sum(name in kwargs for name in self.names)
-        found = {i if i >= 0 else i + given for i in argnums}
-        by_position = {i for i in found if 0 <= i < len(args)}
-        return by_position, {self.names[i] for i in found if len(args) <= i < len(self.names)}
+        num_positional = len(args) + sum(name in kwargs for name in self.names)
+        from_start = {i if i >= 0 else i + num_positional for i in argnums}
+        by_position = {i for i in from_start if 0 <= i < len(args)}
+        return by_position, {self.names[i] for i in from_start if len(args) <= i < len(self.names)}
 
 
 def _is_bool(x: Any) -> bool:

@@ -58,7 +58,7 @@ def check(
     loaded = step.compile(*args, **kwargs) if isinstance(step, MpmdFunction) else step
     call = loaded.signature.bind(args, kwargs)
     call = dataclasses.replace(call, leaves=tuple(map(on_host, call.leaves)))
-    carried = dict(loaded.compiled.traced.carried_leaves)
+    fed_back = dict(loaded.compiled.step.carried_leaves)
     run = jax.jit(call.function(reference))
 
     def on_one_device(leaves: Sequence[Any]) -> Any:
@@ -66,16 +66,16 @@ def check(
         return run(*arguments, **named)
 
     with _mesh_of_one_device(loaded.submeshes[0]):
-        _check_alike(jax.eval_shape(on_one_device, call.leaves), loaded.compiled.traced.out_shape)
+        _check_alike(jax.eval_shape(on_one_device, call.leaves), loaded.compiled.step.out_shape)
     rounding = coarsest_rounding(loaded.compiled.program.jaxprs.values())
     moved = [perturbed(call.leaves, rounding, seed) for seed in range(_PERTURBED_RUNS)]
     copies = tuple(map(on_host, call.leaves))  # which the step may take over
-    actual = _results(lambda leaves: loaded.submit(_with(call, leaves))[0], copies, carried, steps)
+    actual = _results(lambda leaves: loaded.submit(_with(call, leaves))[0], copies, fed_back, steps)
     with _mesh_of_one_device(loaded.submeshes[0]):
         expected, *others = [
-            _results(on_one_device, leaves, carried, steps) for leaves in (call.leaves, *moved)
+            _results(on_one_device, leaves, fed_back, steps) for leaves in (call.leaves, *moved)
         ]
-    replaced = {result: argument for argument, result in carried.items()}
+    replaced = {result: argument for argument, result in fed_back.items()}
     return Check(
         tuple(
             judge(
@@ -86,14 +86,14 @@ def check(
                 perturbed=[[of_step[i] for of_step in other] for other in others],
                 rounding=rounding,
             )
-            for i, path in enumerate(paths(loaded.compiled.traced.out_shape))
+            for i, path in enumerate(paths(loaded.compiled.step.out_shape))
         ),
         steps,
     )
 
 
 def _mesh_of_one_device(submesh: AbstractMesh) -> AbstractContextManager:
-    """Within it, specs without a mesh are over a group's axes on one device, unless the caller has a mesh."""
+    """A context in which specs without a mesh are over the caller's mesh, or one device's."""
     if not jax.sharding.get_abstract_mesh().empty:
         return contextlib.nullcontext()
     sizes = (1,) * len(submesh.axis_names)
@@ -103,18 +103,18 @@ def _mesh_of_one_device(submesh: AbstractMesh) -> AbstractContextManager:
 
 
 def _results(
-    run: Callable[[Sequence[Any]], Any], leaves: Sequence[Any], carried: Mapping[int, int], steps: int
+    run: Callable[[Sequence[Any]], Any], leaves: Sequence[Any], fed_back: Mapping[int, int], steps: int
 ) -> list[list[Any]]:
-    """Runs steps, of which each takes from the one before what it returned of the state.
+    """Runs steps, each with the state that the step before returned.
 
     Returns: the leaves of the result of each step, on the host.
     """
-    found = []
+    results = []
     for _ in range(steps):
-        made = jax.tree.leaves(run(leaves))
-        found.append(to_host(made))
-        leaves = [made[carried[i]] if i in carried else leaf for i, leaf in enumerate(leaves)]
-    return found
+        result = jax.tree.leaves(run(leaves))
+        results.append(to_host(result))
+        leaves = [result[fed_back[i]] if i in fed_back else leaf for i, leaf in enumerate(leaves)]
+    return results
 
 
 def _with(call: Call, leaves: Sequence[Any]) -> Call:

@@ -14,34 +14,34 @@ from mpmd.checking.perturb import eps_of
 from mpmd.util.tables import table
 
 _FACTOR = 8
-"""How many times as much as the reference itself moves a result may differ from it."""
+"""The largest difference of a result from the reference, as a multiple of the reference's own movement."""
 
 _SUMS = 32
-"""How many roundings of a leaf's typical number a result may differ in any case: sums round in any order."""
+"""The difference that is always allowed, in roundings of a leaf's typical number: sums round in any order."""
 
 _ONE_IN = 100_000
-"""Of so many elements one may differ: the sign of a gradient that is nearly zero is anybody's."""
+"""One of so many elements may differ: the sign of a gradient that is nearly zero is arbitrary."""
 
 
 class Verdict(enum.StrEnum):
-    """What the comparison says of a leaf."""
+    """The outcome of the comparison of a leaf."""
 
     EQUAL = "equal"
     """Bit by bit."""
     CLOSE = "to rounding"
-    """It differs by what rounding can do."""
+    """The difference is one that rounding can make."""
     ROUNDING = "rounding alone"
-    """So does the reference, by as much as the numbers are: rounding makes them, and comparing says nothing.
+    """Rounding makes the numbers themselves, in the reference too, so comparing them says nothing.
 
-    An example is the bias of keys under Adam, whose true gradient is zero: Adam scales up what rounding left.
+    An example is the bias of keys under Adam, whose true gradient is zero: Adam scales rounding errors up.
     """
     DIFFERS = "DIFFERS"
-    """It differs by more."""
+    """The difference is larger."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LeafCheck:
-    """What was found of one leaf of the result, over all steps.
+    """The comparison of one leaf of the result, over all steps.
 
     Attributes:
       path: such as ``result[0]['w']``.
@@ -63,10 +63,10 @@ class LeafCheck:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What ``mpmd.check`` found; ``str(check)`` is a table with a line for each leaf.
+    """The result of ``mpmd.check``; ``str(check)`` is a table with a line for each leaf.
 
     Attributes:
-      leaves: what was found of each leaf of the result.
+      leaves: the comparison of each leaf of the result.
       steps: the number of steps that were compared.
     """
 
@@ -80,7 +80,7 @@ class Check:
 
     @property
     def differing(self) -> tuple[LeafCheck, ...]:
-        """The leaves that differ by more."""
+        """The leaves that differ by more than rounding can make them."""
         return tuple(leaf for leaf in self.leaves if leaf.verdict is Verdict.DIFFERS)
 
     def __str__(self) -> str:
@@ -92,12 +92,12 @@ class Check:
             (leaf.path, *of_leaf, f"{leaf.decided_by_rounding:.0%}", str(leaf.verdict))
             for leaf, of_leaf in zip(self.leaves, numbers, strict=True)
         ]
-        found = (
+        summary = (
             f"{len(self.differing)} of {len(self.leaves)} leaves differ"
             if self.differing
             else "no leaf differs"
         )
-        return f"{table(header, rows)}\n{found} by more than rounding in {self.steps} steps"
+        return f"{table(header, rows)}\n{summary} by more than rounding in {self.steps} steps"
 
 
 def judge(
@@ -122,7 +122,7 @@ def judge(
       rounding: the coarsest rounding of the computation.
     """
     dtype = reference[0].dtype
-    # What state has changed by is compared, beside which its own numbers are large.
+    # The change of state is compared: it is small beside the numbers of the state.
     zero, *zeros = [0.0] * (1 + len(perturbed)) if before is None else map(_wide, before)
     values = [_wide(value) for value in reference]
     with np.errstate(invalid="ignore", over="ignore"):
@@ -163,7 +163,7 @@ def _verdict(outside: int, difference: np.ndarray, decided: float) -> Verdict:
 
 
 def _distance(value: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """How far numbers are apart: 0 for two that are infinite or no numbers alike, and infinite for one."""
+    """The distance of numbers: 0 for equal infinities and two NaNs, infinite for one NaN."""
     distance = np.abs(value - other)
     alike = (value == other) | (np.isnan(value) & np.isnan(other))
     return np.where(alike, 0.0, np.where(np.isnan(distance), np.inf, distance))

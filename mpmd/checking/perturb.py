@@ -14,7 +14,7 @@ from mpmd.compiler.jaxprs.equations import aval_of, subjaxprs
 
 
 def coarsest_rounding(jaxprs: Iterable[Jaxpr]) -> float:
-    """The largest ``eps`` of the floating-point types in which these compute; 0 where all is integers."""
+    """The largest ``eps`` of the floating-point types in which jaxprs compute; 0 if all is integers."""
     dtypes: set[Any] = set()
     pending = list({id(jaxpr): jaxpr for jaxpr in jaxprs}.values())
     for jaxpr in pending:  # grows

@@ -1,9 +1,9 @@
 """Checkpoints that Orbax reads, written and read by the groups themselves.
 
-``files.py`` has what users call, and is where to start. Orbax calls ``pytree_handler.py``, which compares
-leaves (``leaves.py``) and files (``integrity.py``), and ``array_handler.py``, which calls ``saving.py`` and
-``restoring.py``.
-``orbax_internals.py`` has what Orbax has no public name for. The groups' part is ``mpmd/runtime/storage.py``.
+Start reading in ``files.py``, which has the functions for users. Orbax calls ``pytree_handler.py``, which
+compares leaves (``leaves.py``) and files (``integrity.py``), and ``array_handler.py``, which calls
+``saving.py`` and ``restoring.py``. ``orbax_internals.py`` has all uses of Orbax without a public name. The
+groups' side is ``mpmd/runtime/storage.py``.
 """
 
 try:

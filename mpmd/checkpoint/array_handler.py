@@ -1,6 +1,6 @@
 """Orbax's way to the groups: a handler of types that has groups write and read ``MpmdArray``s.
 
-What is saved is an ordinary checkpoint of jax arrays. In ``serialize``, each group is asked to copy its
+The result is an ordinary checkpoint of jax arrays. In ``serialize``, each group is asked to copy its
 values to host memory, in order with the steps; nobody waits. When Orbax has made the directory, the groups
 write, each process to a database of its own, and Orbax merges these when it commits the checkpoint.
 """
@@ -37,7 +37,7 @@ def registry() -> type_handlers.TypeHandlerRegistry:
 
 
 class MpmdArrayHandler(type_handlers.ArrayHandler):
-    """Orbax's handler of jax arrays, which has groups save and restore ``MpmdArray``s.
+    """Orbax's handler of jax arrays, for which groups save and restore ``MpmdArray``s.
 
     One handler for both, because both are noted in the same files.
     """
@@ -75,7 +75,7 @@ class MpmdArrayHandler(type_handlers.ArrayHandler):
         infos: Sequence[type_handlers.ParamInfo],
         args: Sequence[type_handlers.RestoreArgs] | None = None,
     ) -> Sequence[MpmdArray | jax.Array]:
-        """Has groups read what is to be there, and Orbax the rest. Raises as ``restoring.read``."""
+        """Restores arrays of groups by the groups, and others by Orbax. Raises as ``restoring.read``."""
         args = args or [type_handlers.RestoreArgs()] * len(infos)
         there = [i for i, arg in enumerate(args) if isinstance(arg, GroupRestoreArgs)]
         here = [i for i, arg in enumerate(args) if not isinstance(arg, GroupRestoreArgs)]

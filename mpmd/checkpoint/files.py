@@ -82,7 +82,7 @@ def save_async(path: Path, tree: Any) -> Future[None]:
 
 
 def restore(path: Path, target: Any, mesh: GroupMesh | None = None) -> Any:
-    """Restores a pytree from an Orbax checkpoint, also one of plain JAX, and waits until it is there.
+    """Restores a pytree from an Orbax checkpoint, also one of plain JAX, and waits for it.
 
     Args:
       path: the checkpoint.
@@ -112,7 +112,7 @@ def restore(path: Path, target: Any, mesh: GroupMesh | None = None) -> Any:
 
 
 def handler() -> orbax.PyTreeCheckpointHandler:
-    """Orbax's handler of pytrees, which has groups save and restore ``MpmdArray``s.
+    """Orbax's handler of pytrees, for which groups save and restore ``MpmdArray``s.
 
     For those who have a manager of checkpoints::
 
@@ -128,7 +128,7 @@ def handler() -> orbax.PyTreeCheckpointHandler:
 
 
 def restore_args(target: Any, mesh: GroupMesh | None = None) -> orbax.args.PyTreeRestore:
-    """How Orbax is to restore ``target``; the arguments are those of ``restore``."""
+    """Orbax's arguments for restoring ``target``; the parameters are those of ``restore``."""
     raise_faults(mesh_fault("mesh", mesh, optional=True))
     return orbax.args.PyTreeRestore(
         item=jax.tree.map(_described, target),
@@ -156,7 +156,7 @@ def _restore_args(leaf: Any, mesh: GroupMesh | None) -> orbax.RestoreArgs:
 
 
 def _runtimes(tree: Any) -> list[Runtime]:
-    """Those whose groups have arrays of the tree; it is one, or none."""
+    """The runtimes whose groups have arrays of the tree: one, or none."""
     return list({leaf.runtime for leaf in jax.tree.leaves(tree) if isinstance(leaf, MpmdArray)})
 
 

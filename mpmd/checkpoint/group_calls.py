@@ -1,4 +1,4 @@
-"""Calls of the driver on groups, and what to make of their errors."""
+"""Calls of the driver on groups, and their errors in terms of checkpoints."""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ _DATA = "d"
 
 
 def write_record(directory: epath.Path) -> None:
-    """Notes the files of a checkpoint that is complete but for what Orbax writes to commit it."""
+    """Writes the record of a checkpoint's files, before Orbax writes its last ones to commit it."""
     files = {name: [path.stat().length, _digest(path)] for name, path in _files(directory)}
     text = json.dumps(files).encode()
     (directory / RECORD).write_bytes(_sha256(text).encode() + b" " + text)
 
 
 def faults(directory: epath.Path) -> list[str]:
-    """The files that are not what was written; without a record, those that nobody can have written so."""
+    """The files that differ from the record; without a record, those that are damaged in any case."""
     record = directory / RECORD
     if not record.exists():
         return [fault for name, path in _files(directory) if (fault := _fault_without_record(name, path))]
@@ -70,7 +70,7 @@ def _fault_without_record(name: str, path: epath.Path) -> str | None:
 
 
 def _digest(path: epath.Path) -> str | None:
-    """The digest of a file's content; ``None`` of data, of which a reader does not read all."""
+    """The digest of a file's content; ``None`` for chunks, of which a reader does not read all."""
     return None if path.parent.name == _DATA else _sha256(path.read_bytes())
 
 
@@ -129,7 +129,7 @@ def _is_whole(directory: epath.Path) -> bool:
 
 
 def sync(directory: epath.Path) -> None:
-    """Has storage keep all files of a directory, and their names, through a loss of power."""
+    """Makes all files of a directory, and their names, survive a loss of power."""
     if not _is_local(directory):
         return
     for path, _, names in os.walk(directory):
@@ -139,7 +139,7 @@ def sync(directory: epath.Path) -> None:
 
 
 def sync_name(directory: epath.Path, since: epath.Path) -> None:
-    """Has storage keep the name of a new directory, and of those above it.
+    """Makes the names of a new directory and of those above it survive a loss of power.
 
     Args:
       since: the nearest directory above it that is not new.
@@ -158,7 +158,7 @@ def existing(directory: epath.Path) -> epath.Path:
 
 
 def _is_local(path: epath.Path) -> bool:
-    """Whether storage is a file system; other storage keeps what it has acknowledged."""
+    """Whether storage is a file system; other storage keeps everything that it has acknowledged."""
     return "://" not in os.fspath(path)
 
 

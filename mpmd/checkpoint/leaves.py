@@ -107,7 +107,7 @@ def _of_other_types(
 
 
 def _is_readable(stored: Any, leaf: Any, arg: Any) -> bool:
-    """Whether what is stored can be read as a leaf. Orbax reads arrays of any dtype, groups do not."""
+    """Whether a stored value can be read as a leaf. Orbax reads arrays of any dtype, groups do not."""
     target = _stored_as(leaf)
     if isinstance(stored, str) or isinstance(target, str):
         return stored == target

@@ -1,4 +1,4 @@
-"""What Orbax has no public name for. Nothing else in the project reaches below its public modules.
+"""The parts of Orbax without a public name. Nothing else in the project reaches below its public modules.
 
 A handler that writes arrays has to leave the same files as Orbax's own. It is public how handlers are made
 and registered, but not how these files are written.
@@ -38,14 +38,14 @@ _ARRAY_TYPES = ("jax.Array", "np.ndarray", "scalar")
 
 
 class WriteSpec(NamedTuple):
-    """What TensorStore opens an array by to write it, and what Orbax notes of the array."""
+    """TensorStore's specification for writing an array, and Orbax's metadata of the array."""
 
     opened_by: JsonSpec
     metadata: Any
 
 
 def metadata_store() -> Any:
-    """What keeps the shapes of chunks and the implementations of keys beside the arrays.
+    """The store of the shapes of chunks and the implementations of keys beside the arrays.
 
     Orbax's handler of arrays takes one as an argument, but the class is not public.
     """
@@ -60,7 +60,9 @@ def write_spec(
     writer: str,
     key_impl: str | None,
 ) -> WriteSpec:
-    """How a process is to write an array. ``type_handlers.get_json_tspec_write`` is without the metadata.
+    """The specification by which a process writes an array, with the metadata.
+
+    ``type_handlers.get_json_tspec_write`` lacks the metadata.
 
     Args:
       described: the array's shape and dtype; those of the integers inside of keys.
@@ -89,7 +91,7 @@ def with_checksums(spec: JsonSpec) -> JsonSpec:
 
 
 class _WithChecksums:
-    """Has Orbax's handler of numpy arrays, and that of numbers, write checksums."""
+    """Adds checksums to Orbax's handlers of numpy arrays and of numbers."""
 
     async def _open_and_write(self, value: np.ndarray, tspec: dict[str, Any], ts_context: Any) -> None:
         await super()._open_and_write(value, with_checksums(tspec), ts_context)  # type: ignore[misc]
@@ -104,7 +106,7 @@ class ScalarHandler(_WithChecksums, type_handlers.ScalarHandler):
 
 
 def read_spec(info: type_handlers.ParamInfo) -> JsonSpec:
-    """What TensorStore opens an array by to read it; a part that was never written is an error.
+    """TensorStore's specification for reading an array; a chunk that was never written is an error.
 
     ``type_handlers.get_json_tspec_read`` does the same, and is deprecated.
     """
@@ -157,5 +159,5 @@ async def write_shardings(
 
 
 def process_directory(writer: str) -> str:
-    """The name of the directory of what a process has written."""
+    """The name of the directory of a process's chunks."""
     return f"{tensorstore_utils.PROCESS_SUBDIR_PREFIX}{writer}"

@@ -1,4 +1,4 @@
-"""Orbax's handler of pytrees, which also checks what is saved and restored, and that a checkpoint is whole.
+"""Orbax's handler of pytrees, with checks of leaves, and of a checkpoint's completeness.
 
 Orbax chooses handlers by their exact class; so this is the implementation inside of its own handler.
 """
@@ -44,7 +44,7 @@ class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
         integrity.sync(directory)
 
     def restore(self, directory: epath.Path, args: Any) -> Any:
-        """Raises ``DamagedCheckpointError``, and what ``mpmd.restore`` raises of leaves and groups."""
+        """Raises ``DamagedCheckpointError``, and as ``mpmd.restore`` for leaves and groups."""
         if faults := integrity.faults(directory):
             raise integrity.damaged(directory, faults)
         try:

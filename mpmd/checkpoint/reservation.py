@@ -16,7 +16,7 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextlib.contextmanager
 def reserved(directory: epath.Path) -> Iterator[None]:
-    """A new path that no other save writes to meanwhile. Nothing is reserved on storage without locks.
+    """A context in which no other save writes to a new path, except on storage without locks.
 
     Raises: ``ValueError`` when there is something at the path, or another save to it is under way.
     """

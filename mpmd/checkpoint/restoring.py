@@ -1,4 +1,4 @@
-"""Restoring arrays: shapes and dtypes are compared, and each group is asked to read what is to be there."""
+"""Restoring arrays: shapes and dtypes are compared, and each group is asked to read its values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
 
     @classmethod
     def of_array(cls, array: MpmdArray) -> GroupRestoreArgs:
-        """To where an array is, or was."""
+        """The request to restore to the placement of an array, which may be deleted."""
         return cls(
             aval=array.aval,
             placement=array.placement,
@@ -55,7 +55,7 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
 
     @classmethod
     def of_leaf(cls, leaf: ArgumentLeaf, mesh: GroupMesh) -> GroupRestoreArgs:
-        """To where a step reads a leaf of an argument."""
+        """The request to restore to the placement in which a step reads a leaf."""
         return cls(
             aval=leaf.aval,
             placement=leaf.placement,
@@ -67,10 +67,10 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
         )
 
     def parts(self, opened_by: JsonSpec) -> list[_Part]:
-        """What groups are to read.
+        """The layer ranges for groups to read; the array itself, if it is one value.
 
         Args:
-          opened_by: what TensorStore opens the array by.
+          opened_by: TensorStore's specification of the array.
         """
         stack, described = self.placement.stack, raw(self.aval)
         if stack is None:
@@ -90,7 +90,7 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
 
 
 class _Part(NamedTuple):
-    """An array that groups read, or the part of one that some of them read."""
+    """An array that groups read, or a layer range of one that some of them read."""
 
     aval: jax.ShapeDtypeStruct
     placement: Placement
@@ -98,24 +98,24 @@ class _Part(NamedTuple):
 
 
 async def read(infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRestoreArgs]) -> list[MpmdArray]:
-    """Has groups read arrays, and waits until they have.
+    """Asks groups to read arrays, and waits until they have.
 
     Raises: ``CheckpointError``, ``GroupDiedError``.
     """
     parts = [arg.parts(orbax_internals.read_spec(info)) for info, arg in zip(infos, args, strict=True)]
-    handles = [[arg.runtime.next_handle() for _ in own] for arg, own in zip(args, parts, strict=True)]
+    handles = [[arg.runtime.next_handle() for _ in ranges] for arg, ranges in zip(args, parts, strict=True)]
     stored: dict[Runtime, dict[int, dict[Handle, StoredArray]]] = {}
-    for arg, own, names in zip(args, parts, handles, strict=True):
-        for part, handle in zip(own, names, strict=True):
+    for arg, ranges, names in zip(args, parts, handles, strict=True):
+        for part, handle in zip(ranges, names, strict=True):
             for mpmd_idx in part.placement.mpmd_idxs:
                 stored.setdefault(arg.runtime, {}).setdefault(mpmd_idx, {})[handle] = part.stored
     reading = {
-        runtime: {i: call(runtime.read, i, wanted) for i, wanted in by_group.items()}
+        runtime: {i: call(runtime.read, i, arrays) for i, arrays in by_group.items()}
         for runtime, by_group in stored.items()
     }
     arrays = [
-        _array(arg, own, names, reading[arg.runtime])
-        for arg, own, names in zip(args, parts, handles, strict=True)
+        _array(arg, ranges, names, reading[arg.runtime])
+        for arg, ranges, names in zip(args, parts, handles, strict=True)
     ]
     for runtime, futures in reading.items():
         await results(futures, f"read its part of the checkpoint {infos[0].parent_dir}")
@@ -126,7 +126,7 @@ async def read(infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRes
 def _array(
     arg: GroupRestoreArgs, parts: Sequence[_Part], handles: Sequence[Handle], reading: Mapping[int, Future]
 ) -> MpmdArray:
-    """The array of what groups are reading."""
+    """The array of the values that groups are reading."""
     arrays = tuple(
         MpmdArray(
             aval=part.aval,

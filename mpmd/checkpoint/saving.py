@@ -1,4 +1,4 @@
-"""Saving arrays: groups copy them out, write them, and the driver looks whether all has arrived."""
+"""Saving arrays: groups copy and write them, and the driver checks that all files have arrived."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from mpmd.runtime.requests import Handle
 from mpmd.runtime.storage import HostShard, JsonSpec, copied_out, part_of
 
 Row = tuple[Any, type_handlers.ParamInfo, type_handlers.SaveArgs]
-"""An array, and what Orbax says of it."""
+"""An array, and Orbax's arguments for it."""
 
 LOCAL_WRITER = "driver"
 """The name of this process among those that write."""
 
 
 class Leaf(NamedTuple):
-    """An array to save, or a part of one.
+    """An array to save, or a layer range of one.
 
     Attributes:
       whole: the array that is saved.
@@ -51,7 +51,7 @@ class Leaf(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one group saves."""
+    """The arrays that one group saves."""
 
     mpmd_idx: int
     copy: Handle
@@ -76,7 +76,7 @@ class LocalLeaf(NamedTuple):
 
 
 def leaves_to_save(rows: Sequence[Row]) -> list[Leaf]:
-    """The leaves to save, of arrays on groups and what Orbax says of each."""
+    """The leaves to save, of arrays on groups and Orbax's arguments for each."""
     return [leaf for row in rows for leaf in _leaves_of(*row)]
 
 
@@ -93,7 +93,7 @@ def local_leaves(rows: Sequence[Row]) -> list[LocalLeaf]:
 def _leaves_of(
     array: MpmdArray, info: type_handlers.ParamInfo, args: type_handlers.SaveArgs
 ) -> Iterator[Leaf]:
-    """An array as what each group saves of it. A chunk is in one shard of one part, wherever parts begin."""
+    """The leaves of an array, one for each layer range. A chunk is in one shard of one range."""
     stack, parts = array.placement.stack, array.parts
     shards = [NamedSharding(part.submesh, part.spec).shard_shape(part.shape) for part in parts]
     chunk = tuple(map(math.gcd, *shards)) if stack else shards[0]
@@ -103,7 +103,7 @@ def _leaves_of(
 
 
 def copy_out(leaves: Sequence[Leaf]) -> list[Part]:
-    """Asks groups to copy what they are to save; of an array on several groups, the first of them."""
+    """Asks groups to copy the arrays that they save; of an array on several groups, the first group."""
     by_group: dict[int, list[Leaf]] = collections.defaultdict(list)
     for leaf in leaves:
         by_group[leaf.array.mpmd_idxs[0]].append(leaf)
@@ -116,9 +116,9 @@ def copy_out(leaves: Sequence[Leaf]) -> list[Part]:
 
 
 async def write_local(leaves: Sequence[LocalLeaf]) -> list[Any]:
-    """Writes what this process has copied.
+    """Writes the copies of this process.
 
-    Returns: what Orbax notes of each array.
+    Returns: Orbax's metadata of each array.
     """
     for leaf in leaves:
         await leaf.info.await_path_creation()
@@ -137,9 +137,9 @@ def _local_spec(leaf: LocalLeaf) -> orbax_internals.WriteSpec:
 
 
 async def write(parts: Sequence[Part]) -> list[Any]:
-    """Has groups write what they have copied, and waits until they have.
+    """Asks groups to write their copies, and waits until they have.
 
-    Returns: what Orbax notes of each array.
+    Returns: Orbax's metadata of each array.
     Raises: ``CheckpointError``, ``GroupDiedError``.
     """
     runtime = parts[0].leaves[0].array.runtime
@@ -173,7 +173,7 @@ _ProcessSpecs = list[list[tuple[Handle, orbax_internals.WriteSpec]]]
 
 
 def _write_specs(part: Part, runtime: Runtime) -> _ProcessSpecs:
-    """How each process of a group is to write its leaves."""
+    """The specifications by which each process of a group writes its leaves."""
     return [
         [(leaf.handle, _write_spec(leaf, _writer(part.mpmd_idx, rank))) for leaf in part.leaves]
         for rank in range(runtime.processes_per_group[part.mpmd_idx])
@@ -182,14 +182,14 @@ def _write_specs(part: Part, runtime: Runtime) -> _ProcessSpecs:
 
 def _write_spec(leaf: Leaf, writer: str) -> orbax_internals.WriteSpec:
     whole, part, stack = leaf.whole, leaf.array, leaf.whole.placement.stack
-    described, own = raw(whole.aval), raw(part.aval)
+    described, of_range = raw(whole.aval), raw(part.aval)
     chunk_shape = leaf.chunk_shape + described.shape[whole.ndim :]
     key_impl = key_impl_name(whole.dtype) if is_key(whole) else None
     spec = orbax_internals.write_spec(leaf.info, leaf.args, described, chunk_shape, writer, key_impl)
     if stack is None:
         return spec
-    start = [leaf.first if dim == stack.axis else 0 for dim in range(len(own.shape))]
-    return spec._replace(opened_by=part_of(spec.opened_by, start, own.shape))
+    start = [leaf.first if dim == stack.axis else 0 for dim in range(len(of_range.shape))]
+    return spec._replace(opened_by=part_of(spec.opened_by, start, of_range.shape))
 
 
 def _opened_by(specs: _ProcessSpecs) -> list[list[tuple[Handle, JsonSpec]]]:
@@ -202,12 +202,12 @@ def _writer(mpmd_idx: int, rank: int) -> str:
 
 
 def _check_arrived(directory: Any, mpmd_idx: int, sizes: Sequence[int]) -> None:
-    """Raises ``CheckpointError`` when this process does not find what a group has written."""
+    """Raises ``CheckpointError`` when this process does not find the files that a group has written."""
     for rank, size in enumerate(sizes):
-        found = directory / orbax_internals.process_directory(_writer(mpmd_idx, rank))
-        if size and not found.exists():
+        written = directory / orbax_internals.process_directory(_writer(mpmd_idx, rank))
+        if size and not written.exists():
             raise CheckpointError(
-                f"group {mpmd_idx} has written its part of the checkpoint, but here there is no {found}: "
+                f"group {mpmd_idx} has written its part of the checkpoint, but here there is no {written}: "
                 "save to storage that the nodes of all groups and the driver share",
                 mpmd_idx,
             )

@@ -1,4 +1,4 @@
-"""The parts of command lines that commands share: adding a command, and types of arguments."""
+"""Helpers that commands share: adding a command, and types of arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add_command(
     """Adds a command.
 
     Args:
-      commands: what ``ArgumentParser.add_subparsers`` returned.
+      commands: the result of ``ArgumentParser.add_subparsers``.
       run: carries out the command, and returns the exit code.
       summary: one line for the help of ``commands``.
       epilog: what the help of the command ends with, such as examples.

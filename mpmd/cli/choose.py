@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mpmd.cli.arguments import count, number
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.cluster import Cluster
 from mpmd.render import draw_timeline
 from mpmd.schedules.families import FAMILIES
 from mpmd.simulate import Link
 from mpmd.util.text_files import read_text
+from mpmd.validation import is_number
 
 _NUMBERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "nodes": (count, "how many nodes the cluster has"),
@@ -35,7 +36,7 @@ TABLES = (".html", ".json")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what describes a cluster, and what can be fixed."""
+    """Adds the options that describe a cluster, and those that fix choices."""
     of_cluster = parser.add_argument_group(
         "a cluster, for which all is chosen that is not fixed", "in a file, or one by one"
     )
@@ -68,18 +69,18 @@ def is_wanted(options: argparse.Namespace) -> bool:
 
 def check_unused(options: argparse.Namespace) -> None:
     """Raises ``ValueError`` for options that mean nothing without a cluster."""
-    given = [_option(name) for name in _FIXES if getattr(options, name) is not None]
-    given += ["--measure"] if options.measure else []
-    given += [f"-o {path}" for path in options.output or [] if path.suffix.lower() == ".html"]
-    if given:
+    useless = [_option(name) for name in _FIXES if getattr(options, name) is not None]
+    useless += ["--measure"] if options.measure else []
+    useless += [f"-o {path}" for path in options.output or [] if path.suffix.lower() == ".html"]
+    if useless:
         raise ValueError(
-            f"{', '.join(given)}: there is nothing to choose without a cluster, --cluster FILE or "
+            f"{', '.join(useless)}: there is nothing to choose without a cluster, --cluster FILE or "
             f"{', '.join(_option(name) for name in (*_NUMBERS, *_LINKS))}"
         )
 
 
 def check_step(step: Any, name: str) -> None:
-    """Raises ``ValueError`` for what is no step, or one that has a mesh."""
+    """Raises ``ValueError`` for a step that has a mesh, and for anything else than a step."""
     from mpmd.step.jit import MpmdFunction
 
     if isinstance(step, MpmdFunction):
@@ -111,7 +112,7 @@ def choose(step: Any, arguments: tuple, options: argparse.Namespace) -> None:
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
-    """The cluster of the file and the options. Raises ``ValueError`` for what is missing or unknown."""
+    """The cluster of the file and the options. Raises ``ValueError`` for missing and unknown fields."""
     fields = _of_file(options.cluster) if options.cluster is not None else {}
     fields |= {name: value for name in _NUMBERS if (value := getattr(options, name)) is not None}
     fields |= {name: Link(*value) for name in _LINKS if (value := getattr(options, name)) is not None}
@@ -150,5 +151,5 @@ def _link(path: Path, name: str, fields: Any) -> Link:
 
 
 def _are_numbers(fields: dict[str, Any]) -> bool:
-    found = {name: value for name, value in fields.items() if (name, value) != ("bandwidth", None)}
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in found.values())
+    """Whether all fields of a link are numbers, except for an infinite bandwidth."""
+    return all(is_number(value) for name, value in fields.items() if (name, value) != ("bandwidth", None))

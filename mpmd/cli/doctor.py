@@ -1,4 +1,4 @@
-"""The command ``mpmd doctor``: what is installed, what works, and what to do about the rest."""
+"""The command ``mpmd doctor``: it tries out the installation, and advises on faults."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ examples:
 
 
 class State(enum.Enum):
-    """How something is."""
+    """The state of a subject."""
 
     OK = "ok"
     MISSING = "-"
@@ -53,7 +53,7 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What was found out about one subject, and what to do if it is not well."""
+    """The state of one subject, with advice if something is wrong."""
 
     subject: str
     state: State
@@ -70,14 +70,14 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    found = []
+    listed = []
     for finding in findings(not options.no_ray, options.address):
-        found.append(finding)
+        listed.append(finding)
         (line,) = aligned([[f"{finding.state.value:7}", f"{finding.subject:20}", finding.found]])
         print(line, flush=True)  # at once, because a trial may take a minute
         if finding.remedy:
             print(f"{'':9}-> {finding.remedy}", flush=True)
-    faults = [finding.subject for finding in found if finding.state is State.FAULT]
+    faults = [finding.subject for finding in listed if finding.state is State.FAULT]
     print(f"\nnot well: {', '.join(faults)}" if faults else "\nall is well")
     return ExitCode.FAULT if faults else ExitCode.OK
 
@@ -153,13 +153,13 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
-    """Whether others may write what this user would run."""
+    """The finding about the compilation cache: whether other users may write to it."""
     path = CACHE.expanduser()
     if not path.exists():
         yield Finding("compilation cache", State.OK, f"{path} is made by the first launch")
     elif fault := fault_of(str(path)):
-        found, _, remedy = fault.partition(": ")
-        yield Finding("compilation cache", State.FAULT, found, remedy)
+        state, _, remedy = fault.partition(": ")
+        yield Finding("compilation cache", State.FAULT, state, remedy)
     elif not os.access(path, os.W_OK):
         yield Finding(
             "compilation cache",

@@ -6,7 +6,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """How a command ended."""
+    """The exit codes of commands."""
 
     OK = 0
     FAULT = 1

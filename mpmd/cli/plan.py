@@ -68,15 +68,15 @@ def _plan(options: argparse.Namespace) -> int:
     import jax
 
     with _importing_from(Path.cwd()):
-        found, shapes = _named(options.step), _named(options.shapes)
+        function, shapes = _named(options.step), _named(options.shapes)
         if callable(shapes):
             shapes = jax.eval_shape(shapes)
         if choose.is_wanted(options):
-            choose.check_step(found, options.step)
-            choose.choose(found, _arguments(found, shapes, options), options)
+            choose.check_step(function, options.step)
+            choose.choose(function, _arguments(function, shapes, options), options)
             return ExitCode.OK
         choose.check_unused(options)
-        step = _step(found, options)
+        step = _step(function, options)
         lowered = step.lower(*_arguments(step, shapes, options))
     _report(lowered, options)
     return ExitCode.OK
@@ -111,28 +111,28 @@ def _arguments(step: Any, shapes: Any, options: argparse.Namespace) -> tuple:
     return arguments
 
 
-def _step(found: Any, options: argparse.Namespace) -> Any:
+def _step(function: Any, options: argparse.Namespace) -> Any:
     """The step with a mesh: its own, or that of the options."""
     from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
     from mpmd.step.jit import MpmdFunction, jit
 
-    if isinstance(found, MpmdFunction):
+    if isinstance(function, MpmdFunction):
         if options.groups or options.submesh:
             raise ValueError(f"{options.step} has a mesh of its own: leave out --groups and --submesh")
-        return found
-    if not callable(found):
-        raise ValueError(f"{options.step} is of type {type(found).__name__}, and not a step")
+        return function
+    if not callable(function):
+        raise ValueError(f"{options.step} is of type {type(function).__name__}, and not a step")
     if not options.groups:
         raise ValueError(
             f"{options.step} has no mesh: say for how many groups to plan, with --groups, or for which "
             "cluster to choose, with --cluster"
         )
-    return jit(found, AbstractMpmdMesh([dict(options.submesh)] * options.groups))
+    return jit(function, AbstractMpmdMesh([dict(options.submesh)] * options.groups))
 
 
 @contextlib.contextmanager
 def _importing_from(directory: Path) -> Iterator[None]:
-    """Has modules in a directory found, as ``python -m`` does."""
+    """A context in which modules in a directory can be imported, as with ``python -m``."""
     sys.path.insert(0, str(directory))
     try:
         yield
@@ -141,16 +141,16 @@ def _importing_from(directory: Path) -> Iterator[None]:
 
 
 def _named(text: str) -> Any:
-    """What ``module:name`` or ``file.py:name`` means. Raises ``ValueError`` and ``ImportError``."""
+    """The object of ``module:name`` or ``file.py:name``. Raises ``ValueError`` and ``ImportError``."""
     where, _, name = text.rpartition(":")
     if not where or not name:
         raise ValueError(f"{text!r} is not the name of something in a module or a file: write module:name")
-    found: Any = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    value: Any = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise ValueError(f"{where} has no {name!r}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -167,7 +167,7 @@ def _write(path: Path, tasks: TaskLists, simulation: Simulation, title: str) -> 
 
 
 def _compare(options: argparse.Namespace) -> int:
-    found = compare(
+    comparison = compare(
         options.groups,
         options.microbatches,
         _times(options),
@@ -176,24 +176,24 @@ def _compare(options: argparse.Namespace) -> int:
         options.stages_per_group,
     )
     title = f"{options.groups} groups, {options.microbatches} microbatches"
-    print(f"{title}\n\n{_ranking(found, options.memory_limit)}")
+    print(f"{title}\n\n{_ranking(comparison, options.memory_limit)}")
     if options.output:
-        candidates = (*found.candidates, *found.over_limit)
+        candidates = (*comparison.candidates, *comparison.over_limit)
         pages = {f"{c.schedule.name}, {c.schedule.num_stages} stages": c.simulation for c in candidates}
         limit = options.memory_limit if math.isfinite(options.memory_limit) else None
         draw_comparison(pages, options.output, title, limit)
     return ExitCode.OK
 
 
-def _ranking(found: Comparison, memory_limit: float) -> str:
+def _ranking(comparison: Comparison, memory_limit: float) -> str:
     rows: list[Sequence[str]] = [("", "schedule", "stages", "makespan", "bubble", "period", "memory")]
-    rows += [(str(rank), *_row(candidate)) for rank, candidate in enumerate(found.candidates, start=1)]
-    rows += [("", *_row(candidate)) for candidate in found.over_limit]
+    rows += [(str(rank), *_row(candidate)) for rank, candidate in enumerate(comparison.candidates, start=1)]
+    rows += [("", *_row(candidate)) for candidate in comparison.over_limit]
     lines = aligned(rows, left={1})
-    if found.over_limit:
-        lines.insert(1 + len(found.candidates), f"over the limit of {memory_limit:g}:")
-    if found.refusals:
-        lines += ["left out:", *(f"   {reason}" for reason in found.refusals)]
+    if comparison.over_limit:
+        lines.insert(1 + len(comparison.candidates), f"over the limit of {memory_limit:g}:")
+    if comparison.refusals:
+        lines += ["left out:", *(f"   {reason}" for reason in comparison.refusals)]
     return "\n".join(lines)
 
 

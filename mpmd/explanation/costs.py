@@ -1,4 +1,4 @@
-"""How long tasks take, as far as their operations tell."""
+"""Estimates of the times of tasks, from their operations."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ class _Analysis:
             positions.setdefault(task, {})[equations, position] = None
             copies += [run.outputs[i] for i in equations.copies_of(position)]
         uses = []
-        for (task_name, in_loop), found in positions.items():
-            lines = dict.fromkeys(line for made_of, i in found for line in made_of.lines_reading(i))
+        for (task_name, in_loop), readers in positions.items():
+            lines = dict.fromkeys(line for made_of, i in readers for line in made_of.lines_reading(i))
             uses.append(TaskUse(task_name, group, in_loop, tuple(lines)))
         for copy in copies:
             uses += self._reading(group, copy)
@@ -207,7 +207,7 @@ class _Analysis:
         return {edge: list(values.values()) for edge, values in sent.items()}
 
     def _origin(self, name: Name, group: int) -> Any:
-        """What makes a value on a group, the same for all microbatches; an argument is its own origin."""
+        """The origin of a value on a group, the same for all microbatches; an argument is its own origin."""
         if group not in self._makers[name]:
             return name
         run, position = self._makers[name][group]

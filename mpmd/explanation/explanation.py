@@ -1,4 +1,4 @@
-"""What ``mpmd.explain`` returns: data for programs, which prints as text for people."""
+"""The result of ``mpmd.explain``: data for programs, which prints as text for people."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class Explanation:
         leaves = {name: leaf for leaf in self.leaves for name in leaf.paths}
         if path in leaves:
             return leaves[path]
-        found = dict.fromkeys(leaf for name, leaf in leaves.items() if path in name)
-        if len(found) == 1:
-            return next(iter(found))
-        if found:
-            several = [leaf.paths[0] for leaf in found]
+        matches = dict.fromkeys(leaf for name, leaf in leaves.items() if path in name)
+        if len(matches) == 1:
+            return next(iter(matches))
+        if matches:
+            several = [leaf.paths[0] for leaf in matches]
             raise ValueError(
                 f"{len(several)} leaves have {path} in their names; say more: {first_few(several, 8)}"
             )

@@ -1,4 +1,4 @@
-"""What of a plan is probably not as its user meant it, as text."""
+"""Facts of a plan that its user probably did not intend, as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpmd.util.tables import first_few, human_bytes
 
 
 def groups_without_backward(tasks: Sequence[TaskSummary]) -> Iterator[str]:
-    """Of groups that run forwards alone, while others run backwards."""
+    """The findings about groups that run forwards alone, while others run backwards."""
     forward = {task.mpmd_idx for task in tasks if "fwd_" in task.task}
     backward = {task.mpmd_idx for task in tasks if "bwd" in task.task and task.operations}
     if backward and (without := sorted(forward - backward)):
@@ -25,16 +25,18 @@ def groups_without_backward(tasks: Sequence[TaskSummary]) -> Iterator[str]:
 
 
 def values_sent_again(edges: Sequence[EdgeTraffic]) -> Iterator[str]:
-    """Of values that are sent for every microbatch, and are the same each time."""
-    found: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
+    """The findings about values that are sent for every microbatch, and are the same each time."""
+    edges_of_value: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for edge in edges:
         for value in edge.values:
             if value.is_repeated:
                 lines = first_few(map(str, value.made_by.lines)) if value.made_by else ""
                 each = human_bytes(value.nbytes // value.count)
                 where = f" at {lines}" if lines else ""
-                found[f"{value.aval} ({each}{where}), {value.count} times"].append((edge.src, edge.dst))
-    for text, of_edges in found.items():
+                edges_of_value[f"{value.aval} ({each}{where}), {value.count} times"].append(
+                    (edge.src, edge.dst)
+                )
+    for text, of_edges in edges_of_value.items():
         between = ", ".join(f"{src} to {dst}" for src, dst in of_edges)
         yield (
             f"the same value is sent in every microbatch, {text}, from group {between}: it does not depend "

@@ -1,4 +1,4 @@
-"""Where the arguments and results of a step are, and why, as data and as text."""
+"""The groups of a step's arguments and results, with the reasons, as data and as text."""
 
 from __future__ import annotations
 

@@ -29,24 +29,24 @@ class TaskEquations:
 
     def lines_reading(self, position: int) -> tuple[SourceLine, ...]:
         """The lines that read an input; if ``treduce`` slices the input, the lines that read the slice."""
-        found: dict[SourceLine, None] = {}
+        lines: dict[SourceLine, None] = {}
         pending = [self._jaxpr.invars[position]]
         for var in pending:  # grows
             for eqn in self._readers[var]:
-                found.update(dict.fromkeys(lines_of(eqn)))
+                lines.update(dict.fromkeys(lines_of(eqn)))
                 if not lines_of(eqn):
                     pending.extend(out for out in eqn.outvars if out not in pending)
-        return tuple(found)
+        return tuple(lines)
 
     def copies_of(self, position: int) -> list[int]:
         """The outputs that are copies of an input which the compiler added, such as a gathered weight."""
-        made = {
+        copies = {
             var
             for eqn in self._readers[self._jaxpr.invars[position]]
             if eqn.primitive.name.startswith("copy") and not lines_of(eqn)
             for var in eqn.outvars
         }
-        return [i for i, var in enumerate(self._jaxpr.outvars) if var in made]
+        return [i for i, var in enumerate(self._jaxpr.outvars) if var in copies]
 
     def lines_making(self, position: int) -> tuple[SourceLine, ...]:
         """The line that makes an output; if the compiler added the output, the line of its operands."""
@@ -57,11 +57,11 @@ class TaskEquations:
 
     def inputs_of(self, position: int) -> tuple[int, ...]:
         """The positions of the inputs that an output depends on."""
-        found = self._traced_back(position, lambda var: True)
-        return tuple(self._position[var] for var in found if var in self._position)
+        origins = self._traced_back(position, lambda var: True)
+        return tuple(self._position[var] for var in origins if var in self._position)
 
     def made_of(self, position: int) -> tuple[list[int], list[JaxprEqn]]:
-        """What an output is made from, as far as values have the size of the output.
+        """The values from which an output is made, as far as they have the size of the output.
 
         Returns: the positions of inputs, and the equations whose operands all have other sizes.
         """
@@ -82,16 +82,16 @@ class TaskEquations:
 
         With ``through_sums`` also from a sum that the compiler adds up after the loop to its parts.
         """
-        found: list[Var] = [self._jaxpr.outvars[position]]  # type: ignore[list-item]
-        seen = set(found)
-        for var in found:  # grows
+        pending: list[Var] = [self._jaxpr.outvars[position]]  # type: ignore[list-item]
+        seen = set(pending)
+        for var in pending:  # grows
             yield var
             if var in self._maker:
                 eqn = self._maker[var]
                 is_own_sum = through_sums and eqn.primitive.name == "reduce_sum" and not lines_of(eqn)
                 new = [v for v in operands(eqn) if v not in seen and (is_own_sum or follow(v))]
                 seen.update(new)
-                found.extend(dict.fromkeys(new))
+                pending.extend(dict.fromkeys(new))
 
     def functions(self) -> tuple[FunctionShare, ...]:
         """The functions whose lines the equations come from, those with the most operations first."""
@@ -101,8 +101,8 @@ class TaskEquations:
             function = line and (line.file, line.function, line.callee)
             lines[function].append(line)
             operations[function] += count
-        found = [FunctionShare(f and min(lines[f]), len(lines[f]), operations[f]) for f in lines]
-        return tuple(sorted(found, key=lambda share: -share.operations))
+        shares = [FunctionShare(f and min(lines[f]), len(lines[f]), operations[f]) for f in lines]
+        return tuple(sorted(shares, key=lambda share: -share.operations))
 
 
 def _work(
@@ -131,10 +131,10 @@ def _line(eqn: JaxprEqn) -> SourceLine | None:
     frames = list(user_frames(eqn))
     if not frames:
         return None
-    own = next((frame for frame in frames if not is_installed(frame)), frames[0])
-    function = _functions_of(own)[-1]
+    frame_of_user = next((frame for frame in frames if not is_installed(frame)), frames[0])
+    function = _functions_of(frame_of_user)[-1]
     callee = ".".join((package_of(frames[0]), *_functions_of(frames[0]))) if is_installed(frames[0]) else ""
-    return SourceLine(own.file_name, own.line_num, function, callee)
+    return SourceLine(frame_of_user.file_name, frame_of_user.line_num, function, callee)
 
 
 def _functions_of(frame: Any) -> list[str]:

@@ -16,7 +16,7 @@ from mpmd.verify import Verified
 
 @dataclasses.dataclass(frozen=True)
 class GroupReport:
-    """What one group does and needs in a step.
+    """The tasks and the needs of one group in a step.
 
     Attributes:
       submesh: the sizes of the axes of the group's devices.
@@ -60,7 +60,7 @@ class GroupReport:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What each group does and needs, and how long compiling took; ``str(report)`` is three tables.
+    """The tasks and the needs of each group, and the seconds of compiling; ``str(report)`` is three tables.
 
     Attributes:
       groups: what each group does and needs.

@@ -1,4 +1,4 @@
-"""What the tasks of a step run, as data and as text."""
+"""The user's functions that the tasks of a step run, as data and as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpmd.util.tables import first_few, human_bytes, table
 
 @dataclasses.dataclass(frozen=True)
 class FunctionShare:
-    """What a task runs of one function.
+    """A task's share of one function.
 
     Attributes:
       line: the first line of the function; ``None`` for what ``treduce`` and the compiler add.

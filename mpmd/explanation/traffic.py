@@ -1,4 +1,4 @@
-"""What groups send to one another, as data and as text."""
+"""The messages between groups, as data and as text."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class TaskUse:
     @property
     def stages(self) -> tuple[int, ...]:
         """The stages of the task; none outside of loops."""
-        found = re.findall(r"(?:fwd|bwd|bwdA|bwdW)_(\d+)", self.task) if self.in_loop else []
-        return tuple(map(int, found))
+        numbers = re.findall(r"(?:fwd|bwd|bwdA|bwdW)_(\d+)", self.task) if self.in_loop else []
+        return tuple(map(int, numbers))
 
 
 def tasks_text(uses: Iterable[TaskUse]) -> str:

@@ -1,4 +1,4 @@
-"""How much work tasks and groups have, in operations."""
+"""The numbers of operations of tasks and groups."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def loop_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> list[f
 
 
 def uneven_work(plan: Plan, work: list[float]) -> Iterator[str]:
-    """What is to be said of a group that has twice its share of the loop's work, or three quarters of it."""
+    """The finding about a group with twice its share of the loop's operations, or three quarters of them."""
     cells = [
         [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]
         for program in plan.programs
     ]
     total, num_groups = sum(work), sum(map(bool, cells))
-    for group, (of_group, own) in enumerate(zip(work, cells, strict=True)):
+    for group, (of_group, cells_of_group) in enumerate(zip(work, cells, strict=True)):
         if num_groups > 1 and of_group > min(2 / num_groups, 0.75) * total:
-            stages = sorted({task.stage for cell in own for task in cell.tasks})
+            stages = sorted({task.stage for cell in cells_of_group for task in cell.tasks})
             where = f"{'stage' if len(stages) == 1 else 'stages'} {numbers_text(stages)}"
             yield (
                 f"group {group} ({where}) has {of_group / total:.0%} of the operations of the loop, of which "

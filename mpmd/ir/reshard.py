@@ -1,4 +1,4 @@
-"""Which process sends which part of a value to which, when the value goes from one group to another.
+"""The slices of a value that processes send to one another when it goes from one group to another.
 
 Groups of different shapes, and of several processes, hold different parts of a value in different processes.
 Both ends find the transfers by themselves, because they follow from the plan: from the shape, the specs, the
@@ -116,16 +116,16 @@ def transfers(aval: Aval, src_spec: Spec, src: GroupShape, dst_spec: Spec, dst: 
     """
     holders = _processes_by_box(boxes_by_process(aval.shape, src_spec, src))
     readers = _processes_by_box(boxes_by_process(aval.shape, dst_spec, dst))
-    wanted = [
+    common_pieces = [
         _Piece(common, senders, reader)
         for (held, senders), (box, processes) in itertools.product(holders.items(), readers.items())
         if (common := intersection(held, box)) is not None
         for reader in processes
     ]
-    demand = collections.Counter(piece.senders for piece in wanted)
+    demand = collections.Counter(piece.senders for piece in common_pieces)
     pieces = [
         piece._replace(box=part)
-        for piece in wanted
+        for piece in common_pieces
         for part in _shared(piece.box, len(piece.senders), demand[piece.senders], aval.itemsize)
     ]
     pieces.sort(key=lambda piece: (len(piece.senders), -volume(piece.box)))
@@ -149,7 +149,7 @@ def _processes_by_box(boxes: Iterable[Iterable[Box]]) -> dict[Box, tuple[int, ..
     for process, held in enumerate(boxes):
         for box in held:
             processes.setdefault(box, []).append(process)
-    return {box: tuple(found) for box, found in processes.items()}
+    return {box: tuple(holders) for box, holders in processes.items()}
 
 
 def _shared(box: Box, num_senders: int, num_pieces: int, itemsize: int) -> Iterator[Box]:
@@ -176,7 +176,7 @@ def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """What two boxes have in common; ``None`` when that is nothing. A scalar's box has no dimensions."""
+    """The intersection of two boxes; ``None`` if it is empty. A scalar's box has no dimensions."""
     both = tuple((max(low, first), min(high, last)) for (low, high), (first, last) in zip(a, b, strict=True))
     return both if all(start < stop for start, stop in both) else None
 
@@ -195,22 +195,22 @@ def within(box: Box, outer: Box) -> tuple[slice, ...]:
 
 def merged(boxes: Iterable[Box]) -> list[Box]:
     """Fewer boxes with the same elements: those side by side along one dimension become one."""
-    found = list(boxes)
-    for dimension in reversed(range(len(found[0]) if found else 0)):
-        found = _merged_along(found, dimension)
-    return found
+    fewer = list(boxes)
+    for dimension in reversed(range(len(fewer[0]) if fewer else 0)):
+        fewer = _merged_along(fewer, dimension)
+    return fewer
 
 
 def _merged_along(boxes: Iterable[Box], dimension: int) -> list[Box]:
     rows: dict[tuple[Box, Box], list[Interval]] = collections.defaultdict(list)
     for box in boxes:
         rows[box[:dimension], box[dimension + 1 :]].append(box[dimension])
-    found = []
+    result = []
     for (before, after), intervals in rows.items():
         disjoint: list[Interval] = []
         for start, stop in sorted(intervals):
             if disjoint and disjoint[-1][1] == start:
                 start = disjoint.pop()[0]
             disjoint.append((start, stop))
-        found += [(*before, interval, *after) for interval in disjoint]
-    return found
+        result += [(*before, interval, *after) for interval in disjoint]
+    return result

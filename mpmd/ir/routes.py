@@ -1,4 +1,4 @@
-"""How the values of a plan's messages travel between the processes of groups, and how many bytes that is."""
+"""The routes of a plan's messages between the processes of groups, and their bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-    """How a value goes from one group to another.
+    """The way of a value from one group to another.
 
     Attributes:
       transfers: between processes of the two groups.
@@ -52,10 +52,10 @@ class Passage:
     @functools.cached_property
     def bytes_by_processes(self) -> Mapping[tuple[int, int], int]:
         """The bytes that go from a process of the sender to one of the receiver."""
-        found: collections.Counter[tuple[int, int]] = collections.Counter()
+        sent: collections.Counter[tuple[int, int]] = collections.Counter()
         for src, dst, box in self.transfers:
-            found[src, dst] += volume(box) * self.aval.itemsize
-        return dict(found)
+            sent[src, dst] += volume(box) * self.aval.itemsize
+        return dict(sent)
 
     @property
     def nbytes(self) -> int:
@@ -65,16 +65,16 @@ class Passage:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """How a message travels: the passage of each of its values."""
+    """The way of a message: the passage of each of its values."""
 
     passages: tuple[Passage, ...]
 
     def sent_by(self, process: int) -> dict[int, tuple[Part, ...]]:
-        """What a process of the sender sends to each process of the receiver."""
+        """The slices that a process of the sender sends to each process of the receiver."""
         return self._parts(lambda transfer: transfer.dst if transfer.src == process else None)
 
     def received_by(self, process: int) -> dict[int, tuple[Part, ...]]:
-        """What a process of the receiver gets from each process of the sender, in the order it is sent."""
+        """The slices that a process of the receiver gets from each process of the sender, in order."""
         return self._parts(lambda transfer: transfer.src if transfer.dst == process else None)
 
     def _parts(self, peer_of) -> dict[int, tuple[Part, ...]]:
@@ -83,7 +83,7 @@ class Route:
             for transfer in passage.transfers:
                 if (peer := peer_of(transfer)) is not None:
                     parts[peer].append(Part(value, transfer.box))
-        return {peer: tuple(found) for peer, found in sorted(parts.items())}
+        return {peer: tuple(of_peer) for peer, of_peer in sorted(parts.items())}
 
 
 class Routes:
@@ -96,7 +96,7 @@ class Routes:
         self._find = functools.cache(functools.partial(_passage, topology))
 
     def of_value(self, edge: Edge, name: Name) -> Passage:
-        """How a value that is sent over an edge goes."""
+        """The passage of a value that is sent over an edge."""
         src, dst = edge
         return self._find(self._plan.avals()[name], edge, self._specs[src][name], self._specs[dst][name])
 
@@ -130,7 +130,7 @@ def _passage(topology: Topology, aval: Aval, edge: Edge, src_spec: Spec, dst_spe
 
 
 def held_specs(plan: Plan, mpmd_idx: int, axes: Mapping[str, int]) -> Mapping[Name, Spec]:
-    """How a group's submesh shards each value that the group has. The plan has no open specs.
+    """The spec of each value that a group has. The plan has no open specs.
 
     A value that is received takes the sharding that its first reader was compiled for; a result that nothing
     here reads takes that of the result, or is replicated where this does not fit.

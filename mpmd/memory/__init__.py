@@ -1,4 +1,4 @@
-"""What each device of a group needs in a step: a ``Plan`` enters; a ``GroupMemory`` leaves.
+"""The memory that each device of a group needs in a step: a ``Plan`` enters; a ``GroupMemory`` leaves.
 
 Values count under their shardings, with XLA's temporary buffers once the groups have compiled, and with the
 messages that transports hold. Start reading in ``group.py``, which follows one group's program. ``sizes.py``

@@ -15,7 +15,7 @@ from mpmd.memory.sizes import sizes_on_devices
 
 @dataclasses.dataclass(frozen=True)
 class MemoryParts:
-    """What each device of a group holds at one moment, in bytes.
+    """The bytes that each device of a group holds at one moment.
 
     Attributes:
       parameters: the arguments that the step returns updated: weights and optimizer state.
@@ -46,7 +46,7 @@ class MemoryParts:
 
 @dataclasses.dataclass(frozen=True)
 class GroupMemory:
-    """What each device of a group needs for a step, in bytes.
+    """The bytes that each device of a group needs for a step.
 
     Attributes:
       live_bytes: the most bytes of values that the group's program holds at once. The outputs of a run count
@@ -85,7 +85,7 @@ def group_memories(
     holdings: Mapping[Edge, Holding] | None = None,
     updated: Collection[Name] = (),
 ) -> tuple[GroupMemory, ...]:
-    """What the devices of each group need for a step of a correct plan.
+    """The memory that the devices of each group need for a step of a correct plan.
 
     Args:
       arrivals: when each message can be there.
@@ -121,13 +121,13 @@ class _Group:
             if self._holding(stay.key[0]) in (Holding.KEPT, Holding.SLOTS):
                 of_edge[stay.key[0]].append(stay)
         end = len(program.instructions)
-        self.kept = {edge: kept_bytes(found, end) for edge, found in of_edge.items()}
+        self.kept = {edge: kept_bytes(stays_of_edge, end) for edge, stays_of_edge in of_edge.items()}
 
     def _holding(self, edge: Edge) -> Holding:
         return self._holdings.get(edge, Holding.RECEIVER)
 
     def memory(self, kept: Mapping[Edge, int], updated: Collection[Name]) -> GroupMemory:
-        """What the devices need, given what is kept for the messages of all edges."""
+        """The memory of the devices, given the bytes that are kept for the messages of all edges."""
         held: dict[Name, int] = {}
         live, worst, worst_position = 0, _Moment(None, 0, 0, 0), 0
         for position, moment in enumerate(self._moments(held)):
@@ -145,7 +145,7 @@ class _Group:
         return GroupMemory(live, parts, worst.task)
 
     def _of_sent(self, kept: Mapping[Edge, int]) -> int:
-        """What transports hold here of the messages that the group sends."""
+        """The bytes that transports hold here of the messages that the group sends."""
         return sum(
             kept[edge] if self._holding(edge) == Holding.SLOTS else nbytes
             for edge, nbytes in largest_sent(self._program, self._sizes).items()

@@ -1,4 +1,4 @@
-"""What the values of a group are for."""
+"""The purposes of a group's values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["parameters", "arguments", "accumulators", "activations", "outsid
 
 
 def kinds_of(plan: Plan, program: GroupProgram, updated: Collection[Name]) -> dict[Name, Kind]:
-    """What each value of a group is for.
+    """The purpose of each value of a group.
 
     An accumulator is what a task hands to the next task of its kind and stage, what the tasks of a stage
     leave behind after the loop, and what they take over from before it.

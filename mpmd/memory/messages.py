@@ -1,4 +1,4 @@
-"""When messages are in memory, and in whose: each transport has its own rule."""
+"""The rules by which transports hold messages: when, and in whose memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MessageKey = tuple[Edge, int]
 
 
 class Holding(enum.StrEnum):
-    """Where a message is between its ``send`` and the first use of its values.
+    """The holders of a message between its ``send`` and the first use of its values.
 
     ``RECEIVER``: in the receiver's memory. ``COPIED``: in the receiver's memory; the sender has a copy of the
     message that is on its way. ``KEPT``: in memory of the receiver that is kept for later messages: as much
@@ -30,7 +30,7 @@ class Holding(enum.StrEnum):
 
 
 class EarliestArrival(NamedTuple):
-    """When a message can be there at the earliest, whatever the timing.
+    """The earliest moment at which a message can arrive, whatever the timing.
 
     Attributes:
       position: how many instructions of the receiver precede the send in any order.
@@ -116,7 +116,7 @@ def most_at_once(spans: Iterable[tuple[range, int]]) -> int:
 
 
 def kept_bytes(of_edge: Iterable[Stay], end: int) -> int:
-    """What is kept for the messages of an edge: of each size, as many as are in memory at once."""
+    """The bytes kept for the messages of an edge: of each size, as many as are in memory at once."""
     of_size: dict[int, list[tuple[range, int]]] = collections.defaultdict(list)
     for stay in of_edge:
         of_size[stay.nbytes] += [(span, stay.nbytes) for span in stay.in_memory(end)]

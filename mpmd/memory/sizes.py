@@ -1,4 +1,4 @@
-"""How much of a value each device holds."""
+"""The bytes of a value on each device."""
 
 from __future__ import annotations
 

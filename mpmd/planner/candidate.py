@@ -1,4 +1,4 @@
-"""What a plan may choose for a step, and what is predicted of it."""
+"""Candidates, the ways to run a step, and predictions of their costs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ class Candidate:
     """A way to run a step: its loop, or the first one of several.
 
     Attributes:
-      layers_per_stage: the layers of each stage, in order.
-      submeshes: for each group the devices along each axis, named as the kind of division.
-      schedule: with as many stages, and with as many groups, or, of several loops, with as many or fewer; the
-        groups of the stages are its own.
+      layers_per_stage: the number of layers of each stage, in order.
+      submeshes: for each group the number of devices along each axis, named as the kind of division.
+      schedule: of these stages. It has all groups, or, of a step with several loops, all or the first ones.
       num_microbatches: of a step.
       remat: whether each layer is computed again in the backward, from what enters it.
       fsdp: whether weights and what the optimizer keeps for them are divided over ``data``, too.
-      gather_once: whether these are gathered once per step, and gradients summed once, instead of in every
+      gather_once: whether weights are gathered once per step, and gradients summed once, instead of in every
         task: ``mpmd.jit(..., gather="step", partial_sums="all")``. It takes memory for whole weights and
         gradients.
-      later: those of the loops behind the first, with the same submeshes, ``fsdp`` and ``gather_once``.
+      later: the candidates of the later loops, with the same submeshes, ``fsdp`` and ``gather_once``.
     """
 
     layers_per_stage: tuple[int, ...]
@@ -38,13 +37,18 @@ class Candidate:
 
     @property
     def loops(self) -> tuple[Candidate, ...]:
-        """That of each loop of the step, in order."""
+        """The candidate of each loop of the step, in order."""
         return (self, *self.later)
+
+    @property
+    def stages_per_group(self) -> int:
+        """The stages of the group that has fewest, at least 1."""
+        return max(1, self.schedule.num_stages // self.schedule.mpmd_dim)
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """The peak of the group that needs most, in bytes on each of its devices, and its parts."""
+    """The peak memory of the group that needs most, by its parts, in bytes on each device of the group."""
 
     group: int
     weights: float
@@ -61,13 +65,13 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What a candidate costs.
+    """The predicted cost of a candidate.
 
     Attributes:
-      seconds: of a step.
+      seconds: the time of a step.
       bubble: the share of the groups' time in which they wait.
-      communication: the share of the step's time, of the group that works longest, that goes into sums over
-        devices and gathered weights.
+      communication: the share of the step's time that goes into all-reduces and gathered weights, in the
+        group that works longest.
       memory: at the worst moment.
       stage_seconds: forward and backward of each stage, for one microbatch.
       source: ``"formula"``, ``"simulation"`` of the actual plan, or ``"measurement"`` of its tasks.
@@ -83,7 +87,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A line of the table: a candidate, what is predicted of it, and, unless it has won, why it lost."""
+    """A line of the table: a candidate with its prediction, and, unless it has won, why it lost."""
 
     candidate: Candidate
     prediction: Prediction

@@ -1,4 +1,4 @@
-"""What a plan has chosen: the table of candidates, and the step that runs as chosen."""
+"""The choice of a plan: the table of candidates, and the step that runs as chosen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mpmd.planner.choice_table import (
     seconds_text,
     text_table,
 )
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile
 from mpmd.planner.search.stage_profile import StageProfile, stage_profile
 from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
@@ -38,7 +38,7 @@ SHOWN = 10
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What ``mpmd.plan`` returns; ``print(choice)`` is the table of candidates, and why others lost.
+    """The result of ``mpmd.plan``; ``print(choice)`` is the table of candidates, and why others lost.
 
     ::
 
@@ -47,20 +47,20 @@ class Choice:
             state, loss = step(state, batch)
 
     Attributes:
-      rows: the candidates, the best first; then those of which only formulas say what they cost, and those
+      rows: the candidates, the best first; then those whose costs are known from formulas alone, and those
         that do not fit.
-      cluster: for which it was chosen.
+      cluster: the cluster that it was chosen for.
       examples: the rows of a batch, of all microbatches of a step.
-      decisions: what the step is traced under.
+      decisions: the decisions that the step is traced under.
       in_shardings: for each leaf of the step's positional arguments that are not static, how the devices of
         a group share it; ``None``: every group is one device.
       kwarg_shardings: the same for the arguments that are passed by name, by name.
       donate_argnums: the arguments that the step returns updated, such as the state.
-      notes: what else is to be said, such as how many candidates were simulated.
+      notes: further remarks, such as how many candidates were simulated.
     """
 
     rows: tuple[Row, ...]
-    cluster: Cluster
+    cluster: Hardware
     examples: int
     decisions: Decisions
     in_shardings: Any
@@ -74,12 +74,12 @@ class Choice:
 
     @property
     def best(self) -> Row:
-        """The row that has won."""
+        """The row of the chosen candidate."""
         return self.rows[0]
 
     @property
     def candidate(self) -> Candidate:
-        """What was chosen."""
+        """The chosen candidate."""
         return self.best.candidate
 
     @property
@@ -88,8 +88,9 @@ class Choice:
         groups = submeshes_of(self.candidate)
         per_node = self.cluster.devices_per_node
         processes = [-(-int(np.prod([*group.values()])) // per_node) for group in groups]
-        several = {"processes_per_group": processes} if max(processes) > 1 else {}
-        return {"groups": groups, **several}
+        if max(processes) == 1:
+            return {"groups": groups}
+        return {"groups": groups, "processes_per_group": processes}
 
     def mesh(self, devices: Sequence[jax.Device] | None = None) -> MpmdMesh:
         """The chosen groups, of this process's devices.
@@ -100,18 +101,18 @@ class Choice:
         Raises: ``ValueError`` when there are too few.
         """
         raise_faults(*devices_faults("devices", devices))
-        found = jax.local_devices() if devices is None else list(devices)
+        devices = jax.local_devices() if devices is None else list(devices)
         groups = submeshes_of(self.candidate)
         sizes = [int(np.prod([*group.values()])) for group in groups]
-        if len(found) < sum(sizes):
+        if len(devices) < sum(sizes):
             raise ValueError(
                 f"the choice is for {sum(sizes)} devices ({candidate_text(self.candidate)}), and there are "
-                f"{len(found)}: plan for a cluster that has as many, or launch the groups on one that does"
+                f"{len(devices)}: plan for a cluster that has as many, or launch the groups on one that does"
             )
         bounds = np.cumsum([0, *sizes])
         return MpmdMesh(
             [
-                Mesh(np.array(found[start:stop]).reshape([*group.values()]), [*group])
+                Mesh(np.array(devices[start:stop]).reshape([*group.values()]), [*group])
                 for group, start, stop in zip(groups, bounds, bounds[1:], strict=False)
             ]
         )
@@ -128,24 +129,24 @@ class Choice:
         Raises: ``ValueError`` for groups of other shapes.
         """
         raise_faults(mesh_fault("mesh", mesh))
-        wanted = submeshes_of(self.candidate)
-        given = [dict(submesh.shape) for submesh in mesh.abstract_submeshes]
-        if not _are_alike(wanted, given):
+        chosen_shapes = submeshes_of(self.candidate)
+        shapes = [dict(submesh.shape) for submesh in mesh.abstract_submeshes]
+        if not _are_alike(chosen_shapes, shapes):
             raise ValueError(
-                f"the choice is for groups of the shapes {wanted}, and the mesh has {given}: take "
+                f"the choice is for groups of the shapes {chosen_shapes}, and the mesh has {shapes}: take "
                 "cluster.launch(**choice.launch) or choice.mesh()"
             )
-        chosen = {
+        chosen_options = {
             "in_shardings": self.in_shardings,
             "kwarg_shardings": self.kwarg_shardings,
             "donate_argnums": self.donate_argnums,
             **options_of(self.candidate),
             **self._static,
         }
-        return jit(decided(self._step, self.decisions), mesh, **{**chosen, **options})
+        return jit(decided(self._step, self.decisions), mesh, **{**chosen_options, **options})
 
     def stage_profile(self, loop: int = 0) -> StageProfile:
-        """The cost of each run of consecutive layers as a stage, on each submesh, and which were chosen.
+        """The cost of each range of layers as a stage, on each submesh, and the stages that were chosen.
 
         ``print`` shows it as a table. Layers are numbered as in ``candidate.layers_per_stage``.
 
@@ -161,7 +162,7 @@ class Choice:
 
     @functools.cached_property
     def simulation(self) -> Simulation:
-        """When each group does what; ``mpmd.render.draw_timeline(..., of_plan=True)`` draws it."""
+        """The simulated timeline of each group; ``mpmd.render.draw_timeline(..., of_plan=True)`` draws it."""
         return self._realized.simulation()
 
     def to_json(self) -> str:
@@ -193,10 +194,10 @@ class Choice:
         return "\n".join([*lines, *self.notes])
 
 
-def _are_alike(wanted: Sequence[Mapping[str, int]], given: Sequence[Mapping[str, int]]) -> bool:
+def _are_alike(shapes: Sequence[Mapping[str, int]], others: Sequence[Mapping[str, int]]) -> bool:
     """Whether groups have the same axes of several devices."""
 
-    def several(groups: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
+    def without_axes_of_one(groups: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
         return [{axis: size for axis, size in group.items() if size > 1} for group in groups]
 
-    return several(wanted) == several(given)
+    return without_axes_of_one(shapes) == without_axes_of_one(others)

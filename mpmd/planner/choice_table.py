@@ -1,4 +1,4 @@
-"""The rows of a choice as text, as a page of HTML, and as data for JSON. No JAX."""
+"""Rows of a choice as text, as a page of HTML, and as data for JSON. No JAX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.collectives import INNERMOST_FIRST
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Kind
 from mpmd.util.tables import aligned, first_few, human_bytes, ranges
 
@@ -23,7 +23,7 @@ _HEADER = (
     "step",
     "examples/s",
     "bubble",
-    "sums",
+    "all-reduce",
     "peak memory",
     *_PARTS,
     "from",
@@ -32,7 +32,7 @@ _HEADER = (
 _LEFT = {1, len(_HEADER) - 2, len(_HEADER) - 1}
 """The columns that are aligned to the left."""
 _LONGEST_REASON = 120
-"""How many characters the table has of a reason; the data have all."""
+"""The most characters of a reason in the table; the data have all."""
 
 
 def candidate_text(candidate: Candidate) -> str:
@@ -51,7 +51,7 @@ def candidate_text(candidate: Candidate) -> str:
 
 
 def _loop_texts(candidate: Candidate) -> list[str]:
-    """What is said of one loop."""
+    """The texts for one loop."""
     parts = []
     stages = len(candidate.layers_per_stage)
     if candidate.schedule.mpmd_dim > 1 or stages > 1:
@@ -74,7 +74,7 @@ def _groups_text(candidate: Candidate) -> str:
     members: dict[str, list[str]] = {}
     for group, text in enumerate(texts):
         members.setdefault(text, []).append(str(group))
-    return "groups " + "; ".join(f"{', '.join(ranges(found))}: {text}" for text, found in members.items())
+    return "groups " + "; ".join(f"{', '.join(ranges(groups))}: {text}" for text, groups in members.items())
 
 
 def _submesh_text(submesh: Mapping[Kind, int]) -> str:
@@ -111,7 +111,7 @@ def text_table(rows: Sequence[Row], examples: int, shown: int) -> str:
 
 
 def _picked(rows: Sequence[Row], shown: int) -> list[tuple[int, Row, list[Row]]]:
-    """The best, and those with a label, each with its number and the rows with other schedules."""
+    """The best rows, and those with a label, each with its number and the rows with other schedules."""
     alike: dict[Any, list[tuple[int, Row]]] = {}
     for number, row in enumerate(rows, 1):
         alike.setdefault(_but_for_schedule(row), []).append((number, row))
@@ -134,7 +134,7 @@ def _but_for_schedule(row: Row) -> Any:
 
 
 def _reason_text(row: Row, others: Sequence[Row]) -> str:
-    """Why a row has not won, and the schedules that do worse in its place."""
+    """The reason why a row has not won, and the schedules that are slower in its place."""
     reason = textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …")
     if not others:
         return reason
@@ -175,7 +175,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def row_data(row: Row, examples: int) -> dict[str, Any]:
-    """A row as data: seconds, bytes and shares. What is said of a loop is of the first one."""
+    """A row as data: seconds, bytes and shares. Fields of a loop are those of the first one."""
     candidate, prediction = row.candidate, row.prediction
     return {
         "candidate": {
@@ -209,7 +209,7 @@ def _loop_data(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def cluster_data(cluster: Cluster) -> dict[str, Any]:
+def cluster_data(cluster: Hardware) -> dict[str, Any]:
     """A cluster as data; ``None`` for what is infinite."""
     return {
         name: value.value if isinstance(value, enum.Enum) else _finite(value)
@@ -237,7 +237,7 @@ def html_page(title: str, heading: str, rows: Sequence[Row], examples: int) -> s
     """All rows as a page, which needs no other file.
 
     Args:
-      heading: what stands above the table, as text.
+      heading: the text above the table.
     """
     lines = [
         "<!doctype html>",

@@ -11,15 +11,15 @@ from mpmd.arguments.keywords import argument_faults
 from mpmd.arguments.specs import keyword_specs_faults, specs_faults
 from mpmd.planner.candidate import Row
 from mpmd.planner.choice import Choice
-from mpmd.planner.contest import Limits, compete
-from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.constraints import Constraints
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Kind
 from mpmd.planner.reasons import shortage, slower_because
+from mpmd.planner.rerank import Limits, Ranking, rerank
+from mpmd.planner.search.multi_loop import loops_as_written, search_loops
 from mpmd.planner.search.search import as_written, search
-from mpmd.planner.search.several import loops_as_written, search_loops
 from mpmd.planner.trials.realize import decisions_of, measured
-from mpmd.planner.trials.trials import Subject, Trials
+from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.schedules import Schedule
 from mpmd.step.jit import MpmdFunction
 from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fault, raise_faults, type_fault
@@ -28,7 +28,7 @@ from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fau
 def plan(
     step: Callable,
     *args: Any,
-    cluster: Cluster,
+    cluster: Hardware,
     kwargs: Mapping[str, Any] | None = None,
     groups: int | None = None,
     num_layers: int | None = None,
@@ -48,7 +48,7 @@ def plan(
     seconds: float | None = None,
     measure: int = 0,
 ) -> Choice:
-    """Chooses how a cluster runs a train step, and says what that costs.
+    """Chooses how a cluster runs a train step, and predicts the cost.
 
     ::
 
@@ -57,39 +57,41 @@ def plan(
         with cluster.launch(**choice.launch) as mesh:
             step = choice.jit(mesh)                       # cut, scheduled and sharded as chosen
 
-    The step has a ``treduce``, or ``value_and_grad``. What it says itself stays: its stages, where it has
-    marks, and its microbatches, where they are cut outside. What it leaves open is chosen: the stages of a
-    loss under ``mpmd.auto_marks``, and ``mpmd.microbatches(batch)`` without a number. The schedule that
-    ``treduce`` has is replaced. Several loops share the groups, and each has its own stages and schedule. Of
-    a step without a loop only the devices of one group and the shardings are chosen. Formulas rank all
-    candidates; the best are planned, and the plans simulated.
+    The step has a ``treduce``, or ``value_and_grad``. Its own decisions stay: its stages, where it has
+    marks, and its microbatches, where it cuts them. Open decisions are made: the stages of a loss under
+    ``mpmd.auto_marks``, and ``mpmd.microbatches(batch)`` without a number. The schedule of a ``treduce`` is
+    replaced. Several loops share the groups, and each has its own stages and schedule. For a step without a
+    loop only the devices of one group and the shardings are chosen. Formulas rank all candidates; the best
+    are planned, and the plans simulated.
 
     Args:
       step: as ``mpmd.jit`` takes it; traced once for each candidate that is planned.
       args: its positional arguments, arrays or ``ShapeDtypeStruct``s.
       cluster: the devices, their speed, memory and links.
       kwargs: arguments that the step is called with by name.
-      num_layers: into how many layers a function under ``mpmd.auto_marks`` is divided, of which stages
-        consist; by default as many as are found.
-      groups, num_stages, layers_per_stage, schedule, num_microbatches, submesh, remat, fsdp: what is fixed;
-        ``None`` is open. A schedule may be one of a size, or a family, by class or name. ``submesh`` has the
-        devices of each group along ``data``, ``model`` and ``sequence``; or a list of these, one for each
-        group. Of several loops, what is fixed holds for each.
+      num_layers: the number of layers into which a function under ``mpmd.auto_marks`` is divided, and of
+        which stages consist; by default as many as are found.
+      groups, num_stages, layers_per_stage, schedule, num_microbatches, submesh, remat, fsdp: constraints on
+        the choice; ``None`` is open. A schedule may be one of a size, or a family, by class or name.
+        ``submesh`` has the number of devices of each group along ``data``, ``model`` and ``sequence``; or is
+        a list of these, one for each group. In a step with several loops, constraints hold for each.
       in_shardings: a pytree prefix of the positional arguments with a ``PartitionSpec`` over these axes
         where it is fixed, ``None`` where it is open.
       kwarg_shardings: the same for arguments that are passed by name, by name.
       static_argnums, static_argnames: as those of ``mpmd.jit``.
       donate_argnums: the arguments that the step may take over; by default those that it returns updated.
-      simulate: how many of the best candidates are planned and simulated, beside the alternatives.
-      seconds: after which no further one is. By default no clock decides, so that the answer does not depend
-        on the machine: it ends when the plans so far are large enough to have taken about ten seconds.
-      measure: of how many of the best the tasks are compiled and run, without a pipeline, on the devices of
-        this process, which have to be of the cluster's kind. CPU devices share their host, so the process
-        should have as many devices and threads as a node of the cluster.
+      simulate: the number of the best candidates that are planned and simulated, beside the alternatives.
+      seconds: the time after which no further candidate is planned. By default no clock decides, so that the
+        answer does not depend on the machine: planning ends when the plans so far are large enough to have
+        taken about ten seconds.
+      measure: the number of the best candidates whose tasks are compiled and run, without a pipeline, on the
+        devices of this process, which have to be of the cluster's kind. CPU devices share their host, so the
+        process should have as many devices and threads as a node of the cluster.
 
-    Raises: ``TypeError`` for arguments of other types; ``ValueError`` for what is not valid, for fixes that
-      contradict one another or the step, for a step that cannot be cut as asked, and for one that fits
-      nowhere, with what is missing and the nearest that would fit; and as ``mpmd.jit`` and its ``lower``.
+    Raises: ``TypeError`` for arguments of other types; ``ValueError`` for values that are not valid, for
+      constraints that conflict with one another or the step, for a step that cannot be cut as asked, and for
+      one that fits nowhere, with the missing memory and the nearest that would fit; and as ``mpmd.jit`` and
+      its ``lower``.
     """
     raise_faults(
         *_faults(step, cluster, kwargs, simulate, seconds, measure),
@@ -102,8 +104,7 @@ def plan(
         ),
         title="mpmd.plan: ",
     )
-    limits = Limits(simulate, seconds, measure)
-    fixed = Fixed.of(
+    constraints = Constraints.of(
         groups=groups,
         num_layers=num_layers,
         num_stages=num_stages,
@@ -114,7 +115,7 @@ def plan(
         remat=remat,
         fsdp=fsdp,
     )
-    subject = Subject.of(
+    step_spec = StepSpec.of(
         step,
         args,
         kwargs or {},
@@ -124,45 +125,26 @@ def plan(
         static_argnames,
         donate_argnums,
     )
-    trials = Trials(subject, cluster, fixed.num_layers)
-
-    def rows(memory: float) -> tuple[Row, ...]:
-        return _rows(trials, dataclasses.replace(cluster, memory=memory), fixed)
-
-    measuring = functools.partial(measured, cluster=cluster, devices=None)
-    result = compete(rows, trials.realize, measuring, cluster, limits)
-    best: Row = result.rows[0]
-    in_shardings, kwarg_shardings = trials.shardings(best.candidate)
-    return Choice(
-        rows=result.rows,
-        cluster=cluster,
-        examples=trials.profiles[0].rows,
-        decisions=decisions_of(best.candidate, trials.profiles),
-        in_shardings=in_shardings,
-        kwarg_shardings=kwarg_shardings,
-        donate_argnums=trials.donate_argnums,
-        notes=result.notes,
-        _step=step,
-        _static=subject.static,
-        _realized=result.winner,
-        _profiles=trials.profiles,
+    trials = Trials(step_spec, cluster, constraints.num_layers)
+    ranking = rerank(
+        functools.partial(_search, trials, cluster, constraints),
+        trials.realize,
+        functools.partial(measured, cluster=cluster, devices=None),
+        cluster,
+        Limits(simulate, seconds, measure),
     )
+    return _choice(step_spec, trials, cluster, ranking)
 
 
-def _rows(trials: Trials, cluster: Cluster, fixed: Fixed) -> tuple[Row, ...]:
-    """The rows by formula, with that of the schedules that the step has itself."""
+def _search(trials: Trials, cluster: Hardware, constraints: Constraints, memory: float) -> tuple[Row, ...]:
+    """The rows by formula for devices with so many bytes of memory, with that of the step's own schedules."""
+    cluster = dataclasses.replace(cluster, memory=memory)
     profiles = trials.profiles
     if len(profiles) == 1:
-        rows = search(profiles[0], cluster, fixed)
+        rows = search(profiles[0], cluster, constraints)
     else:
-        rows = search_loops(profiles, cluster, [fixed] * len(profiles))
-    schedules = [schedule for schedule in trials.written_schedules if schedule is not None]
-    if len(schedules) < len(profiles) or fixed.schedule is not None:
-        return rows
-    if len(profiles) == 1:
-        written = as_written(profiles[0], cluster, schedules[0], fixed)
-    else:
-        written = loops_as_written(profiles, cluster, schedules, fixed)
+        rows = search_loops(profiles, cluster, [constraints] * len(profiles))
+    written = _as_written(trials, cluster, constraints)
     if written is None or rows[0].candidate == written.candidate:
         return rows
     reason = shortage(written.prediction, cluster) or slower_because(
@@ -170,6 +152,37 @@ def _rows(trials: Trials, cluster: Cluster, fixed: Fixed) -> tuple[Row, ...]:
     )
     others = [row for row in rows[1:] if row.label or row.candidate != written.candidate]
     return rows[0], dataclasses.replace(written, reason=reason), *others
+
+
+def _as_written(trials: Trials, cluster: Hardware, constraints: Constraints) -> Row | None:
+    """The row of the schedules that the step has itself, if all loops have one and no other is fixed."""
+    profiles = trials.profiles
+    schedules = [schedule for schedule in trials.written_schedules if schedule is not None]
+    if len(schedules) < len(profiles) or constraints.schedule is not None:
+        return None
+    if len(profiles) == 1:
+        return as_written(profiles[0], cluster, schedules[0], constraints)
+    return loops_as_written(profiles, cluster, schedules, constraints)
+
+
+def _choice(step_spec: StepSpec, trials: Trials, cluster: Hardware, ranking: Ranking) -> Choice:
+    """The choice of the best row of a ranking."""
+    candidate = ranking.rows[0].candidate
+    in_shardings, kwarg_shardings = trials.shardings(candidate)
+    return Choice(
+        rows=ranking.rows,
+        cluster=cluster,
+        examples=trials.profiles[0].rows,
+        decisions=decisions_of(candidate, trials.profiles),
+        in_shardings=in_shardings,
+        kwarg_shardings=kwarg_shardings,
+        donate_argnums=trials.donate_argnums,
+        notes=ranking.notes,
+        _step=step_spec.step,
+        _static=step_spec.static,
+        _realized=ranking.winner,
+        _profiles=trials.profiles,
+    )
 
 
 def _faults(
@@ -182,7 +195,7 @@ def _faults(
             "step must be the train step itself, not what mpmd.jit has made of it: choice.jit compiles it"
         )
     what = "an mpmd.Cluster, such as mpmd.Cluster.from_ray() or mpmd.Cluster(nodes=2, ...)"
-    yield type_fault("cluster", cluster, Cluster, what)
+    yield type_fault("cluster", cluster, Hardware, what)
     what = "a dict of the arguments that are passed by name"
     yield type_fault("kwargs", kwargs, Mapping, what, optional=True)
     yield int_fault("simulate", simulate)

@@ -1,8 +1,8 @@
-"""What it costs that devices exchange values: along the axes of a group's submesh, and between groups.
+"""Costs of exchanges between devices: along the axes of a group's submesh, and between groups.
 
 Groups are on consecutive devices, node after node. Within a group the axis ``model`` is innermost, then comes
 ``sequence``, then ``data``, as in Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
-Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 3: what exchanges most stays within a node.
+Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 3: devices that exchange most are on one node.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Kind
 from mpmd.simulate import Link
 
@@ -26,7 +26,7 @@ Submesh = Mapping[Kind, int]
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The devices of a group: those from ``start`` on, divided as ``submesh`` says."""
+    """The devices of a group: from device ``start`` on, as many as ``submesh`` has."""
 
     start: int
     submesh: Submesh
@@ -41,7 +41,7 @@ class Place:
 
 
 def places_of(submeshes: tuple[Submesh, ...]) -> tuple[Place, ...]:
-    """Where groups are that follow one another."""
+    """The places of groups on consecutive devices, from device 0 on."""
     places, start = [], 0
     for submesh in submeshes:
         places.append(Place(start, submesh))
@@ -49,10 +49,10 @@ def places_of(submeshes: tuple[Submesh, ...]) -> tuple[Place, ...]:
     return tuple(places)
 
 
-def axis_links(cluster: Cluster, place: Place) -> tuple[Link, ...]:
+def axis_links(cluster: Hardware, place: Place) -> tuple[Link, ...]:
     """The slowest link of the rings along each axis, ``INNERMOST_FIRST``.
 
-    Rings that leave a node share its link: as many as there are devices within it that no ring joins.
+    Rings that leave a node share its link: as many rings as the node has devices that no ring joins.
     """
     links, stride = [], 1
     for kind in INNERMOST_FIRST:
@@ -68,7 +68,7 @@ def axis_links(cluster: Cluster, place: Place) -> tuple[Link, ...]:
 
 
 def all_reduce(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
-    """The seconds in which ``size`` devices sum values of ``nbytes`` bytes, which all of them get.
+    """The seconds of an all-reduce of values of ``nbytes`` bytes over ``size`` devices.
 
     A ring moves ``2 (n - 1) / n`` of the bytes over each link, in ``2 (n - 1)`` messages: Patarasuk and Yuan,
     "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009.
@@ -77,7 +77,7 @@ def all_reduce(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
 
 
 def all_gather(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
-    """The seconds in which ``size`` devices get the values of ``nbytes`` bytes of which each has a part.
+    """The seconds of an all-gather of values of ``nbytes`` bytes, of which ``size`` devices have equal parts.
 
     A reduce-scatter takes as long: both are one half of the ring of ``all_reduce``.
     """
@@ -85,11 +85,11 @@ def all_gather(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
     return np.where(nbytes > 0, steps / size * nbytes / link.bandwidth + steps * link.latency, 0.0)
 
 
-def message_link(cluster: Cluster, source: Place, target: Place) -> Link:
-    """The link of a message between two groups, of which the bytes are those that a target device gets.
+def message_link(cluster: Hardware, source: Place, target: Place) -> Link:
+    """The link of a message between two groups, for the bytes that a device of the target receives.
 
     Within a node each device has a link of its own. Between nodes the devices of a node share one, over which
-    each part of a value comes once, however many devices get it.
+    each part of a value comes once, however many devices receive it.
     """
     if source.start == target.start:
         return Link()
@@ -100,24 +100,27 @@ def message_link(cluster: Cluster, source: Place, target: Place) -> Link:
     return Link(cluster.node_link.latency, cluster.node_link.bandwidth / parts)
 
 
-def share_a_node(cluster: Cluster, source: Place, target: Place) -> bool:
+def share_a_node(cluster: Hardware, source: Place, target: Place) -> bool:
     """Whether all devices of two groups are on one node."""
     return _same_node(cluster, min(source.start, target.start), max(source.stop, target.stop))
 
 
-def parts_on_a_node(cluster: Cluster, place: Place, divided: Collection[str]) -> int:
-    """How many parts of a value that is divided along some axes the devices of one node get.
+def parts_on_a_node(cluster: Hardware, place: Place, divided: Collection[str]) -> int:
+    """The number of parts of a value that the devices of one node receive together.
 
-    Where a group begins within a node, that is the most any node gets if it were at its start.
+    Where a group begins within a node, it is the number for a group that begins at the start of a node.
+
+    Args:
+      divided: the axes along which the value is divided.
     """
-    found, left = 1, min(place.num_devices, cluster.devices_per_node)
+    parts, left = 1, min(place.num_devices, cluster.devices_per_node)
     for kind in INNERMOST_FIRST:
         size = place.submesh.get(kind, 1)
         if kind in divided:
-            found *= min(size, left)
+            parts *= min(size, left)
         left = max(1, left // size)
-    return found
+    return parts
 
 
-def _same_node(cluster: Cluster, start: int, stop: int) -> bool:
+def _same_node(cluster: Hardware, start: int, stop: int) -> bool:
     return start // cluster.devices_per_node == (stop - 1) // cluster.devices_per_node

@@ -1,7 +1,8 @@
-"""What a plan knows of a step: a table of its layers, made by tracing it once with each layer as a stage.
+"""The profile of a step: a table of its layers, made by tracing it once with each layer as a stage.
 
 All bytes and operations are those of the whole layer, on however many devices, for one microbatch of
-``Profile.microbatch_rows`` rows, unless it says otherwise. What depends on the rows is proportional to them.
+``Profile.microbatch_rows`` rows, unless it says otherwise. Those that depend on the rows are proportional to
+them.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ weights, as Megatron does; by another dimension of values between layers."""
 
 @dataclasses.dataclass(frozen=True)
 class TaskWork:
-    """What a task computes.
+    """The work of a task.
 
     Attributes:
       operations: multiplications and additions.
-      nbytes: what it reads and writes of memory, of values that depend on the rows, if each fusion of XLA
-        reads its operands once and writes its results once.
-      nbytes_beside: those of them that are read and written by other than products, while none computes.
-      temporaries: the most bytes at once of what it makes and nobody else reads.
+      nbytes: bytes read from memory and written to it, of values that depend on the rows, if each fusion of
+        XLA reads its operands once and writes its results once.
+      nbytes_beside: the bytes among them that equations other than products read and write.
+      temporaries: the most bytes at once of values that only the task itself reads.
     """
 
     operations: float
@@ -35,18 +36,18 @@ class TaskWork:
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """What it means for a layer that the devices along an axis of the submesh share a dimension.
+    """The division of a layer over the devices along an axis of the submesh.
 
     Attributes:
-      largest: the number of devices has to divide this: the greatest common divisor of the sizes of what is
-        divided.
-      operations, weights, activations: the shares of the layer's operations, of its weights' bytes, and of
-        the bytes of its residuals and of what it gets from other layers that are divided, from 0 to 1; the
-        rest is on every device.
-      reduced_forward, reduced_backward: bytes of the values that are summed over the axis in each microbatch.
-        What is gathered, or summed and scattered, counts half.
-      reduced_per_step: bytes of gradients that are summed over the axis once per step.
-      received: the share of the bytes of what it gets from other layers alone.
+      largest: the greatest common divisor of the sizes of the divided dimensions, which the number of devices
+        has to divide.
+      operations, weights, activations: the divided shares, from 0 to 1, of the layer's operations, of the
+        bytes of its weights, and of the bytes of its residuals and of values from other layers. The rest is
+        on every device.
+      reduced_forward, reduced_backward: bytes that are all-reduced over the axis in each microbatch. Values
+        that are gathered, or summed and scattered, count half.
+      reduced_per_step: bytes of gradients that are all-reduced over the axis once per step.
+      received: the divided share of the bytes of values from other layers alone.
     """
 
     largest: int
@@ -61,18 +62,19 @@ class Division:
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A part of the loop's body that is in one stage as a whole.
+    """A part of the loop's body that no stage divides.
 
     Attributes:
       name: for tables, such as ``layers 3``.
-      forward, backward: its tasks; the backward without what rematerialisation computes again.
-      weights: bytes of the arguments and constants that it reads, but for the batch.
-      state: bytes of what the step updates with its gradients and no layer reads, such as moments. Of
-        several loops, also an equal share of what the others' layers have, and the layers of this loop not.
-      gradients: bytes of their accumulators.
+      forward, backward: its tasks; the backward without the forward that rematerialisation repeats.
+      weights: bytes of the arguments and constants that it reads, except for the batch.
+      state: bytes of arguments that the step updates with the layer's gradients and no layer reads, such as
+        moments. In a step with several loops, also an equal share of the weights and state of other loops'
+        layers that this loop does not have.
+      gradients: bytes of the accumulators of its gradients.
       residuals: bytes that its forward keeps for its backward.
-      entering: bytes that its forward gets from the layers before it; its backward sends as many back.
-      divisions: the ways to divide it; none of a kind by which nothing of it is divided.
+      entering: bytes that its forward receives from the layers before it; its backward sends as many back.
+      divisions: its division of each kind that divides anything of it.
     """
 
     name: str
@@ -88,25 +90,24 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What a search knows of a loop of a step, or of a step that has none: that is one layer.
+    """The table of a loop of a step, or of a step without a loop, which is one layer.
 
     Attributes:
       layers: in the order in which a microbatch passes through them.
-      rows: of the whole batch.
-      microbatch_rows: of the microbatch that the layers' numbers are for.
-      num_microbatches: the number that the step itself has fixed; ``None`` if it is open.
+      rows: the rows of the whole batch.
+      microbatch_rows: the rows of the microbatch that the layers' numbers are for.
+      num_microbatches: the number that the step itself fixes; ``None`` if it is open.
       are_stages: whether the user marked the stages, so that each layer is a stage.
-      skips: bytes of values that go past layers: from which layer to which, without those that ``entering``
-        of the next layer has.
+      skips: values that go past layers, as source layer, target layer and bytes; values that go to the next
+        layer are in its ``entering``.
       tied: layers that share weights, with the bytes; each of the layers counts them among its own.
-      outside: what the step does outside the loop, for all weights: the optimizer. Of several loops, what
-        is done after this one and before the next; of the first, what is done before it, too.
-      batch: bytes of a whole batch.
+      outside: the work outside the loop, for all weights: the optimizer. Of several loops, the work between
+        this one and the next; of the first, also the work before it.
+      batch: bytes of the whole batch.
       has_backward: whether there are backward tasks.
-      specs: for each kind, the dimension of an argument's leaf that is divided, by the leaf's position: of
-        weights, what is combined with them element by element, and the batch. All loops have the same.
-      decided: which of the step's decisions the loop is traced under (``Decisions.of_loops``); ``None`` for a
-        step without a loop.
+      specs: for each kind, the divided dimension of argument leaves, by the position of the leaf: of weights,
+        of state that is combined with them element by element, and of the batch. Equal for all loops.
+      decided: the index of the loop's decisions in ``Decisions.of_loops``; ``None`` without a loop.
     """
 
     layers: tuple[Layer, ...]

@@ -1,4 +1,4 @@
-"""Why a candidate does not run, or is not the best, in one line. No JAX."""
+"""Reasons why a candidate does not run or is not the best, each in one line. No JAX."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import statistics
 from collections.abc import Iterable
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.util.tables import human_bytes
 
 AS_FAST = 1.01
 """Steps whose times differ by less are as fast: no prediction is more exact."""
 
 
-def ranked(rows: Iterable[Row], cluster: Cluster, most: int) -> tuple[Row, ...]:
-    """Rows with reasons, the shortest step first; what does not fit last.
+def ranked(rows: Iterable[Row], cluster: Hardware, most: int) -> tuple[Row, ...]:
+    """Rows with reasons, the shortest step first; rows that do not fit last.
 
     Args:
-      most: how many there are of those without a label.
+      most: the number of rows without a label; those with one are all kept.
     """
     ordered = sorted(rows, key=lambda row: (bool(shortage(row.prediction, cluster)), row.prediction.seconds))
     best, kept = ordered[0], list[Row]()
@@ -32,8 +32,8 @@ def ranked(rows: Iterable[Row], cluster: Cluster, most: int) -> tuple[Row, ...]:
     return tuple(kept)
 
 
-def shortage(prediction: Prediction, cluster: Cluster) -> str:
-    """What is missing of memory; empty for a candidate that fits."""
+def shortage(prediction: Prediction, cluster: Hardware) -> str:
+    """The missing memory as text; empty for a candidate that fits."""
     memory = prediction.memory
     if memory.total <= cluster.memory:
         return ""
@@ -49,10 +49,10 @@ def shortage(prediction: Prediction, cluster: Cluster) -> str:
 
 
 def slower_because(candidate: Candidate, prediction: Prediction, best: Candidate, of_best: Prediction) -> str:
-    """What makes a candidate slower than the best: the largest of the factors of the ratio of their times.
+    """The reason why a candidate is slower than the best: the largest factor of the ratio of their times.
 
-    ``seconds = work / devices / share``, where the work is the seconds that devices compute, and the share
-    that of the time in which they do. What is left of it is waiting, and sums over devices.
+    ``seconds = work / devices / share``, where the work is the seconds that devices compute, and the share is
+    that of the time in which they do. In the rest of the time they wait or all-reduce.
     """
     ratio = prediction.seconds / of_best.seconds if of_best.seconds else 1.0
     if ratio < AS_FAST:
@@ -88,9 +88,9 @@ def _work_text(work: float, candidate: Candidate, best: Candidate) -> str:
 
 
 def _lost_text(prediction: Prediction, best: Prediction) -> str:
-    """What devices do beside computing: the part that the best has less of."""
+    """The text for the time in which devices do not compute: the part of which the best has less."""
     if prediction.communication - best.communication > prediction.bubble - best.bubble:
-        return f"sums over devices take {prediction.communication:.0%}"
+        return f"all-reduces take {prediction.communication:.0%}"
     text = f"bubble {prediction.bubble:.0%}"
     times = prediction.stage_seconds
     mean = statistics.fmean(times) if times else 0.0

@@ -15,7 +15,7 @@ from mpmd.util.tables import human_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """What a group does, in the group's lane.
+    """An activity of a group, in the group's lane.
 
     Attributes:
       task: the task of a stage; ``None`` for a wait and for work outside the loop.
@@ -134,7 +134,7 @@ class Chart:
         for box in self.boxes:
             if box.task:
                 stages[box.lane].add(box.task.stage)
-        return [sorted(found) for found in stages]
+        return [sorted(of_lane) for of_lane in stages]
 
     @property
     def size(self) -> str:
@@ -152,8 +152,8 @@ class Chart:
             ),
         ]
         return ", ".join(
-            f"{' and '.join(map(str, found)) or 0} {noun}{'' if found == [1] else ending}"
-            for found, noun, ending in counts
+            f"{' and '.join(map(str, numbers)) or 0} {noun}{'' if numbers == [1] else ending}"
+            for numbers, noun, ending in counts
         )
 
     @property

@@ -152,8 +152,10 @@ def time_per_em(box: Box) -> float:
 
 def times_per_em(chart: Chart) -> dict[TaskKind, float]:
     """For each kind the room in its boxes, except the shortest: a few measured ones are far shorter."""
-    found = {kind: sorted(time_per_em(box) for box in chart.boxes if box.kind == kind) for kind in KINDS}
-    return {kind: values[len(values) // 50] for kind, values in found.items() if values}
+    sorted_times = {
+        kind: sorted(time_per_em(box) for box in chart.boxes if box.kind == kind) for kind in KINDS
+    }
+    return {kind: values[len(values) // 50] for kind, values in sorted_times.items() if values}
 
 
 def draw_numbers(axes: Axes, chart: Chart, scale: Scale) -> None:

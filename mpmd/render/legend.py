@@ -26,7 +26,7 @@ def stage_rows(chart: Chart, width: float) -> list[list[LegendEntry]]:
     kinds = [kind for kind in KINDS if kind in present][:2]
     entries: list[LegendEntry] = []
     for nth in range(max(map(len, stages))):
-        lanes = [lane for lane, found in enumerate(stages) if len(found) > nth]
+        lanes = [lane for lane, of_lane in enumerate(stages) if len(of_lane) > nth]
         # An entry has room for a few patches, from the first lane to the last.
         shown = sorted({lanes[round(i * (len(lanes) - 1) / 3)] for i in range(4)})
         strip = [colours[lane, stages[lane][nth]][kind] for kind in kinds for lane in shown]

@@ -1,4 +1,4 @@
-"""What a group is doing, and for how long."""
+"""The current activity of a group, and since when."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Loading(str):
 
 
 class Doing(NamedTuple):
-    """What a process of a group did at one moment.
+    """The activity of a process of a group at one moment.
 
     Attributes:
       what: such as ``running bwd_1__3``, ``waiting for message 2 of group 0`` or ``compiling fwd_1``.
@@ -70,6 +70,6 @@ class Activity:
             self.now = (*before[:2], time.perf_counter())
 
     def read(self) -> Doing:
-        """What is being done now. May be called from any thread."""
+        """The current activity. May be called from any thread."""
         what, step, since = self.now
         return Doing(str(what), step, getattr(what, "kind", Kind.OTHER), time.perf_counter() - since)

@@ -90,7 +90,7 @@ class ArgumentCache:
         return key
 
     def invalidate(self, entries: Iterable[tuple[_Key, Handle]]) -> None:
-        """Has arrays sent again with the next step that reads them. May be called from any thread."""
+        """Makes the next step that reads arrays send them again. May be called from any thread."""
         self._invalid.extend(entries)
 
     def forget_before(self, handle: Handle) -> None:
@@ -150,7 +150,7 @@ class Delivery:
         return handle
 
     def transient(self, mpmd_idx: int) -> tuple[Handle, ...]:
-        """What a group is sent that it does not keep for later steps."""
+        """The values that a group is sent and does not keep for later steps."""
         return tuple(handle for handle, mpmd_idxs in self._transient.items() if mpmd_idx in mpmd_idxs)
 
     def commit(self, replies: Iterable[Future[Any]]) -> None:

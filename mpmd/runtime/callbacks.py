@@ -32,7 +32,7 @@ class CallbackThread:
         )
 
     def is_current(self) -> bool:
-        """Whether this is the thread: whoever calls is called back."""
+        """Whether the caller runs in the thread of the callbacks: it is a callback itself."""
         return threading.get_ident() in self._idents
 
     def call_after(
@@ -81,7 +81,7 @@ def _microbatch(told: Told) -> int | None:
 
 
 def _mark(told: Told, plan: Plan) -> str:
-    """What stands before a line that a task prints."""
+    """The text in front of a line that a task prints."""
     if not isinstance(told.task, Task):
         return ""
     return f"[{plan.stage_text(told.task.stage)}, microbatch {told.task.microbatch}] "

@@ -1,4 +1,4 @@
-"""Has the groups compile executables whose specs are open, each as soon as its input specs are known."""
+"""Compiles executables with open specs on the groups, each as soon as its input specs are known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ The result are its output specs, with those that the group's compiler has chosen
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What the groups' compilers have chosen.
+    """The choices of the groups' compilers.
 
     Attributes:
       variants: the variant that each group runs, by the group and the run.

@@ -57,7 +57,7 @@ def compile_with_open_specs(
 
 
 def memory_of(compiled: jax.stages.Compiled) -> ExecutableMemory | None:
-    """What XLA needs to run an executable; ``None`` from backends that do not say."""
+    """The memory that XLA needs to run an executable; ``None`` from backends that do not say."""
     analysis = compiled.memory_analysis()
     if analysis is None:
         return None

@@ -101,7 +101,7 @@ class StepsInFlight:
         return list(self._queued.values())
 
     def keep_queued(self) -> None:
-        """Has no step be dropped that was submitted until now: what is asked next relies on them."""
+        """Keeps all steps until now from being dropped: the next request relies on them."""
         for step in self.queued():
             step.can_drop = False
 

@@ -48,7 +48,7 @@ class DeferredInterrupt:
 
 @contextlib.contextmanager
 def dropping_queued(runtime: Runtime) -> Iterator[None]:
-    """When it is left by an interrupt, steps that no group has begun are dropped, and a note says so."""
+    """A context whose interrupt drops the steps that no group has begun, and gets a note about them."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -76,7 +76,7 @@ def drop_queued(runtime: Runtime, interrupt: BaseException) -> Collection[int]:
 
 
 def _give_back(runtime: Runtime, dropped: Sequence[QueuedStep]) -> None:
-    """Has the arrays of fed-back state stand for what was donated, unless another array does."""
+    """Makes the arrays of fed-back state stand for the donated values, unless another array does."""
     donated: dict[Handle, Held] = {
         result.handle: result.argument for step in dropped for result in step.fed_back
     }

@@ -51,7 +51,7 @@ class Mailbox:
         while not self._arriving.empty():
             self._process(self._arriving.get())
         self._aborted = {number: reason for number, reason in self._aborted.items() if number >= step}
-        self._arrived = {message: found for message, found in self._arrived.items() if message.step >= step}
+        self._arrived = {message: arrays for message, arrays in self._arrived.items() if message.step >= step}
 
     def take(self, message: MessageId) -> Sequence[Array]:
         """Waits for a message and removes it. Raises ``StepAborted`` when its step was aborted."""

@@ -25,7 +25,7 @@ class Refused(NamedTuple):
 
     @staticmethod
     def here() -> Refused | None:
-        """What JAX's configuration refuses in this thread; ``None`` when it refuses nothing."""
+        """The values that JAX's configuration refuses in this thread; ``None`` if it refuses none."""
         config = jax.config
         refused = Refused(config.jax_debug_nans, config.jax_debug_infs)  # type: ignore[attr-defined]
         return refused if any(refused) else None
@@ -41,29 +41,29 @@ def passed_on(plan: Plan, program: GroupProgram) -> dict[Name, str]:
     includes accumulators.
     """
     makers = {name: run.task for run in program.runs for name in run.outputs}
-    found: dict[Name, str] = {}
+    uses: dict[Name, str] = {}
     for instruction in program.instructions:
         if isinstance(instruction, Send):
-            found |= {
+            uses |= {
                 name: f"sent to group {instruction.dst}" for name in instruction.values if name in makers
             }
     for run in reversed(program.runs):
         for name in run.inputs:
             if name in makers and _scope(makers[name]).isdisjoint(_scope(run.task)):
-                found[name] = f"which {run.task} reads"
+                uses[name] = f"which {run.task} reads"
     for leaf in plan.outputs_of(program.mpmd_idx).values():
         if leaf.name in makers:
-            found[leaf.name] = f"the result{leaf.path}"
+            uses[leaf.name] = f"the result{leaf.path}"
     avals = plan.avals()
     return {
         name: f"{name}: {avals[name]}, {use}"
-        for name, use in found.items()
+        for name, use in uses.items()
         if jnp.issubdtype(jnp.dtype(avals[name].dtype), jnp.inexact)
     }
 
 
 def _scope(task: AnyTask) -> frozenset[Hashable]:
-    """What a task works on: the stages with their microbatches, or a task outside the loop by itself."""
+    """The scope of a task: its stages with their microbatches, or a task outside the loop by itself."""
     if isinstance(task, OutsideTask):
         return frozenset({task})
     return frozenset((member.stage, member.microbatch) for member in task.tasks)
@@ -74,8 +74,8 @@ def first_refused(arrays: Sequence[jax.Array], refused: Refused) -> int | None:
 
     All processes of a group come to the same answer, because the devices compute it together.
     """
-    found = np.flatnonzero(np.asarray(_have(tuple(arrays), refused)))
-    return int(found[0]) if len(found) else None
+    refused_positions = np.flatnonzero(np.asarray(_have(tuple(arrays), refused)))
+    return int(refused_positions[0]) if len(refused_positions) else None
 
 
 @functools.partial(jax.jit, static_argnums=1)

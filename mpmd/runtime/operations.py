@@ -147,7 +147,7 @@ class ReceiveMessage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TellDriver:
-    """Has values copied to the host, for the reply of the step."""
+    """Copies values to the host, for the reply of the step."""
 
     values: tuple[int, ...]
     callback: int
@@ -162,7 +162,7 @@ class TellDriver:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckValues:
-    """Where the caller refuses NaNs or infinities, looks for them in what a task passes on.
+    """Looks for NaNs or infinities, if the caller refuses them, in the values that a task passes on.
 
     It comes after the task has told the driver what it tells.
     """
@@ -177,11 +177,10 @@ class CheckValues:
         """Raises ``NonFiniteError`` naming the first such value."""
         if state.refused is None:
             return
-        found = first_refused([state.table[slot] for slot in self.values], state.refused)
-        if found is not None:
-            message = (
-                f"{self.text} on group {self.mpmd_idx} made a value with {state.refused}: {self.texts[found]}"
-            )
+        position = first_refused([state.table[slot] for slot in self.values], state.refused)
+        if position is not None:
+            value = self.texts[position]
+            message = f"{self.text} on group {self.mpmd_idx} made a value with {state.refused}: {value}"
             raise NonFiniteError(message, self.mpmd_idx, str(self.task))
 
 
@@ -241,7 +240,7 @@ class Operations:
         yield from self._at_end()
 
     def _of(self, instruction: Instruction) -> Iterator[Operation]:
-        """What an instruction leads to now; of a receive and a free, that is said later."""
+        """The operations of an instruction; a receive and a free give theirs later."""
         if not isinstance(instruction, Tell):
             yield from self._checks()
         match instruction:
@@ -262,7 +261,7 @@ class Operations:
                 self._dead.extend(values)
 
     def _at_end(self) -> Iterator[Operation]:
-        """What is left after the last instruction."""
+        """The operations after the last instruction."""
         yield from self._checks()
         yield from self._free()
         yield from self._receive(tuple(self._posted))  # they are results of the step

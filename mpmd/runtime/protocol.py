@@ -1,4 +1,4 @@
-"""What the driver sees of the groups, wherever they live."""
+"""The groups as the driver sees them, wherever they live."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ class Runtime(Protocol):
         ...
 
     def load(self, program: Program) -> LoadedProgram:
-        """Has every group compile its part, and waits until all have. When one fails, none keeps it."""
+        """Loads a program: each group compiles its own. Waits for all; if one fails, none keeps it."""
         ...
 
     def unload(self, number: int) -> None:
-        """Has every group drop a program, after the steps submitted before.
+        """Makes every group drop a program, after the steps submitted before.
 
         Groups are told with their next request, or earlier. Callable at any point of any thread, even from
         garbage collection, and after ``close``.
@@ -159,7 +159,7 @@ class Runtime(Protocol):
         ...
 
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
-        """Has a group copy values to host memory, where ``copy`` stands for them until ``write`` or ``free``.
+        """Makes a group copy values to host memory, under the handle ``copy``, until ``write`` or ``free``.
 
         Returns at once. Steps submitted afterwards may take the values over. The future raises when a value
         was lost.
@@ -169,7 +169,7 @@ class Runtime(Protocol):
     def write(
         self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
     ) -> Future[list[int]]:
-        """Has each process of a group write what it has of copied values, while steps run.
+        """Makes each process of a group write its shards of copied values, while steps run.
 
         Args:
           copy: what ``copy_out`` has made; it is gone afterwards.
@@ -180,7 +180,7 @@ class Runtime(Protocol):
         ...
 
     def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
-        """Has each process of a group read what its devices are to hold of values. Returns at once."""
+        """Makes each process of a group read the shards that its devices are to hold. Returns at once."""
         ...
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
@@ -207,7 +207,7 @@ class Runtime(Protocol):
         ...
 
     def start_trace(self) -> None:
-        """Has ``jax.profiler`` trace every process, after the steps submitted before, and waits for that.
+        """Starts ``jax.profiler`` in every process, after the steps submitted before, and waits for that.
 
         Raises: ``RuntimeError`` when a process is traced already, ``GroupDiedError`` as a step's future.
         """
@@ -226,7 +226,7 @@ class Runtime(Protocol):
 
 
 class RuntimeBase(Runtime):
-    """What runtimes have in common: they number values and programs, and remember which are released."""
+    """The base of runtimes: it numbers values and programs, and remembers which are released."""
 
     goes_back = False
     last_checkpoint: str | None = None
@@ -316,7 +316,7 @@ class ReleaseQueue:
                 self._programs[mpmd_idx].extend(released.programs)
 
     def remove_handle(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
-        """Has the groups keep a value of which they were not told. Returns whether it was released."""
+        """Takes back the release of a value, if groups were not told of it yet. Returns whether it did."""
         is_released = all(handle in self._handles[mpmd_idx] for mpmd_idx in mpmd_idxs)
         if is_released:
             for mpmd_idx in mpmd_idxs:

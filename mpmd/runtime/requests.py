@@ -1,4 +1,4 @@
-"""What the driver asks of a group for one step, and what the group replies."""
+"""The driver's requests to a group, and the group's replies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Released(NamedTuple):
     programs: tuple[int, ...] = ()
 
     def and_also(self, other: Released) -> Released:
-        """What either of them has."""
+        """The values and programs that either of the two releases."""
         return Released(self.handles + other.handles, self.programs + other.programs)
 
 
@@ -43,7 +43,7 @@ NOTHING_RELEASED = Released()
 
 @dataclasses.dataclass(frozen=True)
 class LoadReply:
-    """What a process of a group tells the driver about a program that it has loaded.
+    """The reply of a process of a group that has loaded a program.
 
     Attributes:
       xla_seconds: how long XLA took.
@@ -56,7 +56,7 @@ class LoadReply:
     memory_limit: int
 
     def __or__(self, other: LoadReply) -> LoadReply:
-        """What holds of two processes of a group."""
+        """The reply of two processes of a group together."""
         both = {name: self.memory[name] | other.memory[name] for name in self.memory.keys() & other.memory}
         limit = min(self.memory_limit, other.memory_limit)
         return LoadReply(max(self.xla_seconds, other.xla_seconds), both, limit)
@@ -73,11 +73,11 @@ class HostParts:
     parts: Mapping[Box, np.ndarray]
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        wanted = box_of(index, self.shape)
+        asked = box_of(index, self.shape)
         for box, part in self.parts.items():
-            if intersection(box, wanted) == wanted:
-                return part[within(wanted, box)]
-        raise AssertionError(f"{wanted} was not sent, but {', '.join(map(str, self.parts))}")
+            if intersection(box, asked) == asked:
+                return part[within(asked, box)]
+        raise AssertionError(f"{asked} was not sent, but {', '.join(map(str, self.parts))}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +114,13 @@ class StepRequest:
 
     @property
     def handles(self) -> frozenset[Handle]:
-        """Those of all values that the step reads or makes."""
+        """The handles of all values that the step reads or makes."""
         return frozenset((*self.inputs, *self.outputs, *self.host_arrays))
 
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What a task tells the driver: the number of a callback of the program, and the operands, whole."""
+    """A message of a task to the driver: the number of a callback of the program, and whole operands."""
 
     callback: int
     task: Task | OutsideTask
@@ -129,7 +129,7 @@ class Told:
 
 @dataclasses.dataclass(frozen=True)
 class StepReply:
-    """What a group tells the driver: its small results, its events when asked for, and what tasks tell."""
+    """A group's reply to a step: its small results, its events if asked for, and its callbacks' operands."""
 
     inline: Mapping[Handle, np.ndarray]
     events: tuple[Event, ...] = ()
@@ -142,6 +142,6 @@ def add_told(error: BaseException, told: Sequence[Told]) -> None:
 
 
 def told_by(reply: Future[StepReply]) -> tuple[Told, ...]:
-    """What a group has told, whether it has finished the step or failed to."""
+    """The operands that a group has told, whether it has finished the step or failed to."""
     error = reply.exception()
     return reply.result().told if error is None else getattr(error, "told", ())

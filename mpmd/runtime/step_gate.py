@@ -1,4 +1,4 @@
-"""Where the driver can stop steps that a group has not begun."""
+"""The gate at which the driver can stop steps that a group has not begun."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepGate:
             return not is_dropped
 
     def hold(self, number: int) -> int:
-        """Has the group begin no step until ``open``, and returns the last one that it has begun, or -1.
+        """Closes the gate until ``open``, and returns the last step that the group has begun, or -1.
 
         Args:
           number: one that ascends; it does nothing after ``open`` with this number, which may overtake it.

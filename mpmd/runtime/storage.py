@@ -44,7 +44,7 @@ class StoredArray(NamedTuple):
 
 
 def part_of(opened_by: JsonSpec, start: Sequence[int], shape: Sequence[int]) -> JsonSpec:
-    """What TensorStore opens a part of an array by, as an array of its own.
+    """TensorStore's specification of a region of an array, as an array of its own.
 
     Args:
       start: the first index of the part, for each dimension.
@@ -55,7 +55,7 @@ def part_of(opened_by: JsonSpec, start: Sequence[int], shape: Sequence[int]) -> 
 
 
 def copied_out(array: jax.Array) -> tuple[HostShard, ...]:
-    """What this process has of an array, in host memory; of what several devices of the group have, one copy.
+    """The shards of an array on this process, in host memory; one copy of replicated shards.
 
     The array may be donated afterwards: JAX copies an array on a CPU of which numpy has a view.
     """
@@ -119,10 +119,10 @@ def read(stored: Mapping[Handle, StoredArray], submesh: jax.sharding.Mesh) -> di
 class _Reading:
     """Reads the parts of one array that this process's devices are to hold, each once."""
 
-    def __init__(self, opened: Any, wanted: StoredArray, submesh: jax.sharding.Mesh):
+    def __init__(self, opened: Any, stored: StoredArray, submesh: jax.sharding.Mesh):
         self._shape = tuple(opened.shape)
-        self._dtype = wanted.dtype
-        self._sharding = to_sharding(fitting(wanted.spec, self._shape, submesh.shape), submesh)
+        self._dtype = stored.dtype
+        self._sharding = to_sharding(fitting(stored.spec, self._shape, submesh.shape), submesh)
         regions = self._sharding.addressable_devices_indices_map(self._shape).values()
         self._parts: dict[str, Any] = {}
         for region in regions:

@@ -1,4 +1,4 @@
-"""How groups exchange messages: the protocol."""
+"""The protocol by which groups exchange messages."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class _CompiledProgram:
 
 @dataclasses.dataclass(frozen=True)
 class _CompiledAhead:
-    """What a group has compiled of a program that is not loaded yet, and how long XLA took."""
+    """The compiled executables of a program that is not loaded yet, and the seconds of XLA."""
 
     calls: dict[Variant, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
     watch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
@@ -335,7 +335,7 @@ class GroupWorker:
         return dict(self._values)
 
     def replace_values(self, values: Mapping[Handle, jax.Array | LostValue]) -> None:
-        """Has these values live here in place of all others."""
+        """Replaces all values that live here by these."""
         self._values = dict(values)
 
     def release(self, released: Released) -> None:
@@ -377,7 +377,7 @@ def _on_host(told: Told) -> Told:
 
 
 def _readable(told: Iterable[Told]) -> Iterator[Told]:
-    """What was told before a step failed; an accelerator may have been asked for what failed, too."""
+    """The operands that were told before a step failed; on accelerators later ones cannot be read."""
     for member in told:
         try:
             yield _on_host(member)
@@ -394,5 +394,5 @@ def _put(array: np.ndarray | HostParts, sharding: jax.sharding.Sharding) -> jax.
 
 
 def _is_readable(sharding: jax.sharding.Sharding) -> bool:
-    """Whether this process has all parts of such an array."""
+    """Whether this process has all shards of an array."""
     return sharding.is_fully_addressable or sharding.is_fully_replicated

@@ -55,7 +55,7 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
-        """What each group runs, first to last. All tasks of a stage are on one group.
+        """The tasks of each group, first to last. All tasks of a stage are on one group.
 
         Raises ``ValueError`` without microbatches.
         """

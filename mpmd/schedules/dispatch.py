@@ -19,7 +19,7 @@ _Type = tuple[TaskKind, int]
 
 @dataclasses.dataclass(frozen=True)
 class TaskTimes:
-    """How long tasks take, in any unit of time.
+    """The times of tasks, in any unit.
 
     Attributes:
       fwd, bwd, bwdA, bwdW: the time of a kind of task: a number for all stages, or a sequence with one for

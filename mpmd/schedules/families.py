@@ -80,7 +80,7 @@ def build(name: str, mpmd_dim: int | None = None, num_stages: int | None = None)
 
     Raises ``ValueError`` for an unknown family; the message lists those that exist.
     """
-    found = [family for family in FAMILIES.values() if family.name.lower() == name.lower()]
-    if not found:
+    matches = [family for family in FAMILIES.values() if family.name.lower() == name.lower()]
+    if not matches:
         raise ValueError(f"there is no schedule {name!r}; there are {', '.join(FAMILIES)}")
-    return found[0].build(mpmd_dim, num_stages)
+    return matches[0].build(mpmd_dim, num_stages)

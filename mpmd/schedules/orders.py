@@ -54,7 +54,7 @@ def rounds_of(num_microbatches: int, mpmd_dim: int) -> list[range]:
 
 
 def forwards_before_backwards(rounds: list[range], stages_per_group: int) -> Iterator[int]:
-    """How many forwards precede each backward on the last group.
+    """The number of forwards that precede each backward on the last group.
 
     A round's first backward needs the round's forwards on all stages of the group but the last. From then on
     each backward follows a forward, on the last stage its own, until the forwards that the next round needs

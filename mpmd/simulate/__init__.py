@@ -32,7 +32,7 @@ def simulate(
     steps: int = 1,
     topology: Topology | MessageBytes | None = None,
 ) -> Simulation:
-    """When everything happens if each group runs its list in order, each task as early as possible.
+    """Simulates groups that run their lists in order, each task as early as possible.
 
     ::
 

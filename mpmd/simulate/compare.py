@@ -78,7 +78,7 @@ def compare(
         sequence_fault("stages_per_group", stages_per_group, "a sequence of numbers to try"),
     )
     raise_faults(*int_faults("stages_per_group", stages_per_group))
-    found, refusals = [], []
+    candidates, refusals = [], []
     for family in FAMILIES.values():
         if family.schedule is ForwardOnly:
             continue
@@ -91,13 +91,13 @@ def compare(
             except ValueError as error:
                 refusals.append(str(error))
             else:
-                found.append(_candidate(schedule, num_microbatches, costs))
+                candidates.append(_candidate(schedule, num_microbatches, costs))
     # Sums of the same times can differ in their last digits.
-    found.sort(
+    candidates.sort(
         key=lambda candidate: (round(candidate.simulation.makespan, 9), candidate.peak, candidate.period)
     )
-    within = [candidate for candidate in found if candidate.peak <= memory_limit]
-    over = [candidate for candidate in found if candidate.peak > memory_limit]
+    within = [candidate for candidate in candidates if candidate.peak <= memory_limit]
+    over = [candidate for candidate in candidates if candidate.peak > memory_limit]
     return Comparison(tuple(within), tuple(over), tuple(refusals))
 
 

@@ -1,4 +1,4 @@
-"""How long tasks and messages take."""
+"""The times of tasks and messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What tasks and messages cost, in any unit of time; a bandwidth is in bytes per that unit.
+    """The costs of tasks and messages, in any unit of time; a bandwidth is in bytes per that unit.
 
     The time of a task is that of its kind and stage in ``tasks`` or, if there is none, that of its kind in
     ``kinds``. A fused cell takes the time in ``fused``, which its members share in proportion to their own

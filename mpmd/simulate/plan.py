@@ -150,7 +150,7 @@ class _WorkloadBuilder:
         self._at_end.append((-temporaries,) if temporaries else ())
 
     def _wait(self, values: Iterable[Name], pending: dict[Name, _MessageKey]) -> None:
-        """Has the last operation wait for the messages of these values that no operation awaits yet."""
+        """Makes the last operation wait for the messages of these values that no operation awaits yet."""
         for name in values:
             if name in pending and (message := pending.pop(name)) not in self._readers:
                 self._readers[message] = len(self._tasks) - 1

@@ -1,4 +1,4 @@
-"""What a simulation finds: when each task runs, why groups are idle, and what they hold."""
+"""The result of a simulation: the times of tasks, the reasons of idle times, and memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gap:
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """When everything happens, in the costs' unit of time; the first step starts at 0.
+    """The simulated times, in the costs' unit of time; the first step starts at 0.
 
     The events and gaps of a group fill the time from 0 to ``makespan``.
 
@@ -60,7 +60,7 @@ class Simulation:
 
     @functools.cached_property
     def gaps(self) -> tuple[Gap, ...]:
-        """When groups are idle, by group and start."""
+        """The times in which groups are idle, by group and start."""
         spans = (gap for mpmd_idx in range(self.mpmd_dim) for gap in self._gaps(mpmd_idx))
         return tuple(gap for gap in spans if gap.end > gap.start)
 
@@ -132,11 +132,11 @@ class Simulation:
         work, message = self._workload, step.causes[operation]
         sender = work.messages.senders[message]
         source, _ = work.edge(message)
-        made = max(time, step.starts[sender] + step.durations[sender])
+        sent = max(time, step.starts[sender] + step.durations[sender])
         what = "waits for its first input, " if time == 0 else "waits for "
-        yield Gap(mpmd_idx, time, made, f"{what}{work.tasks[sender]} of group {source}")
+        yield Gap(mpmd_idx, time, sent, f"{what}{work.tasks[sender]} of group {source}")
         transfer = f"{what}the transfer of {work.tasks[sender]} from group {source}"
-        yield Gap(mpmd_idx, made, step.starts[operation], transfer)
+        yield Gap(mpmd_idx, sent, step.starts[operation], transfer)
 
     def _blocked(self, operation: int) -> range:
         """The messages that the group has to deliver before it goes on after an operation."""
@@ -152,7 +152,7 @@ class Simulation:
             yield time, held
 
     def _arrivals(self, mpmd_idx: int) -> Iterator[tuple[float, float]]:
-        """When messages are sent to a group, and the memory that they take."""
+        """The times of messages to a group, and the memory that they take."""
         work = self._workload
         for step in self._times:
             for message in work.received[mpmd_idx]:

@@ -60,7 +60,7 @@ def _check_cells(tasks: TaskLists) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _TaskTemplate:
-    """What the tasks of a type have in common.
+    """The properties that the tasks of a type share.
 
     Values are numbers here: the number that a value has for microbatch 0, plus the microbatch.
     """
@@ -88,10 +88,10 @@ def _types(members: Sequence[Task], costs: Costs) -> dict[tuple[TaskKind, int], 
     for task_type in present:
         kind, stage = task_type
         task = Task(kind, stage, 0)
-        made = makes(task)
+        result = makes(task)
         types[task_type] = _TaskTemplate(
             duration=times[task_type],
-            makes=None if made is None else number(made),
+            makes=None if result is None else number(result),
             needs=tuple(map(number, needs(task, num_stages))),
             at_start=1.0 if kind == "fwd" and stage in with_backward else 0.0,
             at_end=(-released[kind],) if released.get(kind) else (),
@@ -100,7 +100,7 @@ def _types(members: Sequence[Task], costs: Costs) -> dict[tuple[TaskKind, int], 
 
 
 def _times(tasks: TaskLists, templates: Sequence[_TaskTemplate], costs: Costs) -> list[float]:
-    """How long each task takes; the tasks of a fused cell may share its time."""
+    """The time of each task; the tasks of a fused cell may share its time."""
     alone = [template.duration for template in templates]
     if not costs.fused:
         return alone

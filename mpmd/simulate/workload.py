@@ -112,7 +112,7 @@ class Workload:
 
 @dataclasses.dataclass
 class StepTimes:
-    """When things happen in a step.
+    """The times of a simulated step.
 
     Attributes:
       starts: when each operation starts.

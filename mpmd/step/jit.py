@@ -1,4 +1,4 @@
-"""The train step as users hold it: called like the function it was made from."""
+"""``mpmd.jit``: a step as users hold it, called like the function it was made from."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import functools
 import os
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, get_args, overload
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, get_args, overload
 
 import jax
 
@@ -20,8 +20,8 @@ from mpmd.arguments.specs import keyword_specs_faults, output_specs, specs_fault
 from mpmd.arguments.specs_of_calls import SpecsOfCalls
 from mpmd.arrays.array import MpmdArray
 from mpmd.compat import trace_context
-from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.compiler.request import CompileRequest, Gather, PartialSums
 from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir.events import Event
 from mpmd.ir.placement import ANYWHERE, Placement
@@ -34,16 +34,14 @@ from mpmd.validation import callable_fault, choice_fault, raise_faults
 
 
 @overload
-def mpmd_jit_with_loop(fun: Callable, mpmd_mesh: GroupMesh, *args: Any, **kwargs: Any) -> MpmdFunction: ...
+def jit(fun: Callable, mpmd_mesh: GroupMesh, *args: Any, **kwargs: Any) -> MpmdFunction: ...
 
 
 @overload
-def mpmd_jit_with_loop(
-    fun: None = None, *, mpmd_mesh: GroupMesh, **kwargs: Any
-) -> Callable[[Callable], MpmdFunction]: ...
+def jit(fun: None = None, *, mpmd_mesh: GroupMesh, **kwargs: Any) -> Callable[[Callable], MpmdFunction]: ...
 
 
-def mpmd_jit_with_loop(
+def jit(
     fun: Callable | None = None,
     mpmd_mesh: GroupMesh | None = None,
     in_specs: Any = None,
@@ -62,44 +60,44 @@ def mpmd_jit_with_loop(
 ) -> MpmdFunction | Callable[[Callable], MpmdFunction]:
     """Compiles a train step with a ``treduce`` loop, or another function, for groups of devices.
 
-    The result is called like ``fun``. What it returns are ``MpmdArray``s, which stay on the groups and can be
-    passed to the next call; it returns at once. It computes what ``jax.jit(fun)`` computes. The first call,
-    and each call with other shapes, dtypes or static arguments, compiles.
+    The result is called like ``fun`` and computes the same numbers as ``jax.jit(fun)``. It returns at once,
+    with ``MpmdArray``s, which stay on the groups and can be passed to the next call. The first call, and each
+    call with other shapes, dtypes or static arguments, compiles.
 
     Args:
-      fun: an ordinary function of pytrees of arrays, with one ``treduce`` whose function marks its stages. A
-        function without ``treduce`` runs where the ``MpmdArray``s are that it is called with: averages, casts
-        and norms of a train step's state leave it where it is. It is compiled anew for arrays elsewhere.
-        Without ``fun``, the result is a decorator.
-      mpmd_mesh: the groups: an ``MpmdMesh``, or what ``cluster.launch`` returns; or an ``AbstractMpmdMesh``,
-        for which steps are only planned.
+      fun: an ordinary function of pytrees of arrays, with ``treduce`` loops whose functions mark their
+        stages. A function without ``treduce`` runs on the groups of the ``MpmdArray``s that it is called
+        with: averages, casts and norms of a train step's state leave it on its groups. It is compiled anew
+        for arrays on other groups. Without ``fun``, the result is a decorator.
+      mpmd_mesh: the groups: an ``MpmdMesh``, or the result of ``cluster.launch``; or an
+        ``AbstractMpmdMesh``, for which steps are only planned.
       in_specs: a pytree prefix of the tuple of (not static) arguments with a ``PartitionSpec`` over the axes
-        of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: as the array that
-        is passed, if it is an ``MpmdArray`` or has a ``NamedSharding`` with axes that groups have; otherwise
-        replicated within the groups that hold it.
-      out_specs: the same for the result; ``None`` anywhere: as the argument that it updates, or left to
-        the compiler.
+        of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: the spec of the
+        passed array, if it is an ``MpmdArray`` or has a ``NamedSharding`` with axes that groups have;
+        otherwise replicated within the groups that hold it.
+      out_specs: the same for the result. ``None`` anywhere: the spec of the argument that it updates, or one
+        that the compiler chooses.
       static_argnums, static_argnames: hashable arguments that are not arrays.
       donate_argnums, donate_argnames: arguments, such as the state, whose buffers the step may take over;
         they cannot be used after the call.
-      partial_sums: which accumulators hold partial sums over the devices of a group, which are reduced once
-        per step rather than in every microbatch. ``"replicated"``: along mesh axes over which the batch is
+      partial_sums: the accumulators that hold partial sums over the devices of a group, which are reduced
+        once per step, and not in every microbatch. ``"replicated"``: along mesh axes over which the batch is
         sharded and the sum, as a weight and its gradient, is not; this takes no memory. ``"all"``: also
         along axes that shard the sum, as for FSDP; each device then accumulates the whole gradient of its
-        stages' weights instead of its shard, and reduces and scatters it once. ``"none"``.
+        stages' weights instead of its shard, and reduces and scatters it once. ``"none"``: no accumulators.
       gather: when weights that are sharded over an axis of the batch, as for FSDP, are gathered along it.
         ``"task"``: in every task that reads them. ``"step"``: once per step and group, before its first
         task; from there to the last task that reads it, each device also holds the gathered weight.
-      in_shardings, out_shardings: what ``jax.jit`` calls ``in_specs`` and ``out_specs``.
-      kwarg_shardings: the same as ``in_shardings`` for arguments that are passed by name: by name, a pytree
-        prefix of each; open for those that it lacks.
-      others: nothing; the other keywords of ``jax.jit`` get an error that says what to use instead.
+      in_shardings, out_shardings: the names of ``in_specs`` and ``out_specs`` in ``jax.jit``.
+      kwarg_shardings: specs as in ``in_shardings`` of arguments that are passed by name: a pytree prefix of
+        each, by its name. Arguments that it lacks have ``None``.
+      others: none; other keywords of ``jax.jit`` are an error that names their substitute.
 
     Raises: ``TypeError`` for arguments of other types, and for other keywords; ``ValueError`` for positions
       and names that ``fun`` does not have, for another ``partial_sums`` or ``gather``, and when both specs
-      and shardings are given. When called: ``CompileError`` (a ``ValueError``) for what cannot be compiled,
-      ``TypeError`` for arguments that are not arrays, and, without a loop, ``ValueError`` for ``MpmdArray``s
-      of another mesh.
+      and shardings are given. When called: ``CompileError`` (a ``ValueError``) for a step that cannot be
+      compiled, ``TypeError`` for arguments that are not arrays, and, without a loop, ``ValueError`` for
+      ``MpmdArray``s of another mesh.
     """
     check_keywords(others)
     raise_faults(
@@ -135,19 +133,20 @@ def mpmd_jit_with_loop(
         names(donate_argnames),
     )
 
-    def made_of(fun: Callable) -> MpmdFunction:
+    def jitted(fun: Callable) -> MpmdFunction:
         raise_faults(callable_fault("fun", fun), title="mpmd.jit: ")
         return MpmdFunction(fun, mpmd_mesh, CallSignature.of(fun, *arguments), options)
 
-    return made_of if fun is None else made_of(fun)
+    return jitted if fun is None else jitted(fun)
 
 
-jit = mpmd_jit_with_loop
+mpmd_jit_with_loop = jit
+"""The name of ``jit`` for JaxPP's users."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """What ``mpmd_jit_with_loop`` was told beside the function, the mesh and the kinds of arguments."""
+    """The options of ``mpmd.jit`` beside the function, the mesh and the kinds of arguments."""
 
     in_specs: Any
     out_specs: Any
@@ -156,8 +155,25 @@ class StepOptions:
     kwarg_specs: Mapping[str, Any] | None
 
 
+class _Kind(NamedTuple):
+    """Calls that one compiled step serves.
+
+    Attributes:
+      context: the settings of JAX under which the step is traced.
+      specs: how each leaf is sharded; ``None``: all are replicated.
+      leaves: the structure, shapes and dtypes of the arguments, as ``Call.key`` has them.
+      placements: of a step without a loop, where each leaf is; ``None`` with a loop, which takes them from
+        anywhere.
+    """
+
+    context: Hashable
+    specs: tuple[Spec | None, ...] | None
+    leaves: Hashable
+    placements: tuple[Placement, ...] | None = None
+
+
 class MpmdFunction:
-    """What ``mpmd_jit_with_loop`` returns: compiles once for each kind of arguments it is called with."""
+    """The result of ``mpmd.jit``: compiles once for each kind of arguments that it is called with."""
 
     def __init__(self, fun: Callable, mesh: GroupMesh, signature: CallSignature, options: StepOptions):
         functools.update_wrapper(self, fun, updated=())
@@ -169,7 +185,8 @@ class MpmdFunction:
             options.in_specs, options.kwarg_specs, mesh.abstract_submeshes, mesh.mpmd_axis_name
         )
         # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
-        self._loaded: weakref.WeakKeyDictionary[Runtime, dict[Any, LoadedStep]] = weakref.WeakKeyDictionary()
+        self._loaded: weakref.WeakKeyDictionary[Runtime, dict[_Kind, LoadedStep]]
+        self._loaded = weakref.WeakKeyDictionary()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds a method's first argument, as functions do."""
@@ -215,26 +232,28 @@ class MpmdFunction:
         return self._load(call).submit(call)[0]
 
     def _load(self, call: Call) -> LoadedStep:
+        """The step that serves a call, compiled if none of its kind came before."""
         loaded = self._loaded.setdefault(self._mesh.runtime, {})
-        specs = self._in_specs.of(call)
-        traced_as = (trace_context(), specs)
-        if step := loaded.get((traced_as, call.key)):
+        anywhere = _Kind(trace_context(), self._in_specs.of(call), call.key)
+        if step := loaded.get(anywhere):
             return step
         # Without a loop, what runs where follows from where the arguments are.
         placements = self._held(call)
-        if step := loaded.get((traced_as, call.key, placements)):
+        as_held = anywhere._replace(placements=placements)
+        if step := loaded.get(as_held):
             return step
-        compiled, stable = self._compile(call, specs, placements)
-        where = () if compiled.traced.loops else (placements,)
-        fitting = (trace_context(), compiled.in_specs)
-        if (traced_as, stable.key, *where) not in loaded:
-            loaded[traced_as, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
-        step = loaded[traced_as, call.key, *where] = loaded[traced_as, stable.key, *where]
-        loaded.setdefault((fitting, stable.key, *where), step)
-        return step
+        compiled, stable = self._compile(call, anywhere.specs, placements)
+        kind = anywhere if compiled.step.loops else as_held
+        # Later calls pass the state as the step returns it: with other weak types, and with specs that fit.
+        later = kind._replace(leaves=stable.key)
+        if later not in loaded:
+            loaded[later] = LoadedStep(compiled, stable, self._mesh, self._signature)
+        loaded[kind] = loaded[later]
+        loaded.setdefault(later._replace(specs=compiled.in_specs), loaded[later])
+        return loaded[later]
 
     def _held(self, call: Call) -> tuple[Placement, ...]:
-        """Where the groups hold each leaf. Groups that hold none do not have to run."""
+        """The placement of each leaf on the groups. Groups that hold none do not have to run."""
         if not any(isinstance(leaf, MpmdArray) for leaf in call.leaves):
             return (ANYWHERE,) * len(call.leaves)
         return call.placements(self._mesh.runtime)
@@ -256,7 +275,7 @@ class MpmdFunction:
                 axis_names=submeshes[0].axis_names,
                 mpmd_axis_name=self._mesh.mpmd_axis_name,
             )
-        compiled = compile_step(
+        request = CompileRequest(
             fun=call.function(self._fun),
             args=args,
             kwargs=kwargs,
@@ -269,6 +288,7 @@ class MpmdFunction:
             gather=options.gather,
             held=held,
         )
+        compiled = compile_step(request)
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
-        warn_of_mistakes(compiled.traced, compiled.program.plan)
-        return compiled, call.described_by(tuple(map(as_described, compiled.traced.argument_leaves)))
+        warn_of_mistakes(compiled.step, compiled.program.plan)
+        return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))

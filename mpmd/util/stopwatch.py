@@ -1,4 +1,4 @@
-"""How long each phase of something takes, such as the passes of a compilation."""
+"""The durations of phases, such as the passes of a compilation."""
 
 from __future__ import annotations
 

@@ -31,21 +31,31 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] | None = None) 
     return [line.rstrip() for line in lines]
 
 
-def first_few(texts: Iterable[str], shown: int = 3) -> str:
-    """The first texts; where some are left out, also the number of all."""
+def first_few(texts: Iterable[str], shown: int = 3, count: int | None = None) -> str:
+    """The first texts; where some are left out, also the number of all.
+
+    Args:
+      count: the number of all, where ``texts`` are only the first.
+    """
     texts = list(texts)
-    return ", ".join(texts[:shown]) + (f", … {len(texts)} in all" if len(texts) > shown else "")
+    count = len(texts) if count is None else count
+    return ", ".join(texts[:shown]) + (f", … {count} in all" if count > shown else "")
 
 
 def ranges(keys: Iterable[str]) -> list[str]:
     """The keys, with consecutive numbers as a range, such as ``0..3``."""
-    found: list[list[str]] = []
+    intervals: list[list[str]] = []
     for key in keys:
-        if found and key.isdigit() and found[-1][-1].isdigit() and int(key) == int(found[-1][-1]) + 1:
-            found[-1] = [found[-1][0], key]
+        if (
+            intervals
+            and key.isdigit()
+            and intervals[-1][-1].isdigit()
+            and int(key) == int(intervals[-1][-1]) + 1
+        ):
+            intervals[-1] = [intervals[-1][0], key]
         else:
-            found.append([key])
-    return ["..".join(ends) for ends in found]
+            intervals.append([key])
+    return ["..".join(ends) for ends in intervals]
 
 
 def group_leaves(keys: Mapping[str, Hashable]) -> list[tuple[str, list[str]]]:

@@ -43,7 +43,7 @@ def messages_of(plan: Plan) -> Messages:
 
 
 def check_messages(messages: Messages) -> Iterator[str]:
-    """Where the receives of an edge are not its sends, in the same order, or where tags do not ascend."""
+    """The faults of edges whose receives are not their sends in order, or whose tags do not ascend."""
     for edge in sorted({*messages.sends, *messages.receives}):
         sends, receives = messages.sends.get(edge, ()), messages.receives.get(edge, ())
         for i, (sent, received) in enumerate(itertools.zip_longest(sends, receives)):
@@ -90,7 +90,7 @@ def _is_counterpart(group: int, instruction: Send | Recv, other: Instruction | N
 
 
 def check_deadlock(plan: Plan, order: Sequence[int]) -> Iterator[str]:
-    """Which groups do not end in the rendezvous order, and where they stop."""
+    """The groups that do not end in the rendezvous order, and the instructions at which they stop."""
     ran = collections.Counter(order)
     stuck = [p.mpmd_idx for p in plan.programs if ran[p.mpmd_idx] < len(p.instructions)]
     if stuck:
@@ -100,7 +100,7 @@ def check_deadlock(plan: Plan, order: Sequence[int]) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Channels:
-    """What the channels of a plan carry.
+    """The messages of the channels of a plan.
 
     Attributes:
       capacities: for each edge, the most messages that can be in flight at once, sent and not yet read.

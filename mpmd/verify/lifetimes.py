@@ -23,7 +23,7 @@ from mpmd.ir.plan import (
 
 @dataclasses.dataclass(frozen=True)
 class Lifetimes:
-    """What was found of a group; ``peak_values`` is the most values that it holds at once."""
+    """The lifetimes of a group's values; ``peak_values`` is the most values that it holds at once."""
 
     faults: tuple[str, ...]
     peak_values: int
@@ -103,9 +103,9 @@ class _LifetimeChecker:
 
     def _run(self, run: Run, executable: Executable) -> None:
         for name, aval in zip(run.inputs, executable.inputs, strict=True):
-            found = self._read(name)
-            if found is not None and found != aval:
-                self._fault(f"reads {name} as {aval}, but it is {found}")
+            known = self._read(name)
+            if known is not None and known != aval:
+                self._fault(f"reads {name} as {aval}, but it is {known}")
         for i in executable.donated:
             name = run.inputs[i]
             if run.inputs.count(name) > 1:

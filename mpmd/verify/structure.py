@@ -21,7 +21,7 @@ def check_structure(plan: Plan) -> Iterator[str]:
 
 
 def check_avals(plan: Plan) -> Iterator[str]:
-    """Where a value gets another shape or dtype than elsewhere in the plan, whose structure is right."""
+    """The faults of values that have two shapes or dtypes in a plan whose structure is right."""
     avals = plan.avals()
     for program in plan.programs:
         for run in program.runs:

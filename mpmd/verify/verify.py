@@ -27,7 +27,7 @@ from mpmd.verify.structure import check_avals, check_structure
 
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """What is known of a plan that passed.
+    """The facts about a plan that passed.
 
     Attributes:
       memory: for each group, what each of its devices needs. Temporaries are unknown until the groups have

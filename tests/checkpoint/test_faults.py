@@ -25,7 +25,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def step(mesh):
-    jitted = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mesh, donate_argnums=0)
+    jitted = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh, donate_argnums=0)
     return jitted.compile(init(weights(2)), *batch())
 
 
@@ -42,7 +42,7 @@ def large(mesh):
         total = mpmd.treduce(mpmd.mark_stage_end, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
         return jax.random.normal(jax.random.key(0), (2**18,)) + total.sum()
 
-    return mpmd.mpmd_jit_with_loop(noise, mesh)(jnp.ones((2, 3)))
+    return mpmd.jit(noise, mesh)(jnp.ones((2, 3)))
 
 
 @pytest.fixture
@@ -79,14 +79,14 @@ def test_empty_arrays(mesh, tmp_path):
         total = mpmd.treduce(mpmd.mark_stage_end, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
         return total, jnp.zeros((0, 3)) * total.sum()
 
-    _, nothing = mpmd.mpmd_jit_with_loop(empty, mesh)(jnp.ones((2, 3)))
+    _, nothing = mpmd.jit(empty, mesh)(jnp.ones((2, 3)))
     with pytest.raises(ValueError, match=re.escape("nothing has the shape (0, 3); Orbax")):
         mpmd.save(tmp_path / "saved", {"nothing": nothing})
 
 
 def test_arrays_of_two_meshes(state, tmp_path):
     with mesh_of(2) as other:
-        step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), other)
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), other)
         (params, _), _ = step(init(weights(2)), *batch())
         with pytest.raises(ValueError, match=r"there.0.b is on another mesh than here.0.b"):
             mpmd.save(tmp_path / "saved", {"here": state[0], "there": params})
@@ -94,7 +94,7 @@ def test_arrays_of_two_meshes(state, tmp_path):
 
 def test_arrays_of_a_closed_mesh(tmp_path):
     mesh = mesh_of(2)
-    step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mesh).compile(init(weights(2)), *batch())
+    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh).compile(init(weights(2)), *batch())
     state, _ = step(init(weights(2)), *batch())
     mesh.close()
     with pytest.raises(mpmd.CheckpointError, match=r"group 0 could not write .*the mesh was closed"):
@@ -111,7 +111,7 @@ def test_a_value_that_was_lost(mesh, tmp_path):
 
         return mpmd.treduce(stage, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
 
-    lost = mpmd.mpmd_jit_with_loop(failing, mesh)(jnp.ones((2, 3)))
+    lost = mpmd.jit(failing, mesh)(jnp.ones((2, 3)))
     with pytest.raises(mpmd.CheckpointError, match=r"group \d could not write .*lost when"):
         mpmd.save(tmp_path / "saved", lost)
     assert not (tmp_path / "saved").exists()

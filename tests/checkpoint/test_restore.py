@@ -145,7 +145,7 @@ def test_doubles_are_restored_as_doubles(tmp_path):
 
     with jax.enable_x64(True), mesh_of(2) as mesh:
         value = np.full(3, 1 / 3)
-        step = mpmd.mpmd_jit_with_loop(scale, mesh).compile(value, np.ones((2, 3)))
+        step = mpmd.jit(scale, mesh).compile(value, np.ones((2, 3)))
         mpmd.save(tmp_path / "saved", step(value, np.ones((2, 3)))[0])
         with jax.enable_x64(False):
             restored = step.restore(tmp_path / "saved")

@@ -56,7 +56,7 @@ def test_a_stage_names_a_mesh(activation, per_group):
     step, state = step_with(activation()), init(weights(2))
     with groups(per_group) as mesh:
         specs = (P(), P(None, "data"), P(None, "data"))
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=specs)
+        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=specs)
         actual = compiled(state, *batch())
         assert_close(actual, jax.jit(step)(state, *batch()))
 
@@ -64,6 +64,6 @@ def test_a_stage_names_a_mesh(activation, per_group):
 def test_a_mesh_of_another_size_is_an_error_that_names_the_line():
     step = step_with(centred(devices(2, "data"), "data"))
     with groups(1) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(init(weights(2)), *batch())
+        mpmd.jit(step, mpmd_mesh=mesh)(init(weights(2)), *batch())
     assert "shard_map at" in str(caught.value) and "test_abstract_meshes.py" in str(caught.value)
     assert "is over the mesh {'data': 2}, but a group's is {'stage': 1, 'data': 1}" in str(caught.value)

@@ -7,13 +7,25 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.compiler.checks import check_placed_graph, check_sharded_graph, check_task_graph, check_traced_step
+from mpmd.compat import NAMELESS
+from mpmd.compiler.argument_specs import ArgumentPlacements, ArgumentSpecs
+from mpmd.compiler.checks import (
+    check_cut_step,
+    check_placed_graph,
+    check_sharded_graph,
+    check_task_graph,
+    check_traced_step,
+)
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.place import place
+from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.ir.plan import TaskType
+from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_p
+from mpmd.language.reduce import treduce_p
 from tests.support.models import batch, init, make_step, mlp, weights
 from tests.support.parity import mesh_of
 
@@ -28,24 +40,30 @@ def traced():
     step = make_step(loss, mpmd.Std1F1B(2))
     args = (init(weights(2)), *batch())
     with mesh_of(2) as mesh:
-        return trace(step, args, {}, mesh.abstract_submeshes)
+        return trace(CompileRequest(step, args, {}, mesh.abstract_submeshes))
 
 
 @pytest.fixture(scope="module")
-def graph(traced):
-    return split(traced)
+def cut(traced):
+    return cut_layers(traced)
+
+
+@pytest.fixture(scope="module")
+def graph(cut):
+    return split(cut)
 
 
 @pytest.fixture(scope="module")
 def sharded(graph):
     with mesh_of(2) as mesh:
-        return shard(graph, mesh.abstract_submeshes, None, None, "replicated", "task")
+        return shard(graph, mesh.abstract_submeshes, ArgumentSpecs.replicated(graph.step))
 
 
 @pytest.fixture(scope="module")
-def placed(sharded):
+def placed(sharded, cut):
+    specs, placements = ArgumentSpecs.replicated(cut), ArgumentPlacements.anywhere(cut)
     with mesh_of(2) as mesh:
-        return place(sharded, mesh.abstract_submeshes)
+        return place(sharded, mesh.abstract_submeshes, specs, placements)
 
 
 def without(items, position):
@@ -56,8 +74,9 @@ def changed(items, position, **changes):
     return tuple(replace(item, **changes) if i == position else item for i, item in enumerate(items))
 
 
-def test_what_the_passes_make_is_right(traced, graph, placed):
+def test_what_the_passes_make_is_right(traced, cut, graph, placed):
     check_traced_step(traced)
+    check_cut_step(cut)
     check_task_graph(graph)
     check_placed_graph(placed)
 
@@ -70,6 +89,15 @@ def with_loop(step, changes):
     return replace(step, loops=(replace(step.loops[0], **changes(step.loops[0])),))
 
 
+def with_jaxpr(step, **changes):
+    return replace(step, jaxpr=step.jaxpr.replace(debug_info=NAMELESS, **changes))
+
+
+def inner_mark(step):
+    (loop,) = (eqn for eqn in step.jaxpr.eqns if eqn.primitive is treduce_p)
+    return next(eqn for eqn in loop.params["body"].eqns if eqn.primitive is mark_p)
+
+
 def a_call():
     """An equation that calls a function, and reads and changes nothing."""
     (eqn,) = jax.make_jaxpr(jax.jit(lambda: jnp.zeros(3)))().eqns
@@ -77,8 +105,36 @@ def a_call():
 
 
 OF_TRACED_STEPS = {
+    "has a call outside": lambda s: with_jaxpr(s, eqns=[*s.jaxpr.eqns, a_call()]),
+    "lacks an equation": lambda s: with_jaxpr(s, eqns=s.jaxpr.eqns[1:]),
+    "has its equations backwards": lambda s: with_jaxpr(s, eqns=s.jaxpr.eqns[::-1]),
+    "has an equation twice": lambda s: with_jaxpr(s, eqns=[*s.jaxpr.eqns, s.jaxpr.eqns[-1]]),
+    "has a mark outside": lambda s: with_jaxpr(
+        s,
+        eqns=[
+            *s.jaxpr.eqns,
+            inner_mark(s).replace(invars=s.jaxpr.invars[:1], outvars=inner_mark(s).outvars[:1]),
+        ],
+    ),
+    "takes an argument for another one": lambda s: replace(
+        s, carried_leaves=((0, s.carried_leaves[1][1]), *s.carried_leaves[2:])
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", OF_TRACED_STEPS)
+def test_a_traced_step_that(fault, traced):
+    with pytest.raises(AssertionError, match="traced step that is wrong"):
+        check_traced_step(OF_TRACED_STEPS[fault](traced))
+
+
+OF_CUT_STEPS = {
     "has a call outside": lambda s: replace(s, outside=(s.outside[0], (*s.outside[1], a_call()))),
     "has a call in the loop": lambda s: with_loop(s, lambda loop: {"eqns": (a_call(), *loop.eqns)}),
+    "has an argument in other parts": lambda s: replace(
+        s,
+        argument_leaves=changed(s.argument_leaves, 0, stack=Stack(0, (1, s.argument_leaves[0].shape[0] - 1))),
+    ),
     "lacks an equation of the loop": lambda s: with_loop(s, lambda loop: {"eqns": loop.eqns[1:]}),
     "has an equation of the loop twice": lambda s: with_loop(
         s, lambda loop: {"eqns": (*loop.eqns, loop.eqns[-1])}
@@ -112,10 +168,10 @@ OF_TRACED_STEPS = {
 }
 
 
-@pytest.mark.parametrize("fault", OF_TRACED_STEPS)
-def test_a_traced_step_that(fault, traced):
-    with pytest.raises(AssertionError, match="traced step that is wrong"):
-        check_traced_step(OF_TRACED_STEPS[fault](traced))
+@pytest.mark.parametrize("fault", OF_CUT_STEPS)
+def test_a_cut_step_that(fault, cut):
+    with pytest.raises(AssertionError, match="cut step that is wrong"):
+        check_cut_step(OF_CUT_STEPS[fault](cut))
 
 
 OF_TASK_GRAPHS = {
@@ -141,7 +197,7 @@ OF_TASK_GRAPHS = {
         ),
     ),
     "reads what it does not need": lambda g: replace(
-        g, stage_work=changed(g.stage_work, 0, reads=(*g.stage_work[0].reads, g.traced.arguments[-1].var))
+        g, stage_work=changed(g.stage_work, 0, reads=(*g.stage_work[0].reads, g.step.arguments[-1].var))
     ),
     "updates an accumulator elsewhere": lambda g: replace(
         g, accumulators=changed(g.accumulators, 0, work=TaskType("fwd", 0))
@@ -163,7 +219,7 @@ OF_SHARDED_GRAPHS = {
     "starts an accumulator with another shape": lambda s: replace(
         s,
         graph=replace(
-            s.graph, accumulators=changed(s.graph.accumulators, 0, result=s.graph.traced.arguments[-1].var)
+            s.graph, accumulators=changed(s.graph.accumulators, 0, result=s.graph.step.arguments[-1].var)
         ),
     ),
     "shards an accumulator otherwise at first": lambda s: replace(
@@ -198,7 +254,7 @@ OF_PLACED_GRAPHS = {
     "has a stage on a group that is not there": lambda p: replace(p, stage_groups=(0, 2)),
     "holds a result nowhere": lambda p: replace(p, output_groups=(frozenset(), *p.output_groups[1:])),
     "has no home for an argument": lambda p: replace(
-        p, homes={**p.homes, p.graph.traced.arguments[0].var: frozenset()}
+        p, homes={**p.homes, p.graph.step.arguments[0].var: frozenset()}
     ),
 }
 

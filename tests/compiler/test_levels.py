@@ -4,6 +4,8 @@ After a change that is wanted, ``pytest tests/compiler/test_levels.py --force-re
 Read the difference as carefully as the code.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,11 @@ import pytest
 from jax import lax
 
 import mpmd
+from mpmd.compiler.argument_specs import ArgumentPlacements, ArgumentSpecs
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import place
+from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
@@ -58,20 +63,26 @@ XS = array(2, 5, 3)
 
 def traced(step, *args):
     with mesh_of(GROUPS) as mesh:
-        return trace(step, args, {}, mesh.abstract_submeshes)
+        return trace(CompileRequest(step, args, {}, mesh.abstract_submeshes))
 
 
-def sharded(step, *args):
+def cut(step, *args):
+    return cut_layers(traced(step, *args))
+
+
+def replicated(cut):
+    """The graph of a cut step, with the specs and placements of one of which nothing is asked."""
+    specs = ArgumentSpecs.replicated(cut)
     with mesh_of(GROUPS) as mesh:
-        return shard(split(traced(step, *args)), mesh.abstract_submeshes, None, None, "replicated", "task")
+        submeshes = mesh.abstract_submeshes
+    return place(shard(split(cut), submeshes, specs), submeshes, specs, ArgumentPlacements.anywhere(cut))
 
 
 def placed(step, *args):
-    with mesh_of(GROUPS) as mesh:
-        return place(sharded(step, *args), mesh.abstract_submeshes)
+    return replicated(cut(step, *args))
 
 
-def test_trace(file_regression):
+def with_metrics(state, xs):
     """A call, dead code, a value that the step closes over, results without an equation, and the state."""
     table = np.arange(3, dtype=np.float32)
 
@@ -79,13 +90,39 @@ def test_trace(file_regression):
     def shifted(x):
         return lax.add(x, lax.broadcast_in_dim(table, (2, 5, 3), (2,)))
 
-    def step(state, xs):
-        lax.cos(xs)  # nobody reads it
-        weights, count = state
-        loss, grads = gradients(two_layers, weights, shifted(xs), mpmd.Std1F1B(2))
-        return (sgd(weights, grads), lax.add(count, jnp.int32(1))), {"loss": loss, "one": 1.0, "xs": xs}
+    lax.cos(xs)  # nobody reads it
+    weights, count = state
+    loss, grads = gradients(two_layers, weights, shifted(xs), mpmd.Std1F1B(2))
+    return (sgd(weights, grads), lax.add(count, jnp.int32(1))), {"loss": loss, "one": 1.0, "xs": xs}
 
-    file_regression.check(str(traced(step, (WEIGHTS, array(dtype=jnp.int32)), XS)))
+
+def scanned(weights, xs):
+    """Four layers in a scan, of which two are a stage."""
+
+    def layer(h, w):
+        return mpmd.mark_stage_end(lax.sin(lax.dot(h, w)), name="block", every=2), None
+
+    def loss(weights, x):
+        return jnp.sum(lax.scan(layer, x, weights["layers"])[0])
+
+    loss_value, grads = gradients(loss, weights, xs, mpmd.Std1F1B(2))
+    return sgd(weights, grads), loss_value
+
+
+STEPS = {
+    "plain": (with_metrics, (WEIGHTS, array(dtype=jnp.int32)), XS),
+    "scanned": (scanned, {"layers": array(4, 3, 3)}, XS),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_trace(file_regression, name):
+    file_regression.check(str(traced(*STEPS[name])))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_cut_layers(file_regression, name):
+    file_regression.check(str(cut(*STEPS[name])))
 
 
 def two_loops(weights, xs):
@@ -96,8 +133,8 @@ def two_loops(weights, xs):
     return sgd(weights, grads), lax.add(first, last)
 
 
-def test_trace_two_loops(file_regression):
-    file_regression.check(str(traced(two_loops, WEIGHTS, XS)))
+def test_cut_layers_two_loops(file_regression):
+    file_regression.check(str(cut(two_loops, WEIGHTS, XS)))
 
 
 def test_place_two_loops(file_regression):
@@ -117,7 +154,7 @@ def test_split(file_regression, schedule):
         loss, grads = gradients(tied, weights, xs, schedule)
         return sgd(weights, grads), loss
 
-    file_regression.check(str(split(traced(step, {"tied": array(3, 3)}, XS))))
+    file_regression.check(str(split(cut(step, {"tied": array(3, 3)}, XS))))
 
 
 @pytest.mark.parametrize("gather", ["task", "step"])
@@ -135,9 +172,11 @@ def test_shard(file_regression, gather):
     weights = {"first": array(3, 4), "last": array(4, 2)}
     with mesh_of(GROUPS, data=2) as mesh:
         submesh = mesh.abstract_submeshes
-        graph = split(trace(step, (weights, array(2, 6, 3)), {}, submesh))
-    specs = [(), ("data",), (None, "data")]
-    file_regression.check(str(shard(graph, submesh, specs, None, "replicated", gather)))
+        graph = split(cut_layers(trace(CompileRequest(step, (weights, array(2, 6, 3)), {}, submesh))))
+    specs = dataclasses.replace(
+        ArgumentSpecs.replicated(graph.step), arguments=((), ("data",), (None, "data"))
+    )
+    file_regression.check(str(shard(graph, submesh, specs, gather=gather)))
 
 
 def test_place(file_regression):
@@ -156,6 +195,8 @@ def test_place(file_regression):
 def test_lower(file_regression, donated):
     """Tasks, messages, frees and donations."""
     submeshes = [jax.sharding.AbstractMesh((1,), ("stage",))] * GROUPS
-    graph = placed(plain(mpmd.Std1F1B(2)), WEIGHTS, XS)
-    program = lower(graph, submeshes, [donated] * 3 + [False], open_specs=False)
+    given_up = [donated] * 3 + [False]
+    request = CompileRequest(plain(mpmd.Std1F1B(2)), (WEIGHTS, XS), {}, submeshes, donated=given_up)
+    step = cut_layers(trace(request))
+    program = lower(replicated(step), submeshes, ArgumentSpecs.replicated(step))
     file_regression.check(str(program.plan))

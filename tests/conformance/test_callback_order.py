@@ -52,7 +52,7 @@ def in_order(step, mesh, seen, *args):
     jax.effects_barrier()
     wanted = list(seen)
     seen.clear()
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh)
     for _ in range(2):
         assert_close(jax.block_until_ready(compiled(*args)), expected)
         called = list(seen)
@@ -72,7 +72,7 @@ def noting(seen, **options):
 
 
 def programs(step, mesh, *args):
-    return mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(*args).plan.programs
+    return mpmd.jit(step, mpmd_mesh=mesh).compile(*args).plan.programs
 
 
 def arguments():
@@ -189,7 +189,7 @@ def test_groups_of_several_devices_call_once_with_the_whole_value():
     step = step_of(noting(seen, ordered=True))
     with mesh_of(2, data=2) as mesh:
         specs = (None, P(None, "data"), P(None, "data"))
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=specs)
+        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=specs)
         jax.block_until_ready(compiled(*arguments()))
     shapes = {name: value.shape for name, _, value in seen}
     assert len(seen) == 2 + 5 * 4
@@ -199,9 +199,7 @@ def test_groups_of_several_devices_call_once_with_the_whole_value():
 def test_a_function_without_a_loop():
     seen = []
     with mesh_of(2) as mesh:
-        state, _ = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)(
-            init(weights(2)), *batch()
-        )
+        state, _ = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)(init(weights(2)), *batch())
 
         def norm(state):
             total = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(state))
@@ -209,7 +207,7 @@ def test_a_function_without_a_loop():
             jax.debug.callback(lambda: seen.append("done"))
             return total
 
-        total = mpmd.mpmd_jit_with_loop(norm, mpmd_mesh=mesh)(state)
+        total = mpmd.jit(norm, mpmd_mesh=mesh)(state)
         assert float(total) == pytest.approx(seen[0])
         assert seen[1:] == ["done"]
 
@@ -232,7 +230,7 @@ def test_what_functions_are_called_with():
         return descend(state, grads), total
 
     with mesh_of(2) as mesh:
-        float(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(*arguments())[1])
+        float(mpmd.jit(step, mpmd_mesh=mesh)(*arguments())[1])
     assert len(seen) == 8
     (key, i, text), options = seen[2]
     assert (
@@ -249,7 +247,7 @@ def test_prints_name_stage_and_microbatch(capfd):
         jax.debug.print(name + " of {i} {{as it is}}", i=i)
 
     with mesh_of(2) as mesh:
-        float(mpmd.mpmd_jit_with_loop(step_of(tell), mpmd_mesh=mesh)(*arguments())[1])
+        float(mpmd.jit(step_of(tell), mpmd_mesh=mesh)(*arguments())[1])
     lines = capfd.readouterr().out.splitlines()
     assert lines[:3] == [
         "before of -1 {as it is}",
@@ -270,7 +268,7 @@ def test_equal_stages_share_executables():
 
     with mesh_of(4) as mesh:
         plan = (
-            mpmd.mpmd_jit_with_loop(make_step(loss, mpmd.Std1F1B(4)), mpmd_mesh=mesh)
+            mpmd.jit(make_step(loss, mpmd.Std1F1B(4)), mpmd_mesh=mesh)
             .compile(init(weights(4)), *batch())
             .plan
         )
@@ -300,7 +298,7 @@ def test_a_callback_that_raises():
     """Reading any result raises it; what comes before it in the step was called, what comes after was not."""
     seen = []
     with mesh_of(2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step_of(failing("second", 1, seen)), mpmd_mesh=mesh)
+        compiled = mpmd.jit(step_of(failing("second", 1, seen)), mpmd_mesh=mesh)
         state, total = compiled(*arguments())
         with pytest.raises(
             CallbackError,
@@ -341,7 +339,7 @@ def test_of_a_step_that_fails_all_that_was_told_is_called():
         return descend(state, grads), total
 
     with mesh_of(2) as mesh:
-        total = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(*arguments())[1]
+        total = mpmd.jit(step, mpmd_mesh=mesh)(*arguments())[1]
         with pytest.raises(mpmd.TaskError, match="fwd_1__2 failed on group 1"):
             float(total)
     called = [entry for entry in seen if entry[1] < 2]
@@ -364,7 +362,7 @@ def test_a_callback_may_read_results_and_may_not_run_steps():
             jax.debug.callback(note, i)
 
     with mesh_of(2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step_of(tell), mpmd_mesh=mesh)
+        compiled = mpmd.jit(step_of(tell), mpmd_mesh=mesh)
         state = weights(2)
         for _ in range(3):
             state, total = compiled(state, *batch())

@@ -58,7 +58,7 @@ def test_a_callback_runs_once_for_each_microbatch(mesh, kind, capfd):
     jax.effects_barrier()
     capfd.readouterr()
     seen.clear()
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh)
     for _ in range(2):
         assert_close(compiled(*arguments()), expected)
     jax.effects_barrier()
@@ -81,7 +81,7 @@ def test_a_callback_outside_of_the_loop_runs_once(mesh, when):
             jax.debug.callback(lambda v: seen.append(float(v)), norm)
         return new, total
 
-    state, total = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(*arguments())
+    state, total = mpmd.jit(step, mpmd_mesh=mesh)(*arguments())
     jax.block_until_ready(float(total))
     jax.tree.map(lambda leaf: leaf.block_until_ready(), state)
     jax.effects_barrier()
@@ -107,7 +107,7 @@ def test_ordered_callbacks(mesh, kind, capfd):
         )
         return descend(state, grads), total
 
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh)
     float(compiled(*arguments())[1])
     jax.effects_barrier()
     if kind == "print":

@@ -110,7 +110,7 @@ CALLS = {
 def test_signatures(mesh, fun, call):
     args, kwargs = call()
     expected = jax.jit(fun)(*args, **kwargs)
-    compiled = mpmd.mpmd_jit_with_loop(fun, mpmd_mesh=mesh)
+    compiled = mpmd.jit(fun, mpmd_mesh=mesh)
     assert_close(compiled(*args, **kwargs), expected)
     assert_close(compiled.compile(*args, **kwargs)(*args, **kwargs), expected)
 
@@ -128,7 +128,7 @@ def test_static_arguments(mesh, options):
         total, grads = loop(lambda x, y: jax.value_and_grad(loss)(state, x, y), (xs, ys), 2)
         return descend(state, grads), total
 
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, **options)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh, **options)
     for extra in ("double", "single", "double"):
         expected = jax.jit(step, static_argnums=(3, 4))(*arguments(), 2, extra)
         with compiles() as counted:
@@ -143,7 +143,7 @@ def test_compiled_ahead_of_the_call(mesh, like):
         "arrays": jnp.copy,
         "numpy": np.asarray,
     }[like]
-    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)
+    step = mpmd.jit(train, mpmd_mesh=mesh)
     loaded = step.compile(*jax.tree.map(convert, arguments()))
     expected = jax.jit(train)(*arguments())
     with compiles() as counted:
@@ -161,7 +161,7 @@ def test_shapes_of_typed_keys_compile(mesh):
 
     key = jax.random.key(0)
     shapes = jax.eval_shape(lambda *args: args, weights(2), key, *batch())
-    loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(*shapes)
+    loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(*shapes)
     expected = jax.jit(step)(weights(2), key, *batch())
     assert_close(loaded(weights(2), key, *batch()), expected)
 
@@ -180,7 +180,7 @@ def test_a_step_counter_compiles_nothing_after_the_first_step(mesh, start):
         params = jax.tree.map(lambda p, u: p + u / (1 + count), params, updates)
         return (params, opt_state, count + 1), (total, count)
 
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh)
     state, (total, _) = compiled((*init(weights(2), optimizer), start), *batch())
     float(total)
     with compiles() as counted:
@@ -192,7 +192,7 @@ def test_a_step_counter_compiles_nothing_after_the_first_step(mesh, start):
 
 
 def test_a_python_number_for_every_step_compiles_once(mesh):
-    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)
+    step = mpmd.jit(train, mpmd_mesh=mesh)
     state, total = step(*arguments(), 0.1)
     float(total)
     with compiles() as counted:
@@ -204,9 +204,7 @@ def test_a_python_number_for_every_step_compiles_once(mesh):
 
 def test_identical_stages_are_one_executable():
     with mesh_of(4) as mesh:
-        loaded = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(4)), mpmd_mesh=mesh).compile(
-            init(weights(4)), *batch()
-        )
+        loaded = mpmd.jit(make_step(mse, mpmd.Std1F1B(4)), mpmd_mesh=mesh).compile(init(weights(4)), *batch())
         names = {executable.name for executable in loaded.plan.executables}
     assert "fwd_2" not in names and len(names & {"bwd_1", "bwd_2"}) == 1
 
@@ -217,7 +215,7 @@ def test_executables_do_not_grow_with_stages():
     for stages in (4, 8):
         with mesh_of(4) as mesh:
             step = make_step(mse, mpmd.Interleaved1F1B(stages, 4))
-            loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(weights(stages)), *batch())
+            loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(init(weights(stages)), *batch())
             counts.append([e.name.split("_")[0] for e in loaded.plan.executables])
     for kind, most in [("fwd", 3), ("bwd", 3)]:
         assert counts[0].count(kind) == counts[1].count(kind) <= most
@@ -227,7 +225,7 @@ def test_executables_do_not_grow_with_microbatches():
     counts = []
     for microbatches in (4, 9):
         with mesh_of(3) as mesh:
-            step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
+            step = mpmd.jit(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
             counts.append(len(step.compile(init(weights(3)), *batch(microbatches)).plan.executables))
     assert counts[0] == counts[1]
 
@@ -237,7 +235,7 @@ def test_executables_do_not_grow_with_microbatches():
 
 @pytest.mark.parametrize("donated", [0, (0,), (0, 1, 2), -3], ids=str)
 def test_donated_arguments_are_dead_afterwards(mesh, donated):
-    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=donated)
+    step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=donated)
     expected = jax.jit(train)(jax.jit(train)(*arguments())[0], *batch())
     state, xs, ys = map(copy, arguments())
     first, _ = step(state, xs, ys)
@@ -251,7 +249,7 @@ def test_donated_arguments_are_dead_afterwards(mesh, donated):
 
 
 def test_donated_by_name(mesh):
-    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=0)
+    step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=0)
     state = copy(weights(2))
     xs, ys = batch()
     assert_close(step(xs=xs, ys=ys, state=state), jax.jit(train)(weights(2), xs, ys))
@@ -260,7 +258,7 @@ def test_donated_by_name(mesh):
 
 @pytest.mark.parametrize("by_name", [(), ("ys",), ("xs", "ys"), ("state", "xs", "ys")], ids=str)
 def test_the_last_donated_however_it_is_passed(mesh, by_name):
-    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=-1)
+    step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=-1)
     given = dict(zip(("state", "xs", "ys"), map(copy, arguments()), strict=True))
     named = {name: given[name] for name in by_name}
     result = step(*(value for name, value in given.items() if name not in by_name), **named)
@@ -270,7 +268,7 @@ def test_the_last_donated_however_it_is_passed(mesh, by_name):
 
 
 def test_what_is_not_donated_can_be_used_again(mesh):
-    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)
+    step = mpmd.jit(train, mpmd_mesh=mesh)
     state, _ = step(*arguments())
     assert_close(step(state, *batch()), step(state, *batch()), 0)
 
@@ -285,7 +283,7 @@ def test_donated_frozen_and_forwarded_arguments(mesh):
 
     state = (weights(2), jnp.ones(WIDTH), jnp.arange(3.0))
     expected = jax.jit(step)(jax.jit(step)(state, *batch())[0], *batch())
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, donate_argnums=0)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0)
     first, _ = compiled(copy(state), *batch())
     second = compiled(first, *batch())
     assert first[1].is_deleted()
@@ -296,22 +294,22 @@ def test_the_same_array_twice(mesh):
     shared = jnp.eye(WIDTH)
     params = [{"w": shared, "b": jnp.zeros(WIDTH)}, {"w": shared, "b": jnp.ones(WIDTH)}]
     expected = jax.jit(train)(params, *batch())
-    assert_close(mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)(params, *batch()), expected)
-    donating = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=0)
+    assert_close(mpmd.jit(train, mpmd_mesh=mesh)(params, *batch()), expected)
+    donating = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=0)
     said = (
         r"args\[0\]\[0\]\['w'\] and args\[0\]\[1\]\['w'\] are the same array and it is donated; pass a copy"
     )
     with pytest.raises(ValueError, match=said):
         donating(params, *batch())
     assert not shared.is_deleted()
-    state, _ = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)(params, *batch())
+    state, _ = mpmd.jit(train, mpmd_mesh=mesh)(params, *batch())
     with pytest.raises(ValueError, match="are the same array and it is donated"):
         donating([state[0], state[0]], *batch())
 
 
 def test_steps_leave_nothing_behind(mesh):
     """The groups hold no more values after ten steps than after three."""
-    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=0)
+    step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=0)
     state = copy(weights(2))
     counts = []
     for _ in range(10):
@@ -326,7 +324,7 @@ def test_steps_leave_nothing_behind(mesh):
 
 
 def test_new_shapes_dtypes_and_trees_compile_anew(mesh):
-    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)
+    step = mpmd.jit(train, mpmd_mesh=mesh)
     state, (xs, ys) = weights(2), batch()
     more = [
         (state, xs, ys),
@@ -342,7 +340,7 @@ def test_new_shapes_dtypes_and_trees_compile_anew(mesh):
 
 
 def test_a_loaded_step_names_the_leaves_that_differ(mesh):
-    loaded = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh).compile(*arguments())
+    loaded = mpmd.jit(train, mpmd_mesh=mesh).compile(*arguments())
     state, (xs, ys) = weights(2), batch()
     with pytest.raises(
         ValueError, match=r"args\[1\] is float32\[2, 4, 4\], not float32\[4, 4, 4\]; args\[2\]"
@@ -359,8 +357,8 @@ def test_an_evaluation_step_takes_the_state_of_the_training_step(mesh):
     def evaluate(state, xs, ys):
         return loop(lambda x, y: mse(state, x, y), (xs, ys), 2)
 
-    step = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh, donate_argnums=0)
-    evaluation = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
+    step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=0)
+    evaluation = mpmd.jit(evaluate, mpmd_mesh=mesh)
     state, expected = copy(weights(2)), weights(2)
     for _ in range(3):
         state, _ = step(state, *batch())
@@ -369,7 +367,7 @@ def test_an_evaluation_step_takes_the_state_of_the_training_step(mesh):
 
 
 def test_results_taken_back_to_jax(mesh):
-    state, total = mpmd.mpmd_jit_with_loop(train, mpmd_mesh=mesh)(*arguments())
+    state, total = mpmd.jit(train, mpmd_mesh=mesh)(*arguments())
     expected, _ = jax.jit(train)(*arguments())
     local = jax.tree.map(jnp.asarray, state)
     assert_close(local, expected)
@@ -383,6 +381,6 @@ def test_specs_by_name_and_shardings_as_specs():
 
     with mesh_of(2, data=2) as mesh:
         rows = jax.sharding.NamedSharding(mesh.abstract_submeshes[0], P(None, "data"))
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=(None, rows, P(None, "data")))
+        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=(None, rows, P(None, "data")))
         assert_close(compiled(*arguments()), jax.jit(step)(*arguments()))
         assert BATCH % 2 == 0

@@ -44,7 +44,7 @@ def overflow(params, x, y):
 
 
 def call(mesh, loss):
-    step = mpmd.mpmd_jit_with_loop(make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
+    step = mpmd.jit(make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
     return step, (init(weights(2)), *batch())
 
 
@@ -121,7 +121,7 @@ CONTEXTS = {
 def test_a_step_is_compiled_for_each_context(mesh, context):
     traced = []
     fun = step_with_noise(traced)
-    step = mpmd.mpmd_jit_with_loop(fun, mpmd_mesh=mesh)
+    step = mpmd.jit(fun, mpmd_mesh=mesh)
     args = (init(weights(2)), *batch())
     outside = step(*args)[1][0]
     counts = [len(traced)]
@@ -139,7 +139,7 @@ def test_a_step_is_compiled_for_each_context(mesh, context):
 
 def test_meshes_and_devices_of_the_caller_compile_nothing(mesh):
     traced = []
-    step = mpmd.mpmd_jit_with_loop(step_with_noise(traced), mpmd_mesh=mesh)
+    step = mpmd.jit(step_with_noise(traced), mpmd_mesh=mesh)
     args = (init(weights(2)), *batch())
     outside = step(*args)[1][0]
     count = len(traced)

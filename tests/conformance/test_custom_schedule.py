@@ -29,4 +29,4 @@ def test_another_number_of_microbatches_is_an_error():
         mesh_of(2) as mesh,
         pytest.raises(mpmd.CompileError, match="of 2 microbatches, got num_microbatches=3"),
     ):
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(weights(2)), *batch(3))
+        mpmd.jit(step, mpmd_mesh=mesh).compile(init(weights(2)), *batch(3))

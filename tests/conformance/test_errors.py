@@ -365,7 +365,7 @@ REFUSED = {
 @pytest.mark.filterwarnings("ignore:mark_stage_end:mpmd.errors.SharedWeightsWarning")
 def test_refused(step, said):
     with mesh_of(2) as mesh, pytest.raises((mpmd.CompileError, TypeError)) as caught:
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(2), *batch())
+        mpmd.jit(step, mpmd_mesh=mesh)(weights(2), *batch())
     message = str(caught.value)
     for expected in said:
         assert re.search(expected, message), f"{expected!r} is not in: {message}"
@@ -395,5 +395,5 @@ def test_what_the_users_code_raises_stays_as_it_is(error):
     else:
         step = of_loss(raises(error))
     with mesh_of(2) as mesh, pytest.raises(error if isinstance(error, type) else type(error)) as caught:
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(2), *batch())
+        mpmd.jit(step, mpmd_mesh=mesh)(weights(2), *batch())
     assert __file__ in {str(entry.path) for entry in caught.traceback}

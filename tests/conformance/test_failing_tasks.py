@@ -93,7 +93,7 @@ def test_a_failing_task_says_which_it_is(said, make):
     hot: list[int] = []  # the microbatches that fail; outside of the loop, 0 stands for all
     step = make(explode_when(lambda index: index in hot))
     with mesh_of(2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+        compiled = mpmd.jit(step, mpmd_mesh=mesh)
         state, total = compiled(weights(2), *batch())
         jax.tree.map(lambda array: array.block_until_ready(), state)  # the loss is there before the rest
         hot.append(2 if "wd_" in said else 0)
@@ -112,7 +112,7 @@ def test_steps_queued_behind_a_failing_one():
     calls = []
     check = explode_when(lambda index: calls.append(index) or len(calls) == 5)  # the second step's first
     with mesh_of(2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(by_index(fails_in_forward(check)), mpmd_mesh=mesh)
+        compiled = mpmd.jit(by_index(fails_in_forward(check)), mpmd_mesh=mesh)
         compiled.compile(weights(2), *batch())
         first, _ = compiled(weights(2), *batch())
         second, _ = compiled(first, *batch())

@@ -72,7 +72,7 @@ def test_gradients_are_bitwise_those_of_any_schedule_with_the_same_executables()
             )
 
         with mesh_of(3) as mesh:
-            result = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(3), *batch(5))
+            result = mpmd.jit(step, mpmd_mesh=mesh)(weights(3), *batch(5))
             return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result)]
 
     split = [gradients(schedule) for schedule in (mpmd.ZeroBubble(3), mpmd.ZeroBubbleH2(3))]
@@ -87,10 +87,10 @@ def test_forward_only_evaluates_and_refuses_gradients():
 
     xs, ys = batch(5)
     with mesh_of(3) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
+        compiled = mpmd.jit(evaluate, mpmd_mesh=mesh)
         expected = jax.jit(evaluate)(weights(3), xs, ys)
         np.testing.assert_allclose(np.asarray(compiled(weights(3), xs, ys)), expected, rtol=1e-6)
-        training = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.ForwardOnly(3, 3)), mpmd_mesh=mesh)
+        training = mpmd.jit(make_step(mse, mpmd.ForwardOnly(3, 3)), mpmd_mesh=mesh)
         with pytest.raises(
             mpmd.CompileError, match=r"runs forwards only, but the loop at .* takes gradients"
         ):
@@ -107,4 +107,4 @@ def test_a_schedule_in_a_file_trains():
     step = make_step(mse, schedule)
     assert_parity(step, init(weights(2)), *batch(2), mesh=mesh_of(2))
     with mesh_of(2) as mesh, pytest.raises(mpmd.CompileError, match="2 microbatches"):
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(init(weights(2)), *batch(3))
+        mpmd.jit(step, mpmd_mesh=mesh)(init(weights(2)), *batch(3))

@@ -21,7 +21,7 @@ STATE = init(weights(2))
 
 
 def compiled(step=STEP, **options):
-    return mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh_of(2), **options)
+    return mpmd.jit(step, mpmd_mesh=mesh_of(2), **options)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", mpmd.Std1F1B], ids=["text", "class"])
@@ -45,7 +45,7 @@ def test_a_leaked_tracer_is_named_with_the_line_that_made_it(passed):
 
 def test_a_mesh_without_groups():
     with pytest.raises(TypeError, match=r"mpmd_mesh must be mpmd.MpmdMesh"):
-        mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh_of(2).jax_mesh)
+        mpmd.jit(STEP, mpmd_mesh=mesh_of(2).jax_mesh)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_contexts_of_jax(context):
 
     arguments = (weights(2), *batch())
     with mesh_of(2) as mesh, context():
-        assert_close(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(*arguments), jax.jit(step)(*arguments))
+        assert_close(mpmd.jit(step, mpmd_mesh=mesh)(*arguments), jax.jit(step)(*arguments))
 
 
 def test_values_that_are_not_numbers_are_found_by_jax():
@@ -65,7 +65,7 @@ def test_values_that_are_not_numbers_are_found_by_jax():
             mesh_of(2) as mesh,
             pytest.raises(mpmd.TaskError, match=r"after_0 on group 1 made .* with nan"),
         ):
-            float(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(2), *batch())[1])
+            float(mpmd.jit(step, mpmd_mesh=mesh)(weights(2), *batch())[1])
     finally:
         jax.config.update("jax_debug_nans", False)
 
@@ -76,7 +76,7 @@ def test_numpy_arguments_are_read_during_the_call():
     xs, ys = map(np.array, batch())
     expected = jax.jit(step)(state, xs, ys)
     with mesh_of(2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(state, xs, ys)
+        compiled = mpmd.jit(step, mpmd_mesh=mesh).compile(state, xs, ys)
         actual = compiled(state, xs, ys)
         xs[:] = 0
         assert_close(actual, expected)
@@ -99,7 +99,7 @@ def test_weak_types_decide_as_under_jit_where_dtypes_mix():
     arguments = [jnp.bfloat16(leaf) for leaf in batch()]
     params = weights(2, jnp.bfloat16)
     with mesh_of(2) as mesh:
-        actual = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(params, *arguments, 1.1)
+        actual = mpmd.jit(step, mpmd_mesh=mesh)(params, *arguments, 1.1)
         assert_close(actual, jax.jit(step)(params, *arguments, 1.1), 2e-2)
         assert actual[1].dtype == jnp.bfloat16
 
@@ -118,7 +118,7 @@ def test_results_have_the_weak_types_of_the_arguments_they_are_made_of():
     reference = jax.jit(step)
     state = expected_state = weights(2), jnp.full(4, 0.1), jnp.full(4, 0.2)
     with mesh_of(2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+        compiled = mpmd.jit(step, mpmd_mesh=mesh)
         for _ in range(4):
             state, result = compiled(state, *batch())
             expected_state, expected = reference(expected_state, *batch())
@@ -138,7 +138,7 @@ def test_a_typed_key_from_outside_and_static_arguments_by_name():
     state = init(weights(2))
     expected = jax.jit(step, static_argnames="power")(state, *batch(), 2)
     with mesh_of(2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, static_argnames="power")
+        compiled = mpmd.jit(step, mpmd_mesh=mesh, static_argnames="power")
         assert_close(compiled(state, *batch(), 2), expected)
         assert_close(compiled(state, *batch(), power=2), expected)
 
@@ -152,7 +152,7 @@ def test_what_the_compiler_shards_shows_it():
 
     specs = (P(), P(None, "data"), P(None, "data"))
     with mesh_of(2, data=2) as mesh:
-        _, sums = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=specs)(weights(2), *batch())
+        _, sums = mpmd.jit(step, mpmd_mesh=mesh, in_specs=specs)(weights(2), *batch())
         assert sums.spec == sums.to_mpmd_local_array.sharding.spec
 
 
@@ -161,7 +161,7 @@ def test_steps_from_several_threads():
     state = init(weights(3))
     expected = jax.jit(step)(state, *batch())
     with mesh_of(3) as mesh, concurrent.futures.ThreadPoolExecutor(4) as threads:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(state, *batch())
+        compiled = mpmd.jit(step, mpmd_mesh=mesh).compile(state, *batch())
         for actual in threads.map(lambda _: compiled(state, *batch()), range(40)):
             assert_close(actual, expected)
 
@@ -174,9 +174,7 @@ def test_calls_within_the_context_of_the_whole_mesh():
     expected = jax.jit(make_step(mse, mpmd.Std1F1B(2)))(state, *batch())
     with mesh_of(2, data=2) as mesh, jax.set_mesh(mesh.jax_mesh):
         specs = (P(), P(None, "data"), P(None, "data"))
-        compiled = mpmd.mpmd_jit_with_loop(
-            make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=specs, out_specs=P()
-        )
+        compiled = mpmd.jit(make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=specs, out_specs=P())
         assert_close(compiled(state, *batch()), expected)
 
 
@@ -195,7 +193,7 @@ def test_a_step_of_64_bits_is_called_outside_of_its_context():
         arguments = [init(params), *(jnp.asarray(leaf, jnp.float64) for leaf in batch())]
         expected = jax.jit(step)(*arguments)
         mesh = mesh_of(2)
-        loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(*arguments)
+        loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(*arguments)
     with mesh:
         assert_close(loaded(*arguments), expected)
 

@@ -36,9 +36,7 @@ def check(program, steps=2):
         rest.append(results)
     donated = {"": (), "state": 0, "all": (0, 1)}[program.donate]
     with mesh:
-        compiled = mpmd.mpmd_jit_with_loop(
-            step, mpmd_mesh=mesh, donate_argnums=donated, **options_of(program, state, batch)
-        )
+        compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=donated, **options_of(program, state, batch))
         loaded = compiled.compile(state, batch)
         actual = copied(state)
         for i in range(steps):

@@ -37,7 +37,7 @@ def gradients(schedule, groups=4):
     """What a step under the schedule makes of the same weights and batch, as bytes."""
     state = init(weights(schedule.num_stages))
     with mesh_of(groups) as mesh:
-        step = mpmd.mpmd_jit_with_loop(make_step(mse, schedule), mpmd_mesh=mesh)
+        step = mpmd.jit(make_step(mse, schedule), mpmd_mesh=mesh)
         _, (loss, grads) = step(state, *batch(5))
         return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((loss, grads))]
 
@@ -60,7 +60,7 @@ def test_gradients_are_equal_bit_by_bit_from_run_to_run():
 def peak_of_the_second_group(schedule, microbatches):
     """Bytes; the group holds no part of the batch, whose size grows with the number of microbatches."""
     with mesh_of(4) as mesh:
-        step = mpmd.mpmd_jit_with_loop(make_step(mse, schedule), mpmd_mesh=mesh)
+        step = mpmd.jit(make_step(mse, schedule), mpmd_mesh=mesh)
         loaded = step.compile(init(weights(4)), *batch(microbatches))
         return loaded.report().groups[1].memory.live_bytes
 
@@ -85,7 +85,7 @@ def test_a_checkpointed_stage_keeps_what_it_got_and_no_more():
             return jnp.mean((stage(params[2], h) - y) ** 2)
 
         with mesh_of(3) as mesh:
-            step = mpmd.mpmd_jit_with_loop(make_step(loss, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
+            step = mpmd.jit(make_step(loss, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
             instructions = step.compile(init(weights(3)), *batch()).plan.programs[1].instructions
         (run,) = (i for i in instructions if isinstance(i, Run) and i.label == "fwd_1__0")
         return len(run.outputs)

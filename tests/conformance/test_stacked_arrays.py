@@ -84,7 +84,7 @@ def test_a_part_of_an_array_that_the_caller_keeps_travels_once(mesh):
         schedule = mpmd.Interleaved1F1B(6, mpmd_dim=3)  # two parts on each group
         return mpmd.treduce(lambda x: jax.value_and_grad(loss)(scale, x), xs, schedule, operation=mpmd.Add)
 
-    compiled = mpmd.mpmd_jit_with_loop(step, mesh).compile(jnp.float32(1), frozen, batch()[0])
+    compiled = mpmd.jit(step, mesh).compile(jnp.float32(1), frozen, batch()[0])
     sent = []
     submit = mesh.runtime.submit_step
 
@@ -135,14 +135,14 @@ def test_an_array_that_is_sharded_over_layers_is_so_where_its_parts_divide(every
     devices = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
     sharded = jax.device_put(w, NamedSharding(devices, PartitionSpec("x")))
     with mesh_of(2, x=2) as mesh:
-        function = mpmd.mpmd_jit_with_loop(step, mesh)
+        function = mpmd.jit(step, mesh)
         assert [leaf.spec for leaf in function.compile(sharded, xs).plan.inputs] == [spec, spec, ()]
         new, grads = function(sharded, xs)
         assert_close((new, grads), jax.jit(step)(w, xs))
         with compiles() as counted:
             function(new, xs)[0].block_until_ready()
         assert not counted, "the second step compiled again"
-        asked = mpmd.mpmd_jit_with_loop(step, mesh, in_specs=(PartitionSpec("x"), PartitionSpec()))
+        asked = mpmd.jit(step, mesh, in_specs=(PartitionSpec("x"), PartitionSpec()))
         if not spec:
             with pytest.raises(mpmd.CompileError, match="it counts layers, so shard another one"):
                 asked(w, xs)

@@ -83,7 +83,7 @@ def test_a_shard_map_is_traced_for_each_group(wrap):
 def test_a_shard_map_for_other_sizes_is_an_error_that_names_the_line():
     step = make_step(loss_with_shard_maps(lambda f: f), mpmd.Std1F1B(2))
     with uneven_mesh_of(*SHAPES["fewer rows"]) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=(SHARDED, ROWS, ROWS))
+        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=(SHARDED, ROWS, ROWS))
         compiled.compile(init(weights(2)), *batch())
     message = str(caught.value)
     assert "shard_map at" in message and "test_uneven_groups.py" in message and "(mixed)" in message
@@ -127,7 +127,7 @@ def test_results_under_per_group_whose_shape_depends_on_the_group():
 
     step = make_step(loss, mpmd.Std1F1B(2))
     with uneven_mesh_of(*SHAPES["fewer rows"]) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(weights(2)), *batch())
+        mpmd.jit(step, mpmd_mesh=mesh).compile(init(weights(2)), *batch())
     assert "returns float32[2, 8] on group 1, whose submesh is {'data': 2" in str(caught.value)
     assert "but float32[4, 4] on group 0" in str(caught.value)
 
@@ -194,7 +194,7 @@ def test_a_tied_weight_and_constraints_within_stages():
 def compile_error(shapes, in_specs, **options):
     step = make_step(mse, mpmd.Std1F1B(2))
     with uneven_mesh_of(*shapes) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=in_specs, **options)
+        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=in_specs, **options)
         compiled.compile(init(weights(2)), *batch())
     return caught.value.faults
 

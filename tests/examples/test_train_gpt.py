@@ -29,7 +29,7 @@ def test_devices_along_model_share_each_block_and_those_along_data_the_batch(mon
     tokens = jax.ShapeDtypeStruct((2, 4, 8), jax.numpy.int32)
     with mesh_of(2, data=2, model=2) as mesh:
         batch_spec = P(None, "data")
-        step = mpmd.mpmd_jit_with_loop(step, mesh, in_specs=(specs, batch_spec, batch_spec))
+        step = mpmd.jit(step, mesh, in_specs=(specs, batch_spec, batch_spec))
         in_loop, outside = collectives_of(step.compile(state, tokens, tokens), mesh)
     of_a_layer = {
         ("all-reduce", (2, 8, 16)): 2

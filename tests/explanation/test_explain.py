@@ -38,7 +38,7 @@ def compiled(loss, params, groups, optimizer=SGD):
 
 def compile_step(step, state, groups):
     with mesh_of(groups) as mesh:
-        return mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, donate_argnums=0).compile(state, *batch())
+        return mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0).compile(state, *batch())
 
 
 @functools.cache
@@ -298,7 +298,7 @@ def test_a_part_of_a_name_has_to_be_unique():
 
 def test_only_compiled_steps_can_be_explained():
     with mesh_of(3) as mesh:
-        step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
         with pytest.raises(TypeError, match=r"step must be a planned or a compiled step, .*\.compile\("):
             mpmd.explain(step)
 
@@ -306,9 +306,7 @@ def test_only_compiled_steps_can_be_explained():
 def test_a_leaf_says_how_it_is_sharded():
     rows = P(None, "data")
     with mesh_of(2, data=2) as mesh:
-        step = mpmd.mpmd_jit_with_loop(
-            make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=(P(), rows, rows)
-        )
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=(P(), rows, rows))
         explanation = mpmd.explain(step.compile(init(weights(2)), *batch()))
     assert str(explanation.leaf("args[1]")).splitlines()[0].endswith("on group 0, sharded (None, 'data')")
     assert str(explanation.leaf("args[0][0][0]['w']")).splitlines()[0].endswith("on group 0")

@@ -12,7 +12,7 @@ from tests.support.programs.scanned_layers import model, stacked
 def explanation():
     step = make_step(model(), mpmd.Std1F1B(3), SGD)
     with mesh_of(3) as mesh:
-        yield mpmd.explain(mpmd.mpmd_jit_with_loop(step, mesh).compile(init(stacked()), *batch()))
+        yield mpmd.explain(mpmd.jit(step, mesh).compile(init(stacked()), *batch()))
 
 
 def test_the_same_part_of_several_stacks_is_one_line(explanation):

@@ -15,13 +15,13 @@ from mpmd.verify import verify
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import mesh_of
 
-PASSES = ["trace", "jax", "split", "shard", "place", "lower", "verify", "resolve", "load"]
+PASSES = ["trace", "jax", "cut_layers", "split", "shard", "place", "lower", "verify", "resolve", "load"]
 
 
 @pytest.fixture(scope="module")
 def loaded():
     with mesh_of(3) as mesh:
-        step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
         yield step.compile(init(weights(3)), *batch())
 
 
@@ -58,7 +58,7 @@ def test_the_report_is_three_tables(loaded):
 def data_parallel():
     """On two groups of two devices, over which the batch is sharded."""
     with mesh_of(2, data=2) as mesh:
-        step = mpmd.mpmd_jit_with_loop(
+        step = mpmd.jit(
             make_step(mse, mpmd.Std1F1B(2)), mesh, in_specs=(P(), P(None, "data"), P(None, "data"))
         )
         yield step.compile(init(weights(2)), *batch())
@@ -104,7 +104,7 @@ def test_specs_take_one_trace_and_a_compile():
         return mse(params, x, y)
 
     with mesh_of(2, data=2) as mesh:
-        step = mpmd.mpmd_jit_with_loop(
+        step = mpmd.jit(
             make_step(counted, mpmd.Std1F1B(2)),
             mpmd_mesh=mesh,
             in_specs=(P(), P(None, "data"), P(None, "data")),
@@ -132,7 +132,7 @@ def test_the_report_has_what_xla_needs(loaded):
 def test_bytes_are_those_of_each_device():
     """The batch is on two devices, half of it each, and the weights are on both."""
     with mesh_of(2, data=2) as mesh:
-        step = mpmd.mpmd_jit_with_loop(
+        step = mpmd.jit(
             make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=(P(), P(None, "data"), P(None, "data"))
         )
         group = step.compile(init(weights(2)), *batch()).report().groups[0]

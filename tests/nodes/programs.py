@@ -51,7 +51,7 @@ def launch(first=2, second=2, **options):
 def assert_trains(mesh, steps=2):
     """A step on the mesh computes what plain JAX does."""
     weights, xs, ys = arguments()
-    step, reference = mpmd.mpmd_jit_with_loop(train_step, mesh, in_specs=SPECS), jax.jit(train_step)
+    step, reference = mpmd.jit(train_step, mesh, in_specs=SPECS), jax.jit(train_step)
     actual = expected = weights
     for _ in range(steps):
         actual, losses = step(actual, xs, ys)
@@ -96,7 +96,7 @@ def count_bytes(network):
     weights, xs, ys = arguments()
     num_steps = 4
     with launch(cpus_per_group=2) as mesh:
-        step = mpmd.mpmd_jit_with_loop(train_step, mesh, in_specs=SPECS).compile(weights, xs, ys)
+        step = mpmd.jit(train_step, mesh, in_specs=SPECS).compile(weights, xs, ys)
         planned = [group.sent_bytes for group in step.report().groups]
         losses = step(weights, xs, ys)[1]  # this sends the arguments, which stay on the groups
         losses.block_until_ready()
@@ -116,7 +116,7 @@ def cut_a_link(network):
     weights, xs, ys = arguments()
     found = {}
     with launch(cpus_per_group=2) as mesh:
-        step = mpmd.mpmd_jit_with_loop(train_step, mesh, in_specs=SPECS)
+        step = mpmd.jit(train_step, mesh, in_specs=SPECS)
         expected = jax.jit(train_step)(weights, xs, ys)
         assert_close(step(weights, xs, ys), expected)
 
@@ -148,7 +148,7 @@ def launch_recovering():
 
 def assert_same_after(mesh, disturb):
     """What is trained is the same, bit by bit, when something is done to the nodes on the way."""
-    step = mpmd.mpmd_jit_with_loop(train_step, mesh, donate_argnums=0)
+    step = mpmd.jit(train_step, mesh, donate_argnums=0)
     undisturbed = trained(step)
     assert trained(step, disturb) == undisturbed
 

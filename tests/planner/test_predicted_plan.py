@@ -56,10 +56,10 @@ def work_of(fun, specs, mesh, shapes=((8, 16), (16, 64), (64, 16))):
 
 def test_columns_and_rows_of_weights_are_summed_once():
     whole = work_of(megatron, ((), (), ()), {})
-    assert whole.operations == 2 * (2 * 8 * 16 * 64) + 8 * 64 and not whole.summed
+    assert whole.operations == 2 * (2 * 8 * 16 * 64) + 8 * 64 and not whole.all_reduced
     divided = work_of(megatron, ((), (None, "model"), ("model",)), {"model": 4})
     assert divided.operations == whole.operations / 4
-    assert divided.summed == {"model": 8 * 16 * 4} and divided.sums == {"model": 1}
+    assert divided.all_reduced == {"model": 8 * 16 * 4} and divided.all_reduces == {"model": 1}
 
 
 def test_a_loop_that_starts_at_a_number():
@@ -71,7 +71,7 @@ def test_a_loop_that_starts_at_a_number():
 
 def test_a_weight_that_is_divided_like_the_batch_is_gathered():
     work = work_of(megatron, (("data",), ("data",), ()), {"data": 2})
-    assert work.summed == {"data": 16 * 64 * 4 / 2} and work.sums == {"data": 1}
+    assert work.all_reduced == {"data": 16 * 64 * 4 / 2} and work.all_reduces == {"data": 1}
 
 
 def test_a_chain_of_elementwise_equations_is_one_pass():
@@ -115,7 +115,7 @@ def test_gradients_are_scattered_to_accumulators_that_are_divided():
     specs = (("data",), ("data",), ("data",), ("data",))
     work = work_of(added, specs, {"data": 4}, ((16, 64), (64,), (8, 16), (8, 64)))
     # A scatter takes half of the time of a sum; that of the products is of the matrix, then of the bias.
-    assert work.summed == {"data": 4 * (16 * 64 + 64) / 2}
+    assert work.all_reduced == {"data": 4 * (16 * 64 + 64) / 2}
     assert work.operations == pytest.approx((2 * 8 * 16 * 64 + 16 * 64 + 8 * 64 + 2 * 64) / 4, rel=0.1)
 
 
@@ -126,7 +126,7 @@ def test_gradients_that_a_scan_stacks_are_divided_like_their_accumulators():
     shapes = ((4, 16, 64), (4, 8, 16), (4, 8, 64))
     work = work_of(of_layers, ((None, "data"), (None, "data"), (None, "data")), {"data": 4}, shapes)
     assert work.temporaries < 4 * (4 * 16 * 64)
-    assert work.summed == {"data": 4 * 4 * 16 * 64 / 2}
+    assert work.all_reduced == {"data": 4 * 4 * 16 * 64 / 2}
 
 
 def test_zeros_that_are_scattered_into_are_sharded_like_the_result():

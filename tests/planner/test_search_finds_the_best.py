@@ -6,16 +6,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.cluster import Cluster
+from mpmd.planner.constraints import Constraints
 from mpmd.planner.profile import Division
-from mpmd.planner.search.search import Effort, find
+from mpmd.planner.search.exhaustive import is_small
+from mpmd.planner.search.search import USUAL, SearchBudget, evaluated_rows, search, search_space
 from mpmd.planner.search.stages import CostModel
 from mpmd.simulate import Link
 from tests.support.brute_force import brute_force
 from tests.support.profiles import layer, profile
 
-HEURISTIC = Effort(exhaustive=False)
+HEURISTIC = SearchBudget(exhaustive=False)
 
 
 def random_problem(seed, most_layers, most_devices):
@@ -50,10 +51,10 @@ def random_problem(seed, most_layers, most_devices):
     return profile(tuple(parts), rows=draw.choice([2, 4])), cluster, draw.random() < 0.5
 
 
-def found(made, cluster, fixed, effort=None):
-    """``None`` where nothing fits."""
+def best_seconds(made, cluster, constraints, budget=USUAL):
+    """The predicted seconds of the best candidate; ``None`` where nothing fits."""
     try:
-        return find(made, cluster, fixed, *([effort] if effort else []))
+        return search(made, cluster, constraints, budget)[0].prediction.seconds
     except ValueError as error:
         assert "does not fit" in str(error)
         return None
@@ -65,11 +66,11 @@ def test_what_is_exact_is_the_best_of_all(seed):
     made, cluster, remat = random_problem(seed, most_layers=4, most_devices=3)
     fsdp = (False, True) if cluster.devices_per_node > 1 else (False,)
     best = brute_force(CostModel(made, cluster), (remat,), fsdp)
-    result = found(made, cluster, Fixed(remat=remat))
-    assert (result is None) == (best is None)
-    if result is not None:
-        assert result.exact
-        assert result.rows[0].prediction.seconds == pytest.approx(best.seconds, rel=1e-9)
+    seconds = best_seconds(made, cluster, Constraints(remat=remat))
+    assert (seconds is None) == (best is None)
+    if seconds is not None:
+        assert is_small(search_space(made, cluster, Constraints(remat=remat)))
+        assert seconds == pytest.approx(best.seconds, rel=1e-9)
 
 
 def worst_ratio(seeds, **sizes):
@@ -77,12 +78,12 @@ def worst_ratio(seeds, **sizes):
     ratios = []
     for seed in seeds:
         made, cluster, remat = random_problem(seed, **sizes)
-        exact = found(made, cluster, Fixed(remat=remat))
-        approximate = found(made, cluster, Fixed(remat=remat), HEURISTIC)
-        assert (exact is None) == (approximate is None), f"seed {seed}"
-        if exact is not None and exact.exact:
-            assert not approximate.exact
-            ratios.append(approximate.rows[0].prediction.seconds / exact.rows[0].prediction.seconds)
+        constraints = Constraints(remat=remat)
+        best = best_seconds(made, cluster, constraints)
+        approximate = best_seconds(made, cluster, constraints, HEURISTIC)
+        assert (best is None) == (approximate is None), f"seed {seed}"
+        if best is not None and is_small(search_space(made, cluster, constraints)):
+            ratios.append(approximate / best)
     return max(ratios), len(ratios)
 
 
@@ -105,6 +106,6 @@ def test_what_is_approximate_is_within_two_percent(seeds, least, layers, devices
 
 def test_looking_at_all_candidates_stops_at_the_bound():
     made, cluster, _ = random_problem(8, most_layers=6, most_devices=4)
-    result = find(made, cluster)
-    assert result.exact
-    assert result.num_simulated < 500
+    space = search_space(made, cluster, Constraints())
+    assert is_small(space)
+    assert len(evaluated_rows(space, USUAL)) < 500

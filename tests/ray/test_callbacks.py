@@ -17,7 +17,7 @@ SCHEDULE = mpmd.Std1F1B(2)
 
 def compiled_for(mesh, loss, **options):
     step = make_step(loss, SCHEDULE)
-    return step, mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, **options), (init(weights(2)), *batch())
+    return step, mpmd.jit(step, mpmd_mesh=mesh, **options), (init(weights(2)), *batch())
 
 
 def test_the_driver_calls_in_the_order_of_the_step(four_groups, capfd):

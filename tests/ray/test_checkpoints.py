@@ -103,7 +103,7 @@ def test_a_group_that_dies_while_it_writes(local_ray, tmp_path, monkeypatch):
 
     handler = mpmd.checkpoint.handler()
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25) as mesh:
-        array = mpmd.mpmd_jit_with_loop(total, mesh)(jax.random.normal(jax.random.key(0), (2, 1000)))
+        array = mpmd.jit(total, mesh)(jax.random.normal(jax.random.key(0), (2, 1000)))
         expected, (group,) = np.asarray(array), array.mpmd_idxs
         (process,) = [process for process in mesh.processes if process.mpmd_idx == group]
         with ocp.CheckpointManager(tmp_path, item_handlers=handler) as manager:

@@ -29,7 +29,7 @@ def test_an_encrypted_mesh_computes_the_same_and_leaves_no_port_open(two_groups)
         {"stage": 2, "fsdp": 2}, "stage", cpus_per_group=0.25, transport="network", encryption=True
     ) as mesh:
         for name, over in (("encrypted", mesh), ("in clear", two_groups)):
-            state, (loss, _) = mpmd.mpmd_jit_with_loop(function, over)(*arguments)
+            state, (loss, _) = mpmd.jit(function, over)(*arguments)
             results[name] = [np.asarray(loss), *map(np.asarray, mpmd.to_host(state[0])[0].values())]
         runtime = mesh.runtime
         found = ray.get([a.__ray_call__.remote(connections_of) for a in runtime.actors], timeout=SECONDS)

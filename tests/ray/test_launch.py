@@ -184,7 +184,7 @@ def test_a_later_run_finds_what_an_earlier_one_has_compiled(local_ray, tmp_path)
         with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.5, compilation_cache=tmp_path) as mesh:
             assert list(mesh.seconds) == ["ray", "resources", "actors", "transports"]
             assert all(seconds >= 0 for seconds in mesh.seconds.values())
-            compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, donate_argnums=0)
+            compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0)
             result = compiled(*(arguments := (init(weights(2)), *batch(3))))
             result = compiled(result[0], *arguments[1:])
             return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result)]

@@ -52,7 +52,7 @@ def test_processes_hold_what_the_plan_says_and_nothing_else(four_groups, name):
     schedule = build(name, 4)
     step = make_step(mse, schedule)
     state, (xs, ys) = init(weights(schedule.num_stages)), batch(6)
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=four_groups, donate_argnums=0).compile(state, xs, ys)
+    compiled = mpmd.jit(step, mpmd_mesh=four_groups, donate_argnums=0).compile(state, xs, ys)
     actors = four_groups.runtime.actors
     state, _ = jax.block_until_ready(compiled(state, xs, ys))
     ray.get([actor.__ray_call__.remote(record) for actor in actors], timeout=SECONDS)
@@ -69,7 +69,7 @@ def test_processes_take_the_memory_of_the_report(four_groups):
     """Whether messages wait depends on the timing; the report has the most that may wait."""
     schedule, xs = mpmd.GPipe(4), large_model.inputs()
     state = large_model.initial_state(schedule.num_stages)
-    jitted = mpmd.mpmd_jit_with_loop(large_model.make_step(schedule), mpmd_mesh=four_groups, donate_argnums=0)
+    jitted = mpmd.jit(large_model.make_step(schedule), mpmd_mesh=four_groups, donate_argnums=0)
     compiled = jitted.compile(state, xs)
     actors = four_groups.runtime.actors
 

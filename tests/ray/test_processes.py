@@ -66,7 +66,7 @@ def disposable_mesh(local_ray):
 
 
 def jitted(loops, mesh):
-    return mpmd.mpmd_jit_with_loop(evaluation(loops), mesh, in_specs=SPECS)
+    return mpmd.jit(evaluation(loops), mesh, in_specs=SPECS)
 
 
 def processor_seconds(pid):
@@ -113,7 +113,7 @@ def check_replicated_readers(mesh, copies):
 
     weights = [np.linspace(0, i, 1024, dtype=np.float32) for i in (1, 2)]
     xs = np.random.default_rng(0).normal(size=(2, 1024, 1024)).astype(np.float32)
-    compiled = mpmd.mpmd_jit_with_loop(step, mesh, in_specs=P()).compile(weights, xs)
+    compiled = mpmd.jit(step, mesh, in_specs=P()).compile(weights, xs)
     ray.get([actor.__ray_call__.remote(count_sent) for actor in mesh.runtime.actors])
     np.testing.assert_allclose(compiled(weights, xs), jax.jit(step)(weights, xs), rtol=1e-5)
     counted = ray.get([a.__ray_call__.remote(lambda actor: actor.sent_bytes) for a in mesh.runtime.actors])
@@ -150,7 +150,7 @@ def test_values_of_any_sharding_are_read_and_passed_on(two_process_groups):
     rows = {"large": P("fsdp"), "small": P("fsdp"), "scalar": P()}
     state = {"large": np.arange(256, dtype="float32"), "small": np.ones(2, "float32"), "scalar": np.int32(3)}
     xs = np.ones((2, 2), np.float32)
-    compiled = mpmd.mpmd_jit_with_loop(step, two_process_groups, in_specs=(rows, P()), donate_argnums=0)
+    compiled = mpmd.jit(step, two_process_groups, in_specs=(rows, P()), donate_argnums=0)
     expected = jax.jit(step)(jax.jit(step)(state, xs)[0], xs)
     actual = compiled(compiled(state, xs)[0], xs)
     assert actual[0]["small"].spec == P("fsdp")
@@ -173,7 +173,7 @@ def test_a_failed_step_leaves_the_groups_usable(two_process_groups):
         return evaluation(3)([weights[0] + huge[7, 7], weights[1]], xs, ys)
 
     expected = jax.jit(evaluation(3))(*arguments())
-    broken = mpmd.mpmd_jit_with_loop(failing, two_process_groups, in_specs=SPECS)
+    broken = mpmd.jit(failing, two_process_groups, in_specs=SPECS)
     working = jitted(3, two_process_groups)
     for _ in range(2):
         with pytest.raises(TaskError, match="failed on group 0"):
@@ -218,7 +218,7 @@ def test_a_process_that_dies_while_its_group_compiles_is_named(disposable_mesh, 
     """With sharded arguments executables are compiled one by one, to learn what shardings XLA chooses."""
     victim = disposable_mesh.processes[1]
     os.kill(victim.pid, signal.SIGSTOP)
-    step = mpmd.mpmd_jit_with_loop(evaluation(3), disposable_mesh, in_specs=specs)
+    step = mpmd.jit(evaluation(3), disposable_mesh, in_specs=specs)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         compiling = pool.submit(step.compile, *arguments())
         with pytest.raises(TimeoutError):

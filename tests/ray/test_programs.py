@@ -48,7 +48,7 @@ def relay(two_groups):
 
 def test_a_dropped_step_is_unloaded(two_groups, relay):
     run, before = relay
-    step = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=two_groups)
+    step = mpmd.jit(STEP, mpmd_mesh=two_groups)
     state, _ = step(init(weights(2)), *batch())
     assert [len(programs) for programs, _ in held(two_groups)] == [len(before[0][0]) + 1] * 2
     del step
@@ -103,9 +103,9 @@ def test_steps_of_32_and_of_64_bits_on_one_mesh(two_groups):
     with jax.enable_x64(True):
         wide = [init(jax.tree.map(wider, weights(2))), *map(wider, batch())]
         wide_expected = jax.jit(step)(*wide)
-        wide_step = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=two_groups).compile(*wide)
+        wide_step = mpmd.jit(step, mpmd_mesh=two_groups).compile(*wide)
     narrow = [init(weights(2)), *batch()]
-    narrow_step = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=two_groups).compile(*narrow)
+    narrow_step = mpmd.jit(step, mpmd_mesh=two_groups).compile(*narrow)
     for _ in range(2):
         with jax.enable_x64(True):
             assert_close(wide_step(*wide), wide_expected, 1e-12)

@@ -20,7 +20,7 @@ nodes = [started.add_node(num_cpus=1, object_store_memory=10**8) for _ in range(
 ray.init(address=started.address)
 recovery = cluster.Recovery(every=4)
 mesh = cluster.launch({"stage": 2}, "stage", cpus_per_group=1, recovery=recovery, timeout=180)
-step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2), CLIPPED_ADAM), mesh, donate_argnums=0)
+step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2), CLIPPED_ADAM), mesh, donate_argnums=0)
 
 def train(last_of=None):
     state, losses = init(weights(2), CLIPPED_ADAM), []
@@ -59,7 +59,7 @@ nodes = [started.add_node(num_cpus=1, object_store_memory=10**8) for _ in range(
 ray.init(address=started.address)
 recovery = cluster.Recovery(every=4, max_failures=1, share_after=1)
 mesh = cluster.launch({"stage": 2}, "stage", cpus_per_group=1, recovery=recovery, timeout=180)
-step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2), CLIPPED_ADAM), mesh, donate_argnums=0)
+step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2), CLIPPED_ADAM), mesh, donate_argnums=0)
 
 def train(disturb=lambda: None):
     state, losses = init(weights(2), CLIPPED_ADAM), []

@@ -21,7 +21,7 @@ def tied(params, x, y):
 
 
 def assert_parity(step, state, batch, mesh, **options):
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, **options)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh, **options)
     reference = jax.jit(step)
     expected, actual = state, jax.tree.map(jnp.copy, state)
     for _ in range(2):
@@ -49,7 +49,7 @@ def test_tied_weights_and_integers_across_stages(four_groups):
 
 def test_bfloat16(four_groups):
     step = make_step(mse, mpmd.Std1F1B(3))
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=four_groups)
+    compiled = mpmd.jit(step, mpmd_mesh=four_groups)
     state = init(weights(3, jnp.bfloat16))
     assert_close(compiled(state, *batch())[0], jax.jit(step)(state, *batch())[0], 2e-2)
 
@@ -94,7 +94,7 @@ def test_submeshes_of_two_devices(two_groups, sharded):
 def test_steps_are_queued_ahead_and_keep_their_order(four_groups):
     step = make_step(mse, mpmd.Std1F1B(4))
     state = init(weights(4))
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=four_groups, donate_argnums=0)
+    compiled = mpmd.jit(step, mpmd_mesh=four_groups, donate_argnums=0)
     reference = jax.jit(step)
     expected, losses, expected_losses = state, [], []
     state = jax.tree.map(jnp.copy, state)
@@ -118,7 +118,7 @@ def test_a_failing_task_names_itself(four_groups):
         return jnp.mean((h - y) ** 2) + jnp.sort(jnp.cumsum(big, 0), 1)[-1, -1]
 
     step = make_step(loss_fn, mpmd.Std1F1B(2))
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=four_groups)
+    compiled = mpmd.jit(step, mpmd_mesh=four_groups)
     state = init(weights(2))
     _, (loss, _) = compiled(state, *batch())
     with pytest.raises(mpmd.TaskError, match="fwd_1__0 failed on group 1") as caught:

@@ -104,7 +104,7 @@ TWO_NODES = """
         print(mesh, sorted(mesh.transports.values()))
 
         step = make_step(mse, mpmd.Std1F1B(3), CLIPPED_ADAM)
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+        compiled = mpmd.jit(step, mpmd_mesh=mesh)
         expected = state = init(weights(3), CLIPPED_ADAM)
         for _ in range(3):
             state, _ = compiled(state, *batch())

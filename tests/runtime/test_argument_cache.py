@@ -41,7 +41,7 @@ def held(mesh):
 
 
 def test_what_a_step_is_called_with_again_is_not_sent_again(mesh, monkeypatch):
-    step = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
+    step = mpmd.jit(evaluate, mpmd_mesh=mesh)
     params, (xs, ys) = weights(2), batch(3)
     xs = np.asarray(xs)
     sent = watch(monkeypatch, mesh)
@@ -57,7 +57,7 @@ def test_an_array_twice_in_a_call_and_on_other_groups(mesh, monkeypatch):
         return loss * a.sum(), b * 2
 
     array, data = jnp.arange(6.0), batch(3)
-    step = mpmd.mpmd_jit_with_loop(both, mpmd_mesh=mesh)
+    step = mpmd.jit(both, mpmd_mesh=mesh)
     expected = jax.jit(both)(array, array, *data)
     for _ in range(2):
         for got, wanted in zip(step(array, array, *data), expected, strict=True):
@@ -69,9 +69,7 @@ def test_programs_that_shard_an_array_differently_each_have_theirs(monkeypatch):
     params, data = weights(2), batch(3)
     with mesh_of(2, data=2) as mesh:
         steps = [
-            mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh, in_specs=(spec, None, None)).compile(
-                params, *data
-            )
+            mpmd.jit(evaluate, mpmd_mesh=mesh, in_specs=(spec, None, None)).compile(params, *data)
             for spec in (None, jax.P("data"))
         ]
         before = [float(step(params, *data)) for step in steps]
@@ -88,7 +86,7 @@ def test_programs_that_shard_an_array_differently_each_have_theirs(monkeypatch):
 
 
 def test_what_the_caller_drops_the_groups_drop(mesh):
-    step = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
+    step = mpmd.jit(evaluate, mpmd_mesh=mesh)
     params, data = weights(2), batch(3)
     float(step(params, *data))
     before = held(mesh)
@@ -117,7 +115,7 @@ def test_after_a_failed_step_it_is_sent_again(mesh, monkeypatch):
         )
 
     params, data = weights(2), batch(3)
-    step = mpmd.mpmd_jit_with_loop(checked, mpmd_mesh=mesh).compile(params, *data)
+    step = mpmd.jit(checked, mpmd_mesh=mesh).compile(params, *data)
     sent = watch(monkeypatch, mesh)
     with pytest.raises(mpmd.TaskError):
         float(step(params, *data))
@@ -127,7 +125,7 @@ def test_after_a_failed_step_it_is_sent_again(mesh, monkeypatch):
 
 
 def test_after_an_interrupt_it_is_sent_again(mesh, monkeypatch):
-    step = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
+    step = mpmd.jit(evaluate, mpmd_mesh=mesh)
     params, data = weights(2), batch(3)
 
     def interrupted(requests):
@@ -142,7 +140,7 @@ def test_after_an_interrupt_it_is_sent_again(mesh, monkeypatch):
 
 def test_an_interrupted_step_gives_away_what_is_donated(mesh, monkeypatch):
     """Some groups may have been asked, and have it no more."""
-    step = mpmd.mpmd_jit_with_loop(
+    step = mpmd.jit(
         lambda params, xs, ys: (jax.tree.map(lambda p: p * 2, params), evaluate(params, xs, ys)),
         mpmd_mesh=mesh,
         donate_argnums=0,
@@ -171,9 +169,9 @@ def test_a_call_whose_arguments_cannot_be_collected_leaves_no_trace(mesh):
         return value + evaluate(params, xs, ys)
 
     params, (xs, ys) = weights(2), batch(3)
-    step = mpmd.mpmd_jit_with_loop(evaluate, mpmd_mesh=mesh)
+    step = mpmd.jit(evaluate, mpmd_mesh=mesh)
     with mesh_of(2) as other:
-        lost = mpmd.mpmd_jit_with_loop(failing, mpmd_mesh=other)(params, xs, ys)
+        lost = mpmd.jit(failing, mpmd_mesh=other)(params, xs, ys)
         with pytest.raises(mpmd.TaskError):
             step(params, xs, lost)
     expected = jax.jit(evaluate)(params, xs, ys)
@@ -187,7 +185,7 @@ def test_numpy_arguments_are_copied_once(mesh):
         )
 
     xs = np.ones((2, 2**20), np.float32)
-    loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(xs)
+    loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(xs)
     float(loaded(xs))
     tracemalloc.start()
     try:

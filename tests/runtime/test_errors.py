@@ -39,7 +39,7 @@ def step_of(loss_fn, schedule=None):
 
 def compile_error(step, *args, groups=2, **options):
     with mesh_of(groups) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, **options).compile(*(args or (PARAMS, XS)))
+        mpmd.jit(step, mpmd_mesh=mesh, **options).compile(*(args or (PARAMS, XS)))
     message = str(caught.value)
     assert "let" not in message.split(), f"prints a jaxpr: {message}"
     return message
@@ -83,7 +83,7 @@ def test_loop_inputs_of_different_length_and_without_microbatches():
             lambda mb: jnp.sum(mb[0]), (xs, xs[:1]), schedule=mpmd.GPipe(1), operation=mpmd.Add
         )
 
-    for call in (jax.jit(step), mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh_of(1)).compile):
+    for call in (jax.jit(step), mpmd.jit(step, mpmd_mesh=mesh_of(1)).compile):
         with pytest.raises(
             ValueError, match=r"xs\[0\] with shape \(4, 2, 4\), xs\[1\] with shape \(1, 2, 4\)"
         ):
@@ -111,7 +111,7 @@ def test_loop_inputs_of_different_length_and_without_microbatches():
 def test_specs_that_do_not_fit(in_specs, said):
     step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
     with mesh_of(2, data=2) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=in_specs).compile(PARAMS, XS)
+        mpmd.jit(step, mpmd_mesh=mesh, in_specs=in_specs).compile(PARAMS, XS)
     assert said in str(caught.value)
 
 
@@ -123,7 +123,7 @@ def test_what_is_no_spec():
 def test_specs_that_do_not_divide_are_all_named():
     step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
     with mesh_of(2, data=3) as mesh, pytest.raises(mpmd.CompileError) as caught:
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=(P("data"), P())).compile(PARAMS, XS)
+        mpmd.jit(step, mpmd_mesh=mesh, in_specs=(P("data"), P())).compile(PARAMS, XS)
     assert len(caught.value.faults) == 4
     assert "args[0][0] with shape (4, 4)" in caught.value.faults[0]
     assert (
@@ -136,7 +136,7 @@ def test_specs_that_do_not_divide_are_all_named():
 def test_the_same_array_donated_twice():
     step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
     with mesh_of(2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, donate_argnums=0)
+        compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0)
         w = jnp.eye(WIDTH)
         with pytest.raises(ValueError, match=r"args\[0\]\[0\] and args\[0\]\[1\] are the same array"):
             compiled([w, w], XS)
@@ -146,7 +146,7 @@ def test_the_same_array_donated_twice():
 def test_arguments_of_another_shape():
     step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
     with mesh_of(2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+        compiled = mpmd.jit(step, mpmd_mesh=mesh)
         loaded = compiled.compile(PARAMS, XS)
         with pytest.raises(ValueError, match=r"args\[1\] is float32\[6, 2, 4\], not float32\[4, 2, 4\]"):
             loaded(PARAMS, jnp.ones((6, 2, WIDTH)))
@@ -156,7 +156,7 @@ def test_arguments_of_another_shape():
 def test_arguments_that_are_no_arrays():
     step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
     with pytest.raises(TypeError, match=r"args\[1\] is a str.*static_argnums"):
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh_of(2)).compile(PARAMS, "hello")
+        mpmd.jit(step, mpmd_mesh=mesh_of(2)).compile(PARAMS, "hello")
 
 
 def test_mesh_without_the_axis():
@@ -192,7 +192,7 @@ def test_a_failing_task_is_named_and_later_steps_run():
 
     xs = XS.at[2].set(2.0)  # the third microbatch fails
     with mesh_of(2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step_of(loss), mpmd_mesh=mesh)
+        compiled = mpmd.jit(step_of(loss), mpmd_mesh=mesh)
         params, total = compiled(PARAMS[:2], xs)
         with pytest.raises(mpmd.TaskError, match=r"(?s)fwd_1__2 failed on group 1: .*too hot") as caught:
             float(total)
@@ -236,7 +236,7 @@ def test_a_lost_value_keeps_its_reason_through_later_steps_and_other_processes()
         return jnp.mean(h) + jnp.mean(params[1])
 
     with mesh_of(2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step_of(loss), mpmd_mesh=mesh)
+        compiled = mpmd.jit(step_of(loss), mpmd_mesh=mesh)
         params = PARAMS[:2]
         for _ in range(3):
             params, _ = compiled(params, XS)
@@ -250,17 +250,17 @@ def test_a_lost_value_keeps_its_reason_through_later_steps_and_other_processes()
 def test_a_closed_mesh_loses_its_values_and_starts_anew():
     step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
     mesh = mesh_of(2)
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh)
     with mesh:
         params, loss = compiled(PARAMS, XS)
         expected = float(loss)
     with pytest.raises(RuntimeError, match="the mesh was closed"):
         (
-            np.asarray(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(PARAMS, XS)[0][0]),
+            np.asarray(mpmd.jit(step, mpmd_mesh=mesh)(PARAMS, XS)[0][0]),
             params[0].block_until_ready(),
         )
         params[0].to_mpmd_local_array  # noqa: B018
-    other = mpmd.mpmd_jit_with_loop(step_of(lambda p, x: jnp.sum(layers(p, x, (0,)))), mpmd_mesh=mesh)
+    other = mpmd.jit(step_of(lambda p, x: jnp.sum(layers(p, x, (0,)))), mpmd_mesh=mesh)
     with mesh:
         other(PARAMS, XS)
         assert float(compiled(PARAMS, XS)[1]) == expected
@@ -278,8 +278,8 @@ def test_values_move_to_where_they_are_needed():
     """A result may be used by another step that wants it elsewhere."""
     step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
     with mesh_of(2) as mesh:
-        params, _ = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(PARAMS, XS)
-        other = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+        params, _ = mpmd.jit(step, mpmd_mesh=mesh)(PARAMS, XS)
+        other = mpmd.jit(step, mpmd_mesh=mesh)
         swapped = other(params[::-1], XS)[0]
         expected = jax.jit(step)(jax.jit(step)(PARAMS, XS)[0][::-1], XS)[0]
         np.testing.assert_allclose(swapped[3], expected[3], rtol=1e-5)

@@ -24,7 +24,7 @@ def mesh():
 @pytest.fixture
 def trained(mesh):
     """A step, and what its first call returned."""
-    step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
+    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
     state, _ = step(init(weights(2)), *batch())
     return step, jax.block_until_ready(state)
 
@@ -115,7 +115,7 @@ def test_a_step_is_compiled_anew_for_64_bits(mesh):
         )
         return total, jax.numpy.arange(3) * 1.0
 
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh)
     assert compiled(weights(2), *batch())[1].dtype == "float32"
     with jax.enable_x64(True):
         assert compiled(weights(2), *batch())[1].dtype == "float64"

@@ -53,7 +53,7 @@ def test_groups_hold_what_the_plan_says(name, monkeypatch):
             array.block_until_ready()
 
     with mesh_of(GROUPS) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, donate_argnums=0).compile(
+        compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0).compile(
             init(weights(schedule.num_stages)), *batch(5)
         )
         state, _ = compiled(init(weights(schedule.num_stages)), *batch(5))

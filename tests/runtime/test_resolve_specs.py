@@ -126,7 +126,7 @@ def test_each_group_compiles_each_executable_once():
     data = batch()
     rows = P(None, "data")
     with mesh_of(3, data=2) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=(P(), rows, rows))
+        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=(P(), rows, rows))
         with compiles() as counted:
             loaded = compiled.compile(state, *data)
     plan = loaded.plan

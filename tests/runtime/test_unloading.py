@@ -28,7 +28,7 @@ def loaded_programs(mesh):
 
 
 def test_a_dropped_function_is_unloaded(mesh):
-    step = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh)
+    step = mpmd.jit(STEP, mpmd_mesh=mesh)
     state, _ = step(init(weights(2)), *batch())
     step(state, *batch(2))
     assert loaded_programs(mesh) == [[0, 1], [0, 1]]
@@ -39,7 +39,7 @@ def test_a_dropped_function_is_unloaded(mesh):
 
 
 def test_a_loaded_step_is_kept_without_its_function(mesh):
-    loaded = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh).compile(init(weights(2)), *batch())
+    loaded = mpmd.jit(STEP, mpmd_mesh=mesh).compile(init(weights(2)), *batch())
     assert loaded_programs(mesh) == [[0], [0]]
     _, (loss, _) = loaded(init(weights(2)), *batch())
     assert np.isfinite(float(loss))
@@ -51,7 +51,7 @@ def test_a_program_that_one_group_cannot_load_stays_nowhere(mesh, monkeypatch):
     def fail(*arguments):
         raise MemoryError("no room")
 
-    step = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh)
+    step = mpmd.jit(STEP, mpmd_mesh=mesh)
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
         patched.setattr(mesh.runtime._groups[1].worker, "load", fail)
         step(init(weights(2)), *batch())
@@ -61,7 +61,7 @@ def test_a_program_that_one_group_cannot_load_stays_nowhere(mesh, monkeypatch):
 
 def test_nothing_keeps_a_closed_mesh_alive():
     mesh = mesh_of(2)
-    step = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh)
+    step = mpmd.jit(STEP, mpmd_mesh=mesh)
     loaded = step.compile(init(weights(2)), *batch())
     float(step(init(weights(2)), *batch())[1][0])
     runtime = weakref.ref(mesh.runtime)
@@ -76,10 +76,21 @@ def test_nothing_keeps_a_closed_mesh_alive():
         assert np.isfinite(float(step(init(weights(2)), *batch())[1][0]))
 
 
+def test_a_step_of_a_closed_mesh_makes_and_restores_no_state(tmp_path):
+    mesh = mesh_of(2)
+    loaded = mpmd.jit(STEP, mesh).compile(init(weights(2)), *batch())
+    mesh.close()
+    with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
+        loaded.init(lambda: init(weights(2)))
+    with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
+        loaded.restore(tmp_path)
+    assert "runtime" not in vars(mesh)
+
+
 def test_a_result_does_not_keep_what_a_closed_mesh_held():
     mesh = mesh_of(2)
     with mesh:
-        state, _ = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh)(init(weights(2)), *batch())
+        state, _ = mpmd.jit(STEP, mpmd_mesh=mesh)(init(weights(2)), *batch())
         workers = [group.worker for group in mesh.runtime._groups]
     assert not any(worker._values or worker._programs for worker in workers)
     with pytest.raises(RuntimeError, match="the mesh was closed"):
@@ -87,7 +98,7 @@ def test_a_result_does_not_keep_what_a_closed_mesh_held():
 
 
 def test_a_step_does_not_keep_its_first_arguments(mesh):
-    step = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh)
+    step = mpmd.jit(STEP, mpmd_mesh=mesh)
     xs, ys = batch()
     state, _ = step(init(weights(2)), xs, ys)
     mpmd.to_host(state)  # asks all groups, so none is at the step any more
@@ -98,7 +109,7 @@ def test_a_step_does_not_keep_its_first_arguments(mesh):
 
 
 def test_a_loaded_step_keeps_its_mesh():
-    step = mpmd.mpmd_jit_with_loop(STEP, mpmd_mesh=mesh_of(2)).compile(init(weights(2)), *batch())
+    step = mpmd.jit(STEP, mpmd_mesh=mesh_of(2)).compile(init(weights(2)), *batch())
     gc.collect()
     _, (loss, _) = step(init(weights(2)), *batch())
     assert np.isfinite(float(loss))

@@ -48,7 +48,7 @@ def test_limits_that_are_none(limit, error):
 def test_a_driver_that_reads_nothing_is_at_most_so_many_steps_ahead():
     """The groups are kept from running; then the call of a third step does not return."""
     with mesh_of_two(max_in_flight=2) as mesh:
-        step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
         step = step.compile(init(weights(2)), *batch())
         go, returned = threading.Event(), []
         for group in mesh.runtime._groups:
@@ -99,7 +99,7 @@ def test_a_group_in_a_task_names_it(monkeypatch):
                 lambda mb: loss(params, *mb), (xs, ys), schedule=mpmd.ForwardOnly(2, 2), operation=mpmd.Add
             )
 
-        step = mpmd.mpmd_jit_with_loop(train_step, mpmd_mesh=mesh)
+        step = mpmd.jit(train_step, mpmd_mesh=mesh)
         x = np.ones((1, 2, 2), "float32")
         step([x[0], x[0]], x, x).block_until_ready()
         assert (seen["task"].what, seen["task"].kind) == ("running fwd_0__0", Kind.TASK)
@@ -113,7 +113,7 @@ def test_a_group_in_a_task_names_it(monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
 def test_a_fork_is_told_that_it_has_no_groups():
     with mesh_of_two() as mesh:
-        step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
         step = step.compile(init(weights(2)), *batch())
         result, _ = step(init(weights(2)), *batch())
         read, write = os.pipe()

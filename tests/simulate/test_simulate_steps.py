@@ -12,7 +12,7 @@ from tests.support.parity import mesh_of
 
 def compile_for(schedule, microbatches):
     with mesh_of(schedule.mpmd_dim) as mesh:
-        step = mpmd.mpmd_jit_with_loop(make_step(mse, schedule), mpmd_mesh=mesh)
+        step = mpmd.jit(make_step(mse, schedule), mpmd_mesh=mesh)
         return step.compile(init(weights(schedule.num_stages)), *batch(microbatches))
 
 

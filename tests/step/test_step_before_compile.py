@@ -44,3 +44,8 @@ def test_a_profile_compiles_as_a_call_does(step):
     (_, (loss, _)), events = step.profile(init(weights(2)), *batch())
     assert {event.mpmd_idx for event in events} == {0, 1}
     assert float(loss) == float(step(init(weights(2)), *batch())[1][0])
+
+
+def test_jaxpp_names_are_aliases():
+    assert mpmd.mpmd_jit_with_loop is mpmd.jit
+    assert mpmd.pipeline_enter_stage is mpmd.mark_pipeline_boundary is mpmd.mark_stage_end

@@ -9,7 +9,7 @@ def test_numbers_ascend_in_the_order_of_submission(monkeypatch):
     """Also when a step is submitted by another thread while a call prepares its own."""
     state = init(weights(2))
     with mesh_of(2) as mesh:
-        step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)
         step = step.compile(state, *batch())
         runtime, numbers, overtaken = mesh.runtime, [], []
         delivery = runtime.arguments.delivery

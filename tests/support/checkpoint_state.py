@@ -58,5 +58,5 @@ def compiled(mesh, schedule, sharded=False):
     """The step for a mesh; ``sharded``: with matrices over the axis ``fsdp`` of the groups."""
     state = initial_state()
     specs = jax.tree.map(lambda leaf: P("fsdp") if sharded and np.ndim(leaf) == 2 else P(), state)
-    jitted = mpmd.mpmd_jit_with_loop(step_of(schedule), mesh, in_specs=(specs, P()), donate_argnums=0)
+    jitted = mpmd.jit(step_of(schedule), mesh, in_specs=(specs, P()), donate_argnums=0)
     return jitted.compile(state, tokens())

@@ -75,7 +75,7 @@ def out_of_memory(params, x, y):
 
 
 def jitted(mesh, loss=mse, **options):
-    return mpmd.mpmd_jit_with_loop(make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh, **options)
+    return mpmd.jit(make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh, **options)
 
 
 class Training:

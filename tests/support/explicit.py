@@ -143,7 +143,7 @@ def assert_as_on_one_group(mesh, step, types=EXPLICIT, size=2, args=None, specs=
         reference = jax.jit(step)
         expected, _ = reference(*put)
         expected = reference(expected, *put[1:])
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, in_specs=specs, **options)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=specs, **options)
     actual, _ = compiled(*args)
     actual = compiled(actual, *args[1:])
     assert_close(actual, expected)

@@ -73,9 +73,9 @@ def forget_peak():
 def compare(schedule, devices, in_specs=None):
     """What the report says that this process needs for a step, and what it takes."""
     with mesh_of(schedule.mpmd_dim, data=devices) as mesh:
-        step = mpmd.mpmd_jit_with_loop(
-            make_step(schedule), mpmd_mesh=mesh, in_specs=in_specs, donate_argnums=0
-        ).compile(*arguments(schedule))
+        step = mpmd.jit(make_step(schedule), mpmd_mesh=mesh, in_specs=in_specs, donate_argnums=0).compile(
+            *arguments(schedule)
+        )
         gc.collect()
         before = status("VmRSS")
         state = initial_state(schedule.num_stages)

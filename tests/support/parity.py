@@ -123,7 +123,7 @@ def assert_parity_on(mesh, step, state, *batch, steps=2, tolerance=2e-5, **optio
     for _ in range(steps):
         expected_state, result = reference(expected_state, *batch)
         expected_results.append(result)
-    compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, **options)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh, **options)
     loaded = compiled.compile(state, *batch)
     if "donate_argnums" in options:
         state = jax.tree.map(jnp.copy, state)

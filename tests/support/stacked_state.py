@@ -47,5 +47,5 @@ def step_of(schedule, **spread):
 
 def compiled(mesh, schedule, layers=7, **spread):
     """The step for a mesh; it takes its state over."""
-    jitted = mpmd.mpmd_jit_with_loop(step_of(schedule, **spread), mesh, donate_argnums=0)
+    jitted = mpmd.jit(step_of(schedule, **spread), mesh, donate_argnums=0)
     return jitted.compile(initial_state(layers), *batch())

@@ -23,7 +23,7 @@ def test_every_mutation_is_found_or_harmless(loss_fn, schedule, optimizer):
     state = init(weights(schedule.num_stages), optimizer)
     step = make_step(loss_fn, schedule, optimizer)
     with mesh_of(schedule.mpmd_dim) as mesh:
-        compiled = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh, donate_argnums=0)
+        compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0)
         plan = compiled.compile(state, *batch(2)).plan
     found = assert_found_or_harmless(plan)
     assert found[True] > 2000 and found[False] < found[True] / 50
@@ -37,7 +37,7 @@ def test_every_mutation_of_a_plan_without_a_loop_is_found_or_harmless():
         return product, [(layer["w"] * layer["b"]).sum() for layer in params]
 
     with mesh_of(3) as mesh:
-        step = mpmd.mpmd_jit_with_loop(make_step(mse, mpmd.Std1F1B(3)), mesh)
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(3)), mesh)
         (params, _), _ = step(init(weights(3)), *batch(2))
         plan = mpmd.jit(product_and_norms, mesh, donate_argnums=0).compile(params).plan
     found = assert_found_or_harmless(plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from cluster.digests import CorruptedError, digest_of
+from cluster.protocol.digests import CorruptedError, digest_of
 from cluster.transports.inbox import HEADER_BYTES
 
 _FIELDS = struct.Struct("<iiqIIQ")
@@ -17,7 +17,7 @@ SLOT_DISCARDED = -1
 
 
 class SlotHeader(NamedTuple):
-    """The place of a message in shared memory.
+    """The slot of a message in shared memory.
 
     Attributes:
       source: the process that sends.

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.counted_scans import with_rows_scanned
-from mpmd.compiler.cut_layers.inline import has_mark, in_loops, with_remat_open
 from mpmd.compiler.cut_layers.link import Linker, Links
-from mpmd.compiler.cut_layers.marked_scans import marks_in
 from mpmd.compiler.cut_layers.rewrite import Rewriter
 from mpmd.compiler.cut_layers.scans_over_data import warn_of_scans_over_data
 from mpmd.compiler.cut_layers.values import Gathered, Values
+from mpmd.compiler.jaxprs.bodies import in_loops, with_remat_open
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_remat, subjaxprs, with_eqns
 from mpmd.compiler.jaxprs.live import live_jaxpr
+from mpmd.compiler.jaxprs.marks import has_mark, marks_in
 from mpmd.errors import CompileError, PerformanceWarning
 from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_of
@@ -28,8 +28,8 @@ Known = TypeVar("Known")
 
 
 @dataclasses.dataclass(frozen=True)
-class CutStep:
-    """A step whose stacked values are in parts.
+class CutJaxpr:
+    """The jaxpr of a step whose stacked values are in parts.
 
     Attributes:
       jaxpr: of the parts of arguments and results, in order.
@@ -56,7 +56,7 @@ def cut_stacks(
     carried_state: Sequence[tuple[int, int]],
     argument_stacks: Sequence[Stack | None] = (),
     result_stacks: Sequence[Stack | None] = (),
-) -> CutStep:
+) -> CutJaxpr:
     """Cuts a step in canonical form.
 
     A scan with marks becomes one for each of its stages, with marks in between. What it scans over is in
@@ -78,7 +78,7 @@ def cut_stacks(
     seeds = [(atom, stack) for atom, stack in given if stack is not None and isinstance(atom, Var)]
     if not seeds and not has_marked_scan(jaxpr):
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
-        return CutStep(jaxpr, constants, *whole, made_for={})
+        return CutJaxpr(jaxpr, constants, *whole, made_for={})
     jaxpr = _without_dead_code(jaxpr)
     jaxpr = with_rows_scanned(jaxpr, constants)
     warn_of_scans_over_data(jaxpr)
@@ -149,7 +149,7 @@ def _rewritten(
     links: Links,
     carried_state: Sequence[tuple[int, int]],
     given: Sequence[Stack | None],
-) -> CutStep:
+) -> CutJaxpr:
     """The step of the parts.
 
     A result that takes the place of an argument is in the argument's parts, not the other way round: that it
@@ -174,7 +174,7 @@ def _rewritten(
         outvars += values.as_planned(atom, stack)
     for message in gathered.messages():
         warnings.warn(message, PerformanceWarning, stacklevel=2)
-    return CutStep(
+    return CutJaxpr(
         jaxpr=with_eqns(jaxpr, values.eqns, invars=invars, outvars=outvars),
         constants=parts_of_constants,
         argument_stacks=argument_stacks,

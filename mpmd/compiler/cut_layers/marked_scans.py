@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
@@ -13,15 +12,13 @@ from mpmd.compiler.jaxprs.equations import (
     Atom,
     any_inside,
     closed,
-    lookup,
     operands,
     subjaxprs,
-    substitute,
-    with_eqns,
 )
+from mpmd.compiler.jaxprs.marks import marks_in, without_marks
 from mpmd.compiler.jaxprs.scans import ScanOperands, scan_operands
 from mpmd.compiler.jaxprs.source import where
-from mpmd.language.annotate import Boundary, Mark, mark_of, mark_p
+from mpmd.language.annotate import Boundary, mark_of, mark_p
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,38 +186,6 @@ def iterations_of(boundary: Boundary, length: int, line: str) -> tuple[int, ...]
 def _divided(length: int, stages: int) -> tuple[int, ...]:
     few, more = divmod(length, stages)
     return (few + 1,) * more + (few,) * (stages - more)
-
-
-def marks_in(jaxpr: Jaxpr) -> Iterator[tuple[JaxprEqn, Mark]]:
-    """The marks in a jaxpr, also those within its equations."""
-    for eqn in jaxpr.eqns:
-        if mark := mark_of(eqn):
-            yield eqn, mark
-        for inner in subjaxprs(eqn):
-            yield from marks_in(inner)
-
-
-def without_marks(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr with what marks return replaced by their operands, at any depth."""
-    renamed: dict[Var, Atom] = {}
-    eqns = []
-    for eqn in jaxpr.eqns:
-        eqn = substitute(eqn, renamed)
-        if mark_of(eqn):
-            renamed.update(zip(eqn.outvars, eqn.invars, strict=True))
-            continue
-        if any_inside(eqn, mark_p):
-            eqn = eqn.replace(params={name: _without_marks(value) for name, value in eqn.params.items()})
-        eqns.append(eqn)
-    return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])
-
-
-def _without_marks(value: Any) -> Any:
-    if isinstance(value, ClosedJaxpr):
-        return closed(without_marks(value.jaxpr))
-    if isinstance(value, Jaxpr):
-        return without_marks(value)
-    return tuple(map(_without_marks, value)) if isinstance(value, tuple) else value
 
 
 def _behind_marks(jaxpr: Jaxpr) -> set[Var]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jax import lax
 from jax.extend.core import Jaxpr, Var, jaxpr_as_fun
@@ -78,7 +79,7 @@ def recomputation(scan: LayerScan, passed: Mapping[Var, Passed], stack: Stack) -
     forward = _without_callbacks(source.scan.body.jaxpr)
     if forward.effects:  # whatever else has an effect is not to have it twice
         return None
-    return _Fusion(scan, source, forward, {i: marks[var] for i, var in read.items()}).made()
+    return _Fusion(scan, source, forward, {i: marks[var] for i, var in read.items()}).recomputation()
 
 
 def _without_callbacks(jaxpr: Jaxpr) -> Jaxpr:
@@ -86,83 +87,113 @@ def _without_callbacks(jaxpr: Jaxpr) -> Jaxpr:
     return with_eqns(jaxpr, [eqn for eqn in jaxpr.eqns if eqn.outvars or not eqn.effects])
 
 
+class _Operands(NamedTuple):
+    """The operands of a scan: constants, what it carries, and what it scans over."""
+
+    consts: Sequence[Atom]
+    carry: Sequence[Atom]
+    xs: Sequence[Atom]
+
+
 class _Fusion:
-    """One scan of the forward's body, as far as the marks need it, and of the recomputation's behind it."""
+    """One scan of the forward's body, as far as the marks need it, and of the recomputation's behind it.
+
+    Its operands are those of both: ``again`` are what the recomputation reads, and ``forward`` what the
+    forward's body does. What the recomputation scanned over that marks return, it now takes from the forward.
+    """
 
     def __init__(self, scan: LayerScan, source: Passed, forward: Jaxpr, marks: Mapping[int, int]):
         self._scan = scan
         self._source = source
         self._marks = marks  # for what the scan reads, by position, where the forward carries it
-        self._forward, self._carried, self._used = self._needed_of(forward)
+        self._forward, self._forward_carry, used = self._needed_of(forward)
+        self._again_operands = self._operands_of_recomputation()
+        self._forward_operands = self._operands_of_forward(used)
+
+    def recomputation(self) -> Recomputation:
+        """The scan, with what each of its parts starts from."""
+        eqn, again, forward = self._scan.eqn, self._again_operands, self._forward_operands
+        operands = [*again.consts, *forward.consts, *again.carry, *forward.carry, *again.xs, *forward.xs]
+        (fused,), outvars = traced_eqns(self._function, operands)
+        num_carry = len(again.carry)
+        forward_after = outvars[num_carry : num_carry + len(forward.carry)]
+        marks = [eqn.invars[self._scan.operands.xs][i] for i in self._marks]
+        results = [*eqn.outvars[:num_carry], *forward_after, *eqn.outvars[num_carry:], *marks]
+        fused = fused.replace(outvars=results, source_info=eqn.source_info)
+        return Recomputation(read_scan(fused), self._starts())
 
     def _needed_of(self, jaxpr: Jaxpr) -> tuple[Jaxpr, list[int], list[bool]]:
         """The forward's body for the marks, what it then carries, and which of its inputs it reads."""
         roles = self._source.scan.operands
-        carried = set(self._marks.values())
+        carry = set(self._marks.values())
         while True:
-            wanted = [i in carried for i in range(len(jaxpr.outvars))]
-            is_kept = [i - roles.carry.start in carried for i in range(roles.xs.start)]
+            is_needed = [i in carry for i in range(len(jaxpr.outvars))]
+            is_kept = [i - roles.carry.start in carry for i in range(roles.xs.start)]
             is_kept += [False] * (len(jaxpr.invars) - len(is_kept))
-            needed, used = partial_eval.dce_jaxpr(jaxpr, wanted, is_kept)
+            needed, used = partial_eval.dce_jaxpr(jaxpr, is_needed, is_kept)
             read = {i for i in range(roles.num_carry) if used[roles.carry.start + i]}
-            if read <= carried:
-                return needed, sorted(carried), used
-            carried |= read
+            if read <= carry:
+                return needed, sorted(carry), used
+            carry |= read
 
-    def made(self) -> Recomputation:
-        eqn, roles = self._scan.eqn, self._scan.operands
-        theirs, used = self._source.scan, self._used
-        consts, carry, xs = eqn.invars[roles.consts], eqn.invars[roles.carry], eqn.invars[roles.xs]
-        own_xs = [atom for i, atom in enumerate(xs) if i not in self._marks]
-        invars = theirs.eqn.invars
-        their_consts = [invars[i] for i in range(theirs.operands.consts.stop) if used[i]]
-        their_carry = [invars[theirs.operands.carry.start + i] for i in self._carried]
-        first_x = theirs.operands.xs.start
-        their_xs = [invars[i] for i in range(first_x, len(invars)) if used[i]]
-        sizes = [len(consts), len(their_consts), len(carry), len(their_carry), len(own_xs), len(their_xs)]
-        run, forward = jaxpr_as_fun(self._scan.body), jaxpr_as_fun(closed(self._forward))
+    def _operands_of_recomputation(self) -> _Operands:
+        invars, roles = self._scan.eqn.invars, self._scan.operands
+        xs = [atom for i, atom in enumerate(invars[roles.xs]) if i not in self._marks]
+        return _Operands(invars[roles.consts], invars[roles.carry], xs)
 
-        def scan(*operands):
-            fixed, their_fixed, initial, their_initial, inputs, their_inputs = _cut(operands, sizes)
+    def _operands_of_forward(self, used: Sequence[bool]) -> _Operands:
+        """The forward's operands that its body still reads."""
+        invars, roles = self._source.scan.eqn.invars, self._source.scan.operands
+        pairs = list(zip(invars, used, strict=True))
+        return _Operands(
+            consts=[atom for atom, is_used in pairs[roles.consts] if is_used],
+            carry=[invars[roles.carry][i] for i in self._forward_carry],
+            xs=[atom for atom, is_used in pairs[roles.xs] if is_used],
+        )
 
-            def one(carry, x):
-                mine, others = carry
-                their_after = forward(*their_fixed, *others, *x[1])
-                marks = dict(zip(self._carried, their_after, strict=True))
-                own = iter(x[0])
-                rows = [marks[self._marks[i]] if i in self._marks else next(own) for i in range(len(xs))]
-                after = run(*fixed, *mine, *rows)
-                given = [*mine, *others, *x[0], *x[1]]
-                carried = computed([*after[: len(mine)], *their_after], given)
-                again = [marks[i] for i in self._marks.values()]
-                return _cut(carried, [len(mine), len(others)]), computed([*after[len(mine) :], *again], given)
+    def _function(self, *operands: Any) -> list[Any]:
+        """The fused scan as JAX traces it.
 
-            params = eqn.params
-            start = [initial, their_initial]
-            (mine, others), stacks = lax.scan(
-                one, start, (inputs, their_inputs), params["length"], params["reverse"], params["unroll"]
-            )
-            return [*mine, *others, *stacks]
+        Returns: what both carry, what the recomputation stacks, and the marks.
+        """
+        again, forward = self._again_operands, self._forward_operands
+        sizes = [len(field) for pair in zip(again, forward, strict=True) for field in pair]
+        consts, forward_consts, *initial, xs, forward_xs = _divided(operands, sizes)
+        run_again, run_forward = jaxpr_as_fun(self._scan.body), jaxpr_as_fun(closed(self._forward))
+        num_carry, num_xs = len(again.carry), len(self._marks) + len(again.xs)
 
-        operands = [*consts, *their_consts, *carry, *their_carry, *own_xs, *their_xs]
-        (fused,), outvars = traced_eqns(scan, operands)
-        others = outvars[len(carry) : len(carry) + len(their_carry)]
-        marks = [xs[i] for i in self._marks]
-        results = [*eqn.outvars[: len(carry)], *others, *eqn.outvars[len(carry) :], *marks]
-        fused = fused.replace(outvars=results, source_info=eqn.source_info)
-        return Recomputation(read_scan(fused), self._starts(len(carry)))
+        def iteration(carry: list[list], rows: tuple[list, list]) -> tuple[list[list], list]:
+            (carry_again, carry_forward), (rows_again, rows_forward) = carry, rows
+            after_forward = run_forward(*forward_consts, *carry_forward, *rows_forward)
+            marks = dict(zip(self._forward_carry, after_forward, strict=True))
+            others = iter(rows_again)
+            of_both = [marks[self._marks[i]] if i in self._marks else next(others) for i in range(num_xs)]
+            after = run_again(*consts, *carry_again, *of_both)
+            inputs = [*carry_again, *carry_forward, *rows_again, *rows_forward]
+            after_both = computed([*after[:num_carry], *after_forward], inputs)
+            stacked = computed([*after[num_carry:], *(marks[i] for i in self._marks.values())], inputs)
+            return _divided(after_both, [num_carry, len(carry_forward)]), stacked
 
-    def _starts(self, num_carry: int) -> dict[int, Sequence[Atom]]:
+        params = self._scan.eqn.params
+        (after, forward_after), stacks = lax.scan(
+            iteration, initial, (xs, forward_xs), params["length"], params["reverse"], params["unroll"]
+        )
+        return [*after, *forward_after, *stacks]
+
+    def _starts(self) -> dict[int, Sequence[Atom]]:
         """What is carried into each part is what the forward carried into it."""
-        parts = self._source.starts
+        parts, num_carry = self._source.starts, len(self._again_operands.carry)
         starts: dict[int, Sequence[Atom]] = {
             j: [part[self._marks[x]] for part in parts]
             for j, x in self._scan.passed_on.items()
             if x in self._marks
         }
-        return starts | {num_carry + n: [part[i] for part in parts] for n, i in enumerate(self._carried)}
+        return starts | {
+            num_carry + n: [part[i] for part in parts] for n, i in enumerate(self._forward_carry)
+        }
 
 
-def _cut(values: Sequence, sizes: Sequence[int]) -> list[list]:
+def _divided(values: Sequence[Any], sizes: Sequence[int]) -> list[list]:
+    """Values one behind the other as lists of these sizes."""
     remaining = iter(values)
     return [[next(remaining) for _ in range(size)] for size in sizes]

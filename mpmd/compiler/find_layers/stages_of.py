@@ -1,4 +1,4 @@
-"""Counts the stages of a step, before there is a schedule that has as many."""
+"""Counts the stages of a step, before there is a schedule with as many."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.sharding import AbstractMesh, AxisType
 
-from mpmd.compiler.cut_layers import iterations_of, marks_in
+from mpmd.compiler.cut_layers import iterations_of
 from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.compiler.jaxprs.equations import any_inside, operands, subjaxprs
+from mpmd.compiler.jaxprs.marks import marks_in
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.language.annotate import mark_of, mark_p
@@ -25,11 +26,11 @@ class Stages:
     """The stages of a loop of a step.
 
     Attributes:
-      count: how many there are.
-      are_written: whether their user said where they end, rather than leave it to ``mpmd.auto_marks``.
-      num_microbatches: of the loop.
+      count: the number of stages.
+      are_written: whether the user has marked their ends, rather than ``mpmd.auto_marks``.
+      num_microbatches: the number of microbatches of the loop.
       schedule: of the loop; ``None`` if it is open.
-      decided: which of the step's decisions it is traced under.
+      decided: the index of the decisions under which the loop is traced.
     """
 
     count: int
@@ -40,7 +41,7 @@ class Stages:
 
 
 ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.Auto,) * 3)
-"""What steps are traced within, so that specs in them may name the axes of any candidate."""
+"""The mesh within which steps are traced, so that their specs may name the axes of any candidate."""
 
 EACH_LAYER = Decisions(layers_per_stage=(), mark_layers=auto_marks)
 """Each layer that ``mpmd.auto_marks`` finds is a stage."""
@@ -54,7 +55,7 @@ def stages_of(
     Args:
       step: static arguments are already bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
-      decisions: under which it is traced. By default, the stages that it leaves open are its layers.
+      decisions: those under which it is traced. By default, stages that it leaves open are its layers.
 
     Raises: ``ValueError`` for marks that do not fit their scans.
     """

@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, Var
 from jax.sharding import AbstractMesh
 
+from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import Accumulator, PlacedEqn, PlacedGraph
 from mpmd.compiler.jaxprs.equations import free_variables, make_jaxpr, operands
 from mpmd.compiler.lower.cells import CellLowering, LoweredCell
@@ -52,21 +53,17 @@ from mpmd.schedules import TaskLists, total_order
 INDEX = Aval((), "int32", 4)
 
 
-def lower(
-    placed: PlacedGraph, submeshes: Sequence[AbstractMesh], donated: Sequence[bool], open_specs: bool
-) -> Program:
+def lower(placed: PlacedGraph, submeshes: Sequence[AbstractMesh], specs: ArgumentSpecs) -> Program:
     """Lowers a placed step to a program.
 
     Args:
       submeshes: those of the groups.
-      donated: for each argument, whether the caller gives it up.
-      open_specs: whether specs that are not known are left to the groups' compiler; otherwise these values
-        are replicated.
+      specs: how arguments and results are sharded, and whether others are left to the groups' compilers.
 
     Raises: ``CompileError`` naming every equation that cannot run on its group's submesh.
     """
     meshes = GroupMeshes(submeshes)
-    program = _Lowering(placed, meshes, None if open_specs else ()).run(donated)
+    program = _Lowering(placed, meshes, None if specs.others_are_open else ()).run()
     if meshes.faults:
         raise CompileError(meshes.faults)
     return dataclasses.replace(program, plan=add_frees_and_donations(program.plan))
@@ -76,18 +73,18 @@ class _Lowering:
     def __init__(self, placed: PlacedGraph, meshes: GroupMeshes, default_spec: Spec | None):
         self._placed = placed
         self._graph = placed.graph
-        self._traced = placed.graph.traced
+        self._step = placed.graph.step
         self._table = ExecutableTable(meshes, placed.specs, default_spec)
         self._programs: list[list[Instruction]] = [[] for _ in range(placed.mpmd_dim)]
         self._tags: collections.Counter[tuple[int, int]] = collections.Counter()
-        self._names: dict[Var, Name] = {argument.var: argument.path for argument in self._traced.arguments}
-        self._names |= {constant.var: constant_name(i) for i, constant in enumerate(self._traced.constants)}
+        self._names: dict[Var, Name] = {argument.var: argument.path for argument in self._step.arguments}
+        self._names |= {constant.var: constant_name(i) for i, constant in enumerate(self._step.constants)}
         self._callbacks: dict[HostCallback, int] = {}
         self._jaxprs: dict[tuple[int, AnyTask], Jaxpr] = {}
         self._uses = self._uses_by_group()
         self._index_groups: dict[int, set[int]] = collections.defaultdict(set)
 
-    def run(self, donated: Sequence[bool]) -> Program:
+    def run(self) -> Program:
         """The program, without frees and donations."""
         self._send_arguments()
         self._outside(0)
@@ -98,16 +95,16 @@ class _Lowering:
         plan = Plan(
             programs=tuple(GroupProgram(i, tuple(program)) for i, program in enumerate(self._programs)),
             executables=tuple(self._table.executables.values()),
-            inputs=self._input_leaves(donated),
+            inputs=self._input_leaves(),
             constants=self._constant_leaves(),
             outputs=self._output_leaves(),
             submeshes=tuple(tuple(submesh.shape.items()) for submesh in self._table.meshes.submeshes),
             loops=tuple(
                 LoopStages(loop.schedule.name, loop.first_stage, len(loop.stages), loop.num_microbatches)
-                for loop in self._traced.loops
+                for loop in self._step.loops
             ),
         )
-        constants = {self._names[c.var]: np.asarray(encode(c.value)) for c in self._traced.constants}
+        constants = {self._names[c.var]: np.asarray(encode(c.value)) for c in self._step.constants}
         constants |= {index_name(m): np.asarray(m, np.int32) for m in self._index_groups}
         return Program(
             plan=plan,
@@ -118,7 +115,7 @@ class _Lowering:
             python_calls=tuple(self._table.python_calls),
         )
 
-    def _input_leaves(self, donated: Sequence[bool]) -> tuple[InputLeaf, ...]:
+    def _input_leaves(self) -> tuple[InputLeaf, ...]:
         return tuple(
             InputLeaf(
                 path=argument.path,
@@ -126,16 +123,16 @@ class _Lowering:
                 aval=to_aval(argument.var),
                 mpmd_idxs=tuple(sorted(self._placed.homes[argument.var])),
                 spec=self._table.specs.get(argument.var, ()),
-                donated=is_donated,
+                donated=argument.donated,
             )
-            for argument, is_donated in zip(self._traced.arguments, donated, strict=True)
+            for argument in self._step.arguments
         )
 
     def _constant_leaves(self) -> tuple[ConstantLeaf, ...]:
         homes = self._placed.homes
         closed_over = (
             ConstantLeaf(self._names[c.var], to_aval(c.var), tuple(sorted(homes[c.var])))
-            for c in self._traced.constants
+            for c in self._step.constants
             if homes[c.var]
         )
         indices = (
@@ -153,7 +150,7 @@ class _Lowering:
                 mpmd_idxs=tuple(sorted(groups)),
                 spec=self._table.spec_of(result.var, min(groups)),
             )
-            for result, groups in zip(self._traced.results, self._placed.output_groups, strict=True)
+            for result, groups in zip(self._step.results, self._placed.output_groups, strict=True)
         )
 
     def _uses_by_group(self) -> dict[Var, collections.Counter[int]]:
@@ -167,7 +164,7 @@ class _Lowering:
                 uses[var][self._placed.stage_groups[member.work.stage]] += 1
         for accumulator in self._graph.accumulators:
             uses[accumulator.initial][self._placed.stage_groups[accumulator.work.stage]] += 1
-        for result, groups in zip(self._traced.results, self._placed.output_groups, strict=True):
+        for result, groups in zip(self._step.results, self._placed.output_groups, strict=True):
             uses[result.var].update(groups)
         return uses
 
@@ -186,7 +183,7 @@ class _Lowering:
     def _send_arguments(self) -> None:
         """Sends arguments from where they stay to the other groups that read them."""
         wanted: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
-        for argument in self._traced.arguments:
+        for argument in self._step.arguments:
             homes = self._placed.homes[argument.var]
             if elsewhere := self._uses[argument.var].keys() - homes:
                 wanted[min(homes)][argument.path] = sorted(elsewhere)
@@ -210,9 +207,9 @@ class _Lowering:
             self._run_outside(self._task(place, level), group, eqns, sources)
 
     def _task(self, place: int, level: int) -> OutsideTask:
-        if 0 < place < len(self._traced.loops):
+        if 0 < place < len(self._step.loops):
             return OutsideTask("between", level, place)
-        return OutsideTask("before" if place < len(self._traced.loops) else "after", level)
+        return OutsideTask("before" if place < len(self._step.loops) else "after", level)
 
     def _run_outside(
         self,
@@ -261,7 +258,7 @@ class _Lowering:
         return sorted(self._uses[var].keys() - self._placed.homes[var])
 
     def _loop(self, number: int, tasks: TaskLists, cells: CellLowering) -> None:
-        stages = self._traced.loops[number].stages
+        stages = self._step.loops[number].stages
         accumulators = [a for a in self._graph.accumulators if a.work.stage in stages]
         states = {a.state: self._names[a.initial] for a in accumulators}
         for _, cell in total_order(tasks):

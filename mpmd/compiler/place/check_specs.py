@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from jax.extend.core import Var
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import GroupSet, PlacedGraph
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.errors import CompileError
@@ -20,26 +21,25 @@ _REMEDY = "leave the axis out of its spec, shard another dimension, or pad this 
 def check_specs(
     placed: PlacedGraph,
     submeshes: Sequence[AbstractMesh],
-    in_specs: Sequence[Spec] | None,
-    out_specs: Sequence[Spec | None] | None,
+    specs: ArgumentSpecs,
 ) -> None:
-    """Checks the specs of arguments and results, ``None`` where there are none.
+    """Checks the specs of arguments and results.
 
     Raises: ``CompileError`` that names every leaf with a dimension that does not divide on a group, and the
       group where not all are alike.
     """
-    traced = placed.graph.traced
+    step = placed.graph.step
     faults: list[str] = []
-    axes = _axes_of_layers(traced.argument_leaves)
-    for argument, spec, axis in zip(traced.arguments, in_specs or (), axes, strict=False):
+    axes = _axes_of_layers(step.argument_leaves)
+    for argument, spec, axis in zip(step.arguments, specs.arguments, axes, strict=True):
         leaf = f"in_specs: {argument.path}"
         faults += _faults(leaf, argument.var, spec, placed.homes[argument.var], submeshes, axis)
-    axes = _axes_of_layers(traced.result_leaves)
-    for result, given, groups, axis in zip(
-        traced.results, out_specs or (), placed.output_groups, axes, strict=False
+    axes = _axes_of_layers(step.result_leaves)
+    for result, spec_or_open, groups, axis in zip(
+        step.results, specs.results, placed.output_groups, axes, strict=True
     ):
         leaf = f"out_specs: result{result.path}"
-        faults += _faults(leaf, result.var, given or (), groups, submeshes, axis)
+        faults += _faults(leaf, result.var, spec_or_open or (), groups, submeshes, axis)
     if faults:
         raise CompileError(faults)
 

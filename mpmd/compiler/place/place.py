@@ -22,20 +22,20 @@ nothing, such as zeros, integers and keys, is computed by each.
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph, TaskGraph
+from mpmd.compiler.argument_specs import ArgumentPlacements, ArgumentSpecs
+from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph
 from mpmd.compiler.jaxprs.conditionals import as_selections, only_computes, with_results
 from mpmd.compiler.jaxprs.cost import is_cheap, is_exact
 from mpmd.compiler.jaxprs.equations import operands, size
+from mpmd.compiler.place.check_specs import check_specs
 from mpmd.compiler.place.early_updates import EarlyUpdates
 from mpmd.compiler.place.exchanges import number_exchanges
 from mpmd.compiler.place.place_stages import place_stages
-from mpmd.ir.plan import Spec
 from mpmd.language.callbacks import callback_of
 
 NOWHERE: GroupSet = frozenset()
@@ -44,46 +44,46 @@ NOWHERE: GroupSet = frozenset()
 def place(
     sharded: ShardedGraph,
     submeshes: Sequence[AbstractMesh],
-    held: Sequence[GroupSet] | None = None,
-    wanted: Sequence[GroupSet] | None = None,
-    donated: Sequence[bool] = (),
+    specs: ArgumentSpecs,
+    placements: ArgumentPlacements,
 ) -> PlacedGraph:
     """Places a sharded graph on groups.
 
     Args:
       submeshes: the shape of each group's submesh.
-      held: for each argument of a function without a loop, the groups that have it; none for one that the
-        caller sends to whoever reads it. ``None``: the caller sends all.
-      wanted: for each result of such a function, the groups that are to have it; none, or ``None`` for all:
-        where it is made.
-      donated: for each argument, whether the caller gives it up; none if none is.
+      specs: how arguments and results are sharded.
+      placements: where arguments are already, and results are to be; an argument that is nowhere yet the
+        caller sends to whoever reads it, and a result that may be anywhere stays where it is made.
 
-    Raises: ``CompileError`` when a schedule needs more groups.
+    Raises: ``CompileError`` when a schedule needs more groups, and naming every argument and result whose
+      spec does not divide it on a group that holds it.
     """
-    graph = sharded.graph
-    placer = _Placer(graph, place_stages(graph, submeshes), sharded.gathered, held or (), donated)
-    return placer.run(len(submeshes), sharded.specs, wanted or ())
+    stage_groups = place_stages(sharded.graph, submeshes)
+    placed = _Placer(sharded, stage_groups, placements).run(len(submeshes))
+    check_specs(placed, submeshes, specs)
+    return placed
 
 
 class _Placer:
     def __init__(
         self,
-        graph: TaskGraph,
+        sharded: ShardedGraph,
         stage_groups: tuple[int, ...],
-        gathered: Mapping[Var, Var],
-        held: Sequence[GroupSet],
-        donated: Sequence[bool],
+        placements: ArgumentPlacements,
     ):
+        graph = sharded.graph
         self._graph = graph
-        self._gathered = gathered
-        self._has_loop = bool(graph.traced.loops)
-        self._traced = graph.traced
-        self._arguments = [argument.var for argument in graph.traced.arguments]
-        self._constants = [constant.var for constant in graph.traced.constants]
-        self._results = [result.var for result in graph.traced.results]
+        self._specs = sharded.specs
+        self._gathered = sharded.gathered
+        self._has_loop = bool(graph.step.loops)
+        self._step = graph.step
+        self._arguments = [argument.var for argument in graph.step.arguments]
+        self._constants = [constant.var for constant in graph.step.constants]
+        self._results = [result.var for result in graph.step.results]
         self._returned = set(self._results)
-        self._held = {var: groups for var, groups in zip(self._arguments, held, strict=False) if groups}
-        self._donated = set(itertools.compress(self._arguments, donated))
+        held = zip(self._arguments, placements.arguments, strict=True)
+        self._held = {var: frozenset(there.mpmd_idxs) for var, there in held if there.mpmd_idxs}
+        self._wanted = [frozenset(there.mpmd_idxs) for there in placements.results]
         self._stage_groups = stage_groups
         self._loop_reads = self._groups_reading_in_loop()
         self._accumulated = {a.result: frozenset({stage_groups[a.work.stage]}) for a in graph.accumulators}
@@ -92,13 +92,11 @@ class _Placer:
         self._anchor_all()
         self._places = self._places_of_equations()
 
-    def run(self, mpmd_dim: int, specs: Mapping[Var, Spec], wanted: Sequence[GroupSet]) -> PlacedGraph:
-        required = self._required_state() if self._has_loop else self._required_results(wanted)
+    def run(self, mpmd_dim: int) -> PlacedGraph:
+        required = self._required_state() if self._has_loop else self._required_results()
         runs, demanded = self._demand(required)
         homes = self._homes(runs, demanded)
-        updates = EarlyUpdates(
-            self._graph, self._stage_groups, self._eqns, runs, self._places, homes, self._donated
-        )
+        updates = EarlyUpdates(self._graph, self._stage_groups, self._eqns, runs, self._places, homes)
         return PlacedGraph(
             graph=self._graph,
             mpmd_dim=mpmd_dim,
@@ -106,7 +104,7 @@ class _Placer:
             eqns=number_exchanges(self._eqns, runs, updates.places()),
             homes=homes,
             output_groups=tuple(required.get(i) or homes[var] for i, var in enumerate(self._results)),
-            specs=specs,
+            specs=self._specs,
         )
 
     def _required_state(self) -> dict[int, GroupSet]:
@@ -116,7 +114,7 @@ class _Placer:
             _, demanded = self._demand(required)
             carried = {
                 out: demanded[self._arguments[argument]]
-                for argument, out in self._traced.carried_state
+                for argument, out in self._step.carried_state
                 if demanded[self._arguments[argument]]
             }
             # Grows with every round, so it ends: a group once asked for a result stays.
@@ -125,14 +123,14 @@ class _Placer:
                 return required
             required = grown
 
-    def _required_results(self, wanted: Sequence[GroupSet]) -> dict[int, GroupSet]:
+    def _required_results(self) -> dict[int, GroupSet]:
         """Without a loop, the groups of results: those wanted, or those that hold what the result is made of.
 
         A scalar that a next call takes as an argument is on all groups that hold the argument. A large result
         that is made of scalars alone is needed once.
         """
-        required: dict[int, GroupSet] = {i: groups for i, groups in enumerate(wanted) if groups}
-        for argument, i in self._traced.carried_state:
+        required: dict[int, GroupSet] = {i: groups for i, groups in enumerate(self._wanted) if groups}
+        for argument, i in self._step.carried_state:
             var = self._arguments[argument]
             if size(var) == 1 and var in self._held:
                 required.setdefault(i, self._held[var])
@@ -161,10 +159,10 @@ class _Placer:
         a better place. Callbacks stay where they are.
         """
         needed_by = self._first_loops()
-        after = len(self._traced.loops)
+        after = len(self._step.loops)
         written = {
             callback: place
-            for place, eqns in enumerate(self._traced.outside)
+            for place, eqns in enumerate(self._step.outside)
             for eqn in eqns
             if (callback := callback_of(eqn))
         }
@@ -185,7 +183,7 @@ class _Placer:
         reads += [(a.initial, a.work.stage) for a in graph.accumulators]
         found: dict[Var, int] = {}
         for var, stage in reads:
-            loop = self._traced.loop_of(stage)
+            loop = self._step.loop_of(stage)
             found[var] = min(found.get(var, loop), loop)
         return found
 
@@ -205,7 +203,7 @@ class _Placer:
         self._anchor_from(read_in_loop)
         updated = {
             self._arguments[argument]: self._anchors[result]
-            for argument, out in self._traced.carried_state
+            for argument, out in self._step.carried_state
             if (result := self._results[out]) in self._anchors and size(result) > 1
         }
         if updated.keys() - self._anchors.keys():

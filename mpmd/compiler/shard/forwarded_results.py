@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import Result, TracedStep
+from mpmd.compiler.argument_specs import ArgumentSpecs
+from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.dimensions import dimensions_of
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.steps import Result
 from mpmd.ir.plan import Spec
 
 
-def with_results_apart(
-    traced: TracedStep, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
-) -> TracedStep:
-    """The step with a copy for each result whose spec is not that which its variable has already.
-
-    Args:
-      in_specs: for each argument; ``None``: all are replicated.
-      out_specs: for each result; ``None`` for one, or for all: left open.
-    """
-    if out_specs is None:
-        return traced
-    arguments = [argument.var for argument in traced.arguments]
-    specs: dict[Var, Spec] = dict(zip(arguments, in_specs or [()] * len(arguments), strict=True))
+def with_results_apart(graph: TaskGraph, specs: ArgumentSpecs) -> TaskGraph:
+    """The graph with a copy for each result whose spec is not that which its variable has already."""
+    step = graph.step
+    known = {argument.var: spec for argument, spec in zip(step.arguments, specs.arguments, strict=True)}
     copies: list[JaxprEqn] = []
     results: list[Result] = []
-    for result, spec in zip(traced.results, out_specs, strict=True):
+    for result, spec in zip(step.results, specs.results, strict=True):
         var = result.var
-        if spec is not None and not _are_alike(var, specs.setdefault(var, spec), spec):
+        if spec is not None and not _are_alike(var, known.setdefault(var, spec), spec):
             eqns, (var,) = traced_eqns(lambda x: [jnp.copy(x)], [var])
             copies += eqns
         results.append(dataclasses.replace(result, var=var))
-    outside = (*traced.outside[:-1], (*traced.outside[-1], *copies))
-    return dataclasses.replace(traced, outside=outside, results=tuple(results))
+    outside = (*step.outside[:-1], (*step.outside[-1], *copies))
+    apart = dataclasses.replace(step, outside=outside, results=tuple(results))
+    return dataclasses.replace(graph, step=apart, outer=(*graph.outer, *copies))
 
 
 def _are_alike(var: Var, spec: Spec, other: Spec) -> bool:

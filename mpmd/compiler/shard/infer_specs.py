@@ -6,55 +6,53 @@ from collections.abc import Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import TaskGraph, TracedStep
+from mpmd.compiler.argument_specs import ArgumentSpecs
+from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.elementwise import elementwise_classes
+from mpmd.compiler.steps import CutStep
 from mpmd.ir.plan import Spec
 
 
-def infer_specs(
-    graph: TaskGraph, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
-) -> dict[Var, Spec]:
+def infer_specs(graph: TaskGraph, specs: ArgumentSpecs) -> dict[Var, Spec]:
     """The specs of variables outside the loop, as far as known, of accumulators, and of what types say.
 
-    Args:
-      in_specs: for each argument; ``None``: all are replicated.
-      out_specs: for each result; ``None`` for one: as the argument whose place it takes, if any.
+    A result that is left open is sharded as the argument whose place it takes, if any.
     """
-    specs = _spread(graph.outer, _given(graph.traced, in_specs, out_specs))
+    inferred = _spread(graph.outer, _decided(graph.step, specs))
     for a in graph.accumulators:
         # An accumulator has the same spec before and after each update.
-        specs |= dict.fromkeys((a.initial, a.state, a.updated, a.result), specs.get(a.result, ()))
-    return {**graph.traced.typed, **specs}
+        inferred |= dict.fromkeys((a.initial, a.state, a.updated, a.result), inferred.get(a.result, ()))
+    return {**graph.step.typed, **inferred}
 
 
-def _given(
-    traced: TracedStep, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
-) -> dict[Var, Spec]:
+def _decided(step: CutStep, specs: ArgumentSpecs) -> dict[Var, Spec]:
     """The specs of arguments, constants and results that the user has decided, and those that types say."""
-    arguments = [argument.var for argument in traced.arguments]
-    results = [result.var for result in traced.results]
-    given: dict[Var, Spec] = dict(zip(arguments, in_specs or [()] * len(arguments), strict=True))
-    given |= {constant.var: () for constant in traced.constants}
-    given |= {var: spec for var, spec in traced.typed.items() if var not in given}
-    for argument, result in traced.carried_state:
-        given.setdefault(results[result], given[arguments[argument]])
-    for var, spec in zip(results, out_specs or [None] * len(results), strict=True):
+    arguments = [argument.var for argument in step.arguments]
+    results = [result.var for result in step.results]
+    decided: dict[Var, Spec] = dict(zip(arguments, specs.arguments, strict=True))
+    decided |= {constant.var: () for constant in step.constants}
+    decided |= {var: spec for var, spec in step.typed.items() if var not in decided}
+    for argument, result in step.carried_state:
+        decided.setdefault(results[result], decided[arguments[argument]])
+    for var, spec in zip(results, specs.results, strict=True):
         if spec is not None and var not in arguments:
-            given[var] = spec
-    return given
+            decided[var] = spec
+    return decided
 
 
-def _spread(eqns: Sequence[JaxprEqn], given: Mapping[Var, Spec]) -> dict[Var, Spec]:
+def _spread(eqns: Sequence[JaxprEqn], decided: Mapping[Var, Spec]) -> dict[Var, Spec]:
     """Extends specs through elementwise equations, among values of the same shape.
 
     So the gradient accumulators and the optimizer's state of a weight are sharded like the weight: what an
     optimizer combines element by element has to be together. Where two specs meet, neither spreads.
     """
     classes = elementwise_classes(eqns)
-    specs: dict[Var, set[Spec]] = {}
-    for var, spec in given.items():
-        specs.setdefault(classes.get(var, var), set()).add(spec)
+    specs_of: dict[Var, set[Spec]] = {}
+    for var, spec in decided.items():
+        specs_of.setdefault(classes.get(var, var), set()).add(spec)
     inferred = {
-        var: next(iter(specs[found])) for var, found in classes.items() if len(specs.get(found, ())) == 1
+        var: next(iter(specs_of[leader]))
+        for var, leader in classes.items()
+        if len(specs_of.get(leader, ())) == 1
     }
-    return {**inferred, **given}
+    return {**inferred, **decided}

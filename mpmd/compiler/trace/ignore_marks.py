@@ -6,9 +6,9 @@ import warnings
 
 from jax.extend.core import Jaxpr
 
-from mpmd.compiler.cut_layers import without_marks
 from mpmd.compiler.jaxprs.equations import any_inside
 from mpmd.compiler.jaxprs.live import live_eqns
+from mpmd.compiler.jaxprs.marks import without_marks
 from mpmd.compiler.trace.check_loop import first_mark
 from mpmd.errors import PerformanceWarning
 from mpmd.language.annotate import mark_of, mark_p

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.cut_layers import in_loops, with_marks_open
+from mpmd.compiler.jaxprs.bodies import in_loops, with_marks_open
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
+from mpmd.compiler.steps import TracedStep
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.carried_state import find_carried_state
 from mpmd.compiler.trace.check_loop import check_loop
@@ -23,31 +23,6 @@ from mpmd.language.reduce import treduce_p
 from mpmd.sharding import with_auto_axes
 from mpmd.util.tracers import check_untraced
 from mpmd.util.tree import argument_paths
-
-
-@dataclasses.dataclass(frozen=True)
-class WrittenStep:
-    """A step as it is written.
-
-    Attributes:
-      jaxpr: of the leaves of its arguments, in canonical form.
-      constants: the values of the variables that it reads besides.
-      typed: the specs of variables whose types said how they are sharded.
-      argument_paths: what its user calls the arguments.
-      out_shape: its result as a pytree.
-      carried_leaves: pairs of an argument's and a result's position that a training loop will connect.
-    """
-
-    jaxpr: Jaxpr
-    constants: Mapping[Var, Any]
-    typed: Mapping[Var, Spec]
-    argument_paths: tuple[str, ...]
-    out_shape: Any
-    carried_leaves: tuple[tuple[int, int], ...]
-
-    @property
-    def has_loop(self) -> bool:
-        return has_loop(self.jaxpr)
 
 
 def has_loop(jaxpr: Jaxpr) -> bool:
@@ -62,8 +37,14 @@ def write_down(
     submeshes: Sequence[AbstractMesh],
     specs: Sequence[Spec | None] | None,
     donated: Sequence[bool] = (),
-) -> WrittenStep:
-    """Has JAX trace ``fun(*args, **kwargs)``, for arguments as of ``trace``.
+) -> TracedStep:
+    """Has JAX trace ``fun(*args, **kwargs)``, within the first group's submesh.
+
+    Args:
+      args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
+      specs: how each leaf of them is sharded; ``None`` for one, or for all: replicated. Along explicit axes
+        types say so.
+      donated: for each leaf, whether the caller gives it up; none if none is.
 
     Raises: ``CompileError`` for loops that cannot be pipelined, for marks where no stage can end, and for
       scans over arrays of different sizes; whatever the step raises; and as ``check_untraced``.
@@ -81,13 +62,14 @@ def write_down(
     check_loop(jaxpr)
     if not has_loop(jaxpr):
         jaxpr = ignore_marks(jaxpr)
-    return WrittenStep(
+    return TracedStep(
         jaxpr=jaxpr,
         constants=constants,
-        typed=untyped.specs,
         argument_paths=argument_paths(args, kwargs),
+        donated=tuple(donated) or (False,) * len(jaxpr.invars),
         out_shape=out_shape,
         carried_leaves=find_carried_state((*args, *kwargs.values()), jaxpr, out_shape, donated),
+        typed=untyped.specs,
     )
 
 

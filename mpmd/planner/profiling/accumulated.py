@@ -1,6 +1,6 @@
 """Finds the values of a task that only add to accumulators, such as gradients.
 
-If devices have parts of the sum that such a value is, the parts can be added up once per step.
+Where such a value is a sum of which each device has a part, the parts can be added up once per step.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from mpmd.compiler.shard.linear import linear_positions
 
 
 class Accumulated:
-    """The values of a task that nothing reads but what adds them, or what is linear in them, to accumulators.
+    """The values of a task that are read only to add them, or linear functions of them, to accumulators.
 
     Args:
-      passed: what loops hand in and out.
+      passed: the values that loops hand in and out.
       updated: the accumulators' states that the task makes.
-      makes: what it makes for other tasks.
+      makes: the values that it makes for other tasks.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Accumulated:
         return value not in self._wrong
 
     def updated_by(self, values: Iterable[Value]) -> frozenset[Value]:
-        """The accumulators' states that some of the values are added to."""
+        """The accumulators' states to which some of the values are added."""
         return self._updated & _reached(set(values), self._results)
 
 
 def _flows(operations: Iterable[Operation], passed: Iterable[Passed]) -> Iterator[tuple[Value, Value, bool]]:
-    """What each value goes into, and whether that is linear in it."""
+    """The results that each value goes into, and whether they are linear in it."""
     for operation in operations:
         linear = {i for positions in linear_positions(operation.eqn) for i in positions}
         for i, value in enumerate(operation.reads):
@@ -59,10 +59,10 @@ def _flows(operations: Iterable[Operation], passed: Iterable[Passed]) -> Iterato
 
 
 def _reached(start: set[Value], further: Mapping[Value, Iterable[Value]]) -> set[Value]:
-    """The values, and all that follow from them."""
-    found, waiting = set(start), list(start)
+    """The values, and all values that follow from them."""
+    reached, waiting = set(start), list(start)
     while waiting:
-        new = set(further.get(waiting.pop(), ())) - found
-        found |= new
+        new = set(further.get(waiting.pop(), ())) - reached
+        reached |= new
         waiting += new
-    return found
+    return reached

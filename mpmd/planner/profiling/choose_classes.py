@@ -1,9 +1,9 @@
-"""Chooses which dimension classes devices divide, for each kind of division.
+"""Chooses the dimension classes that devices divide, for each kind of division.
 
-By ``data``, the class of a microbatch's dimensions for which the least is summed: rows do not depend on one
-another. By ``sequence``, another class of values between layers that divides most of the work and not the
+By ``data``, the class of a microbatch's dimensions with the least all-reduce traffic: rows do not depend on
+one another. By ``sequence``, another class of values between layers that divides most of the work and not the
 weights. By ``model``, classes of weights: hidden units, heads, entries of a vocabulary, experts; each saves
-work and memory, and costs sums. They are taken in the order of what they save for a byte summed, and no two
+work and memory, and costs all-reduces. They are taken in the order of savings per all-reduced byte, no two
 of one value. For a transformer this gives the pairs of Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053,
 section 3.
 """
@@ -22,21 +22,22 @@ from mpmd.planner.profiling.classes import Class
 from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep
 
 _OPERATIONS_PER_BYTE = 200
-"""What a byte of weights that a device need not hold counts for, beside operations: about what accelerators
-compute while they read a byte. It only ranks classes; a search prices them by the cluster's own numbers."""
+"""The operations that equal a byte of weights that a device need not hold: about as many as accelerators
+compute while they read a byte. They only rank classes; a search prices them by the cluster's own numbers."""
 
 _LEAST = 1 / 16
-"""Of what the best class of a layer saves for a byte summed; a class that saves less is left whole. So it is
-for the rank of an adapter, which has sums as large as those of the hidden units, and next to no work."""
+"""The least savings per all-reduced byte of a class, over those of the best class of a layer. The rank of an
+adapter has less: its all-reduces are as large as those of hidden units, and it has next to no work."""
 
 _NEARLY = 0.9
-"""Of the most work that such a class divides; of classes with about as much, the one with the least sums."""
+"""The least work of a class, over the most of any; of classes with so much the one with the least all-reduces
+is taken."""
 
 _LEAST_OF_WORK = 1 / 2
-"""What a sequence divides at least of all work."""
+"""The least share of all work that a sequence divides."""
 
 _MOST_OF_WEIGHTS = 1 / 4
-"""What rows and sequences divide at most of the weights of a layer, such as embeddings of positions."""
+"""The largest share of a layer's weights that rows and sequences divide, such as embeddings of positions."""
 
 
 def choose_classes(
@@ -54,7 +55,7 @@ def choose_classes(
     allowed = _without_weights(step, costs)
 
     def cheapest(candidates: Iterable[Class], least: float) -> frozenset[Class]:
-        """The class for which the least is summed, of those that divide enough work."""
+        """The class with the least all-reduce traffic, of those that divide enough work."""
         shared = {one: costs.shared(one, accumulated) for one in dict.fromkeys(candidates) if one in allowed}
         most = max((of_class.operations for of_class in shared.values()), default=0.0)
         enough = {

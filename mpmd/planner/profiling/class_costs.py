@@ -1,4 +1,4 @@
-"""What it saves and costs to divide one class of dimensions."""
+"""Savings and costs of dividing one class of dimensions."""
 
 from __future__ import annotations
 
@@ -36,16 +36,15 @@ class ClassCosts:
     def _note(self, work: TaskType, member: ClassedOperation) -> None:
         touched: set[Class] = set()
         for value in member.operation.values:
-            found = self._touched.keys() & set(self._step.classes.of_value(value))
-            touched |= found
-            if len(found) > 1:
-                for one in found:
-                    self.together[one] |= found - {one}
+            of_value = self._touched.keys() & set(self._step.classes.of_value(value))
+            touched |= of_value
+            for one in of_value:
+                self.together[one] |= of_value - {one}
         for one in touched:
             self._touched[one].setdefault(work, []).append(member)
 
     def shared(self, one: Class, accumulated: Mapping[TaskType, Container[Value]]) -> Shared:
-        """What devices share, and sum, if this class alone is divided.
+        """The work that devices share, and the bytes that they all-reduce, if this class alone is divided.
 
         Args:
           accumulated: for each task, the values that only add to accumulators that may hold parts of sums.
@@ -55,13 +54,13 @@ class ClassCosts:
         return sum((sharing.task(members, accumulated.get(work, ())) for work, members in tasks), Shared())
 
     def size(self, one: Class) -> int:
-        """What the number of devices has to divide."""
+        """The size that the number of devices has to divide."""
         sharing = self._sharing(one)
         values = {value for member in self._members(one) for value in member.operation.values}
         return math.gcd(*(size for value in values if (size := sharing.size(value)) is not None))
 
     def gathers_whole(self, one: Class, rows: Collection[Class]) -> bool:
-        """Whether an operation that cannot be shared reads a divided weight, or what is made of weights."""
+        """Whether an operation that cannot be shared reads a divided value that is made of weights alone."""
         sharing = self._sharing(one)
         for member in self._members(one):
             if all(of_class != one for of_class, _ in member.uses):
@@ -87,10 +86,10 @@ def _of_weights(step: LayeredStep) -> dict[Class, dict[int, float]]:
     The iterations of a loop, of which each reads its own part, are no class that devices can divide.
     """
     iterations = {step.classes.of(one.outer, 0) for one in step.flat.passed if one.axis}
-    found: dict[Class, dict[int, float]] = {}
+    nbytes: dict[Class, dict[int, float]] = {}
     for layer in range(step.num_layers):
         for weight in step.weights(layer):
             for one in set(step.classes.of_value(weight)) - iterations:
-                of_layers = found.setdefault(one, {})
+                of_layers = nbytes.setdefault(one, {})
                 of_layers[layer] = of_layers.get(layer, 0.0) + step.nbytes(weight)
-    return found
+    return nbytes

@@ -1,4 +1,4 @@
-"""What each kind of division means for each layer, and for the arguments of the step."""
+"""The divisions of each layer, and of the arguments of the step, for each kind."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Divider:
         return Accumulated(members, step.flat.passed, updated, makes)
 
     def of_layer(self, layer: int) -> dict[Kind, Division]:
-        """The kinds of division that a layer has."""
-        found = ((kind, self._division(layer, kind)) for kind in self.classes)
-        return {kind: division for kind, division in found if division is not None}
+        """The divisions of a layer, by kind."""
+        divisions = ((kind, self._division(layer, kind)) for kind in self.classes)
+        return {kind: division for kind, division in divisions if division is not None}
 
     def _division(self, layer: int, kind: Kind) -> Division | None:
-        """What it means that devices divide a layer; ``None`` if there is nothing to divide."""
+        """The division of a layer; ``None`` if there is nothing to divide."""
         step, sharing = self._step, self._sharing[kind]
         works = [work for work in (TaskType("fwd", layer), TaskType("bwd", layer)) if work in step.tasks]
         shared = {work.kind: self._shared(work, kind) for work in works}
@@ -66,7 +66,7 @@ class Divider:
         return division if division.largest > 1 else None
 
     def _shared(self, work: TaskType, kind: Kind) -> Shared:
-        """Accumulators hold parts of sums over devices that divide the batch, and no others."""
+        """The shared task. Accumulators hold parts of sums only over devices that divide the batch."""
         accumulated = self._accumulated[work] if kind != "model" else frozenset[Value]()
         return self._sharing[kind].task(self._step.tasks[work], accumulated)
 
@@ -75,7 +75,7 @@ class Divider:
         return sum(map(self._step.nbytes, self._accumulated[work].updated_by(shared.partial)))
 
     def _sizes(self, works: Iterable[TaskType], weights: Iterable[Value], sharing: Sharing) -> set[int]:
-        """How many elements the dimensions have that are divided."""
+        """The sizes of the divided dimensions."""
         values = set(weights)
         for work in works:
             for member in self._step.tasks[work]:
@@ -83,25 +83,25 @@ class Divider:
         return {size for value in values if (size := sharing.size(value)) is not None}
 
     def _share(self, values: Collection[Value], sharing: Sharing) -> float:
-        """The share of the bytes of values that is divided."""
+        """The divided share of the bytes of values."""
         nbytes = {value: self._step.nbytes(value) for value in values}
         divided = sum(nbytes[value] for value in nbytes if sharing.dim(value) is not None)
         return divided / max(1.0, sum(nbytes.values()))
 
     def specs(self) -> dict[Kind, dict[int, int]]:
-        """For each kind, which dimension of leaves of the arguments is divided, by the leaf's position."""
-        found: dict[Kind, dict[int, int]] = {kind: {} for kind in self.classes}
+        """For each kind, the divided dimension of leaves of the arguments, by the leaf's position."""
+        dims: dict[Kind, dict[int, int]] = {kind: {} for kind in self.classes}
         step = self._step
         leaf_of, before = step.leaf_of_argument(), before_loops(step.graph)
         for kind, sharing in self._sharing.items():
-            like = {**{var: var for var in step.belongings.weights}, **step.belongings.like}
+            like = {**{var: var for var in step.ownership.weights}, **step.ownership.like}
             for var, weight in like.items():
                 dim = sharing.dim(step.flat.value(weight))
                 if var in leaf_of and dim is not None:
-                    found[kind][leaf_of[var]] = dim
+                    dims[kind][leaf_of[var]] = dim
             for taken in itertools.chain.from_iterable(loop.microbatch for loop in step.loops):
                 if step.classes.of(taken.value, taken.dim) in self.classes[kind]:
                     origin = origin_of(taken.batch, taken.batch_dim, before)
                     if origin is not None and origin[0] in leaf_of:
-                        found[kind].setdefault(leaf_of[origin[0]], origin[1])
-        return found
+                        dims[kind].setdefault(leaf_of[origin[0]], origin[1])
+        return dims

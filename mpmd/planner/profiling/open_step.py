@@ -1,4 +1,4 @@
-"""Profiles a step of which something may be open: its stages, its schedule, its number of microbatches."""
+"""Profiles a step that may leave its stages, its schedule or its number of microbatches open."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mpmd.util.garbage import without_garbage_collection
 
 
 class ProfiledStep(NamedTuple):
-    """What a search knows of each loop of a step, as the step is written, and what was traced.
+    """The profiles of a step's loops, the stages that its loops have as written, and the traced graph.
 
-    A step without a loop has one profile, and nothing written. Each stage of the graph is a layer.
+    A step without a loop has one profile, and ``written`` is empty. Each stage of the graph is a layer.
     """
 
     profiles: tuple[Profile, ...]
@@ -30,13 +30,12 @@ class ProfiledStep(NamedTuple):
 def profile_step(
     step: Callable, args: tuple, kwargs: Mapping[str, Any], num_layers: int | None = None
 ) -> ProfiledStep:
-    """What a search knows of ``step(*args, **kwargs)``.
+    """Profiles ``step(*args, **kwargs)``.
 
     Args:
       step: a train step with loops over microbatches, or without; static arguments are bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
-      num_layers: into how many layers the step is divided, where it leaves its stages open; ``None``: as many
-        as are found.
+      num_layers: the number of layers of a step that leaves its stages open; ``None``: as many as are found.
 
     Raises: ``CompileError`` as ``mpmd.jit``.
     """
@@ -48,7 +47,7 @@ def profile_step(
         return ProfiledStep(profiles, (), graph)
     # Loops that no result needs are not in the graph.
     of_loop = {loop.decided: loop for loop in written}
-    live = tuple(of_loop[loop.decided] for loop in graph.traced.loops)
+    live = tuple(of_loop[loop.decided] for loop in graph.step.loops)
     rows = math.gcd(*(profile.rows for profile in profiles if profile.num_microbatches == 1))
     open_loops = _open_loops(step, args, kwargs, written, rows)
     return ProfiledStep(
@@ -74,18 +73,18 @@ def profile_of(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Profil
 def _open_loops(
     step: Callable, args: tuple, kwargs: Mapping[str, Any], written: Sequence[Stages], rows: int
 ) -> frozenset[int]:
-    """The loops that have as many microbatches as is decided: they have one when nothing is.
+    """The loops that have as many microbatches as is decided, and one if nothing is.
 
     Args:
-      rows: by which those of all loops of one microbatch divide; 0 if there are none.
+      rows: the greatest common divisor of the rows of all loops with one microbatch; 0 if there are none.
     """
     if rows < 2:  # no rows to cut, or no loop of one microbatch
         return frozenset()
     number = next(factor for factor in range(2, rows + 1) if rows % factor == 0)
     decisions = dataclasses.replace(EACH_LAYER, num_microbatches=number)
-    found = stages_of(step, args, kwargs, decisions)
+    decided = stages_of(step, args, kwargs, decisions)
     return frozenset(
         one.decided
-        for one, other in zip(written, found, strict=True)
+        for one, other in zip(written, decided, strict=True)
         if one.num_microbatches == 1 and other.num_microbatches == number
     )

@@ -1,4 +1,4 @@
-"""Traces a step with each of its layers as a stage, which gives what a plan knows of it."""
+"""Traces a step with each of its layers as a stage."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.find_layers.stages_of import EACH_LAYER, ONE_DEVICE, Stages
 from mpmd.compiler.graph import TaskGraph
+from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.language.decisions import Decisions, decided, in_order
@@ -35,17 +37,18 @@ def traced_layers(
     """
     of_loops = {loop.decided: _decisions(loop, each_layer) for loop in loops}
     decisions = dataclasses.replace(each_layer, of_loops=in_order(of_loops)) if loops else Decisions()
-    return split(trace(decided(step, decisions), args, dict(kwargs), [ONE_DEVICE]))
+    request = CompileRequest(decided(step, decisions), args, kwargs, [ONE_DEVICE])
+    return split(cut_layers(trace(request)))
 
 
 def _decisions(loop: Stages, each_layer: Decisions) -> Decisions:
-    """The order of the tasks does not matter here, and halves of backwards would be tasks of their own."""
+    """The decisions for a loop. The order of its tasks does not matter, but halves of backwards would."""
     order = ForwardOnly if _is_forward_only(loop) else GPipe
     return dataclasses.replace(each_layer, schedule=order.of_size(loop.count, loop.count))
 
 
 def _is_forward_only(stages: Stages) -> bool:
-    """Whether the schedule has no backwards; one that is open is taken to have some."""
+    """Whether the schedule has no backwards; an open one is assumed to have some."""
     if stages.schedule is None:
         return False
     cells = itertools.chain.from_iterable(stages.schedule.tasks(stages.num_microbatches))

@@ -1,4 +1,4 @@
-"""How many bytes a task reads and writes of memory, and holds, if XLA fuses what it usually does."""
+"""Bytes that a task reads from memory, writes and holds, if XLA fuses what it usually does."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from mpmd.compiler.jaxprs.cost import has_reduction, is_fused, is_renamed, is_window
+from mpmd.compiler.jaxprs.cost import is_fused
 from mpmd.compiler.jaxprs.flat import Operation, Value
 from mpmd.compiler.jaxprs.work import has_product
+from mpmd.planner.fusions import memory_values
 
 
 class Traffic(NamedTuple):
-    """Bytes that are read and written: by all operations, and by those that are no products.
+    """Bytes read and written by all operations, and by those that are no products (``beside``).
 
-    ``temporaries`` are the most bytes, at once, of what the task makes and nobody else reads.
+    ``temporaries`` are the most bytes at once of values that only the task itself reads.
     """
 
     nbytes: float
@@ -25,32 +26,17 @@ class Traffic(NamedTuple):
 def traffic(
     operations: Sequence[Operation], kept: Collection[Value], nbytes: Callable[[Value], float]
 ) -> Traffic:
-    """The bytes that operations read and write, and hold.
-
-    A chain of elementwise operations is one pass over memory (a *fusion*), into which reductions of its
-    results go, too. Products, sorts, scatters and the like read operands from memory and write their results
-    there.
+    """The bytes that operations read, write and hold, under the fusions of ``memory_values``.
 
     Args:
-      kept: what the task reads from elsewhere and makes for others, which is in memory.
-      nbytes: the bytes of a value that count.
+      kept: values that the task reads from other tasks or makes for them, which are in memory.
+      nbytes: the bytes to count of a value.
     """
-    written = set(kept)
-    windows: set[Value] = set()
-    for operation in operations:
-        eqn = operation.eqn
-        if is_window(eqn):
-            windows.update(operation.makes)
-        elif not is_fused(eqn):
-            written.update(value for value in operation.reads if value is not None)
-            written.update(operation.makes)
-        elif has_reduction(eqn):
-            written.update(operation.makes)
-    in_memory = set(written)
-    for operation in operations:
-        if is_renamed(operation.eqn) and not in_memory.isdisjoint(operation.reads):
-            written -= {*operation.makes} - {*kept}
-            in_memory.update(operation.makes)
+    equations = [
+        (operation.eqn, [value for value in operation.reads if value is not None], operation.makes)
+        for operation in operations
+    ]
+    written, windows = memory_values(equations, kept)
     sources: dict[Value, frozenset[Value]] = {}
     last: dict[Value, int] = {}
     total = beside = 0.0
@@ -59,9 +45,9 @@ def traffic(
             *(sources.get(value, frozenset({value})) for value in operation.reads if value is not None)
         )
         last |= dict.fromkeys(read, position)
-        made = [value for value in operation.makes if value in written]
-        if made:
-            moved = operation.times * sum(map(nbytes, {*made, *read}))
+        results = [value for value in operation.makes if value in written]
+        if results:
+            moved = operation.times * sum(map(nbytes, {*results, *read}))
             total += moved
             beside += 0.0 if has_product(operation.eqn) else moved
         for value in operation.makes:

@@ -1,4 +1,4 @@
-"""Candidates of a shape: its layers are cut into stages in the ways that promise most."""
+"""Cuts the layers of a shape into stages, in the ways that promise most."""
 
 from __future__ import annotations
 
@@ -10,65 +10,69 @@ import numpy as np
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import message_link, places_of
-from mpmd.planner.search.columns import Array
 from mpmd.planner.search.even_groups import even_groups
 from mpmd.planner.search.formula import Evaluation, evaluate
+from mpmd.planner.search.layer_arrays import Array
 from mpmd.planner.search.orders import stages_in_flight
-from mpmd.planner.search.partition import Stretches, cuts
-from mpmd.planner.search.sweep import Shape, Space
+from mpmd.planner.search.partition import StageRangeCosts, cuts
+from mpmd.planner.search.search_space import SearchSpace, Shape
 
 
-def best_of_shape(space: Space, shape: Shape) -> Evaluation | None:
-    """The shortest step of a shape that fits, or that which needs least memory if none does."""
-    found = [evaluate(space.model, candidate) for candidate in candidates(space, shape)]
-    return best_of(found, space.model.cluster.memory)
+def best_of_shape(space: SearchSpace, shape: Shape) -> Evaluation | None:
+    """The candidate of a shape with the shortest step that fits, or with the least memory if none does."""
+    evaluations = [evaluate(space.model, candidate) for candidate in candidates(space, shape)]
+    return best_of(evaluations, space.model.cluster.memory)
 
 
-def best_of(found: list[Evaluation], memory: float) -> Evaluation | None:
-    """The shortest step that fits, or that which needs least memory if none does."""
-    fitting = [evaluation for evaluation in found if evaluation.prediction.memory.total <= memory]
+def best_of(evaluations: list[Evaluation], memory: float) -> Evaluation | None:
+    """The shortest step that fits, or the one with the least memory if none does."""
+    fitting = [evaluation for evaluation in evaluations if evaluation.prediction.memory.total <= memory]
     if fitting:
         return min(fitting, key=lambda evaluation: evaluation.seconds)
-    return min(found, key=lambda evaluation: evaluation.prediction.memory.total, default=None)
+    return min(evaluations, key=lambda evaluation: evaluation.prediction.memory.total, default=None)
 
 
-def candidates(space: Space, shape: Shape) -> Iterator[Candidate]:
+def candidates(space: SearchSpace, shape: Shape) -> Iterator[Candidate]:
     """A shape with each cut that is worth simulating."""
     for layers in _cuts(space, shape):
-        yield Candidate(layers, shape.submeshes, shape.schedule, *dataclasses.astuple(shape.way))
+        yield Candidate(layers, shape.submeshes, shape.schedule, *dataclasses.astuple(shape.settings))
 
 
-def _cuts(space: Space, shape: Shape) -> list[tuple[int, ...]]:
+def _cuts(space: SearchSpace, shape: Shape) -> list[tuple[int, ...]]:
+    """The numbers of layers of the stages, for each cut."""
     num_stages = shape.schedule.num_stages
-    if space.fixed.layers_per_stage is not None:
-        return [space.fixed.layers_per_stage]
+    if space.constraints.layers_per_stage is not None:
+        return [space.constraints.layers_per_stage]
     if num_stages == 1:
         return [(len(space.profile.layers),)]
-    homes, in_flight = stages_in_flight(shape.schedule, shape.way.num_microbatches)
-    stretches = _stretches(space, shape, homes)
+    homes, in_flight = stages_in_flight(shape.schedule, shape.settings.num_microbatches)
+    range_costs = _range_costs(space, shape, homes)
     share = max(homes.count(group) for group in set(homes))
     memory = space.model.cluster.memory / share
-    found = [*cuts(stretches, in_flight, shape.way.num_microbatches, memory)]
+    number = shape.settings.num_microbatches
+    balanced = [*cuts(range_costs, in_flight, number, memory)]
     # The memory of groups with several stages is only known of whole cuts.
-    found = found or [*cuts(stretches, in_flight, shape.way.num_microbatches, math.inf)]
-    return [*dict.fromkeys([*found, *(even_groups(stretches, homes, cut) for cut in found)])]
+    balanced = balanced or [*cuts(range_costs, in_flight, number, math.inf)]
+    return [*dict.fromkeys([*balanced, *(even_groups(range_costs, homes, cut) for cut in balanced)])]
 
 
-def _stretches(space: Space, shape: Shape, homes: tuple[int, ...]) -> list[Stretches]:
-    """Of the settings of the groups of the stages."""
+def _range_costs(space: SearchSpace, shape: Shape, homes: tuple[int, ...]) -> list[StageRangeCosts]:
+    """For each stage, the costs of ranges of layers on its group."""
     model, places = space.model, places_of(shape.submeshes)
     overhead = (1 + space.profile.has_backward) * model.cluster.task_overhead
-    made: dict[object, Stretches] = {}
-    stretches = []
+    known: dict[object, StageRangeCosts] = {}
+    range_costs = []
     for stage, home in enumerate(homes):
-        setting = model.setting(places[home], shape.way)
+        group_settings = model.group_settings(places[home], shape.settings)
         before = places[homes[stage - 1]] if stage else places[home]
         link = message_link(model.cluster, before, places[home])
-        if (setting, link) not in made:
-            table = model.table(setting)
-            made[setting, link] = Stretches.of(table, overhead, _hops(table.layers["entering"], link))
-        stretches.append(made[setting, link])
-    return stretches
+        if (group_settings, link) not in known:
+            table = model.table(group_settings)
+            known[group_settings, link] = StageRangeCosts.of(
+                table, overhead, _hops(table.layers["entering"], link)
+            )
+        range_costs.append(known[group_settings, link])
+    return range_costs
 
 
 def _hops(entering: Array, link) -> Array:

@@ -1,4 +1,4 @@
-"""What the docstrings of schedules say of their steps and their memory, as functions, for equal stages.
+"""Closed forms of the time and memory of schedules, for equal stages.
 
 Each is for ``p`` groups, ``v`` stages on each and ``m`` microbatches, arrays of one shape. The sources are
 those of the schedules.
@@ -20,13 +20,12 @@ Form = Callable[[Array, Array, Array], Array]
 
 @dataclasses.dataclass(frozen=True)
 class ClosedForm:
-    """A family for equal stages, whose forward takes a third of forward and backward.
+    """The closed forms of a family, for stages whose forward takes a third of forward and backward.
 
     Attributes:
-      fill: the step, beside the ``m`` microbatches themselves, in the time of all stages of a group for one
-        microbatch.
-      in_flight: the most residuals that any group holds, in those of a microbatch of all its stages.
-      spread: how many more the first group holds than the last one; those between lie between.
+      fill: the time of filling and draining, in the time of all stages of a group for one microbatch.
+      in_flight: the most microbatches whose residuals a group holds, all stages of the group counted as one.
+      spread: how many more the first group holds than the last one.
       split: whether a backward is two tasks.
     """
 
@@ -49,7 +48,7 @@ def _zero_bubble_v(p: Array, v: Array, m: Array) -> Array:
 
 
 def _or_v_shaped(form: Form, limit: Callable[[Array], Array]) -> Form:
-    """For so few microbatches that ``ZeroBubbleV`` needs no more memory than ``limit``, its step."""
+    """The form, or that of ``ZeroBubbleV`` where few microbatches keep it within the memory ``limit``."""
     return lambda p, v, m: np.where(2 * np.minimum(p, m) <= limit(p), _zero_bubble_v(p, v, m), form(p, v, m))
 
 
@@ -120,13 +119,13 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
     ),
     "ForwardOnly": ClosedForm(_interleaved_fill, lambda p, v, m: 0 * m),
 }
-"""Of the families that have such forms, by name: all but ``ListSchedule``."""
+"""The closed forms by the name of the family; ``ListSchedule`` has none."""
 
 
 def takes(name: str, stages_per_group: int) -> bool:
-    """Whether a family is worth looking at with so many stages on each group.
+    """Whether a family is searched with so many stages on each group.
 
-    With one stage on each, schedules that are made for several are like one that is made for one.
+    With one stage on each, schedules for several stages equal one for a single stage, which is searched.
     """
     schedule = FAMILIES[name].schedule
     if issubclass(schedule, VShaped):

@@ -1,8 +1,8 @@
-"""Small problems: every candidate is looked at, so that what is found is the best by the formulas.
+"""Evaluates every candidate of a small problem, which finds the best one by the formulas.
 
-Candidates are simulated in the order of a bound that no schedule falls below: what comes before the first
-task of a group, all that the group computes, and what comes after its last task. The search ends when the
-next bound is as long as the best step.
+Candidates are simulated in the order of a lower bound of their time: the time before the first task of a
+group, the time of its tasks, and the time after its last task. The search ends when the next bound is as long
+as the best step.
 """
 
 from __future__ import annotations
@@ -16,82 +16,82 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import Submesh
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.orders import order_of
+from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import Stages
-from mpmd.planner.search.sweep import Space
 from mpmd.planner.shared_cores import time_together
 from mpmd.schedules import Schedule
 
 MOST_CANDIDATES = 8_000
-"""Problems of more candidates are not small."""
+"""The most candidates of a small problem."""
 
 MOST_SUBMESHES = 300
 MOST_STAGES = 8
 
 
-def is_small(space: Space) -> bool:
-    """Whether there are few enough candidates to look at all of them."""
+def is_small(space: SearchSpace) -> bool:
+    """Whether there are few enough candidates to evaluate all of them."""
     if len(space.submeshes) > MOST_SUBMESHES or len(space.profile.layers) > 4 * MOST_STAGES:
         return False
     counted = itertools.islice(_candidates(space), MOST_CANDIDATES + 1)
     return sum(1 for _ in counted) <= MOST_CANDIDATES
 
 
-def best_of_all(space: Space) -> list[Evaluation]:
-    """The candidates that were simulated, among them the shortest step that fits."""
+def best_of_all(space: SearchSpace) -> list[Evaluation]:
+    """The simulated candidates, among them the shortest step that fits."""
     bounds = [(lower_bound(space, candidate), candidate) for candidate in _candidates(space)]
     bounds.sort(key=lambda pair: pair[0])
-    found, best = [], math.inf
+    evaluations, best_seconds = [], math.inf
     for bound, candidate in bounds:
-        if bound >= best:
+        if bound >= best_seconds:
             break
         evaluation = evaluate(space.model, candidate)
-        found.append(evaluation)
+        evaluations.append(evaluation)
         if evaluation.prediction.memory.total <= space.model.cluster.memory:
-            best = min(best, evaluation.seconds)
-    return found
+            best_seconds = min(best_seconds, evaluation.seconds)
+    return evaluations
 
 
-def lower_bound(space: Space, candidate: Candidate) -> float:
-    """Seconds that no schedule of a candidate's stages falls below."""
+def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
+    """The least seconds of any schedule of a candidate's stages."""
     order = order_of(candidate.schedule, candidate.num_microbatches)
     stages = Stages(space.model, candidate, order.homes)
     number, overhead = candidate.num_microbatches, space.model.cluster.task_overhead
-    forwards, backwards = stages.sums("forward"), stages.sums("backward")
-    later = stages.sums("backward_weights") if "bwdA" in order.kinds else [0.0] * len(forwards)
+    forwards, backwards = stages.totals("forward"), stages.totals("backward")
+    of_weights = stages.totals("backward_weights") if "bwdA" in order.kinds else [0.0] * len(forwards)
     per_stage = [
         forward + backward + len(order.kinds) * overhead
         for forward, backward in zip(forwards, backwards, strict=True)
     ]
-    work, steps = stages.of_groups(per_stage), stages.of_groups(stages.sums("step"))
-    delayed = stages.of_groups(later)
+    work, steps = stages.of_groups(per_stage), stages.of_groups(stages.totals("step"))
+    delayed = stages.of_groups(of_weights)
     devices = sum(place.num_devices for place in stages.places) / len(work)
-    one, all_of_them = (
+    alone, together = (
         float(time_together(space.model.cluster, groups, devices)) for groups in (1.0, float(len(work)))
     )
-    bound = all_of_them * number * sum(work) / len(work)
-    for group, own in enumerate(order.stages):
-        before = range(own[0])
+    bound = together * number * sum(work) / len(work)
+    for group, stages_of_group in enumerate(order.stages):
+        before = range(stages_of_group[0])
         fill = sum(forwards[stage] for stage in before)
-        drain = sum(backwards[stage] - later[stage] for stage in before)
+        drain = sum(backwards[stage] - of_weights[stage] for stage in before)
         # The last tasks of a group may be gradients of weights, for which no other group waits.
         spans = (number * work[group], number * (work[group] - delayed[group]) + drain)
-        bound = max(bound, one * (fill + max(spans) + steps[group]))
+        bound = max(bound, alone * (fill + max(spans) + steps[group]))
     return bound
 
 
-def _candidates(space: Space) -> Iterator[Candidate]:
-    """All of them; of one group, those of one schedule."""
-    fixed, num_layers = space.fixed, len(space.profile.layers)
+def _candidates(space: SearchSpace) -> Iterator[Candidate]:
+    """All candidates; on one group, those of one schedule."""
+    constraints, num_layers = space.constraints, len(space.profile.layers)
     most = min(num_layers, space.num_devices)
-    for groups in [fixed.groups] if fixed.groups else range(1, most + 1):
+    for groups in [constraints.groups] if constraints.groups else range(1, most + 1):
         schedules = [*_schedules(space, groups)]
         for submeshes in _submeshes(space, groups):
-            for schedule, way in itertools.product(schedules, [*space.ways(submeshes)]):
+            for schedule, settings in itertools.product(schedules, [*space.settings(submeshes)]):
                 for layers in _cuts(space, schedule.num_stages):
-                    yield Candidate(layers, submeshes, schedule, *dataclasses.astuple(way))
+                    yield Candidate(layers, submeshes, schedule, *dataclasses.astuple(settings))
 
 
-def _schedules(space: Space, groups: int) -> Iterator[Schedule]:
+def _schedules(space: SearchSpace, groups: int) -> Iterator[Schedule]:
     for family, stages_per_group in space.families:
         num_stages = round(stages_per_group * groups)
         if groups > 1 or space.stands_alone(family, stages_per_group):
@@ -100,9 +100,9 @@ def _schedules(space: Space, groups: int) -> Iterator[Schedule]:
                 yield schedule
 
 
-def _submeshes(space: Space, groups: int) -> Iterator[tuple[Submesh, ...]]:
-    """All that the devices suffice for, or those that are fixed."""
-    if space.fixed.submesh is not None:
+def _submeshes(space: SearchSpace, groups: int) -> Iterator[tuple[Submesh, ...]]:
+    """All submeshes of groups that fit on the devices, or the fixed ones."""
+    if space.constraints.submesh is not None:
         yield space.of_groups(space.submeshes[0], groups)
         return
 
@@ -119,9 +119,9 @@ def _submeshes(space: Space, groups: int) -> Iterator[tuple[Submesh, ...]]:
     yield from extended(space.num_devices, groups)
 
 
-def _cuts(space: Space, num_stages: int) -> Iterator[tuple[int, ...]]:
-    if space.fixed.layers_per_stage is not None:
-        yield space.fixed.layers_per_stage
+def _cuts(space: SearchSpace, num_stages: int) -> Iterator[tuple[int, ...]]:
+    if space.constraints.layers_per_stage is not None:
+        yield space.constraints.layers_per_stage
         return
     num_layers = len(space.profile.layers)
     for inner in itertools.combinations(range(1, num_layers), num_stages - 1):

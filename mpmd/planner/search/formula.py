@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from mpmd.ir.tasks import TaskType
 from mpmd.planner.candidate import Candidate, Memory, Prediction
-from mpmd.planner.collectives import Place, message_link
+from mpmd.planner.collectives import message_link
 from mpmd.planner.search.orders import Order, order_of, prolong, simulated_numbers
 from mpmd.planner.search.stages import CostModel, Stages
+from mpmd.planner.search.timed_order import Loop
 from mpmd.planner.shared_cores import groups_at_once, time_alone, time_together
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """A candidate, what is predicted, and what explains it.
+    """A candidate with its prediction by the formulas.
 
     Attributes:
-      places: the devices of its groups.
-      slowest: the time of the group that works longest in the loop, over the mean of all groups.
-      computing: seconds of the group that works longest, without sums over devices.
-      sums: its seconds of sums over devices.
-      waiting: its seconds of waiting.
-      num_tasks: how many tasks were simulated.
+      num_tasks: how many tasks were simulated for it.
     """
 
     candidate: Candidate
     prediction: Prediction
-    places: tuple[Place, ...]
-    slowest: float
-    computing: float
-    sums: float
-    waiting: float
     num_tasks: int
 
     @property
@@ -41,72 +32,110 @@ class Evaluation:
 
 
 def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
-    """What a candidate costs, by formulas for its tasks and the simulation of its schedule.
+    """The cost of a candidate, by formulas for its tasks and the simulation of its schedule.
 
     Raises: ``ValueError`` where the schedule does.
     """
-    schedule, num_microbatches = candidate.schedule, candidate.num_microbatches
-    simulated = simulated_numbers(schedule, num_microbatches)
-    orders = [order_of(schedule, number) for number in simulated]
+    simulated = simulated_numbers(candidate.schedule, candidate.num_microbatches)
+    orders = [order_of(candidate.schedule, number) for number in simulated]
     stages = Stages(model, candidate, orders[-1].homes)
-    cluster, groups = model.cluster, schedule.mpmd_dim
-    devices = sum(place.num_devices for place in stages.places) / groups
-    alone, at_once = time_alone(cluster), groups_at_once(cluster, devices)
-    times = {task_type: alone * time for task_type, time in _task_times(stages).items()}
-    messages = stages.messages()
-    together = float(time_together(cluster, float(groups), devices))
-    steps = [together * step for step in _step_seconds(stages)]
-    work = [
-        sum(times[TaskType(kind, stage)] for kind in orders[-1].kinds) for stage in range(schedule.num_stages)
-    ]
-    works = stages.of_groups(work)
-    loops = [order.timed.run(times, *messages, at_once) for order in orders]
-    least = max(*works, sum(works) / at_once)
-    ends = prolong([loop.ends for loop in loops], simulated, num_microbatches, least)
-    busy = prolong([loop.busy for loop in loops], simulated, num_microbatches)
-    seconds = max(end + step for end, step in zip(ends, steps, strict=True))
-    memories = [_memory_parts(stages, order) for order in orders]
-    memory = [
-        Memory(group, *prolong([parts[group] for parts in memories], simulated, num_microbatches))
-        for group in range(schedule.mpmd_dim)
-    ]
-    summing = zip(
-        stages.of_groups(stages.sums("sums")), stages.of_groups(stages.sums("step_sums")), strict=True
-    )
-    sums = [
-        alone * of_loop * time / work + together * of_step if work else 0.0
-        for (of_loop, of_step), time, work in zip(summing, busy, works, strict=True)
-    ]
-    longest = max(range(len(busy)), key=lambda group: busy[group] + steps[group])
-    longest_work = busy[longest] + steps[longest]
+    sharing = _CoreSharing.of(stages)
+    times = {task_type: sharing.alone * time for task_type, time in _task_times(stages).items()}
+    works = stages.of_groups(_seconds_per_microbatch(times, orders[-1]))
+    loop = _loop(stages, orders, simulated, times, max(*works, sum(works) / sharing.at_once), sharing.at_once)
+    steps = [sharing.together * seconds for seconds in _step_seconds(stages)]
+    seconds = max(end + step for end, step in zip(loop.ends, steps, strict=True))
+    longest = max(range(len(steps)), key=lambda group: loop.busy[group] + steps[group])
+    reducing = _all_reduce_seconds(stages, sharing, loop, works)[longest]
     prediction = Prediction(
         seconds=seconds,
-        bubble=1 - (sum(busy) + sum(steps)) / (seconds * len(busy)) if seconds else 0.0,
-        communication=sums[longest] / seconds if seconds else 0.0,
-        memory=max(memory, key=lambda parts: parts.total),
+        bubble=1 - (sum(loop.busy) + sum(steps)) / (seconds * len(steps)) if seconds else 0.0,
+        communication=reducing / seconds if seconds else 0.0,
+        memory=_largest_memory(stages, orders, simulated),
         stage_seconds=tuple(
-            alone * (forward + backward)
-            for forward, backward in zip(stages.sums("forward"), stages.sums("backward"), strict=True)
+            sharing.alone * (forward + backward)
+            for forward, backward in zip(stages.totals("forward"), stages.totals("backward"), strict=True)
         ),
         source="formula",
     )
-    return Evaluation(
-        candidate=candidate,
-        prediction=prediction,
-        places=stages.places,
-        slowest=max(busy) * len(busy) / sum(busy) if sum(busy) else 1.0,
-        computing=longest_work - sums[longest],
-        sums=sums[longest],
-        waiting=seconds - longest_work,
-        num_tasks=sum(order.num_tasks for order in orders),
+    return Evaluation(candidate, prediction, num_tasks=sum(order.num_tasks for order in orders))
+
+
+@dataclasses.dataclass(frozen=True)
+class _CoreSharing:
+    """Times of tasks on devices that share cores, over those while all devices compute.
+
+    Attributes:
+      alone: while no other group computes.
+      together: while all groups compute.
+      at_once: how many groups can compute at once, each as fast as alone.
+    """
+
+    alone: float
+    together: float
+    at_once: float
+
+    @staticmethod
+    def of(stages: Stages) -> _CoreSharing:
+        """The times for the groups of a candidate."""
+        cluster, groups = stages.model.cluster, stages.candidate.schedule.mpmd_dim
+        devices = sum(place.num_devices for place in stages.places) / groups
+        return _CoreSharing(
+            alone=time_alone(cluster),
+            together=float(time_together(cluster, float(groups), devices)),
+            at_once=groups_at_once(cluster, devices),
+        )
+
+
+def _seconds_per_microbatch(times: Mapping[TaskType, float], order: Order) -> list[float]:
+    """For each stage, the seconds of its tasks of one microbatch."""
+    return [sum(times[TaskType(kind, stage)] for kind in order.kinds) for stage in range(len(order.homes))]
+
+
+def _loop(
+    stages: Stages,
+    orders: Sequence[Order],
+    simulated: tuple[int, ...],
+    times: Mapping[TaskType, float],
+    least: float,
+    at_once: float,
+) -> Loop:
+    """When each group ends the loop, and how long it computes.
+
+    Args:
+      orders: of the schedule, for each simulated number of microbatches.
+      least: the seconds that the loop takes at least for each microbatch.
+      at_once: how many groups can compute at once.
+    """
+    messages, number = stages.messages(), stages.candidate.num_microbatches
+    loops = [order.timed.run(times, *messages, at_once) for order in orders]
+    return Loop(
+        ends=prolong([loop.ends for loop in loops], simulated, number, least),
+        busy=prolong([loop.busy for loop in loops], simulated, number),
     )
+
+
+def _all_reduce_seconds(
+    stages: Stages, sharing: _CoreSharing, loop: Loop, works: Sequence[float]
+) -> list[float]:
+    """For each group, the seconds of a step that go into all-reduces and gathered weights.
+
+    Args:
+      works: for each group, the seconds of its tasks of one microbatch.
+    """
+    in_tasks = stages.of_groups(stages.totals("all_reduce"))
+    after_loop = stages.of_groups(stages.totals("step_all_reduce"))
+    return [
+        sharing.alone * of_microbatch * busy / work + sharing.together * of_step if work else 0.0
+        for of_microbatch, of_step, busy, work in zip(in_tasks, after_loop, loop.busy, works, strict=True)
+    ]
 
 
 def _task_times(stages: Stages) -> dict[TaskType, float]:
     overhead = stages.model.cluster.task_overhead
-    forwards, backwards = stages.sums("forward"), stages.sums("backward")
+    forwards, backwards = stages.totals("forward"), stages.totals("backward")
     times: dict[TaskType, float] = {}
-    for stage, weights in enumerate(stages.sums("backward_weights")):
+    for stage, weights in enumerate(stages.totals("backward_weights")):
         times[TaskType("fwd", stage)] = forwards[stage] + overhead
         times[TaskType("bwd", stage)] = backwards[stage] + overhead
         times[TaskType("bwdA", stage)] = backwards[stage] - weights + overhead
@@ -115,12 +144,12 @@ def _task_times(stages: Stages) -> dict[TaskType, float]:
 
 
 def _step_seconds(stages: Stages) -> list[float]:
-    """For each group, what it does after its last task: sums of gradients, and the optimizer.
+    """For each group, the seconds after its last task: all-reduces of gradients, and the optimizer.
 
-    The replicas of weights that groups share are summed, over a link there and back.
+    Gradients of weights that several groups have are summed over a link between them, there and back.
     """
     model = stages.model
-    steps = stages.of_groups(stages.sums("step"))
+    steps = stages.of_groups(stages.totals("step"))
     for layers, nbytes in model.profile.tied:
         homes = [stages.homes[stages.stage_of[layer]] for layer in layers]
         for group, layer in dict(zip(homes, layers, strict=True)).items():
@@ -133,13 +162,13 @@ def _step_seconds(stages: Stages) -> list[float]:
 
 
 def _share_of_layer(stages: Stages, group: int, layer: int, name: str, nbytes: float) -> float:
-    """What a device of a group has, by ``name``, for ``nbytes`` of a layer's weights."""
+    """The bytes that a device of a group holds, under a cost's name, for ``nbytes`` of a layer's weights."""
     weights = stages.model.profile.layers[layer].weights
     return float(stages.tables[group].layers[name][layer]) * nbytes / weights if weights else 0.0
 
 
 def _held_already(stages: Stages) -> Iterator[tuple[int, int, int]]:
-    """The groups, layers and bytes of weights that another layer of the group has as well."""
+    """The groups, layers and bytes of weights that another layer of the same group already holds."""
     for layers, nbytes in stages.model.profile.tied:
         groups: set[int] = set()
         for layer in layers:
@@ -149,21 +178,34 @@ def _held_already(stages: Stages) -> Iterator[tuple[int, int, int]]:
             groups.add(group)
 
 
+def _largest_memory(stages: Stages, orders: Sequence[Order], simulated: tuple[int, ...]) -> Memory:
+    """The memory of the group whose devices need most."""
+    of_orders = [_memory_parts(stages, order) for order in orders]
+    memories = [
+        Memory(
+            group,
+            *prolong([parts[group] for parts in of_orders], simulated, stages.candidate.num_microbatches),
+        )
+        for group in range(len(orders[-1].stages))
+    ]
+    return max(memories, key=lambda memory: memory.total)
+
+
 def _memory_parts(stages: Stages, order: Order) -> list[list[float]]:
     """For each group, the bytes on each of its devices, as the fields of ``Memory``."""
     weights, gradients, state = (
-        stages.of_groups(stages.sums(name)) for name in ("weights", "gradients", "state")
+        stages.of_groups(stages.totals(name)) for name in ("weights", "gradients", "state")
     )
     for group, layer, nbytes in _held_already(stages):
         weights[group] -= _share_of_layer(stages, group, layer, "weights", nbytes)
         state[group] -= _share_of_layer(stages, group, layer, "state", nbytes)
-    residuals, temporaries = stages.sums("residuals"), stages.largest("temporaries")
+    residuals, temporaries = stages.totals("residuals"), stages.largest("temporaries")
     messages = stages.skipped_bytes()
     for stage in range(1, len(stages.homes)):
         for group in (stages.homes[stage - 1], stages.homes[stage]):
             if stages.homes[stage - 1] != stages.homes[stage]:
                 messages[group] += 2 * stages.message_bytes(stage, group)
-    messages[stages.homes[0]] += stages.model.profile.batch / stages.settings[stages.homes[0]].sizes[-1]
+    messages[stages.homes[0]] += stages.model.profile.batch / stages.group_settings[stages.homes[0]].sizes[-1]
     return [
         [
             weights[group],

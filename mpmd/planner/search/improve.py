@@ -1,6 +1,6 @@
-"""Improves a candidate step by step: what is like it is simulated, and the best of that is taken.
+"""Improves a candidate by local search: its neighbours are simulated, and the best one is taken.
 
-What is like a candidate: the same groups, in either order, with another schedule; another number of
+Neighbours of a candidate have: the same groups, in either order, with another schedule; another number of
 microbatches; rematerialisation or FSDP the other way; a layer in the neighbouring stage; another submesh for
 a group, or for two of them. Where the stages are no longer the same, layers are cut anew.
 """
@@ -15,56 +15,56 @@ from collections.abc import Callable, Iterator
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import Submesh
 from mpmd.planner.search.candidates import best_of_shape
-from mpmd.planner.search.columns import Way
 from mpmd.planner.search.formula import Evaluation, evaluate
-from mpmd.planner.search.sweep import Shape, Space
+from mpmd.planner.search.layer_arrays import StepSettings
+from mpmd.planner.search.search_space import SearchSpace, Shape
 
 MOST_MOVES = 40
-"""How many boundaries between stages are tried in a round: those between the most unequal stages."""
+"""The most boundaries at which layers are moved in a round: those between the most unequal stages."""
 
 MOST_GROUPS = 8
-"""Of more groups the submeshes are not changed one by one."""
+"""With more groups, submeshes of single groups are not changed."""
 
 MOST_STAGES_PER_GROUP = 4
 
 MOST_SHAPES = 8
-"""In how many ways groups are divided otherwise, where another number of microbatches needs that."""
+"""The most other submeshes that are tried where another number of microbatches needs them."""
 
 
-def improved(space: Space, start: Evaluation, most_tasks: int) -> Evaluation:
-    """The best that is found until so many tasks have been simulated.
+def improved(space: SearchSpace, start: Evaluation, most_tasks: int) -> Evaluation:
+    """The best neighbour of neighbours, after so many simulated tasks or when no neighbour is better.
 
-    The best is the one that fits, or needs the least memory, and of those that fit the shortest step.
+    The best candidate has the shortest step of those that fit, or the least memory if none fits.
     """
     best, num_tasks, rounds_without = start, 0, 0
-    for likes in itertools.cycle(LIKES):
-        found = []
-        for evaluation in filter(None, likes(space, best)):
+    for move in itertools.cycle(NEIGHBOUR_MOVES):
+        neighbours = []
+        for evaluation in filter(None, move(space, best)):
             num_tasks += evaluation.num_tasks
-            found.append(evaluation)
+            neighbours.append(evaluation)
             if num_tasks >= most_tasks:
                 break
-        better = min(found, key=lambda evaluation: rank(space, evaluation), default=best)
+        better = min(neighbours, key=lambda evaluation: rank(space, evaluation), default=best)
         is_better = rank(space, better) < rank(space, best)
         best, rounds_without = (better, 0) if is_better else (best, rounds_without + 1)
-        if rounds_without == len(LIKES) or num_tasks >= most_tasks:
+        if rounds_without == len(NEIGHBOUR_MOVES) or num_tasks >= most_tasks:
             return best
     raise AssertionError("the rounds end")
 
 
-def rank(space: Space, evaluation: Evaluation) -> tuple[float, float]:
-    """The smaller, the better: the bytes that are missing, and the seconds."""
+def rank(space: SearchSpace, evaluation: Evaluation) -> tuple[float, float]:
+    """The missing bytes, and the seconds; smaller is better."""
     missing = evaluation.prediction.memory.total - space.model.cluster.memory
     return max(0.0, missing), evaluation.seconds
 
 
 def _shape(candidate: Candidate) -> Shape:
-    return Shape(candidate.schedule, candidate.submeshes, Way.of(candidate))
+    return Shape(candidate.schedule, candidate.submeshes, StepSettings.of(candidate))
 
 
-def _schedules(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
-    own = _shape(best.candidate)
-    groups = len(own.submeshes)
+def _schedules(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
+    shape = _shape(best.candidate)
+    groups = len(shape.submeshes)
     for family, stages_per_group in space.families:
         if groups == 1 or stages_per_group > MOST_STAGES_PER_GROUP:
             continue
@@ -72,30 +72,30 @@ def _schedules(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
         if schedule is None:
             continue
         # Which end of the pipeline is to have the larger groups depends on the schedule.
-        orders = [own.submeshes, own.submeshes[::-1]]
-        one = orders[0] == orders[1] or space.fixed.submesh is not None
-        for submeshes in orders[: 1 if one else 2]:
-            if (schedule, submeshes) != (own.schedule, own.submeshes):
-                yield best_of_shape(space, dataclasses.replace(own, schedule=schedule, submeshes=submeshes))
+        orders = [shape.submeshes, shape.submeshes[::-1]]
+        is_one_order = orders[0] == orders[1] or space.constraints.submesh is not None
+        for submeshes in orders[: 1 if is_one_order else 2]:
+            if (schedule, submeshes) != (shape.schedule, shape.submeshes):
+                yield best_of_shape(space, dataclasses.replace(shape, schedule=schedule, submeshes=submeshes))
 
 
-def _microbatches(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
-    numbers, own = space.numbers_of_microbatches, Way.of(best.candidate)
-    index = numbers.index(own.num_microbatches)
+def _microbatches(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
+    numbers, old = space.numbers_of_microbatches, StepSettings.of(best.candidate)
+    index = numbers.index(old.num_microbatches)
     for number in numbers[max(0, index - 2) : index + 3]:
         for submeshes in _dividing(space, best.candidate.submeshes, number):
-            way = dataclasses.replace(own, num_microbatches=number)
-            if way != own and way in space.ways(submeshes):
-                shape = dataclasses.replace(_shape(best.candidate), way=way, submeshes=submeshes)
+            settings = dataclasses.replace(old, num_microbatches=number)
+            if settings != old and settings in space.settings(submeshes):
+                shape = dataclasses.replace(_shape(best.candidate), settings=settings, submeshes=submeshes)
                 yield best_of_shape(space, shape)
 
 
 def _dividing(
-    space: Space, submeshes: tuple[Submesh, ...], num_microbatches: int
+    space: SearchSpace, submeshes: tuple[Submesh, ...], num_microbatches: int
 ) -> Iterator[tuple[Submesh, ...]]:
-    """The submeshes, or others of as many devices where these do not divide the rows of a microbatch."""
-    wrong = [submesh for submesh in submeshes if not space.divides((submesh,), num_microbatches)]
-    sizes = sorted({math.prod(submesh.values()) for submesh in wrong})
+    """The submeshes, with others of the same size for those that do not divide the rows of a microbatch."""
+    unfit = [submesh for submesh in submeshes if not space.divides((submesh,), num_microbatches)]
+    sizes = sorted({math.prod(submesh.values()) for submesh in unfit})
     options = [
         [
             s
@@ -106,19 +106,19 @@ def _dividing(
     ]
     for chosen in itertools.islice(itertools.product(*options), MOST_SHAPES):
         of_size = dict(zip(sizes, chosen, strict=True))
-        yield tuple(of_size[math.prod(own.values())] if own in wrong else own for own in submeshes)
+        yield tuple(of_size[math.prod(s.values())] if s in unfit else s for s in submeshes)
 
 
-def _flags(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
-    own = Way.of(best.candidate)
-    for way in space.ways(best.candidate.submeshes):
-        if way != own and way.num_microbatches == own.num_microbatches:
-            yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), way=way))
+def _flags(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
+    old = StepSettings.of(best.candidate)
+    for settings in space.settings(best.candidate.submeshes):
+        if settings != old and settings.num_microbatches == old.num_microbatches:
+            yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), settings=settings))
 
 
-def _layers(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
+def _layers(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
     candidate, times = best.candidate, best.prediction.stage_seconds
-    if space.fixed.layers_per_stage is not None:
+    if space.constraints.layers_per_stage is not None:
         return
     boundaries = sorted(range(1, len(times)), key=lambda b: (-abs(times[b - 1] - times[b]), b))
     for boundary in boundaries[:MOST_MOVES]:
@@ -131,11 +131,11 @@ def _layers(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
                 yield evaluate(space.model, changed)
 
 
-def _submeshes(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
-    """Other submeshes for one group, and for two groups that give and take, or change places."""
+def _submeshes(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
+    """Other submeshes for one group, for two that swap theirs, and, of up to three groups, for any two."""
     candidate = best.candidate
     groups = len(candidate.submeshes)
-    if groups > MOST_GROUPS or space.fixed.submesh is not None:
+    if groups > MOST_GROUPS or space.constraints.submesh is not None:
         return
     options = [
         s for s in space.submeshes if math.prod(s.values()) * (groups - 1) < space.num_devices * groups
@@ -151,21 +151,21 @@ def _submeshes(space: Space, best: Evaluation) -> Iterator[Evaluation | None]:
                 yield _with_submeshes(space, candidate, dict(zip((one, other), pair, strict=True)))
 
 
-def _with_submeshes(space: Space, candidate: Candidate, changed: dict) -> Evaluation | None:
-    submeshes = tuple(changed.get(group, own) for group, own in enumerate(candidate.submeshes))
+def _with_submeshes(space: SearchSpace, candidate: Candidate, changed: dict) -> Evaluation | None:
+    submeshes = tuple(changed.get(group, old) for group, old in enumerate(candidate.submeshes))
     devices = sum(math.prod(submesh.values()) for submesh in submeshes)
-    several = any(submesh["data"] > 1 for submesh in submeshes)
+    has_data_axis = any(submesh["data"] > 1 for submesh in submeshes)
     if (
         submeshes == candidate.submeshes
         or devices > space.num_devices
-        or (candidate.fsdp and not several)
+        or (candidate.fsdp and not has_data_axis)
         or not space.divides(submeshes, candidate.num_microbatches)
     ):
         return None
     return best_of_shape(space, dataclasses.replace(_shape(candidate), submeshes=submeshes))
 
 
-LIKES: tuple[Callable[[Space, Evaluation], Iterator[Evaluation | None]], ...] = (
+NEIGHBOUR_MOVES: tuple[Callable[[SearchSpace, Evaluation], Iterator[Evaluation | None]], ...] = (
     _schedules,
     _layers,
     _submeshes,

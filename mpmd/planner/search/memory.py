@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from mpmd.planner.search.columns import Array, Columns, Setting, product
 from mpmd.planner.search.costs import DATA
+from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,10 +15,10 @@ class LayerBytes:
     """Bytes of each layer on each device.
 
     Attributes:
-      weights, gradients, state: for the whole step.
-      residuals: of one microbatch, from its forward to its backward.
-      entering: of one microbatch, what comes from the layers before.
-      temporaries: while the layer's backward runs, beside these.
+      weights, gradients, state: held for the whole step.
+      residuals: of one microbatch, held from its forward to its backward.
+      entering: of one microbatch, received from the layers before.
+      temporaries: held while the layer's backward runs, beside these.
     """
 
     weights: Array
@@ -29,32 +29,32 @@ class LayerBytes:
     temporaries: Array
 
 
-def layer_bytes(columns: Columns, setting: Setting) -> LayerBytes:
-    """The bytes of all layers on devices that run them as a setting says.
+def layer_bytes(arrays: LayerArrays, group: GroupSettings) -> LayerBytes:
+    """The bytes of all layers on the devices of a group.
 
-    Temporaries are what enters and its gradient, and what a task makes for itself, such as the scores of a
-    vocabulary; with rematerialisation the residuals of the layer, which its backward computes again; with
-    weights divided over ``data``, the whole weights and gradients of the layer. Those that are gathered once
-    are there, whole, for the whole step.
+    Temporaries are the entering values with their gradients, and values within a task, such as the scores of
+    a vocabulary. With rematerialisation they include the residuals of the layer, which its backward computes
+    again; with weights divided over ``data``, the layer's whole weights and gradients. Weights that are
+    gathered once are held whole for the whole step.
     """
-    held = product(columns.shares("weights", setting.sizes))
-    shares = columns.shares("activations", setting.sizes)
-    weights, gradients, state = (columns.of(name) * held for name in ("weights", "gradients", "state"))
-    received = product(columns.shares("received", setting.sizes))
-    entering = columns.of("entering") * columns.rows(setting) * received
-    residuals = columns.of("residuals") * columns.rows(setting) * product(shares)
-    within = np.maximum(columns.forward[-1], columns.backward[-1])
-    temporaries = 2 * entering + within * columns.rows(setting) * product(shares)
-    if not columns.profile.has_backward:
+    held = product(arrays.shares("weights", group.sizes))
+    shares = arrays.shares("activations", group.sizes)
+    weights, gradients, state = (arrays.of(name) * held for name in ("weights", "gradients", "state"))
+    received = product(arrays.shares("received", group.sizes))
+    entering = arrays.of("entering") * arrays.rows(group) * received
+    residuals = arrays.of("residuals") * arrays.rows(group) * product(shares)
+    within = np.maximum(arrays.forward[-1], arrays.backward[-1])
+    temporaries = 2 * entering + within * arrays.rows(group) * product(shares)
+    if not arrays.profile.has_backward:
         gradients = residuals = np.zeros_like(weights)
-    divided = setting.sizes[DATA] if setting.way.fsdp else 1
+    divided = group.sizes[DATA] if group.step.fsdp else 1
     gathered = np.zeros_like(weights)
-    if setting.way.gather_once:
+    if group.step.gather_once:
         gathered = weights
-    elif setting.way.fsdp:
+    elif group.step.fsdp:
         temporaries = temporaries + weights + gradients
         gradients = gradients / divided
-    if setting.way.remat:
+    if group.step.remat:
         temporaries = temporaries + residuals
         residuals = np.minimum(entering, residuals)
     return LayerBytes(

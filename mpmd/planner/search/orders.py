@@ -1,4 +1,4 @@
-"""What a schedule's lists say, found once for all candidates that have the schedule."""
+"""The task lists of schedules, read once for all candidates that have the schedule."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _CHANGES = {"fwd": 1, "bwd": -1, "bwdA": 0, "bwdW": -1}
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """The lists of a schedule.
+    """The task lists of a schedule.
 
     Attributes:
-      tasks: for each group what it runs.
+      tasks: the list of each group.
       homes: the group of each stage.
       stages: the stages of each group.
       kinds: of the tasks.
-      in_flight: for each group, the microbatches of each of its stages between forward and backward, at every
-        moment at which no other has as many of each stage.
+      in_flight: for each group, the numbers of microbatches of its stages between forward and backward, at
+        all moments whose numbers no other moment reaches for every stage.
     """
 
     tasks: TaskLists
@@ -34,7 +34,7 @@ class Order:
 
     @functools.cached_property
     def timed(self) -> TimedOrder:
-        """The lists, to be run."""
+        """The lists, ready to be run with costs."""
         return TimedOrder(self.tasks, self.homes)
 
     @functools.cached_property
@@ -47,32 +47,36 @@ def order_of(schedule: Schedule, num_microbatches: int) -> Order:
     """The order of a schedule. Raises ``ValueError`` where the schedule does."""
     tasks = schedule.tasks(num_microbatches)
     stages = tuple(tuple(sorted({t.stage for cell in cells for t in cell.tasks})) for cells in tasks)
-    home_of = {stage: mpmd_idx for mpmd_idx, own in enumerate(stages) for stage in own}
+    home_of = {stage: mpmd_idx for mpmd_idx, of_group in enumerate(stages) for stage in of_group}
     return Order(
         tasks=tasks,
         homes=tuple(home_of[stage] for stage in range(schedule.num_stages)),
         stages=stages,
         kinds=frozenset(task.kind for cell in tasks[0] for task in cell.tasks),
-        in_flight=tuple(_most_in_flight(cells, own) for cells, own in zip(tasks, stages, strict=True)),
+        in_flight=tuple(
+            _most_in_flight(cells, numbers) for cells, numbers in zip(tasks, stages, strict=True)
+        ),
     )
 
 
 def _most_in_flight(cells: Sequence[Cell], stages: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The microbatches in flight of a group's stages, as ``Order.in_flight`` has them."""
     position = {stage: index for index, stage in enumerate(stages)}
-    counts, found, grew = [0] * len(stages), set(), False
+    counts, moments, grew = [0] * len(stages), set(), False
     for cell in cells:
         for task in cell.tasks:
             change = _CHANGES[task.kind]
             if grew and change < 0:
-                found.add(tuple(counts))
+                moments.add(tuple(counts))
                 grew = False
             counts[position[task.stage]] += change
             grew = grew or change > 0
-    found.add(tuple(counts))
-    return _maximal(found)
+    moments.add(tuple(counts))
+    return _maximal(moments)
 
 
 def _maximal(vectors: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """The vectors that no other one reaches in every entry."""
     kept: list[tuple[int, ...]] = []
     for vector in sorted(vectors, key=sum, reverse=True):
         if not any(all(map(int.__le__, vector, other)) for other in kept):
@@ -81,7 +85,7 @@ def _maximal(vectors: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 
 MOST_TASKS = 10_000
-"""Steps of more tasks are simulated for two smaller numbers of microbatches, and prolonged."""
+"""Steps with more tasks are simulated for two smaller numbers of microbatches, and extrapolated."""
 
 
 def simulated_numbers(schedule: Schedule, num_microbatches: int) -> tuple[int, ...]:
@@ -99,32 +103,34 @@ def simulated_numbers(schedule: Schedule, num_microbatches: int) -> tuple[int, .
 
 
 def prolong(
-    found: Sequence[Sequence[float]], simulated: tuple[int, ...], number: int, least: float = 0.0
+    values: Sequence[Sequence[float]], simulated: tuple[int, ...], number: int, least: float = 0.0
 ) -> list[float]:
-    """Numbers that grow linearly with the number of microbatches, found for those simulated, for another.
+    """Extrapolates values that grow linearly with the number of microbatches.
 
     Args:
-      least: by which each grows at least with every microbatch. A pipeline of uneven stages may still be
-        filling in what was simulated, but its slowest group works for every microbatch.
+      values: for each simulated number of microbatches.
+      number: of microbatches, for which values are returned.
+      least: by which each value grows at least with every microbatch. In the simulation a pipeline of uneven
+        stages may still be filling, but its slowest group works for every microbatch.
     """
     if len(simulated) == 1:
-        return [*found[0]]
+        return [*values[0]]
     span = simulated[1] - simulated[0]
     return [
         last + (number - simulated[1]) * max(least, (last - first) / span)
-        for first, last in zip(*found, strict=True)
+        for first, last in zip(*values, strict=True)
     ]
 
 
 def stages_in_flight(schedule: Schedule, num_microbatches: int) -> tuple[tuple[int, ...], list[float]]:
-    """The group of each stage, and the microbatches of each in flight when its group has most of all."""
+    """The group of each stage, and its microbatches in flight when its group has most in flight."""
     simulated = simulated_numbers(schedule, num_microbatches)
     orders = [order_of(schedule, number) for number in simulated]
     counts = []
     for order in orders:
         of_stage = [0.0] * schedule.num_stages
-        for own, vectors in zip(order.stages, order.in_flight, strict=True):
-            for stage, count in zip(own, max(vectors, key=sum), strict=True):
+        for stages, vectors in zip(order.stages, order.in_flight, strict=True):
+            for stage, count in zip(stages, max(vectors, key=sum), strict=True):
                 of_stage[stage] = count
         counts.append(of_stage)
     return orders[-1].homes, prolong(counts, simulated, num_microbatches)

@@ -5,8 +5,8 @@ It minimises, over the groups of a pipeline with one stage each,
     max over groups g:  (time until the first microbatch reaches g) + m T_g + (time from g back to the start)
 
 where ``T_g`` is the time of the forward and backward of a microbatch on ``g``: no schedule is shorter.
-From the last stage backwards this is one number for each first layer, ``V``. What a stage and those behind it
-take is ``max(m T, T + 2 c + V)``, which never falls as ``V`` rises.
+From the last stage backwards this is one number for each first layer, ``V``. A stage with all behind it takes
+``max(m T, T + 2 c + V)``, which never falls as ``V`` rises.
 
 The dynamic programme of Alpa minimises ``sum T + (m - 1) max T`` instead (Zheng et al., "Alpa: Automating
 Inter- and Intra-Operator Parallelism for Distributed Deep Learning", 2022, arXiv:2201.12023, section 5.2).
@@ -22,22 +22,22 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mpmd.planner.search.columns import Array
+from mpmd.planner.search.layer_arrays import Array
 from mpmd.planner.search.stages import Table
 
 SLACKS = (1.0, 1.1, math.inf)
-"""The slowest stage of a cut, over that of the most balanced one."""
+"""Limits for the slowest stage of a cut, over that of the most balanced cut."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Stretches:
-    """What stages of consecutive layers cost: of layers ``i`` to ``j - 1`` at ``[i, j]``.
+class StageRangeCosts:
+    """Costs of ranges of layers as stages: of layers ``i`` to ``j - 1`` at ``[i, j]``.
 
     Attributes:
       seconds: of forward and backward; infinite for no layers.
-      held: bytes for the whole step, and temporaries.
-      residuals: bytes of a microbatch.
-      hops: by first layer, seconds of messages there and back between the stage and the one before.
+      held: bytes that are held for the whole step, and of temporaries.
+      residuals: bytes of residuals of a microbatch.
+      hops: by first layer, seconds of messages between the stage and the one before, there and back.
     """
 
     seconds: Array
@@ -46,8 +46,8 @@ class Stretches:
     hops: Array
 
     @staticmethod
-    def of(table: Table, overhead: float, hops: Array) -> Stretches:
-        """The stretches of a setting's layers. ``overhead`` is of the tasks of a microbatch."""
+    def of(table: Table, overhead: float, hops: Array) -> StageRangeCosts:
+        """The costs of all ranges of a table's layers. ``overhead`` is that of the tasks of a microbatch."""
 
         def between(*names: str) -> Array:
             until = np.sum([table.until[name] for name in names], axis=0)
@@ -58,7 +58,7 @@ class Stretches:
         most = _largest(table.layers["temporaries"])
         entering = np.append(table.layers["entering"], 0.0)
         messages = 2 * (entering[:, None] + entering[None, :])
-        return Stretches(
+        return StageRangeCosts(
             seconds=seconds,
             held=between("weights", "gradients", "state") + most + messages,
             residuals=between("residuals"),
@@ -66,36 +66,36 @@ class Stretches:
         )
 
     def fitting(self, in_flight: float, memory: float) -> Array:
-        """The seconds, infinite where a stage does not fit."""
+        """The seconds of each range, infinite where it does not fit."""
         fits = self.held + in_flight * self.residuals <= memory
         return np.where(fits, self.seconds, math.inf)
 
 
 def cuts(
-    stretches: Sequence[Stretches], in_flight: Sequence[float], num_microbatches: int, memory: float
+    range_costs: Sequence[StageRangeCosts], in_flight: Sequence[float], num_microbatches: int, memory: float
 ) -> Iterator[tuple[int, ...]]:
     """Ways to cut the layers, as the numbers of layers of each stage; none if none fits.
 
     Args:
-      stretches: of the settings of the stages' groups.
+      range_costs: for each stage, of ranges of layers on its group.
       in_flight: for each stage the microbatches whose residuals it holds.
-      memory: that a stage may need on a device.
+      memory: the bytes that a stage may need on a device.
     """
-    seconds = [own.fitting(number, memory) for own, number in zip(stretches, in_flight, strict=True)]
-    hops = [own.hops for own in stretches]
+    seconds = [costs.fitting(number, memory) for costs, number in zip(range_costs, in_flight, strict=True)]
+    hops = [costs.hops for costs in range_costs]
     balanced = _slowest(seconds)
     if math.isinf(balanced):
         return
-    found = set()
+    yielded = set()
     for slack in SLACKS:
         cut = _shortest(seconds, hops, num_microbatches, slack * balanced * (1 + 1e-9))
-        if cut not in found:
-            found.add(cut)
+        if cut not in yielded:
+            yielded.add(cut)
             yield cut
 
 
 def unevenness(values: Array) -> Array:
-    """By the number of stages, the largest sum of the most even cut of layers, over the mean of its stages.
+    """The sum of the largest stage over the mean of all stages, in the most even cut, by number of stages.
 
     Entry ``i`` is for ``i + 1`` stages.
     """
@@ -125,7 +125,7 @@ def _slowest(seconds: list[Array]) -> float:
 def _shortest(
     seconds: list[Array], hops: list[Array], num_microbatches: int, limit: float
 ) -> tuple[int, ...]:
-    """The cut of the shortest step of which no stage takes longer than a limit."""
+    """The cut with the shortest step, of those in which no stage takes longer than a limit."""
     num_layers = len(seconds[0]) - 1
     best = np.full(num_layers + 1, math.inf)
     best[num_layers] = 0.0
@@ -144,7 +144,7 @@ def _shortest(
 
 
 def _largest(values: Array) -> Array:
-    """The largest of the values ``i`` to ``j - 1`` at ``[i, j]``; 0 for none."""
+    """The largest of values ``i`` to ``j - 1`` at ``[i, j]``; 0 for an empty range."""
     largest = np.zeros((len(values) + 1, len(values) + 1))
     for first in range(len(values)):
         largest[first, first + 1 :] = np.maximum.accumulate(values[first:])

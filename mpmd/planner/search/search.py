@@ -1,6 +1,6 @@
 """Searches for the best way to run a step on a cluster.
 
-Of a small problem every candidate is looked at (``exhaustive.py``). Of others ``sweep.py`` estimates all
+Of a small problem every candidate is evaluated (``exhaustive.py``). Of others ``sweep.py`` estimates all
 shapes; the most promising ones are cut into stages (``candidates.py``) and simulated (``formula.py``), groups
 of different sizes are tried for them (``uneven.py``), and the best are improved (``improve.py``).
 """
@@ -11,116 +11,113 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from mpmd.planner.candidate import Row
-from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.constraints import Constraints
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile
 from mpmd.planner.reasons import ranked, shortage
 from mpmd.planner.search.alternatives import alternatives
 from mpmd.planner.search.candidates import best_of_shape
-from mpmd.planner.search.columns import Way
 from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.exhaustive import best_of_all, is_small
 from mpmd.planner.search.formula import Evaluation
 from mpmd.planner.search.improve import improved, rank
-from mpmd.planner.search.nothing_fits import nothing_fits
+from mpmd.planner.search.infeasible import infeasible
+from mpmd.planner.search.layer_arrays import StepSettings
+from mpmd.planner.search.search_space import SearchSpace, Shape
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.search.sweep import Shape, Space, smallest, sweep
+from mpmd.planner.search.sweep import smallest, sweep
 from mpmd.planner.search.uneven import uneven_submeshes
 from mpmd.schedules import Schedule
 
-OPEN = Fixed()
+OPEN = Constraints()
 
 NUM_ROWS = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Effort:
-    """How much is searched, so that the time depends on the problem and not on the machine.
+class SearchBudget:
+    """Limits of a search, by numbers of what is tried, so that no clock decides what is found.
 
     Attributes:
       shapes, tasks: how many shapes of the sweep are simulated, until so many tasks are.
-      ways: for how many combinations of microbatches, rematerialisation and FSDP, the best ones, groups of
-        different sizes are tried.
+      settings: for how many combinations of microbatches, rematerialisation and FSDP, the best ones, groups
+        of different sizes are tried.
       improved, tasks_each: how many candidates are improved, each until so many tasks are simulated.
-      exhaustive: whether all candidates of a small problem are looked at.
+      exhaustive: whether all candidates of a small problem are evaluated.
     """
 
     shapes: int = 150
     tasks: int = 200_000
-    ways: int = 4
+    settings: int = 4
     improved: int = 6
     tasks_each: int = 20_000
     exhaustive: bool = True
 
 
-USUAL = Effort()
+USUAL = SearchBudget()
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What a search finds.
+def search(
+    profile: Profile, cluster: Hardware, constraints: Constraints = OPEN, budget: SearchBudget = USUAL
+) -> tuple[Row, ...]:
+    """The best candidates, the shortest step first, and the alternatives to a pipeline.
 
-    Attributes:
-      rows: the best first; what does not fit last.
-      exact: whether no candidate is better by the formulas. Otherwise there may be a better one.
-      num_simulated: how many candidates were simulated.
+    Candidates that do not fit come last. The alternatives have labels: ``one device``, ``data parallel``,
+    ``FSDP`` and ``tensor parallel``; other rows have none.
+
+    Raises: ``ValueError`` for constraints that conflict with one another, the step or the cluster, with all
+      conflicts; and when nothing fits, with the missing memory and the nearest that would fit.
     """
-
-    rows: tuple[Row, ...]
-    exact: bool
-    num_simulated: int
-
-
-def search(profile: Profile, cluster: Cluster, fixed: Fixed = OPEN) -> tuple[Row, ...]:
-    """The rows of ``find``."""
-    return find(profile, cluster, fixed).rows
+    space = search_space(profile, cluster, constraints)
+    rows = evaluated_rows(space, budget)
+    if all(shortage(row.prediction, cluster) for row in rows):
+        raise ValueError(infeasible(space))
+    return ranked(rows, cluster, NUM_ROWS)
 
 
-def find(profile: Profile, cluster: Cluster, fixed: Fixed = OPEN, effort: Effort = USUAL) -> Found:
-    """The best candidates, the shortest step first, and what they are compared with.
-
-    Candidates that do not fit come last. The alternatives to a pipeline are among the rows, with labels:
-    ``one device``, ``data parallel``, ``FSDP`` and ``tensor parallel``; other rows have none.
-
-    Raises: ``ValueError`` for fixes that contradict one another, the step or the cluster, with all
-      contradictions; and when nothing fits, with what is missing and the nearest that would fit.
-    """
-    fixed = combined(fixed, profile)
-    if faults := [*contradictions(fixed, profile, cluster)]:
+def search_space(profile: Profile, cluster: Hardware, constraints: Constraints) -> SearchSpace:
+    """The choices that constraints leave. Raises ``ValueError`` with all conflicts among them."""
+    constraints = combined(constraints, profile)
+    if faults := [*contradictions(constraints, profile, cluster)]:
         raise ValueError("\n".join(faults))
-    space = Space(CostModel(profile, cluster), fixed)
-    exact = effort.exhaustive and is_small(space)
-    found = [*_swept(space, effort)]
-    found += best_of_all(space) if exact else [*_refined(space, found, effort)]
-    alone = alternatives(space)
-    known = {repr(evaluation.candidate) for _, evaluation in alone}
-    others = {repr(evaluation.candidate): ("", evaluation) for evaluation in found}
-    labelled = [pair for text, pair in others.items() if text not in known] + alone
-    if all(shortage(evaluation.prediction, cluster) for _, evaluation in labelled):
-        raise ValueError(nothing_fits(space))
-    rows = [Row(evaluation.candidate, evaluation.prediction, label) for label, evaluation in labelled]
-    return Found(ranked(rows, cluster, NUM_ROWS), exact, len(found) + len(alone))
+    return SearchSpace(CostModel(profile, cluster), constraints)
 
 
-def as_written(profile: Profile, cluster: Cluster, schedule: Schedule, fixed: Fixed = OPEN) -> Row | None:
+def evaluated_rows(space: SearchSpace, budget: SearchBudget) -> list[Row]:
+    """All evaluated candidates, then the alternatives to a pipeline with their labels; in no order."""
+    swept = [*_swept(space, budget)]
+    if budget.exhaustive and is_small(space):
+        evaluations = swept + best_of_all(space)
+    else:
+        evaluations = swept + [*_refined(space, swept, budget)]
+    labelled = alternatives(space)
+    known = {repr(evaluation.candidate) for _, evaluation in labelled}
+    others = {repr(evaluation.candidate): ("", evaluation) for evaluation in evaluations}
+    unlabelled = [pair for text, pair in others.items() if text not in known]
+    return [Row(e.candidate, e.prediction, label) for label, e in unlabelled + labelled]
+
+
+def as_written(
+    profile: Profile, cluster: Hardware, schedule: Schedule, constraints: Constraints = OPEN
+) -> Row | None:
     """The best candidate with the schedule that the step has itself, whether it fits in memory or not.
 
-    ``None`` where the schedule is not one for the step, what is fixed, or the number of devices.
+    ``None`` where the step, the constraints or the number of devices do not allow the schedule.
     """
-    fixed = combined(dataclasses.replace(fixed, schedule=schedule), profile)
-    if any(contradictions(fixed, profile, cluster)):
+    try:
+        space = search_space(profile, cluster, dataclasses.replace(constraints, schedule=schedule))
+    except ValueError:
         return None
-    space = Space(CostModel(profile, cluster), fixed)
-    found = _best_first(space, [*_swept(space, USUAL)])
-    return Row(found[0].candidate, found[0].prediction, "as written") if found else None
+    evaluations = _best_first(space, [*_swept(space, USUAL)])
+    return Row(evaluations[0].candidate, evaluations[0].prediction, "as written") if evaluations else None
 
 
-def _swept(space: Space, effort: Effort) -> Iterator[Evaluation]:
+def _swept(space: SearchSpace, budget: SearchBudget) -> Iterator[Evaluation]:
     """The best of the most promising shapes."""
-    return _simulated(space, sweep(space)[: effort.shapes], effort.tasks)
+    return _simulated(space, sweep(space)[: budget.shapes], budget.tasks)
 
 
-def _simulated(space: Space, shapes: Iterable[Shape], most_tasks: int) -> Iterator[Evaluation]:
+def _simulated(space: SearchSpace, shapes: Iterable[Shape], most_tasks: int) -> Iterator[Evaluation]:
     num_tasks = 0
     for shape in shapes:
         if num_tasks < most_tasks and (evaluation := best_of_shape(space, shape)):
@@ -128,46 +125,50 @@ def _simulated(space: Space, shapes: Iterable[Shape], most_tasks: int) -> Iterat
             yield evaluation
 
 
-def _refined(space: Space, swept: list[Evaluation], effort: Effort) -> Iterator[Evaluation]:
+def _refined(space: SearchSpace, swept: list[Evaluation], budget: SearchBudget) -> Iterator[Evaluation]:
     """Groups of different sizes, and improvements of the best of all."""
-    uneven = [*_simulated(space, _uneven_shapes(space, _best_first(space, swept), effort), effort.tasks)]
+    uneven = [*_simulated(space, _uneven_shapes(space, _best_first(space, swept), budget), budget.tasks)]
     yield from uneven
     starts = _unlike(_best_first(space, swept + uneven))
     if not starts or rank(space, starts[0])[0]:
-        least = [*_simulated(space, smallest(space)[: 2 * effort.improved], effort.tasks)]
+        least = [*_simulated(space, smallest(space)[: 2 * budget.improved], budget.tasks)]
         starts = _unlike(_best_first(space, least + starts))
-    for evaluation in starts[: effort.improved]:
-        yield improved(space, evaluation, effort.tasks_each)
+    for evaluation in starts[: budget.improved]:
+        yield improved(space, evaluation, budget.tasks_each)
 
 
-def _best_first(space: Space, found: list[Evaluation]) -> list[Evaluation]:
-    return sorted(found, key=lambda evaluation: rank(space, evaluation))
+def _best_first(space: SearchSpace, evaluations: list[Evaluation]) -> list[Evaluation]:
+    return sorted(evaluations, key=lambda evaluation: rank(space, evaluation))
 
 
 def _unlike(ordered: list[Evaluation]) -> list[Evaluation]:
     """The best for each number of groups, then for each number of stages on them, then the others."""
-    groups = {id(e) for e in {len(e.places): e for e in reversed(ordered)}.values()}
-    stages = {id(e) for e in {(len(e.places), *_stages_per_group(e)): e for e in reversed(ordered)}.values()}
+    worst_first = ordered[::-1]
+    groups = {id(e) for e in {_num_groups(e): e for e in worst_first}.values()}
+    stages = {
+        id(e) for e in {(_num_groups(e), e.candidate.stages_per_group): e for e in worst_first}.values()
+    }
     return sorted(ordered, key=lambda e: (id(e) not in groups, id(e) not in stages))
 
 
-def _uneven_shapes(space: Space, ordered: list[Evaluation], effort: Effort) -> Iterator[Shape]:
-    """The ways of the best candidates, with groups of different sizes and each way's schedules."""
-    if space.fixed.submesh is not None:
+def _uneven_shapes(space: SearchSpace, ordered: list[Evaluation], budget: SearchBudget) -> Iterator[Shape]:
+    """Shapes with groups of different sizes, with the settings of the best candidates and their schedules."""
+    if space.constraints.submesh is not None:
         return
-    families: dict[Way, list[Evaluation]] = {}
+    families: dict[StepSettings, list[Evaluation]] = {}
     for evaluation in ordered:
-        families.setdefault(Way.of(evaluation.candidate), []).append(evaluation)
-    for way in [*families][: effort.ways]:
-        schedules = {(e.candidate.schedule.name, *_stages_per_group(e)): None for e in families[way]}
-        for submeshes in uneven_submeshes(space, way):
+        families.setdefault(StepSettings.of(evaluation.candidate), []).append(evaluation)
+    for settings in [*families][: budget.settings]:
+        schedules = {
+            (e.candidate.schedule.name, e.candidate.stages_per_group): None for e in families[settings]
+        }
+        for submeshes in uneven_submeshes(space, settings):
             for family, stages_per_group in [*schedules][:3]:
                 num_stages = len(submeshes) * stages_per_group
                 schedule = space.schedule(family, num_stages, len(submeshes))
                 if schedule is not None:
-                    yield Shape(schedule, submeshes, way)
+                    yield Shape(schedule, submeshes, settings)
 
 
-def _stages_per_group(evaluation: Evaluation) -> tuple[int]:
-    schedule = evaluation.candidate.schedule
-    return (max(1, schedule.num_stages // schedule.mpmd_dim),)
+def _num_groups(evaluation: Evaluation) -> int:
+    return len(evaluation.candidate.submeshes)

@@ -1,4 +1,4 @@
-"""The costs of a candidate's stages, added up of those of their layers."""
+"""The costs of a candidate's stages: the sums of the costs of their layers."""
 
 from __future__ import annotations
 
@@ -19,51 +19,60 @@ from mpmd.planner.collectives import (
     places_of,
     share_a_node,
 )
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile
-from mpmd.planner.search.columns import Array, Columns, Setting, Way, product, setting_of
-from mpmd.planner.search.costs import LayerSeconds, layer_seconds
-from mpmd.planner.search.memory import LayerBytes, layer_bytes
+from mpmd.planner.search.costs import layer_seconds
+from mpmd.planner.search.layer_arrays import (
+    Array,
+    GroupSettings,
+    LayerArrays,
+    StepSettings,
+    group_settings_of,
+    product,
+)
+from mpmd.planner.search.memory import layer_bytes
 from mpmd.simulate import Link
 
-SECONDS = tuple(field.name for field in dataclasses.fields(LayerSeconds))
 MODEL = INNERMOST_FIRST.index("model")
-BYTES = tuple(field.name for field in dataclasses.fields(LayerBytes))
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """What layers cost in a setting, a row for each name.
+    """The costs of layers in a group, by the field names of ``LayerSeconds`` and ``LayerBytes``.
 
     Attributes:
-      layers: the numbers.
-      until: the sums of the layers before each layer, and of all.
+      layers: the cost of each layer.
+      until: the sum over the layers before each layer, and over all.
     """
 
     layers: Mapping[str, Array]
     until: Mapping[str, Array]
 
+    def total(self, name: str) -> float:
+        """The sum of a cost over all layers."""
+        return float(self.until[name][-1])
+
 
 class CostModel:
-    """What a step's layers cost on a cluster; each setting is computed once."""
+    """The costs of a step's layers on a cluster; they are computed once for each group's settings."""
 
-    def __init__(self, profile: Profile, cluster: Cluster):
-        self.profile, self.cluster, self.columns = profile, cluster, Columns(profile)
-        self._tables: dict[Setting, Table] = {}
+    def __init__(self, profile: Profile, cluster: Hardware):
+        self.profile, self.cluster, self.arrays = profile, cluster, LayerArrays(profile)
+        self._tables: dict[GroupSettings, Table] = {}
 
-    def table(self, setting: Setting) -> Table:
-        """The costs of all layers in a setting."""
-        if setting not in self._tables:
-            seconds = layer_seconds(self.columns, setting, self.cluster)
-            layers = vars(seconds) | vars(layer_bytes(self.columns, setting))
+    def table(self, group_settings: GroupSettings) -> Table:
+        """The costs of all layers in a group with these settings."""
+        if group_settings not in self._tables:
+            seconds = layer_seconds(self.arrays, group_settings, self.cluster)
+            layers = vars(seconds) | vars(layer_bytes(self.arrays, group_settings))
             until = {name: np.concatenate([[0.0], np.cumsum(values)]) for name, values in layers.items()}
-            self._tables[setting] = Table(layers, until)
-        return self._tables[setting]
+            self._tables[group_settings] = Table(layers, until)
+        return self._tables[group_settings]
 
-    def setting(self, place: Place, way: Way) -> Setting:
-        """How a group at a place runs its layers."""
+    def group_settings(self, place: Place, settings: StepSettings) -> GroupSettings:
+        """The settings of a group at a place."""
         links = axis_links(self.cluster, place)
-        return setting_of(place.submesh, links, way)
+        return group_settings_of(place.submesh, links, settings)
 
 
 class Stages:
@@ -80,20 +89,22 @@ class Stages:
         assert len(sizes) == len(homes), f"{sizes} are layers of {len(sizes)} stages, not of {len(homes)}"
         self.model, self.candidate, self.homes = model, candidate, homes
         self.places = places_of(candidate.submeshes)
-        self.settings = [model.setting(place, Way.of(candidate)) for place in self.places]
-        self.tables = [model.table(setting) for setting in self.settings]
+        self.group_settings = [
+            model.group_settings(place, StepSettings.of(candidate)) for place in self.places
+        ]
+        self.tables = [model.table(group_settings) for group_settings in self.group_settings]
         self.stops = list(accumulate(candidate.layers_per_stage))
         self.firsts = [0, *self.stops[:-1]]
 
-    def sums(self, name: str) -> list[float]:
-        """For each stage, the sum over its layers."""
+    def totals(self, name: str) -> list[float]:
+        """For each stage, the sum of a cost over its layers."""
         return [
             float(self.tables[home].until[name][stop] - self.tables[home].until[name][first])
             for home, first, stop in zip(self.homes, self.firsts, self.stops, strict=True)
         ]
 
     def largest(self, name: str) -> list[float]:
-        """For each stage, the most of its layers."""
+        """For each stage, the largest cost of a layer."""
         return [
             float(self.tables[home].layers[name][first:stop].max())
             for home, first, stop in zip(self.homes, self.firsts, self.stops, strict=True)
@@ -107,14 +118,14 @@ class Stages:
         return sums
 
     def message_bytes(self, stage: int, group: int) -> float:
-        """What passes between a stage and the one before, of a microbatch, on each device of a group."""
+        """Bytes that pass between a stage and the one before, for a microbatch, on each device of a group."""
         first = self.firsts[stage]
         skips = [skip for skip in self._skips if skip[:2] == (stage - 1, stage)]
         past = sum(nbytes * self._share(group, layer) for _, _, layer, nbytes in skips)
         return float(self.tables[group].layers["entering"][first]) + past
 
     def messages(self) -> tuple[dict[TaskType, float], dict[tuple[int, int], Link]]:
-        """By sending task, how long its messages keep a link busy; and links of a byte a second."""
+        """By sending task, the seconds for which its messages occupy a link; and links of a byte a second."""
         seconds: dict[TaskType, float] = {}
         links: dict[tuple[int, int], Link] = {}
         for stage in range(1, len(self.homes)):
@@ -129,18 +140,18 @@ class Stages:
         return seconds, links
 
     def _copies(self, stage: int, sender: int, reader: int) -> float:
-        """How many times the bytes of a device there are of a message along ``model``.
+        """The bytes of a message on a link, over those that a device receives.
 
-        Within a node each device gets its own over a link of its own. Between nodes the link has what all of
-        them get, where the message of a whole value counts once.
+        Within a node each device receives its part over a link of its own. Between nodes the devices along
+        ``model`` share a link, on which a value that is not divided counts once.
         """
         if share_a_node(self.model.cluster, self.places[sender], self.places[reader]):
             return 1.0
-        along_model = self.model.columns.shares("received", self.settings[reader].sizes)[MODEL]
+        along_model = self.model.arrays.shares("received", self.group_settings[reader].sizes)[MODEL]
         return 1 / float(along_model[self.firsts[stage]])
 
     def skipped_bytes(self) -> list[float]:
-        """For each group, what waits there of values that go past layers, on each device."""
+        """For each group, the bytes of waiting values that go past layers, on each device."""
         waiting = [0.0] * len(self.places)
         for source, target, layer, nbytes in self._skips:
             group = self.homes[target]
@@ -154,13 +165,13 @@ class Stages:
 
     @functools.cached_property
     def _skips(self) -> list[tuple[int, int, int, int]]:
-        """From which stage to which, for which layer, how many bytes of the profile's microbatch."""
+        """Values that go past stages: source and target stage, target layer, bytes of a microbatch."""
         skips = self.model.profile.skips
         stages = [(self.stage_of[a], self.stage_of[b], b, nbytes) for a, b, nbytes in skips]
         return [skip for skip in stages if skip[0] != skip[1]]
 
     def _share(self, group: int, layer: int) -> float:
-        """What a device of a group gets of a value between layers, over its bytes in the profile."""
-        columns, setting = self.model.columns, self.settings[group]
-        share = product(columns.shares("received", setting.sizes))
-        return float(share[layer]) * columns.rows(setting)
+        """The share of a value between layers that a device of a group receives."""
+        arrays, group_settings = self.model.arrays, self.group_settings[group]
+        share = product(arrays.shares("received", group_settings.sizes))
+        return float(share[layer]) * arrays.rows(group_settings)

@@ -1,222 +1,58 @@
-"""The uniform sweep: estimates all ways to run a step, as if all stages took equally long.
+"""Estimates all shapes of a step, as if all stages took equally long.
 
-The closed forms of the schedules give the step of every number of groups at once; so thousands of submeshes
-are estimated in a second.
+The closed forms of the schedules give the time of a step for all numbers of groups at once; so thousands of
+submeshes are estimated in a second.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
 import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh, message_link
-from mpmd.planner.fixed import Fixed
-from mpmd.planner.profile import Kind, Profile
-from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
-from mpmd.planner.search.columns import Way
-from mpmd.planner.search.partition import unevenness
-from mpmd.planner.search.stages import CostModel
+from mpmd.planner.collectives import Place, Submesh, message_link
+from mpmd.planner.search.closed_forms import CLOSED_FORMS
+from mpmd.planner.search.layer_arrays import StepSettings
+from mpmd.planner.search.search_space import SearchSpace, Shape
+from mpmd.planner.search.stages import Table
 from mpmd.planner.shared_cores import time_together
-from mpmd.schedules import FAMILIES, Schedule
 
 Array = np.ndarray
-MOST_PER_SETTING = 4
-"""For how many numbers of groups a shape is found, each with the best schedule for it."""
+MOST_PER_SETTINGS = 4
+"""The most shapes for each settings: for so many numbers of groups, each with its best schedule."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """A candidate but for the cut into stages.
-
-    Attributes:
-      submeshes: of each group.
-      seconds, nbytes: the estimates of a step, and of the memory of a device.
-    """
-
-    schedule: Schedule
-    submeshes: tuple[Submesh, ...]
-    way: Way
-    seconds: float = math.nan
-    nbytes: float = math.nan
-
-
-@dataclasses.dataclass(frozen=True)
-class Space:
-    """What there is to choose from.
-
-    Attributes:
-      fixed: with what follows from it.
-    """
-
-    model: CostModel
-    fixed: Fixed
-
-    @property
-    def profile(self) -> Profile:
-        return self.model.profile
-
-    @property
-    def num_devices(self) -> int:
-        return self.model.cluster.nodes * self.model.cluster.devices_per_node
-
-    @property
-    def family(self) -> str | None:
-        """The name of the family of schedules, if it alone is fixed."""
-        return self.fixed.schedule if isinstance(self.fixed.schedule, str) else None
-
-    @functools.cached_property
-    def numbers_of_microbatches(self) -> list[int]:
-        """Those that divide the rows of the batch."""
-        if self.fixed.num_microbatches is not None:
-            return [self.fixed.num_microbatches]
-        return divisors(self.profile.rows)
-
-    @functools.cached_property
-    def submeshes(self) -> list[Submesh]:
-        """Those that all groups may have. Where each has its own, the smallest stands for them."""
-        if self.fixed.submesh is not None:
-            return [min(self._fixed_submeshes, key=lambda submesh: math.prod(submesh.values()))]
-        sizes = [divisors(self.largest(kind), self.num_devices) for kind in INNERMOST_FIRST]
-        found = (dict(zip(INNERMOST_FIRST, choice, strict=True)) for choice in itertools.product(*sizes))
-        return [submesh for submesh in found if self._takes_devices(math.prod(submesh.values()))]
-
-    @functools.cached_property
-    def _fixed_submeshes(self) -> tuple[Submesh, ...]:
-        return tuple({kind: own.get(kind, 1) for kind in INNERMOST_FIRST} for own in self.fixed.submeshes)
-
-    def of_groups(self, submesh: Submesh, groups: int) -> tuple[Submesh, ...]:
-        """The submeshes of groups that have one like this, or each the one that is fixed for it."""
-        each = isinstance(self.fixed.submesh, tuple)
-        return self._fixed_submeshes if each else (submesh,) * groups
-
-    def largest(self, kind: Kind) -> int:
-        """The number that a number of devices along an axis has to divide."""
-        if kind == "data":
-            return self.profile.rows
-        sizes = [layer.divisions[kind].largest for layer in self.profile.layers if kind in layer.divisions]
-        return math.gcd(*sizes) if sizes else 1
-
-    def _takes_devices(self, number: int) -> bool:
-        """Whether a group may have so many: on several nodes, a part of a node or whole nodes."""
-        per_node = self.model.cluster.devices_per_node
-        if number > self.num_devices:
-            return False
-        return self.model.cluster.nodes == 1 or not (per_node % number and number % per_node)
-
-    @functools.cached_property
-    def unevenness(self) -> dict[str, Array]:
-        """How uneven stages are at least, by their number, on one device."""
-        one = self.model.setting(Place(0, {}), Way(self.numbers_of_microbatches[-1], remat=False, fsdp=False))
-        layers = self.model.table(one).layers
-        return {
-            "seconds": unevenness(layers["forward"] + layers["backward"]),
-            "held": unevenness(layers["weights"] + layers["gradients"] + layers["state"]),
-            "residuals": unevenness(layers["residuals"]),
-        }
-
-    def divides(self, submeshes: tuple[Submesh, ...], num_microbatches: int) -> bool:
-        """Whether the devices of each group divide the rows of a microbatch."""
-        rows = self.profile.rows // num_microbatches
-        return all(rows % submesh["data"] == 0 for submesh in submeshes)
-
-    @property
-    def rematerialised(self) -> list[bool]:
-        if self.fixed.remat is not None:
-            return [self.fixed.remat]
-        return [False, True] if self.profile.has_backward and not self.profile.are_stages else [False]
-
-    def ways(self, submeshes: tuple[Submesh, ...]) -> Iterator[Way]:
-        """All that groups with these submeshes may have in common."""
-        sharded = self._sharded(any(submesh["data"] > 1 for submesh in submeshes))
-        for number, remat, (fsdp, once) in itertools.product(
-            self.numbers_of_microbatches, self.rematerialised, sharded
-        ):
-            if self.divides(submeshes, number):
-                yield Way(number, remat, fsdp, once)
-
-    def _sharded(self, several: bool) -> list[tuple[bool, bool]]:
-        """Whether weights are divided over ``data``, and gathered once; not along a single device."""
-        choices = [(False, False), *([(True, False), (True, True)] if several else [])]
-        if self.profile.decided is None:
-            choices = choices[:2]  # a step without a loop is one task
-        return [choice for choice in choices if self.fixed.fsdp in (None, choice[0])]
-
-    @functools.cached_property
-    def families(self) -> list[tuple[str, float]]:
-        """Families of schedules, and numbers of stages per group."""
-        if isinstance(self.fixed.schedule, Schedule):
-            schedule = self.fixed.schedule
-            return [(schedule.name, schedule.num_stages / schedule.mpmd_dim)]
-        names = [name for name in CLOSED_FORMS if (name == "ForwardOnly") != self.profile.has_backward]
-        most = len(self.profile.layers)
-        numbers = sorted({*range(1, min(most, 4) + 1)} | {most // p for p in range(1, most + 1)})
-        if self.family:
-            return [(self.family, v) for v in numbers]
-        return [(name, v) for name in names for v in numbers if takes(name, v)]
-
-    def stands_alone(self, family: str, stages_per_group: float) -> bool:
-        """Whether a family is one to look at with one group.
-
-        All schedules take equally long there; the one that needs the least memory stands for them.
-        """
-        if self.fixed.schedule is not None:
-            return True
-        least = {"Std1F1B": 1, "Interleaved1F1B": 2, "ForwardOnly": 1}.get(family, math.inf)
-        return stages_per_group >= least and (self.fixed.num_stages is not None or stages_per_group == 1)
-
-    def schedule(self, family: str, num_stages: int, groups: int) -> Schedule | None:
-        """The schedule of a family and size, if there is one for the layers and what is fixed."""
-        fixed = self.fixed
-        allowed = fixed.num_stages in (None, num_stages) and fixed.groups in (None, groups)
-        if not allowed or num_stages > len(self.profile.layers):
-            return None
-        if isinstance(fixed.schedule, Schedule):
-            return fixed.schedule
-        try:
-            return FAMILIES[family].build(groups, num_stages)
-        except ValueError:
-            return None
-
-
-def divisors(number: int, most: float = math.inf) -> list[int]:
-    """All divisors that are not greater than ``most``, ascending."""
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    found = {*small, *(number // divisor for divisor in small)}
-    return sorted(divisor for divisor in found if divisor <= most)
-
-
-def sweep(space: Space) -> list[Shape]:
-    """The best shapes of each setting, the shortest step first, of those that fit by the estimate."""
+def sweep(space: SearchSpace) -> list[Shape]:
+    """The best shapes of all settings that fit by the estimate, the shortest step first."""
     return sorted(_all_shapes(space, least=False), key=lambda shape: shape.seconds)
 
 
-def smallest(space: Space) -> list[Shape]:
-    """The shapes of each setting that need the least memory, the least first, whether they fit or not."""
+def smallest(space: SearchSpace) -> list[Shape]:
+    """The shape of each settings that needs least memory, whether it fits or not, the least first."""
     return sorted(_all_shapes(space, least=True), key=lambda shape: shape.nbytes)
 
 
-def _all_shapes(space: Space, least: bool) -> Iterator[Shape]:
+def _all_shapes(space: SearchSpace, least: bool) -> Iterator[Shape]:
     forms = {number: _Forms.of(space, number) for number in space.numbers_of_microbatches}
     for submesh in space.submeshes:
-        for way in space.ways(space.of_groups(submesh, 1)):
-            yield from _shapes(space, forms[way.num_microbatches], submesh, way, least)
+        for settings in space.settings(space.of_groups(submesh, 1)):
+            yield from _shapes(space, forms[settings.num_microbatches], submesh, settings, least)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Forms:
-    """Closed forms by family (with a number of stages per group), and by number of groups from 1 on.
+    """Closed forms for one number of microbatches: a row for each family, a column for each number of groups.
 
     Attributes:
-      work: by what the time of all layers for a microbatch is multiplied; infinite without a schedule.
+      families: the families, each with a number of stages per group.
+      groups: the numbers of groups, from 1 on.
+      work: the time of the loop, over that of all layers for one microbatch; infinite without a schedule.
       tasks: of a group for each microbatch.
       hops: messages from the first stage to the last one and back.
       in_flight: the mean over groups, in microbatches of all of a group's stages.
-      seconds, held, residuals: what the largest group has at least of these, over the mean.
+      seconds, held, residuals: the least share of the largest group in each, over the mean share.
     """
 
     families: list[tuple[str, float]]
@@ -230,7 +66,8 @@ class _Forms:
     residuals: Array
 
     @staticmethod
-    def of(space: Space, num_microbatches: int) -> _Forms:
+    def of(space: SearchSpace, num_microbatches: int) -> _Forms:
+        """The closed forms of all families of a search space."""
         families, num_layers = space.families, len(space.profile.layers)
         groups = np.arange(1, min(num_layers, space.num_devices) + 1)
         shape = (len(families), len(groups))
@@ -259,57 +96,66 @@ class _Forms:
         )
 
 
-def _possible(space: Space, families: list[tuple[str, float]], p: Array, v: Array) -> Array:
-    fixed, num_layers = space.fixed, len(space.profile.layers)
+def _possible(space: SearchSpace, families: list[tuple[str, float]], p: Array, v: Array) -> Array:
+    """Whether the layers and the constraints allow each family on each number of groups."""
+    constraints, num_layers = space.constraints, len(space.profile.layers)
     possible = p * v <= num_layers
-    if fixed.num_stages is not None:
-        possible &= p * v == fixed.num_stages
-    if fixed.groups is not None:
-        possible &= p == fixed.groups
+    if constraints.num_stages is not None:
+        possible &= p * v == constraints.num_stages
+    if constraints.groups is not None:
+        possible &= p == constraints.groups
     alone = np.array([[space.stands_alone(name, number)] for name, number in families])
     return possible & ((p > 1) | alone)
 
 
-def _shapes(space: Space, forms: _Forms, submesh: Submesh, way: Way, least: bool) -> Iterator[Shape]:
-    model, size = space.model, math.prod(submesh.values())
-    place = Place(0, submesh)
-    table = model.table(model.setting(place, way))
-    total = {name: float(until[-1]) for name, until in table.until.items()}
-    link = message_link(model.cluster, place, Place(size, submesh))
-    hop = link.latency + float(table.layers["entering"].mean()) / link.bandwidth
-    overhead = way.num_microbatches * forms.tasks * model.cluster.task_overhead
-    layers = total["forward"] + total["backward"]
-    one = time_together(model.cluster, 1.0, size)
-    together = time_together(model.cluster, forms.groups, size)
-    seconds = (
-        np.maximum(
-            one * (layers * forms.work * forms.seconds + overhead),
-            together * (layers * np.minimum(forms.work, way.num_microbatches / forms.groups) + overhead),
-        )
-        + forms.hops * hop
-        + together * total["step"] / forms.groups
-    )
-    held = (total["weights"] + total["gradients"] + total["state"]) / forms.groups
-    # Where groups hold different numbers of residuals, layers move to those with room.
-    residuals = total["residuals"] * forms.in_flight * forms.residuals
-    nbytes = held * forms.held + residuals + table.layers["temporaries"].min()
+def _shapes(
+    space: SearchSpace, forms: _Forms, submesh: Submesh, settings: StepSettings, least: bool
+) -> Iterator[Shape]:
+    """The best shapes of groups with a submesh: the shortest steps, or the one with the ``least`` memory."""
+    size = math.prod(submesh.values())
+    table = space.model.table(space.model.group_settings(Place(0, submesh), settings))
+    seconds = _step_seconds(space, forms, submesh, settings, table)
+    nbytes = _memory(forms, table)
     allowed = np.isfinite(seconds) & (forms.groups * size <= space.num_devices)
-    if not least and not isinstance(space.fixed.submesh, tuple):
-        allowed &= nbytes <= model.cluster.memory
-    order = np.where(allowed, nbytes if least else seconds, math.inf)
-    rows = order.argmin(axis=0)
-    order = order.min(axis=0)
-    best = np.argsort(order, kind="stable")[: 1 if least else MOST_PER_SETTING]
-    for column in best[np.isfinite(order[best])]:
-        row = rows[column]
-        name, number = forms.families[row]
-        groups = int(forms.groups[column])
-        schedule = space.schedule(name, round(groups * number), groups)
+    if not least and not isinstance(space.constraints.submesh, tuple):
+        allowed &= nbytes <= space.model.cluster.memory
+    ranks = np.where(allowed, nbytes if least else seconds, math.inf)
+    best_family = ranks.argmin(axis=0)
+    rank_of_groups = ranks.min(axis=0)
+    best = np.argsort(rank_of_groups, kind="stable")[: 1 if least else MOST_PER_SETTINGS]
+    for column in best[np.isfinite(rank_of_groups[best])]:
+        row, groups = best_family[column], int(forms.groups[column])
+        name, stages_per_group = forms.families[row]
+        schedule = space.schedule(name, round(groups * stages_per_group), groups)
         if schedule is not None:
-            yield Shape(
-                schedule,
-                space.of_groups(submesh, groups),
-                way,
-                float(seconds[row, column]),
-                float(nbytes[row, column]),
-            )
+            submeshes = space.of_groups(submesh, groups)
+            estimates = float(seconds[row, column]), float(nbytes[row, column])
+            yield Shape(schedule, submeshes, settings, *estimates)
+
+
+def _step_seconds(
+    space: SearchSpace, forms: _Forms, submesh: Submesh, settings: StepSettings, table: Table
+) -> Array:
+    """The seconds of a step, for each family and number of groups."""
+    cluster, size = space.model.cluster, math.prod(submesh.values())
+    link = message_link(cluster, Place(0, submesh), Place(size, submesh))
+    hop = link.latency + float(table.layers["entering"].mean()) / link.bandwidth
+    overhead = settings.num_microbatches * forms.tasks * cluster.task_overhead
+    layers = table.total("forward") + table.total("backward")
+    alone = time_together(cluster, 1.0, size)
+    together = time_together(cluster, forms.groups, size)
+    slowest_group = alone * (layers * forms.work * forms.seconds + overhead)
+    all_groups = layers * np.minimum(forms.work, settings.num_microbatches / forms.groups) + overhead
+    return (
+        np.maximum(slowest_group, together * all_groups)
+        + forms.hops * hop
+        + together * table.total("step") / forms.groups
+    )
+
+
+def _memory(forms: _Forms, table: Table) -> Array:
+    """The bytes of a device of the largest group, for each family and number of groups."""
+    held = sum(map(table.total, ("weights", "gradients", "state"))) / forms.groups
+    # Where groups hold different numbers of residuals, layers move to those with room.
+    residuals = table.total("residuals") * forms.in_flight * forms.residuals
+    return held * forms.held + residuals + table.layers["temporaries"].min()

@@ -1,4 +1,4 @@
-"""A schedule's lists, prepared once, so that they are quickly run with other times of tasks and messages."""
+"""Simulates a schedule with given times of tasks and messages; its task lists are prepared once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mpmd.simulate.workload import Workload, run
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """When each group ends a loop, and how long it is at work; in seconds."""
+    """Seconds after which each group ends a loop, and seconds for which it computes."""
 
     ends: list[float]
     busy: list[float]
 
 
 class TimedOrder:
-    """The lists of a schedule. Fused cells are atomic, as the executables of a plan are."""
+    """The task lists of a schedule, ready to be simulated. Fused cells are atomic, as executables are."""
 
     def __init__(self, tasks: TaskLists, homes: tuple[int, ...]):
         self._workload = schedule_workload(tasks, Costs(atomic=True))
@@ -35,10 +35,10 @@ class TimedOrder:
         kinds = {(task.kind, task.stage) for members in cells for task in members}
         self._numbers = {task_type: number for number, task_type in enumerate(sorted(kinds))}
         self._members, self._first_members = self._numbered(cells)
-        self._values, self._first_values = self._numbered(_carried(self._workload, cells, homes))
+        self._values, self._first_values = self._numbered(_sent_values(self._workload, cells, homes))
 
     def _numbered(self, parts: list[tuple[Task, ...]]) -> tuple[np.ndarray, np.ndarray]:
-        """The types of all tasks of the parts, and where each part begins."""
+        """The numbers of the types of all tasks, part after part, and where each part begins."""
         numbers = [self._numbers[task.kind, task.stage] for part in parts for task in part]
         begins = np.cumsum([0, *(len(part) for part in parts)])[:-1]
         return np.array(numbers, dtype=int), begins
@@ -50,7 +50,7 @@ class TimedOrder:
         links: Mapping[Edge, Link],
         at_once: float = math.inf,
     ) -> Loop:
-        """The loop with these costs.
+        """Simulates the loop.
 
         Args:
           times: of each type of task.
@@ -82,20 +82,20 @@ class TimedOrder:
         )
 
 
-def _carried(
+def _sent_values(
     workload: Workload, cells: list[tuple[Task, ...]], homes: tuple[int, ...]
 ) -> list[tuple[Task, ...]]:
-    """The tasks whose values each message has: those that the next task of a microbatch needs there."""
-    carried = []
+    """For each message, the tasks whose values it has: those that a task of the receiver goes on with."""
+    tasks_of_messages = []
     for message, sender in enumerate(workload.messages.senders):
         _, receiver = workload.edge(message)
         values = [task for task in cells[sender] if _reader(task, homes) == receiver]
         assert values, f"message {message} of {cells[sender]} to group {receiver} has no value"
-        carried.append(tuple(values))
-    return carried
+        tasks_of_messages.append(tuple(values))
+    return tasks_of_messages
 
 
 def _reader(task: Task, homes: tuple[int, ...]) -> int | None:
-    """The group of the stage that goes on with what a task makes."""
+    """The group of the stage that goes on with the result of a task."""
     stage = {"fwd": task.stage + 1, "bwd": task.stage - 1, "bwdA": task.stage - 1, "bwdW": -1}[task.kind]
     return homes[stage] if 0 <= stage < len(homes) else None

@@ -1,8 +1,8 @@
-"""What the equations of a task cost on each device: operations, bytes, sums over devices, temporaries.
+"""Costs of a task's equations on each device: operations, bytes, all-reduces, temporaries.
 
-An estimate of what XLA makes of them: a chain of elementwise equations is one pass over memory (a *fusion*),
-also within a rematerialised function, and values are sharded as what they are made of, or else as what is
-made of them.
+They estimate the program that XLA makes: a chain of elementwise equations is one pass over memory (a
+*fusion*), also within a rematerialised function, and values are sharded like their operands, or else like
+their results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p, scan_p
 
-from mpmd.compiler.jaxprs.cost import has_reduction, is_elementwise, is_fused, is_renamed, is_window
+from mpmd.compiler.jaxprs.cost import is_elementwise, is_fused
 from mpmd.compiler.jaxprs.dimensions import Dimensions, axes_in, follow, follow_into_scan, sharded
 from mpmd.compiler.jaxprs.equations import (
     Atom,
@@ -30,51 +30,52 @@ from mpmd.compiler.jaxprs.equations import (
 from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.work import operations
+from mpmd.planner.fusions import memory_values
 
 _PRODUCTS = frozenset({dot_general_p, conv_general_dilated_p})
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceWork:
-    """What a device does for a task.
+    """The work of a device for a task.
 
     Attributes:
       operations: multiplications and additions of products, and one for each element of other results.
-      nbytes: read from its memory and written to it.
-      nbytes_beside: those of them that are read and written by other than products, while none computes.
-      summed: for each axis of the mesh, the bytes on the device of values that are summed over the devices
-        along it. What is gathered instead counts half of its whole size, as it takes half of the time.
-      sums: for each axis, how many values these are.
-      temporaries: the most bytes of values that are neither operands nor results, at once.
+      nbytes: bytes read from its memory and written to it.
+      nbytes_beside: the bytes among them that equations other than products read and write.
+      all_reduced: for each axis of the mesh, the bytes on the device of values that are all-reduced along it.
+        A gathered value counts half of its whole size, as it takes half of the time.
+      all_reduces: for each axis, the number of these values.
+      temporaries: the most bytes at once of values that are neither operands nor results.
     """
 
     operations: float = 0.0
     nbytes: float = 0.0
     nbytes_beside: float = 0.0
-    summed: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    sums: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    all_reduced: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    all_reduces: Mapping[str, int] = dataclasses.field(default_factory=dict)
     temporaries: float = 0.0
 
     def __add__(self, other: DeviceWork) -> DeviceWork:
-        """One after the other."""
+        """The work of two tasks, one after the other."""
         return DeviceWork(
             self.operations + other.operations,
             self.nbytes + other.nbytes,
             self.nbytes_beside + other.nbytes_beside,
-            _added(self.summed, other.summed),
-            _added(self.sums, other.sums),
+            _added(self.all_reduced, other.all_reduced),
+            _added(self.all_reduces, other.all_reduces),
             max(self.temporaries, other.temporaries),
         )
 
     def times(self, count: int) -> DeviceWork:
-        """As often as that, one after the other."""
+        """The work of ``count`` repetitions, one after the other."""
         return dataclasses.replace(
             self,
             operations=count * self.operations,
             nbytes=count * self.nbytes,
             nbytes_beside=count * self.nbytes_beside,
-            summed={axis: count * nbytes for axis, nbytes in self.summed.items()},
-            sums={axis: count * number for axis, number in self.sums.items()},
+            all_reduced={axis: count * nbytes for axis, nbytes in self.all_reduced.items()},
+            all_reduces={axis: count * number for axis, number in self.all_reduces.items()},
         )
 
 
@@ -87,64 +88,64 @@ def device_work(
     inputs: Sequence[Dimensions],
     mesh: Mapping[str, int],
     outputs: Sequence[Dimensions | None] | None = None,
-    given_constants: Collection[Var] = (),
+    free_inputs: Collection[Var] = (),
 ) -> DeviceWork:
-    """What each device does for a jaxpr.
+    """The work of each device for a jaxpr.
 
     Args:
-      inputs: how the jaxpr's inputs are sharded.
-      mesh: the size of each axis. Without axes, the work is that of the whole.
-      outputs: how results are to be sharded; ``None`` for those that are as they come.
-      given_constants: the inputs that are made where they are read.
+      inputs: the sharding of the jaxpr's inputs.
+      mesh: the size of each axis. Without axes, the work is that of the whole jaxpr.
+      outputs: the required sharding of results; ``None`` for a result whose sharding is free.
+      free_inputs: the constant inputs that are in no memory and computed where they are read.
     """
     eqns = without_remat(jaxpr.eqns)
     known = dict(zip(jaxpr.invars, inputs, strict=True))
-    constants = _constants(eqns, given_constants)
+    constants = _constants(eqns, free_inputs)
     known = _with_constants(eqns, constants, follow(eqns, known, mesh))
-    for atom, wanted in zip(jaxpr.outvars, outputs or (), strict=False):
-        if isinstance(atom, Var) and wanted is not None and not any(sharded(atom, known)):
-            known[atom] = wanted
+    for atom, required in zip(jaxpr.outvars, outputs or (), strict=False):
+        if isinstance(atom, Var) and required is not None and not any(sharded(atom, known)):
+            known[atom] = required
     known = _with_addends(jaxpr, eqns, known)
     work = _Fusions(jaxpr, eqns, constants, known, mesh).work()
-    for atom, wanted in zip(jaxpr.outvars, outputs or (), strict=False):
-        if isinstance(atom, Var) and wanted is not None:
-            work += _gathering(atom, sharded(atom, known), wanted, mesh)
+    for atom, required in zip(jaxpr.outvars, outputs or (), strict=False):
+        if isinstance(atom, Var) and required is not None:
+            work += _gathering(atom, sharded(atom, known), required, mesh)
     return work
 
 
-def _constants(eqns: Sequence[JaxprEqn], given: Collection[Var]) -> set[Var]:
-    """The given constants, and the values that are made of nothing else and of scalars, such as masks."""
-    found = set(given)
+def _constants(eqns: Sequence[JaxprEqn], known: Collection[Var]) -> set[Var]:
+    """The constants, and the values that are computed from these and scalars alone, such as masks."""
+    constants = set(known)
     for eqn in eqns:
         if not subjaxprs(eqn) and all(
-            isinstance(atom, Literal) or is_among(atom, found) or not aval_of(atom).shape
+            isinstance(atom, Literal) or is_among(atom, constants) or not aval_of(atom).shape
             for atom in eqn.invars
         ):
-            found.update(eqn.outvars)
-    return found
+            constants.update(eqn.outvars)
+    return constants
 
 
 def _with_constants(
     eqns: Sequence[JaxprEqn], constants: Collection[Var], known: Mapping[Var, Dimensions]
 ) -> dict[Var, Dimensions]:
-    """What is known of values, and of the constants among them, such as zeros that are scattered into.
+    """The known shardings, with those of constants, such as zeros that are scattered into.
 
-    Nothing says how a constant is sharded but what is made of it: so it is, where that has the same shape.
+    A constant is sharded like the first result computed from it that has its shape.
     """
-    found = dict(known)
+    extended = dict(known)
     for eqn in reversed(eqns):
-        made = [var for var in eqn.outvars if var in found]
-        for atom in eqn.invars if made else ():
-            if isinstance(atom, Var) and atom in constants and atom not in found:
-                like = next((var for var in made if aval_of(var).shape == aval_of(atom).shape), None)
-                found |= {} if like is None else {atom: found[like]}
-    return found
+        results = [var for var in eqn.outvars if var in extended]
+        for atom in eqn.invars if results else ():
+            if isinstance(atom, Var) and atom in constants and atom not in extended:
+                like = next((var for var in results if aval_of(var).shape == aval_of(atom).shape), None)
+                extended |= {} if like is None else {atom: extended[like]}
+    return extended
 
 
 def _with_addends(
     jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], known: Mapping[Var, Dimensions]
 ) -> dict[Var, Dimensions]:
-    """What is known of values, and of those that nothing says anything of but their only reader.
+    """The known shardings, with those of values that only their single reader determines.
 
     So a gradient is sharded like the accumulator that it is added to, and each device gets its part of the
     sum over devices.
@@ -152,26 +153,26 @@ def _with_addends(
     readers = collections.Counter(atom for eqn in eqns for atom in set(operands(eqn)))
     readers.update(atom for atom in jaxpr.outvars if isinstance(atom, Var))
     fixed = {*jaxpr.invars, *(atom for atom, count in readers.items() if count > 1)}
-    found = dict(known)
+    extended = dict(known)
     for eqn in reversed(eqns):
-        wanted = found.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
-        if wanted is None or not (is_elementwise(eqn) or eqn.primitive.name == "transpose"):
+        of_result = extended.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        if of_result is None or not (is_elementwise(eqn) or eqn.primitive.name == "transpose"):
             continue
         if eqn.primitive.name == "transpose":
             permutation = eqn.params["permutation"]
-            wanted = tuple(wanted[permutation.index(d)] for d in range(len(wanted)))
+            of_result = tuple(of_result[permutation.index(d)] for d in range(len(of_result)))
         for atom in operands(eqn):
-            if atom not in fixed and atom not in found and len(aval_of(atom).shape) == len(wanted):
-                found[atom] = wanted
-    return found
+            if atom not in fixed and atom not in extended and len(aval_of(atom).shape) == len(of_result):
+                extended[atom] = of_result
+    return extended
 
 
-def _gathering(atom: Var, found: Dimensions, wanted: Dimensions, mesh: Mapping[str, int]) -> DeviceWork:
-    """What it takes that a result is gathered along the axes by which it is not to be sharded."""
-    axes = {axis for axis in axes_in(found) - axes_in(wanted) if mesh[axis] > 1}
-    left = math.prod(mesh[axis] for axis in axes_in(found) - axes)
+def _gathering(atom: Var, known: Dimensions, required: Dimensions, mesh: Mapping[str, int]) -> DeviceWork:
+    """The work to gather a result along the axes by which it is sharded and must not be."""
+    axes = {axis for axis in axes_in(known) - axes_in(required) if mesh[axis] > 1}
+    left = math.prod(mesh[axis] for axis in axes_in(known) - axes)
     nbytes = size(atom) * getattr(aval_of(atom).dtype, "itemsize", 4) / left
-    return DeviceWork(summed=dict.fromkeys(axes, nbytes / 2), sums=dict.fromkeys(axes, 1))
+    return DeviceWork(all_reduced=dict.fromkeys(axes, nbytes / 2), all_reduces=dict.fromkeys(axes, 1))
 
 
 def _makes_constants(eqn: JaxprEqn) -> bool:
@@ -180,12 +181,12 @@ def _makes_constants(eqn: JaxprEqn) -> bool:
 
 
 class _Fusions:
-    """Equations, and which of their results are written to memory.
+    """The fusions of equations, which decide which results are written to memory.
 
-    ``_sources`` has, for each variable, the values in memory that it is computed of: itself, if it is in
+    ``_sources`` has, for each variable, the values in memory from which it is computed: itself, if it is in
     memory. ``_windows`` are parts of values in memory, which their readers read there. ``_last`` has the
-    position of the last equation for which a value in memory is read. ``_free`` are constants in no memory:
-    fusions make them, and so do loops, in each iteration.
+    position of the last equation that reads a value in memory. ``_free`` are constants in no memory, which
+    fusions compute, and loops in each iteration.
     """
 
     def __init__(
@@ -197,24 +198,12 @@ class _Fusions:
         mesh: Mapping[str, int],
     ):
         self._eqns, self._known, self._mesh = eqns, known, mesh
-        in_memory = {atom for eqn in eqns if not _makes_constants(eqn) for atom in operands(eqn)}
-        self._free = {*constants} - in_memory - {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
-        self._kept = {atom for atom in (*jaxpr.invars, *jaxpr.outvars) if isinstance(atom, Var)} - self._free
-        self._written = set(self._kept)
-        self._windows: set[Var] = set()
-        for eqn in eqns:
-            if is_window(eqn):
-                self._windows.update(eqn.outvars)
-            elif not is_fused(eqn):
-                self._written.update(operands(eqn), eqn.outvars)
-            elif has_reduction(eqn):
-                self._written.update(eqn.outvars)
-        there = set(self._written)
-        for eqn in eqns:
-            if is_renamed(eqn) and not there.isdisjoint(operands(eqn)):
-                self._written.difference_update({*eqn.outvars} - self._kept)
-                there.update(eqn.outvars)
-        self._written -= self._free
+        read_in_memory = {atom for eqn in eqns if not _makes_constants(eqn) for atom in operands(eqn)}
+        results = {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
+        self._free = {*constants} - read_in_memory - results
+        self._kept = {*jaxpr.invars, *results} - self._free
+        values = memory_values([(eqn, operands(eqn), eqn.outvars) for eqn in eqns], self._kept)
+        self._written, self._windows = values.written - self._free, values.windows
         self._sources: dict[Var, frozenset[Var]] = dict.fromkeys(self._free, frozenset())
         self._last: dict[Var, int] = {}
         for position, eqn in enumerate(eqns):
@@ -226,7 +215,7 @@ class _Fusions:
                     self._sources[var] = frozenset({var}) if is_read_there else read
 
     def _read(self, variables: Iterable[Var]) -> frozenset[Var]:
-        """The values in memory that variables are computed of."""
+        """The values in memory from which variables are computed."""
         return frozenset().union(*(self._sources.get(var, frozenset({var})) for var in variables))
 
     def work(self) -> DeviceWork:
@@ -257,51 +246,52 @@ class _Fusions:
         summed, moved = _crossing(eqn, [sharded(atom, self._known) for atom in eqn.invars], axes)
         written = [var for var in eqn.outvars if var in self._written and not is_dropped(var)]
         read = self._read(operands(eqn)) if written else ()
-        made = sum(map(self._bytes, written))
-        crossing = dict.fromkeys(summed, made)
+        written_bytes = sum(map(self._bytes, written))
+        crossing = dict.fromkeys(summed, written_bytes)
         for axis, atom in moved.items():
             crossing[axis] = crossing.get(axis, 0) + self._bytes(atom) * self._mesh[axis] / 2
         crossing = {axis: nbytes for axis, nbytes in crossing.items() if self._mesh[axis] > 1}
-        nbytes = made + sum(map(self._bytes, read))
+        nbytes = written_bytes + sum(map(self._bytes, read))
         return DeviceWork(
             operations=operations(eqn) / math.prod(self._mesh[axis] for axis in axes | summed),
             nbytes=nbytes,
             nbytes_beside=0.0 if eqn.primitive in _PRODUCTS else nbytes,
-            summed=crossing,
-            sums=dict.fromkeys(crossing, 1),
+            all_reduced=crossing,
+            all_reduces=dict.fromkeys(crossing, 1),
         )
 
     def _of_bodies(self, eqn: JaxprEqn, bodies: Sequence[Jaxpr]) -> DeviceWork:
-        """A loop, whose number of iterations is one where it is not known, or the larger branch."""
-        given = [sharded(atom, self._known) for atom in eqn.invars]
+        """The work of a loop, or of the larger branch. A loop of unknown length has one iteration."""
+        shardings = [sharded(atom, self._known) for atom in eqn.invars]
         if eqn.primitive is scan_p:
-            [body] = bodies
-            positions = scan_operands(eqn)
-            found = follow_into_scan(eqn, given, body.eqns, self._mesh)
-            inside = [
-                sharded(var, found) if i < positions.xs.start else dimensions[1:]
-                for i, (var, dimensions) in enumerate(zip(body.invars, given, strict=True))
-            ]
-            made = [
-                dimensions[1:] if i >= positions.num_carry and any(dimensions) else None
-                for i, dimensions in enumerate(sharded(var, self._known) for var in eqn.outvars)
-            ]
-            pairs = zip(body.invars, eqn.invars, strict=True)
-            free = {var for var, atom in pairs if is_among(atom, self._free)} - {
-                *body.invars[positions.carry]
-            }
-            return device_work(body, inside, self._mesh, made, free).times(eqn.params["length"])
+            return self._of_scan(eqn, bodies[0], shardings)
         works = []
         for body in bodies:
             # The last operands are those of every branch, and the first ones of a loop its constants.
-            inside = given[len(given) - len(body.invars) :] if len(body.invars) <= len(given) else given
-            fitting = [
+            skipped = max(0, len(shardings) - len(body.invars))
+            inside = [
                 dimensions if len(dimensions) == len(aval_of(var).shape) else ((),) * len(aval_of(var).shape)
-                for var, dimensions in zip(body.invars, inside, strict=False)
+                for var, dimensions in zip(body.invars, shardings[skipped:], strict=False)
             ]
-            fitting += [((),) * len(aval_of(var).shape) for var in body.invars[len(fitting) :]]
-            works.append(device_work(body, fitting, self._mesh))
+            inside += [((),) * len(aval_of(var).shape) for var in body.invars[len(inside) :]]
+            works.append(device_work(body, inside, self._mesh))
         return max(works, key=lambda work: (work.operations, work.nbytes))
+
+    def _of_scan(self, eqn: JaxprEqn, body: Jaxpr, shardings: Sequence[Dimensions]) -> DeviceWork:
+        """The work of all iterations of a scan."""
+        positions = scan_operands(eqn)
+        within = follow_into_scan(eqn, shardings, body.eqns, self._mesh)
+        inside = [
+            sharded(var, within) if i < positions.xs.start else dimensions[1:]
+            for i, (var, dimensions) in enumerate(zip(body.invars, shardings, strict=True))
+        ]
+        stacked = [
+            dimensions[1:] if i >= positions.num_carry and any(dimensions) else None
+            for i, dimensions in enumerate(sharded(var, self._known) for var in eqn.outvars)
+        ]
+        pairs = zip(body.invars, eqn.invars, strict=True)
+        free = {var for var, atom in pairs if is_among(atom, self._free)} - {*body.invars[positions.carry]}
+        return device_work(body, inside, self._mesh, stacked, free).times(eqn.params["length"])
 
     def _bytes(self, atom: Atom) -> float:
         """The bytes of a value on each device."""
@@ -312,41 +302,43 @@ class _Fusions:
         return size(atom) * getattr(aval.dtype, "itemsize", 4) / parts
 
 
-def _crossing(eqn: JaxprEqn, given: Sequence[Dimensions], made: set[str]) -> tuple[set[str], dict[str, Atom]]:
-    """The axes over which the results are summed, and those along which a value is gathered or scattered.
+def _crossing(
+    eqn: JaxprEqn, shardings: Sequence[Dimensions], result_axes: set[str]
+) -> tuple[set[str], dict[str, Atom]]:
+    """The axes along which results are all-reduced, and those along which a value is gathered or scattered.
 
-    A dimension that a product contracts, or a reduction removes, and that is sharded along an axis means
-    that each device has a part of the sum. If the result is sharded along that axis by another dimension,
-    the sum is scattered, or, where only one of the operands of a product is sharded so, that is gathered.
+    Where a product contracts a sharded dimension, or a reduction removes one, each device has a part of the
+    sum. If another dimension of the result is sharded along the same axis, the sum is scattered, or, if only
+    one operand of a product is sharded along it, that operand is gathered.
 
     Args:
-      given: how operands are sharded.
-      made: the axes that shard the results.
+      shardings: those of the operands.
+      result_axes: the axes that shard the results.
     """
-    gone: list[tuple[int, str]] = []
+    removed: list[tuple[int, str]] = []
     name: str = eqn.primitive.name
     numbers: Any = eqn.params.get("dimension_numbers")
     if name == "dot_general":
         contracted, _ = numbers
-        gone = [
+        removed = [
             (position, axis)
             for position, dimensions in enumerate(contracted)
             for d in dimensions
-            for axis in given[position][d]
+            for axis in shardings[position][d]
         ]
     elif name.startswith("reduce_") and "axes" in eqn.params:
-        gone = [(0, axis) for d in eqn.params["axes"] for axis in given[0][d]]
+        removed = [(0, axis) for d in eqn.params["axes"] for axis in shardings[0][d]]
     elif name == "gather":
-        gone = [(0, axis) for d in numbers.start_index_map for axis in given[0][d]]
+        removed = [(0, axis) for d in numbers.start_index_map for axis in shardings[0][d]]
     elif name == "scatter-add":
-        gone = [(2, axis) for dimensions in given[2] for axis in dimensions if axis not in made]
+        removed = [(2, axis) for dimensions in shardings[2] for axis in dimensions if axis not in result_axes]
     elif name == "conv_general_dilated":
-        gone = [(0, axis) for axis in given[0][numbers.lhs_spec[1]]]
-        gone += [(1, axis) for axis in given[1][numbers.rhs_spec[1]]]
-    summed = {axis for _, axis in gone if axis not in made}
+        removed = [(0, axis) for axis in shardings[0][numbers.lhs_spec[1]]]
+        removed += [(1, axis) for axis in shardings[1][numbers.rhs_spec[1]]]
+    summed = {axis for _, axis in removed if axis not in result_axes}
     moved: dict[str, Atom] = {}
-    for position, axis in gone:
-        if axis in made:
-            is_sum = name.startswith("reduce_") or (1 - position, axis) in gone
+    for position, axis in removed:
+        if axis in result_axes:
+            is_sum = name.startswith("reduce_") or (1 - position, axis) in removed
             moved[axis] = eqn.outvars[0] if is_sum else eqn.invars[position]
     return summed, moved

@@ -2,9 +2,9 @@
 
 No pipeline runs. Each group runs its program by itself (``rehearsal.py``), so the devices of one group are
 enough for all of them. But CPU devices share their host: its cores, its caches and its memory. There, as many
-groups are at work at the same time as there are devices for. An accelerator has what it computes with for
-itself, so groups are timed one by one, and those with equal executables once. What comes out is what the
-simulator needs, and what XLA needs.
+groups are at work at the same time as there are devices for. An accelerator shares nothing that it computes
+with, so groups are timed one by one, and those with equal executables once. The results are the times for the
+simulator, and the memory that XLA needs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Axes = Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredTasks:
-    """What was measured of a step's tasks.
+    """Measurements of a step's tasks.
 
     Attributes:
-      plan: the step's, with the shardings that XLA has chosen and with what XLA needs to run each executable.
-      seconds: of each executable, by group and name, while as many groups as ``together`` says for the group
-        were at work; without what goes on between tasks and between groups.
+      plan: of the step, with the shardings that XLA has chosen and the memory of each executable.
+      seconds: of each executable, by group and name, without the time between tasks and between groups.
+      together: for each group, the number of groups that were at work meanwhile.
     """
 
     plan: Plan
@@ -60,7 +60,7 @@ def measure_tasks(
     Args:
       devices: of one node, of the kind that the step is to run on, at least as many as the largest group has;
         by default those of this process.
-      seconds: for which each group runs its program, about; three times at least.
+      seconds: for about how long each group runs its program; it runs it three times at least.
 
     Raises: ``ValueError`` when there are too few devices, and for a step whose tasks call back into Python.
     """
@@ -83,15 +83,19 @@ def measure_tasks(
 
 
 def batches(sizes: Sequence[int], devices: Sequence[jax.Device]) -> list[list[int]]:
-    """The groups that are at work at the same time, for all groups, by the devices that each takes."""
+    """All groups in batches that are at work at the same time.
+
+    Args:
+      sizes: the number of devices of each group.
+    """
     if not _share_host(devices):
         return [[mpmd_idx] for mpmd_idx in range(len(sizes))]
-    found: list[list[int]] = [[]]
+    batched: list[list[int]] = [[]]
     for mpmd_idx, size in enumerate(sizes):
-        if size + sum(sizes[other] for other in found[-1]) > len(devices):
-            found.append([])
-        found[-1].append(mpmd_idx)
-    return found
+        if size + sum(sizes[other] for other in batched[-1]) > len(devices):
+            batched.append([])
+        batched[-1].append(mpmd_idx)
+    return batched
 
 
 def _share_host(devices: Sequence[jax.Device]) -> bool:
@@ -100,7 +104,7 @@ def _share_host(devices: Sequence[jax.Device]) -> bool:
 
 
 def _take_over(times: dict[tuple[int, str], float], mpmd_idx: int, plan: Plan, axes: Sequence[Axes]) -> bool:
-    """Whether other groups of its shape have run all executables of a group, which it then gets from them."""
+    """Copies the times of a group from groups of its shape, if these have run all its executables."""
     known = {name: seconds for (other, name), seconds in times.items() if axes[other] == axes[mpmd_idx]}
     names = [executable.name for executable in plan.executables_of(mpmd_idx)]
     if not known.keys() >= set(names):
@@ -119,17 +123,17 @@ def costs_of(plan: Plan, seconds: Mapping[tuple[int, str], float]) -> Costs:
     outside: dict[tuple[int, OutsideTask], float] = {}
     for program in plan.programs:
         for run in program.runs:
-            taken = seconds[program.mpmd_idx, run.executable]
+            duration = seconds[program.mpmd_idx, run.executable]
             if isinstance(run.task, OutsideTask):
-                outside[program.mpmd_idx, run.task] = taken
+                outside[program.mpmd_idx, run.task] = duration
             else:
-                cells[types_of(run.task)].append(taken)
+                cells[types_of(run.task)].append(duration)
     means = {types: statistics.fmean(times) for types, times in cells.items()}
     fused = {types: mean for types, mean in means.items() if len(types) > 1}
     tasks = {types[0]: mean for types, mean in means.items() if len(types) == 1}
-    for types, taken in fused.items():
+    for types, duration in fused.items():
         for member in types:
-            tasks.setdefault(member, taken / len(types))  # of a cell that is never divided
+            tasks.setdefault(member, duration / len(types))  # of a cell that is never divided
     kinds: dict[TaskKind, list[float]] = collections.defaultdict(list)
     for (kind, _), mean in tasks.items():
         kinds[kind].append(mean)
@@ -160,13 +164,13 @@ class _Bench:
 
     def _submesh(self, mpmd_idx: int, start: int = 0) -> jax.sharding.Mesh:
         axes = self._axes[mpmd_idx]
-        taken = np.array(self._devices[start : start + math.prod(axes.values())])
-        return jax.sharding.Mesh(taken.reshape(tuple(axes.values())), tuple(axes))
+        devices = np.array(self._devices[start : start + math.prod(axes.values())])
+        return jax.sharding.Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
 
     def choose_specs(
         self, mpmd_idx: int, executable: Executable, function: Function
     ) -> Future[tuple[Spec, ...]]:
-        """What XLA chooses for an executable's open output specs."""
+        """The output specs of an executable, of which XLA chooses the open ones."""
         future: Future[tuple[Spec, ...]] = Future()
         future.set_result(compile_with_open_specs(executable, function, self._submesh(mpmd_idx))[1])
         return future
@@ -184,11 +188,11 @@ class _Bench:
             )
         for rehearsal in rehearsals:
             rehearsal.step()  # the first one is slower
-        found = repeat_together([rehearsal.step for rehearsal in rehearsals], seconds)
-        until = min(steps[-1][-1][1].end for steps in found)  # then others have more of the host
+        runs = repeat_together([rehearsal.step for rehearsal in rehearsals], seconds)
+        until = min(steps[-1][-1][1].end for steps in runs)  # then others have more of the host
         return {
             (mpmd_idx, name): typical
-            for mpmd_idx, steps in zip(batch, found, strict=True)
+            for mpmd_idx, steps in zip(batch, runs, strict=True)
             for name, typical in typical_seconds(steps, until).items()
         }
 
@@ -205,9 +209,9 @@ class _Bench:
 
 
 def typical_seconds(steps: Sequence[Sequence[tuple[str, Event]]], until: float) -> dict[str, float]:
-    """What runs of each executable take: the mean within a step, of which the median over steps.
+    """The typical seconds of each executable: the median over steps of the mean within a step.
 
-    So a step that something else has disturbed does not count, and all that happens in every step does.
+    So a step that something else has disturbed does not count, and effects that occur in every step do.
 
     Args:
       steps: the tasks of each, with the names of their executables.

@@ -1,4 +1,4 @@
-"""What a plan costs, by simulating it with given costs of tasks and links."""
+"""Predicts the cost of a plan, by simulating it with given costs of tasks and links."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def predict(
     communication: float = 0.0,
     holding: Holding = Holding.RECEIVER,
 ) -> Prediction:
-    """What a verified plan costs.
+    """The predicted cost of a verified plan.
 
     Args:
-      topology: of its groups, or the bytes of its messages, as ``simulate`` takes them.
+      topology: the topology of its groups, or the bytes of its messages, as ``simulate`` takes them.
       arrivals: when its messages can be there, as ``mpmd.verify.verify`` says.
       updated: the positions of the arguments that the step returns updated.
       costs: of its tasks and links, in seconds.
       source: where they come from.
-      communication: the share of the tasks' time that goes into sums over devices and gathered weights.
+      communication: the share of the tasks' time that goes into all-reduces and gathered weights.
       holding: where messages are until they are used.
     """
     simulation = simulate(plan, costs, topology=topology)
@@ -54,7 +54,7 @@ def memories_of(
     holding: Holding,
     updated: Collection[Name],
 ) -> tuple[GroupMemory, ...]:
-    """What the devices of each group need, if the messages of all edges are in the same place."""
+    """The memory of the devices of each group, if the messages of all edges are held in the same place."""
     edges = itertools.permutations(range(len(plan.programs)), 2)
     return group_memories(plan, arrivals, dict.fromkeys(edges, holding), updated)
 
@@ -68,21 +68,21 @@ def stage_seconds(plan: Plan, costs: Costs) -> tuple[float, ...]:
         if not isinstance(run.task, OutsideTask)
     }
     alone = costs.times({member for types in cells for member in types})
-    found: dict[TaskType, float] = {}
-    for types in sorted(cells, key=len, reverse=True):  # what a task takes alone is known better
-        found |= zip(types, costs.share(types, [alone[member] for member in types]), strict=True)
-    num_stages = 1 + max((stage for _, stage in found), default=-1)
+    seconds_of: dict[TaskType, float] = {}
+    for types in sorted(cells, key=len, reverse=True):  # the time of a task alone is known better
+        seconds_of |= zip(types, costs.share(types, [alone[member] for member in types]), strict=True)
+    num_stages = 1 + max((stage for _, stage in seconds_of), default=-1)
     return tuple(
-        sum(seconds for (_, of_task), seconds in found.items() if of_task == stage)
+        sum(seconds for (_, of_task), seconds in seconds_of.items() if of_task == stage)
         for stage in range(num_stages)
     )
 
 
 def memory_of_group(plan: Plan, mpmd_idx: int, memory: GroupMemory, updated: Collection[Name]) -> Memory:
-    """The parts of a group's peak.
+    """The parts of a group's peak memory.
 
-    Of the arguments that the step updates, those that the loop reads are weights; the others, and all else
-    that is there at the start or is made outside the loop, count as state.
+    Of the arguments that the step updates, those that the loop reads are weights. The others count as state,
+    with all other values from the start of the step or from outside the loop.
     """
     peak, axes = memory.peak, plan.submesh(mpmd_idx)
     read = {

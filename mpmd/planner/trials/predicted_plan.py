@@ -1,7 +1,7 @@
-"""Predicts what the groups' compilers would add to a plan: open shardings, and temporary buffers.
+"""Predicts the shardings and temporary buffers that the groups' compilers would add to a plan.
 
-A step that is only planned has neither. With both predicted, the plan is read by the simulator and by the
-report just as that of a step that the groups have loaded.
+A step that is only planned has neither. With both predicted, the simulator and the report read the plan just
+as that of a step that the groups have loaded.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class PredictedPlan(NamedTuple):
 
 
 def predicted_plan(program: Program) -> PredictedPlan:
-    """The plan of a program with what is predicted of it."""
+    """The plan of a program with predicted shardings and temporaries."""
     return _Predictor(program).run()
 
 
 class _Predictor:
-    """What is known so far: the spec of each value on each group, and the executables with theirs."""
+    """The predictions so far: the spec of each value on each group, and the executables with theirs."""
 
     def __init__(self, program: Program):
         self._plan = plan = program.plan
@@ -59,7 +59,7 @@ class _Predictor:
         return PredictedPlan(dataclasses.replace(plan, executables=executables), self._work)
 
     def _advance(self, group: int, positions: list[int]) -> bool:
-        """Follows a group's program as far as its messages are known; returns whether that is anywhere."""
+        """Follows a group's program as far as its messages are known; returns whether it has advanced."""
         instructions = self._plan.programs[group].instructions
         start = positions[group]
         while positions[group] < len(instructions):
@@ -75,7 +75,7 @@ class _Predictor:
         return positions[group] > start
 
     def _arriving(self, group: int, name: Name, src: int) -> Spec:
-        """As the producer has it, or, where that does not fit, replicated."""
+        """The spec of a received value: that of its producer, or replicated where that does not fit."""
         shape = self._plan.avals()[name].shape
         return fitting(self._specs[src, name], shape, self._plan.submesh(group))
 
@@ -92,19 +92,21 @@ class _Predictor:
         mesh = self._plan.submesh(group)
         jaxpr = self._jaxprs[group, run.task]
         in_specs = tuple(
-            found if known is None else known
-            for known, found in zip(executable.in_specs, inputs, strict=True)
+            followed if known is None else known
+            for known, followed in zip(executable.in_specs, inputs, strict=True)
         )
-        given = [_fitting(spec, aval, mesh) for spec, aval in zip(in_specs, executable.inputs, strict=True)]
-        asked = [
+        operands = [
+            _fitting(spec, aval, mesh) for spec, aval in zip(in_specs, executable.inputs, strict=True)
+        ]
+        fixed_results = [
             None if spec is None else _fitting(spec, aval, mesh)
             for spec, aval in zip(executable.out_specs, executable.outputs, strict=True)
         ]
-        work = device_work(jaxpr, given, mesh, asked)
-        made = _results(jaxpr, given, mesh)
+        work = device_work(jaxpr, operands, mesh, fixed_results)
+        results = _results(jaxpr, operands, mesh)
         out_specs = tuple(
-            fitting(as_spec(found), aval.shape, mesh) if known is None else known
-            for known, found, aval in zip(executable.out_specs, made, executable.outputs, strict=True)
+            fitting(as_spec(followed), aval.shape, mesh) if known is None else known
+            for known, followed, aval in zip(executable.out_specs, results, executable.outputs, strict=True)
         )
         self._work[executable.name] = work
         self._executables[executable.name] = dataclasses.replace(
@@ -125,9 +127,9 @@ def _fitting(spec: Spec, aval: Aval, mesh: Mapping[str, int]) -> Dimensions:
     return dimensions_of(fitting(spec, aval.shape, mesh), len(aval.shape))
 
 
-def _results(jaxpr: Jaxpr, given: list[Dimensions], mesh: Mapping[str, int]) -> list[Dimensions]:
-    found = follow(jaxpr.eqns, dict(zip(jaxpr.invars, given, strict=True)), mesh)
-    return [sharded(atom, found) for atom in jaxpr.outvars]
+def _results(jaxpr: Jaxpr, operands: list[Dimensions], mesh: Mapping[str, int]) -> list[Dimensions]:
+    known = follow(jaxpr.eqns, dict(zip(jaxpr.invars, operands, strict=True)), mesh)
+    return [sharded(atom, known) for atom in jaxpr.outvars]
 
 
 def _bytes(aval: Aval, spec: Spec, mesh: Mapping[str, int]) -> int:

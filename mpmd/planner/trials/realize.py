@@ -1,4 +1,4 @@
-"""Makes the actual plan of a candidate, and predicts from it what the candidate costs."""
+"""Makes the actual plan of a candidate, and predicts its cost from the plan."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mpmd.language.decisions import Decisions, decided, in_order
 from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
 from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.planner.collectives import Place, places_of
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile
 from mpmd.planner.shared_cores import groups_at_once, time_alone, time_alone_of
 from mpmd.planner.trials.measure import costs_of, measure_tasks
-from mpmd.planner.trials.planned_costs import edge_links, longest_summing, message_bytes, task_seconds
+from mpmd.planner.trials.planned_costs import edge_links, longest_all_reduces, message_bytes, task_seconds
 from mpmd.planner.trials.predict import predict
 from mpmd.planner.trials.predicted_plan import predicted_plan
 from mpmd.planner.trials.shardings import AXES
@@ -30,10 +30,10 @@ from mpmd.step.lowered_step import LoweredStep
 
 @dataclasses.dataclass(frozen=True)
 class Realized:
-    """A candidate's plan, with what the groups' compilers add or would add, and its costs in seconds.
+    """A candidate's plan, complete with predicted or compiled shardings and memory, and its costs in seconds.
 
     Attributes:
-      message_bytes: what its messages have on the links of ``costs``.
+      message_bytes: the bytes of its messages on the links of ``costs``.
     """
 
     step: LoweredStep
@@ -43,8 +43,8 @@ class Realized:
     message_bytes: MessageBytes | None = None
 
     @functools.cached_property
-    def work(self) -> int:
-        """How large the plan is, in equations: what it takes to make one is about proportional to that."""
+    def size(self) -> int:
+        """The size of the plan in equations, to which the time of making it is about proportional."""
         jaxprs = {id(jaxpr): jaxpr for jaxpr in self.step.compiled.program.jaxprs.values()}
         instructions = sum(len(program.instructions) for program in self.plan.programs)
         return sum(len(jaxpr.eqns) for jaxpr in jaxprs.values()) + instructions // 2
@@ -55,10 +55,10 @@ class Realized:
 
 
 def decisions_of(candidate: Candidate, profiles: Sequence[Profile]) -> Decisions:
-    """What a step is traced under.
+    """The decisions under which a step is traced for a candidate.
 
     Args:
-      profiles: of its loops.
+      profiles: of the step's loops.
     """
     of_loops, number = {}, None
     for loop, profile in zip(candidate.loops, profiles, strict=True):
@@ -75,7 +75,7 @@ def decisions_of(candidate: Candidate, profiles: Sequence[Profile]) -> Decisions
 
 
 def options_of(candidate: Candidate) -> dict[str, Any]:
-    """Keywords of ``mpmd.jit`` that say what is gathered and summed once per step."""
+    """The keywords of ``mpmd.jit`` by which weights are gathered and gradients summed once per step."""
     return {"gather": "step", "partial_sums": "all"} if candidate.gather_once else {}
 
 
@@ -111,8 +111,8 @@ def lower(
     return planned.lower(*args, **kwargs)
 
 
-def simulated(step: LoweredStep, candidate: Candidate, cluster: Cluster) -> Realized:
-    """What a candidate costs by its plan, as far as the work of its equations tells."""
+def simulated(step: LoweredStep, candidate: Candidate, cluster: Hardware) -> Realized:
+    """The plan of a candidate with its costs by the work of the plan's equations."""
     places = places_of(candidate.submeshes)
     predicted = predicted_plan(step.compiled.program)
     seconds = task_seconds(predicted.plan, predicted.work, cluster, places)
@@ -120,14 +120,14 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: Cluster) -> Real
     costs = _costs(predicted.plan, alone, cluster, places)
     sent = message_bytes(predicted.plan, cluster, places)
     realized = _realized(step, predicted.plan, costs, cluster, sent, "simulation")
-    summing = longest_summing(predicted.plan, predicted.work, cluster, places)
-    return _communicating(realized, summing / realized.prediction.seconds)
+    all_reduces = longest_all_reduces(predicted.plan, predicted.work, cluster, places)
+    return _communicating(realized, all_reduces / realized.prediction.seconds)
 
 
 def measured(
-    before: Realized, candidate: Candidate, cluster: Cluster, devices: Sequence[jax.Device] | None
+    before: Realized, candidate: Candidate, cluster: Hardware, devices: Sequence[jax.Device] | None
 ) -> Realized:
-    """The same with tasks that were run, on this process's devices, as many at a time as a node has."""
+    """The same plan with measured tasks, run on this process's devices, as many at a time as a node has."""
     places = places_of(candidate.submeshes)
     of_node = max(cluster.devices_per_node, *(place.num_devices for place in places))
     devices = jax.local_devices() if devices is None else devices
@@ -144,9 +144,13 @@ def measured(
 
 
 def _costs(
-    plan: Plan, alone: Mapping[tuple[int, str], float], cluster: Cluster, places: Sequence[Place]
+    plan: Plan, alone: Mapping[tuple[int, str], float], cluster: Hardware, places: Sequence[Place]
 ) -> Costs:
-    """The costs of executables that take so long on each group while no other one computes."""
+    """The costs of a plan.
+
+    Args:
+      alone: the seconds of each executable on each group while no other group computes.
+    """
     return dataclasses.replace(
         costs_of(plan, alone),
         links=edge_links(cluster, places),
@@ -159,10 +163,10 @@ def _mean_devices(places: Sequence[Place]) -> float:
 
 
 def _realized(
-    step: LoweredStep, plan: Plan, costs: Costs, cluster: Cluster, sent: MessageBytes, source: str
+    step: LoweredStep, plan: Plan, costs: Costs, cluster: Hardware, sent: MessageBytes, source: str
 ) -> Realized:
     compiled = step.compiled
-    updated = {argument for argument, _ in compiled.traced.carried_state}
+    updated = {argument for argument, _ in compiled.step.carried_state}
     prediction = predict(
         plan,
         sent,

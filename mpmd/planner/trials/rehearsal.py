@@ -1,7 +1,7 @@
-"""A group that runs its program without the others: what they would send is there at once.
+"""Runs the program of one group without the others, with arbitrary values as their messages.
 
-So the group is never idle, and all else is as in a step: the order of its tasks, what it holds meanwhile and
-frees, what is in its caches. Values are arbitrary.
+The group never waits for a message. All else is as in a step: the order of its tasks, the values that it
+holds and frees, the contents of its caches.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Rehearsal:
 
 
 class _Present:
-    """A transport whose messages are all there, in the host's memory; what is sent is dropped."""
+    """A transport whose messages are all in the host's memory from the start; sent ones are dropped."""
 
     def __init__(self, plan: Plan, mpmd_idx: int):
         avals = plan.avals()
@@ -86,11 +86,11 @@ class _Present:
         self._messages: dict[tuple[int, int], list[np.ndarray]] = {}
         for instruction in plan.programs[mpmd_idx].instructions:
             if isinstance(instruction, Recv):
-                wanted = [avals[name] for name in instruction.values]
-                for aval in wanted:
+                received = [avals[name] for name in instruction.values]
+                for aval in received:
                     if aval not in of_avals:
                         of_avals[aval] = np.asarray(some_values(aval))
-                self._messages[instruction.src, instruction.tag] = [of_avals[aval] for aval in wanted]
+                self._messages[instruction.src, instruction.tag] = [of_avals[aval] for aval in received]
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         pass

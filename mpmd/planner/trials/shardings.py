@@ -1,4 +1,4 @@
-"""The shardings of a step's arguments that a candidate means."""
+"""The shardings of a step's arguments under a candidate."""
 
 from __future__ import annotations
 
@@ -19,32 +19,31 @@ def argument_specs(
     arguments: StepArguments,
     divided: Mapping[Kind, Mapping[int, int]],
     candidate: Candidate,
-    given: Sequence[Spec | None],
+    fixed: Sequence[Spec | None],
 ) -> list[Spec]:
-    """For each leaf of the arguments how the devices of a group share it.
+    """The spec of each leaf of the arguments. State of the optimizer is sharded like its weight.
 
     Args:
-      divided: for each kind, the dimension of a leaf that is divided, by the leaf's position.
-      given: what the user has decided for each leaf; ``None`` for what is open. What the optimizer keeps for
-        a weight is sharded like the weight.
+      divided: for each kind, the divided dimension of a leaf, by the leaf's position.
+      fixed: the user's spec of each leaf; ``None`` for an open one.
     """
     sizes: dict[str, int] = {
         axis: math.lcm(*(submesh.get(axis, 1) for submesh in candidate.submeshes)) for axis in AXES
     }
-    specs: dict[int, Spec] = {i: spec for i, spec in enumerate(given) if spec is not None}
+    specs: dict[int, Spec] = {i: spec for i, spec in enumerate(fixed) if spec is not None}
     for leaf, shape in enumerate(arguments.shapes):
         if leaf in specs:
             continue
         like = [other for other in sorted(arguments.linked[leaf]) if arguments.shapes[other] == shape]
-        decided = [given[other] for other in like if given[other] is not None]
-        if decided:
-            specs[leaf] = decided[0] or ()
+        of_like = [fixed[other] for other in like if fixed[other] is not None]
+        if of_like:
+            specs[leaf] = of_like[0] or ()
             continue
         entries: list[list[str]] = [[] for _ in shape]
         for axis in AXES:
-            found = [divided[axis][other] for other in (leaf, *like) if other in divided.get(axis, {})]
-            if found and sizes[axis] > 1:
-                _divide(entries, shape, found[0], axis, sizes)
+            dims = [divided[axis][other] for other in (leaf, *like) if other in divided.get(axis, {})]
+            if dims and sizes[axis] > 1:
+                _divide(entries, shape, dims[0], axis, sizes)
         is_weight = not arguments.weights.isdisjoint(like) and leaf in (arguments.updated or like)
         if candidate.fsdp and is_weight and sizes["data"] > 1 and not any("data" in e for e in entries):
             _divide_some(entries, shape, arguments.stacked.get(leaf), sizes)

@@ -1,4 +1,4 @@
-"""What the shardings and the donation of a step's arguments depend on: which of them belong together."""
+"""Facts about a step's arguments that decide how they are sharded and donated."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from jax.extend.core import Var
 
-from mpmd.compiler.graph import TracedStep
 from mpmd.compiler.jaxprs.elementwise import elementwise_classes
 from mpmd.compiler.jaxprs.equations import free_variables
+from mpmd.compiler.steps import CutStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +20,11 @@ class StepArguments:
 
     Attributes:
       shapes: of each leaf.
-      updated: those that the step returns updated.
-      weights: those of them that loops read; all of them, without a loop. Of a step that updates nothing,
-        all that are read, the batch too.
-      linked: for each leaf those that it is combined with element by element, itself among them: a weight
-        and what the optimizer keeps for it.
+      updated: the leaves that the step returns updated.
+      weights: the updated leaves that loops read; without a loop, all updated leaves. In a step that updates
+        nothing, all leaves that are read, including the batch.
+      linked: for each leaf, those that it is combined with element by element, including itself: a weight and
+        the optimizer's state for it.
       stacked: the dimension of a leaf that counts layers and is cut between stages.
     """
 
@@ -35,12 +35,12 @@ class StepArguments:
     stacked: Mapping[int, int]
 
 
-def step_arguments(traced: TracedStep) -> StepArguments:
-    """What a traced step says of its arguments."""
-    leaves = traced.argument_leaves
+def step_arguments(step: CutStep) -> StepArguments:
+    """The facts about a step's arguments."""
+    leaves = step.argument_leaves
     leaf_of = [position for position, leaf in enumerate(leaves) for _ in leaf.names]
-    variables = [argument.var for argument in traced.arguments]
-    outside = tuple(itertools.chain(*traced.outside))
+    variables = [argument.var for argument in step.arguments]
+    outside = tuple(itertools.chain(*step.outside))
     classes = elementwise_classes(outside)
     members: dict[Var, set[int]] = collections.defaultdict(set)
     for position, var in zip(leaf_of, variables, strict=True):
@@ -49,10 +49,10 @@ def step_arguments(traced: TracedStep) -> StepArguments:
     for together in members.values():
         for position in together:
             linked[position] |= together
-    updated = frozenset(argument for argument, _ in traced.carried_leaves)
+    updated = frozenset(argument for argument, _ in step.carried_leaves)
     everything = frozenset(range(len(leaves)))
-    read = _read_by_loop(traced)
-    used = {leaf_of[i] for i, var in enumerate(variables) if var in read} if traced.loops else everything
+    read = _read_by_loop(step)
+    used = {leaf_of[i] for i, var in enumerate(variables) if var in read} if step.loops else everything
     weights = used & (updated or everything)
     return StepArguments(
         shapes=tuple(leaf.shape for leaf in leaves),
@@ -63,10 +63,10 @@ def step_arguments(traced: TracedStep) -> StepArguments:
     )
 
 
-def _read_by_loop(traced: TracedStep) -> set[Var]:
-    """What loops read, and what that is computed of before them."""
-    read: set[Var] = {var for loop in traced.loops for var in free_variables(loop.eqns)}
-    for eqn in reversed(tuple(itertools.chain(*traced.outside[:-1]))):
+def _read_by_loop(step: CutStep) -> set[Var]:
+    """The variables that loops read, and those from which they are computed before the loops."""
+    read: set[Var] = {var for loop in step.loops for var in free_variables(loop.eqns)}
+    for eqn in reversed(tuple(itertools.chain(*step.outside[:-1]))):
         if not read.isdisjoint(eqn.outvars):
             read.update(free_variables([eqn]))
     return read

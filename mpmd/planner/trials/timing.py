@@ -1,4 +1,4 @@
-"""Calls that are made at the same time, each again and again."""
+"""Repeats several calls at the same time."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from mpmd.compat import trace_context_for_threads
 
 LEAST_CALLS = 3
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-def repeat_together(calls: Sequence[Callable[[], Found]], seconds: float) -> list[list[Found]]:
+def repeat_together(calls: Sequence[Callable[[], Result]], seconds: float) -> list[list[Result]]:
     """Makes each call in a thread of its own, until all have been made often enough.
 
     Args:
-      seconds: for which they are repeated; each three times at least.
+      seconds: for how long they are repeated; each three times at least.
 
-    Returns: what each call has returned, each time.
-    Raises: what a call raises, after which no other call begins.
+    Returns: for each call, its results in order.
+    Raises: the error of a call, after which no other call begins.
     """
     counts = [0] * len(calls)
     has_failed = threading.Event()
     end = time.perf_counter() + seconds
 
-    def repeat(number: int) -> list[Found]:
-        found = []
+    def repeat(number: int) -> list[Result]:
+        results = []
         with context():
             while not has_failed.is_set() and (min(counts) < LEAST_CALLS or time.perf_counter() < end):
                 try:
-                    found.append(calls[number]())
+                    results.append(calls[number]())
                 except BaseException:
                     has_failed.set()
                     raise
                 counts[number] += 1
-        return found
+        return results
 
     context = trace_context_for_threads()
     with ThreadPoolExecutor(len(calls)) as threads:

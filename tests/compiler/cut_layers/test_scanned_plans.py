@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 import mpmd
 from mpmd.compiler.pipeline import compile_step
+from mpmd.compiler.request import CompileRequest
 from tests.support.models import BATCH, CLIPPED_ADAM, WIDTH, batch, init, make_step
 from tests.support.parity import mesh_of
 from tests.support.programs.scanned_layers import model, stacked
@@ -16,17 +17,15 @@ def compiled_for(layers, **spread):
     leaves = jax.tree.leaves((state, *batch()))
     with mesh_of(4) as mesh:
         return compile_step(
-            step,
-            (state, *batch()),
-            {},
-            submeshes=mesh.abstract_submeshes,
-            donated=[False] * len(leaves),
+            CompileRequest(
+                step, (state, *batch()), {}, submeshes=mesh.abstract_submeshes, donated=[False] * len(leaves)
+            )
         )
 
 
 def plan_of(layers, **spread):
     compiled = compiled_for(layers, **spread)
-    return compiled.program.plan, compiled.traced
+    return compiled.program.plan, compiled.step
 
 
 def bytes_of_stacks(plan):

@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 import mpmd
-from mpmd.compiler.cut_layers import cut_stacks
+from mpmd.compiler.cut_layers.cut import cut_stacks
 from mpmd.compiler.cut_layers.dimensions import Dimensions
 from mpmd.compiler.cut_layers.marked_scans import iterations_of
 from mpmd.compiler.jaxprs.canonical import canonical

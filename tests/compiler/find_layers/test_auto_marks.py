@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jax import lax
 
 import mpmd
-from mpmd.compiler.cut_layers import marks_in
 from mpmd.compiler.find_layers.find_layers import find_layers, opened_for_layers
 from mpmd.compiler.find_layers.stages_of import EACH_LAYER, stages_of
 from mpmd.compiler.jaxprs.equations import is_remat, subjaxprs
+from mpmd.compiler.jaxprs.marks import marks_in
 from mpmd.language.annotate import mark_p
 from mpmd.language.decisions import Decisions, decided
 from tests.support.models import batch, init, layer, make_step, weights

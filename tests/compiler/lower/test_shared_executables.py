@@ -7,6 +7,7 @@ import pytest
 
 import mpmd
 from mpmd.compiler.pipeline import compile_step
+from mpmd.compiler.request import CompileRequest
 from tests.support.models import batch, init, make_step, weights
 
 STAGES = 4
@@ -60,11 +61,13 @@ def executables(apply, wrap, *, backward):
     params = weights(STAGES)
     args = (init(params) if backward else params, *batch())
     compiled = compile_step(
-        make_step(loss, mpmd.Std1F1B(STAGES)) if backward else evaluate,
-        args,
-        {},
-        submeshes=[jax.sharding.AbstractMesh((1,), ("data",))] * STAGES,
-        donated=[False] * len(jax.tree.leaves(args)),
+        CompileRequest(
+            make_step(loss, mpmd.Std1F1B(STAGES)) if backward else evaluate,
+            args,
+            {},
+            submeshes=[jax.sharding.AbstractMesh((1,), ("data",))] * STAGES,
+            donated=[False] * len(jax.tree.leaves(args)),
+        )
     )
     names = (executable.name for executable in compiled.program.plan.executables)
     return sorted(name for name in names if name.startswith(("fwd", "bwd")))

@@ -8,6 +8,7 @@ import pytest
 import mpmd
 from mpmd.compiler.pipeline import compile_step
 from mpmd.compiler.place.early_updates import EarlyUpdates
+from mpmd.compiler.request import CompileRequest
 from tests.support.models import CLIPPED_ADAM, batch, mse, weights
 from tests.support.parity import assert_parity, mesh_of
 
@@ -60,11 +61,13 @@ def tasks_of(step, state, donated=True):
     leaves, more = jax.tree.leaves(state), jax.tree.leaves(batch())
     with mesh_of(STAGES) as mesh:
         compiled = compile_step(
-            step,
-            (state, *batch()),
-            {},
-            submeshes=mesh.abstract_submeshes,
-            donated=[donated] * len(leaves) + [False] * len(more),
+            CompileRequest(
+                step,
+                (state, *batch()),
+                {},
+                submeshes=mesh.abstract_submeshes,
+                donated=[donated] * len(leaves) + [False] * len(more),
+            )
         )
     plan = compiled.program.plan
     updated = {leaf.name for leaf in plan.outputs if leaf.path.startswith("[0][0][0]")}

@@ -280,7 +280,7 @@ def test_plans_without_such_weights_do_not_change(specs):
     step, params = train(mlp), mlp_weights()
     with mesh_of(2, data=2) as mesh:
         plans = [
-            mpmd.mpmd_jit_with_loop(step, mesh, in_specs=specs, gather=how).compile(params, MANY_ROWS).plan
+            mpmd.jit(step, mesh, in_specs=specs, gather=how).compile(params, MANY_ROWS).plan
             for how in ("step", "task")
         ]
     assert plans[0] == plans[1]
@@ -295,7 +295,7 @@ def test_the_reader_behind_the_copy_is_explained():
 def test_another_option_is_refused():
     message = "gather must be one of 'task', 'step', not 'auto'"
     with mesh_of(1) as mesh, pytest.raises(ValueError, match=message):
-        mpmd.mpmd_jit_with_loop(train(mlp), mesh, gather="auto")
+        mpmd.jit(train(mlp), mesh, gather="auto")
 
 
 def test_a_sharded_optimizer_state_updates_whole_weights():

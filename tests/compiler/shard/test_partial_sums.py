@@ -239,7 +239,7 @@ def test_plans_without_a_sharded_batch_do_not_change(specs):
     step, params = train(mlp), mlp_weights()
     with mesh_of(2, data=2) as mesh:
         plans = [
-            mpmd.mpmd_jit_with_loop(step, mesh, in_specs=specs, partial_sums=how).compile(params, XS).plan
+            mpmd.jit(step, mesh, in_specs=specs, partial_sums=how).compile(params, XS).plan
             for how in ("replicated", "none")
         ]
     assert plans[0] == plans[1]
@@ -257,4 +257,4 @@ def test_another_option_is_refused():
         mesh_of(1) as mesh,
         pytest.raises(ValueError, match="partial_sums must be one of 'replicated', 'all'"),
     ):
-        mpmd.mpmd_jit_with_loop(train(mlp), mesh, partial_sums="some")
+        mpmd.jit(train(mlp), mesh, partial_sums="some")

@@ -11,10 +11,9 @@ from jax.extend.core import Var
 
 import mpmd
 from mpmd.compiler.jaxprs.equations import subjaxprs
-from mpmd.compiler.split import split
 from mpmd.compiler.split.minimize_residuals import _minimum_cut
-from mpmd.compiler.trace import trace
 from mpmd.keys import to_aval
+from tests.support.levels import task_graph
 from tests.support.models import BATCH, WIDTH, batch, init, layer, make_step, weights
 from tests.support.parity import assert_parity, mesh_of
 
@@ -38,8 +37,7 @@ def pipeline(stage):
 
 def split_works(stage, schedule=ONE_F_ONE_B):
     step = make_step(pipeline(stage), schedule)
-    with mesh_of(2) as mesh:
-        graph = split(trace(step, (init(weights(2)), *batch()), {}, mesh.abstract_submeshes))
+    graph = task_graph(step, init(weights(2)), *batch(), groups=2)
     return {str(member.work): member for member in graph.stage_work}
 
 
@@ -171,7 +169,7 @@ def test_halves_of_a_backward_recompute_what_each_reads(schedule):
 def test_equal_stages_still_share_executables():
     step = make_step(pipeline(gelu), mpmd.Std1F1B(4))
     with mesh_of(4) as mesh:
-        loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(weights(4)), *batch())
+        loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(init(weights(4)), *batch())
     kinds = [executable.name[:3] for executable in loaded.plan.executables]
     assert kinds.count("fwd") == kinds.count("bwd") == 3  # of the first stage, of the last, of the others
 

@@ -8,9 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.compiler.split import split
-from mpmd.compiler.trace import trace
 from mpmd.keys import to_aval
+from tests.support.levels import task_graph
 from tests.support.models import BATCH, SGD, WIDTH, batch, init, make_step
 from tests.support.parity import assert_close, mesh_of
 from tests.support.programs.scanned_layers import scanned, squares, stacked
@@ -56,8 +55,7 @@ def written_out(body):
 
 def works_of(loss, schedule=None):
     step = make_step(loss, schedule or mpmd.Std1F1B(3))
-    with mesh_of(3) as mesh:
-        graph = split(trace(step, (init(stacked(LAYERS)), *batch()), {}, mesh.abstract_submeshes))
+    graph = task_graph(step, init(stacked(LAYERS)), *batch(), groups=3)
     return {str(member.work): member for member in graph.stage_work}
 
 
@@ -130,12 +128,12 @@ def test_a_shard_map_in_the_body():
     with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))):
         expected = jax.jit(step)(params, *data)
     with mesh_of(3, x=2) as mesh:
-        assert_close(mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(params, *data), expected)
+        assert_close(mpmd.jit(step, mpmd_mesh=mesh)(params, *data), expected)
 
 
 def test_equal_stages_share_executables():
     step = make_step(in_a_scan(gelu), mpmd.Std1F1B(3), SGD)
     with mesh_of(3) as mesh:
-        loaded = mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh).compile(init(stacked()), *batch())
+        loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(init(stacked()), *batch())
     kinds = [executable.name[:3] for executable in loaded.plan.executables]
     assert kinds.count("fwd") == kinds.count("bwd") == 3

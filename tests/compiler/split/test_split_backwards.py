@@ -8,9 +8,8 @@ import pytest
 
 import mpmd
 from mpmd.compiler.jaxprs.equations import subjaxprs
-from mpmd.compiler.split import split
-from mpmd.compiler.trace import trace
 from mpmd.ir.plan import Run, Task
+from tests.support.levels import task_graph
 from tests.support.models import batch, init, keys, layer, make_step, mse, weights
 from tests.support.parity import assert_parity, mesh_of
 
@@ -58,8 +57,7 @@ def runs(loaded, group):
 def products(loss, params, stages):
     """How many matrix products each work of the loop has, those of a scan once for each iteration."""
     step = make_step(loss, WeightsLast(stages, stages))
-    with mesh_of(stages) as mesh:
-        graph = split(trace(step, (init(params), *batch(4)), {}, mesh.abstract_submeshes))
+    graph = task_graph(step, init(params), *batch(4), groups=stages)
     return {str(stage.work): count_products(stage.eqns) for stage in graph.stage_work}
 
 
@@ -211,4 +209,4 @@ def test_an_operation_that_goes_by_order_refuses_another_one():
         return mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), Descending(2, 2), operation=Last())
 
     with mesh_of(2) as mesh, pytest.raises(mpmd.CompileError, match=r"runs fwd_1__3 before fwd_1__2, but a"):
-        mpmd.mpmd_jit_with_loop(step, mpmd_mesh=mesh)(weights(2), *batch(4))
+        mpmd.jit(step, mpmd_mesh=mesh)(weights(2), *batch(4))

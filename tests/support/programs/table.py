@@ -23,7 +23,7 @@ class Case:
     Attributes:
       step: ``state, *batch`` to ``state, result``, ordinary JAX.
       groups: of devices; ``axes`` are those of a group's submesh.
-      options: for ``mpmd_jit_with_loop``.
+      options: for ``mpmd.jit``.
       tolerance: the largest difference there may be between two floats.
       steps: how many are run, each with the state of the one before.
       holds: asserts what the plan of the loaded step is to be like.

@@ -177,7 +177,7 @@ ONCE = {"partial_sums": "all", "gather": "step"}
 
 
 def options_of(program, state, batch):
-    """How the step is sharded: options of ``mpmd_jit_with_loop``."""
+    """How the step is sharded: options of ``mpmd.jit``."""
     once = ONCE if program.submesh == "fsdp_once" else {}
     return {"in_specs": specs_of(program, state, batch), **once}
 

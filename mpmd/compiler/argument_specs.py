@@ -1,0 +1,140 @@
+"""How a step's arguments and results are sharded, and where they are, as far as its caller decides it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jax.sharding import AbstractMesh
+
+from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.request import CompileRequest
+from mpmd.compiler.steps import CutStep
+from mpmd.ir.placement import ANYWHERE, Placement
+from mpmd.ir.plan import Spec
+from mpmd.ir.specs import indivisible
+from mpmd.ir.stack import Leaf, per_part
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentSpecs:
+    """How arguments and results are sharded within groups.
+
+    Attributes:
+      leaves: for each leaf of the arguments; ``None`` for one, or for all: replicated.
+      arguments: for each argument.
+      results: for each result; ``None`` for one that is left to the compiler.
+      others_are_open: whether the groups' compilers choose the specs of values that no pass knows;
+        otherwise these are replicated.
+    """
+
+    leaves: tuple[Spec | None, ...] | None
+    arguments: tuple[Spec, ...]
+    results: tuple[Spec | None, ...]
+    others_are_open: bool
+
+    @classmethod
+    def replicated(cls, step: CutStep) -> ArgumentSpecs:
+        """Those of a step of which nothing is asked: all is replicated."""
+        return cls(None, ((),) * len(step.arguments), (None,) * len(step.results), False)
+
+    @classmethod
+    def of(cls, step: CutStep, request: CompileRequest) -> ArgumentSpecs:
+        """Those that are asked for; without a loop, else those that arguments are held or returned with.
+
+        Raises: what ``request.out_specs`` raises.
+        """
+        leaves = _fitting_parts(step.argument_leaves, request)
+        out_specs = request.out_specs(step.out_shape) if request.out_specs else None
+        results = per_part(step.result_leaves, out_specs or [None] * len(step.result_leaves))
+        asked = per_part(step.argument_leaves, leaves or [None] * len(step.argument_leaves))
+        known = asked if step.loops else _or_held_or_returned(step, asked, results, request)
+        is_known = leaves is not None or any(known) or out_specs is not None
+        return cls(
+            leaves=leaves,
+            arguments=tuple(spec or () for spec in known),
+            results=tuple(results),
+            others_are_open=is_known or any(step.typed.values()),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentPlacements:
+    """Where arguments are before a step, and results are to be after it; ``ANYWHERE``: as it is best.
+
+    With a loop, whose stages say where everything is, all are ``ANYWHERE``.
+    """
+
+    arguments: tuple[Placement, ...]
+    results: tuple[Placement, ...]
+
+    @classmethod
+    def anywhere(cls, step: CutStep) -> ArgumentPlacements:
+        """Those of a step of which nothing is decided."""
+        return cls((ANYWHERE,) * len(step.arguments), (ANYWHERE,) * len(step.results))
+
+    @classmethod
+    def of(cls, step: CutStep, request: CompileRequest) -> ArgumentPlacements:
+        """Those that are asked for."""
+        if step.loops:
+            return cls.anywhere(step)
+        arguments = _of_parts(step.argument_leaves, request.held)
+        return cls(arguments, _of_parts(step.result_leaves, request.wanted))
+
+
+def _of_parts(leaves: Sequence[Leaf], placements: Sequence[Placement] | None) -> tuple[Placement, ...]:
+    """Where each part of leaves is, if they are there in these parts."""
+    of_parts: list[Placement] = []
+    for leaf, placement in zip(leaves, placements or [ANYWHERE] * len(leaves), strict=True):
+        there = placement if placement.stack == leaf.stack else ANYWHERE
+        of_parts += there.parts if there.stack else [there] * len(leaf.names)
+    return tuple(of_parts)
+
+
+def _fitting_parts(leaves: Sequence[Leaf], request: CompileRequest) -> tuple[Spec | None, ...] | None:
+    """The specs of leaves, where arrays whose own spec does not fit all of their parts are replicated.
+
+    Specs that were asked for are left to be refused.
+    """
+    specs = request.in_specs
+    if specs is None:
+        return None
+
+    def fits(leaf: Leaf, spec: Spec) -> bool:
+        shapes = leaf.stack.shapes(leaf.shape) if leaf.stack else (leaf.shape,)
+        return not any(_is_indivisible(spec, shape, request.submeshes) for shape in shapes)
+
+    fitting = tuple(
+        None if own and spec and not fits(leaf, spec) else spec
+        for leaf, spec, own in zip(leaves, specs, request.own_specs or [False] * len(leaves), strict=True)
+    )
+    return fitting if any(fitting) or fitting == tuple(specs) else None
+
+
+def _or_held_or_returned(
+    step: CutStep,
+    asked: Sequence[Spec | None],
+    results: Sequence[Spec | None],
+    request: CompileRequest,
+) -> list[Spec | None]:
+    """The spec of each argument: the one asked for, or else as it is held, or else as it is returned."""
+    returned = dict(zip((result.var for result in step.results), results, strict=True))
+    held = _of_parts(step.argument_leaves, request.held)
+    specs: list[Spec | None] = []
+    for argument, given, placement in zip(step.arguments, asked, held, strict=True):
+        spec = _as_held(aval_of(argument.var).shape, placement, request.submeshes) if given is None else given
+        specs.append(returned.get(argument.var) if spec is None else spec)
+    return specs
+
+
+def _as_held(shape: Sequence[int], there: Placement, submeshes: Sequence[AbstractMesh]) -> Spec | None:
+    """The spec with which groups hold an array; replicated if one of them does so because it does not fit."""
+    if there.spec is None:
+        return None
+    groups = [submeshes[group] for group in there.mpmd_idxs]
+    return () if _is_indivisible(there.spec, shape, groups) else there.spec
+
+
+def _is_indivisible(spec: Spec, shape: Sequence[int], submeshes: Sequence[AbstractMesh]) -> bool:
+    """Whether a dimension does not divide by its devices on one of the submeshes."""
+    return any(any(indivisible(spec, tuple(shape), submesh.shape)) for submesh in submeshes)

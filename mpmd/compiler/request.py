@@ -1,0 +1,67 @@
+"""A request to compile a step, and how much of it is left open."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from jax.sharding import AbstractMesh
+
+from mpmd.ir.placement import Placement
+from mpmd.ir.plan import Spec
+from mpmd.ir.stack import Stack
+
+PartialSums = Literal["replicated", "all", "none"]
+"""Which accumulators may hold partial sums over the devices of a group: see ``mpmd.jit``."""
+
+Gather = Literal["task", "step"]
+"""When weights that are sharded over the batch's axes are gathered: see ``mpmd.jit``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileRequest:
+    """A step, and how groups of devices are to run it.
+
+    Attributes:
+      fun: the step; static arguments are bound.
+      args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
+      submeshes: the shape of each group's submesh; all have the same axes.
+      donated: for each argument leaf, whether the caller gives it up; none if none is.
+      in_specs: for each argument leaf how it is sharded within a group; ``None`` for one, or for all:
+        replicated.
+      own_specs: for each argument leaf, whether its spec is that of the array that is passed, rather than one
+        that the caller asks for: it is replicated where that does not fit the parts that it is in.
+      out_specs: the same for result leaves, given the shape of the result; those that are ``None`` are left
+        to the compiler.
+      partial_sums: which accumulators may hold partial sums over the devices of a group.
+      gather: when weights that are sharded over the batch's axes are gathered.
+      held: for a function without a loop, where each argument leaf is already; ``ANYWHERE`` for one that
+        the caller sends. One without a spec in ``in_specs`` has the spec that it is held with, and one that
+        is held in parts is read in these parts.
+      wanted: for a function without a loop, where each result leaf is to be, and in which parts;
+        ``ANYWHERE``: where it is made. Their specs are those of ``out_specs``.
+    """
+
+    fun: Callable
+    args: tuple
+    kwargs: Mapping[str, Any]
+    submeshes: Sequence[AbstractMesh]
+    donated: Sequence[bool] = ()
+    in_specs: Sequence[Spec | None] | None = None
+    own_specs: Sequence[bool] | None = None
+    out_specs: Callable[[Any], Sequence[Spec | None]] | None = None
+    partial_sums: PartialSums = "replicated"
+    gather: Gather = "task"
+    held: Sequence[Placement] | None = None
+    wanted: Sequence[Placement] | None = None
+
+    @property
+    def argument_stacks(self) -> tuple[Stack | None, ...]:
+        """How each argument leaf is in parts already; none if none is."""
+        return tuple(placement.stack for placement in self.held or ())
+
+    @property
+    def result_stacks(self) -> tuple[Stack | None, ...]:
+        """How each result leaf is to be in parts; none if none is."""
+        return tuple(placement.stack for placement in self.wanted or ())

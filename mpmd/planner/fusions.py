@@ -1,0 +1,54 @@
+"""Fusions: the chains of equations that XLA makes one pass over memory, and the values between them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from typing import NamedTuple, TypeVar
+
+from jax.extend.core import JaxprEqn
+
+from mpmd.compiler.jaxprs.cost import has_reduction, is_fused, is_renamed, is_window
+
+Value = TypeVar("Value", bound=Hashable)
+
+
+class MemoryValues(NamedTuple):
+    """Values that equations read from memory.
+
+    Attributes:
+      written: values that are written to memory, or are there from the start.
+      windows: parts of values in memory, which their readers read there.
+    """
+
+    written: set
+    windows: set
+
+
+def memory_values(
+    equations: Sequence[tuple[JaxprEqn, Collection[Value], Collection[Value]]], kept: Collection[Value]
+) -> MemoryValues:
+    """The values of equations that are in memory, if XLA fuses what it usually does.
+
+    A chain of elementwise equations is one fusion, into which reductions of its results go, too. Products,
+    sorts, scatters and the like read operands from memory and write their results there. Another name of a
+    value in memory, such as a reshaped one, is not written again.
+
+    Args:
+      equations: each with the values that it reads and makes.
+      kept: values that are in memory anyway: those that others make or read.
+    """
+    written, windows = set(kept), set[Value]()
+    for eqn, reads, makes in equations:
+        if is_window(eqn):
+            windows.update(makes)
+        elif not is_fused(eqn):
+            written.update(reads)
+            written.update(makes)
+        elif has_reduction(eqn):
+            written.update(makes)
+    named = set(written)
+    for eqn, reads, makes in equations:
+        if is_renamed(eqn) and not named.isdisjoint(reads):
+            written -= {*makes} - {*kept}
+            named.update(makes)
+    return MemoryValues(written, windows)

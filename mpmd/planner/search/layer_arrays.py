@@ -1,0 +1,126 @@
+"""A profile's layers as arrays of numbers, and the shares of these that a device of a group has."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.collectives import INNERMOST_FIRST, Submesh
+from mpmd.planner.profile import Division, Layer, Profile
+from mpmd.simulate import Link
+
+Array = np.ndarray
+"""A number for each layer."""
+
+_UNDIVIDED = Division(largest=1, operations=0.0, weights=0.0, activations=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """Settings that all groups of a candidate have in common; the attributes are those of ``Candidate``."""
+
+    num_microbatches: int
+    remat: bool
+    fsdp: bool
+    gather_once: bool = False
+
+    @staticmethod
+    def of(candidate: Candidate) -> StepSettings:
+        """The settings of a candidate."""
+        return StepSettings(
+            **{field.name: getattr(candidate, field.name) for field in dataclasses.fields(StepSettings)}
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupSettings:
+    """Settings of a group, on which the costs of its layers depend.
+
+    Attributes:
+      sizes: of the axes of its submesh, ``INNERMOST_FIRST``.
+      links: of these axes; the link of an axis is the slowest one of its rings.
+      step: the settings of all groups.
+    """
+
+    sizes: tuple[int, ...]
+    links: tuple[Link, ...]
+    step: StepSettings
+
+
+def group_settings_of(submesh: Submesh, links: tuple[Link, ...], settings: StepSettings) -> GroupSettings:
+    """The settings of a group with a submesh."""
+    sizes = tuple(submesh.get(kind, 1) for kind in INNERMOST_FIRST)
+    return GroupSettings(sizes, links, settings)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LayerArrays:
+    """A profile's numbers: arrays by layer, and tuples of arrays by axis, ``INNERMOST_FIRST``."""
+
+    profile: Profile
+
+    @functools.cached_property
+    def forward(self) -> tuple[Array, ...]:
+        """The fields of ``TaskWork``: operations, bytes, bytes beside products, and temporaries."""
+        return self._work("forward")
+
+    @functools.cached_property
+    def backward(self) -> tuple[Array, ...]:
+        """The fields of ``TaskWork``, as of ``forward``."""
+        return self._work("backward")
+
+    def of(self, field: str) -> Array:
+        """A field of each ``Layer``."""
+        return self._numbers[field]
+
+    def divided(self, field: str) -> tuple[Array, ...]:
+        """A field of each layer's ``Division``, by axis."""
+        return self._divided[field]
+
+    def shares(self, field: str, sizes: tuple[int, ...]) -> list[Array]:
+        """By axis, the share on each device of the values of which ``field`` is the divided share.
+
+        Shares of several axes multiply.
+        """
+        return [1 - share + share / size for share, size in zip(self.divided(field), sizes, strict=True)]
+
+    def rows(self, group: GroupSettings) -> float:
+        """The rows of a microbatch, over the rows that the profile's numbers are for."""
+        return self.profile.rows / group.step.num_microbatches / self.profile.microbatch_rows
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, Array]:
+        fields = ("weights", "gradients", "state", "residuals", "entering")
+        return {field: _array(getattr(layer, field) for layer in self.profile.layers) for field in fields}
+
+    @functools.cached_property
+    def _divided(self) -> dict[str, tuple[Array, ...]]:
+        return {
+            field.name: tuple(
+                _array(getattr(division, field.name) for division in self._divisions(axis))
+                for axis in range(len(INNERMOST_FIRST))
+            )
+            for field in dataclasses.fields(Division)
+        }
+
+    def _divisions(self, axis: int) -> list[Division]:
+        layers: tuple[Layer, ...] = self.profile.layers
+        return [layer.divisions.get(INNERMOST_FIRST[axis], _UNDIVIDED) for layer in layers]
+
+    def _work(self, field: str) -> tuple[Array, ...]:
+        works = [dataclasses.astuple(getattr(layer, field)) for layer in self.profile.layers]
+        return tuple(_array(numbers) for numbers in zip(*works, strict=True))
+
+
+def product(shares: Iterable[Array]) -> Array:
+    """The share of values that are divided along several axes."""
+    return math.prod(shares)  # type: ignore[return-value]
+
+
+def _array(numbers: Iterable[float]) -> Array:
+    return np.array([*numbers], dtype=float)

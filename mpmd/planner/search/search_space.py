@@ -1,0 +1,189 @@
+"""The choices that a search has: submeshes, schedules, and settings of the step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
+from mpmd.planner.constraints import Constraints
+from mpmd.planner.profile import Kind, Profile
+from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
+from mpmd.planner.search.layer_arrays import StepSettings
+from mpmd.planner.search.partition import unevenness
+from mpmd.planner.search.stages import CostModel
+from mpmd.schedules import FAMILIES, Schedule
+
+Array = np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A candidate whose layers are not cut into stages yet.
+
+    Attributes:
+      submeshes: of each group.
+      seconds, nbytes: the estimated time of a step, and memory of a device; NaN where nothing is estimated.
+    """
+
+    schedule: Schedule
+    submeshes: tuple[Submesh, ...]
+    settings: StepSettings
+    seconds: float = math.nan
+    nbytes: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSpace:
+    """The choices for a step on a cluster.
+
+    Attributes:
+      constraints: the user's, with all that follows from them.
+    """
+
+    model: CostModel
+    constraints: Constraints
+
+    @property
+    def profile(self) -> Profile:
+        return self.model.profile
+
+    @property
+    def num_devices(self) -> int:
+        return self.model.cluster.nodes * self.model.cluster.devices_per_node
+
+    @property
+    def family(self) -> str | None:
+        """The family of schedules, if the family is fixed and the size is not."""
+        return self.constraints.schedule if isinstance(self.constraints.schedule, str) else None
+
+    @functools.cached_property
+    def numbers_of_microbatches(self) -> list[int]:
+        """The numbers of microbatches that divide the rows of the batch."""
+        if self.constraints.num_microbatches is not None:
+            return [self.constraints.num_microbatches]
+        return divisors(self.profile.rows)
+
+    @functools.cached_property
+    def submeshes(self) -> list[Submesh]:
+        """The submeshes that all groups may have; the smallest one, where each group has its own."""
+        if self.constraints.submesh is not None:
+            return [min(self._fixed_submeshes, key=lambda submesh: math.prod(submesh.values()))]
+        sizes = [divisors(self.largest(kind), self.num_devices) for kind in INNERMOST_FIRST]
+        submeshes = (dict(zip(INNERMOST_FIRST, choice, strict=True)) for choice in itertools.product(*sizes))
+        return [submesh for submesh in submeshes if self._takes_devices(math.prod(submesh.values()))]
+
+    @functools.cached_property
+    def _fixed_submeshes(self) -> tuple[Submesh, ...]:
+        return tuple(
+            {kind: own.get(kind, 1) for kind in INNERMOST_FIRST} for own in self.constraints.submeshes
+        )
+
+    def of_groups(self, submesh: Submesh, groups: int) -> tuple[Submesh, ...]:
+        """The submeshes of groups: the given one for all, or the one that is fixed for each."""
+        has_own = isinstance(self.constraints.submesh, tuple)
+        return self._fixed_submeshes if has_own else (submesh,) * groups
+
+    def largest(self, kind: Kind) -> int:
+        """The size that the number of devices along an axis has to divide."""
+        if kind == "data":
+            return self.profile.rows
+        sizes = [layer.divisions[kind].largest for layer in self.profile.layers if kind in layer.divisions]
+        return math.gcd(*sizes) if sizes else 1
+
+    def _takes_devices(self, number: int) -> bool:
+        """Whether a group may have so many devices: on several nodes, a part of a node or whole nodes."""
+        per_node = self.model.cluster.devices_per_node
+        if number > self.num_devices:
+            return False
+        return self.model.cluster.nodes == 1 or not (per_node % number and number % per_node)
+
+    @functools.cached_property
+    def unevenness(self) -> dict[str, Array]:
+        """The least unevenness of stages on one device, by the number of stages."""
+        one_device = self.model.group_settings(
+            Place(0, {}), StepSettings(self.numbers_of_microbatches[-1], remat=False, fsdp=False)
+        )
+        layers = self.model.table(one_device).layers
+        return {
+            "seconds": unevenness(layers["forward"] + layers["backward"]),
+            "held": unevenness(layers["weights"] + layers["gradients"] + layers["state"]),
+            "residuals": unevenness(layers["residuals"]),
+        }
+
+    def divides(self, submeshes: tuple[Submesh, ...], num_microbatches: int) -> bool:
+        """Whether the devices of each group divide the rows of a microbatch."""
+        rows = self.profile.rows // num_microbatches
+        return all(rows % submesh["data"] == 0 for submesh in submeshes)
+
+    @property
+    def rematerialised(self) -> list[bool]:
+        if self.constraints.remat is not None:
+            return [self.constraints.remat]
+        return [False, True] if self.profile.has_backward and not self.profile.are_stages else [False]
+
+    def settings(self, submeshes: tuple[Submesh, ...]) -> Iterator[StepSettings]:
+        """The settings that a step on groups with these submeshes may have."""
+        sharded = self._sharded(any(submesh["data"] > 1 for submesh in submeshes))
+        for number, remat, (fsdp, once) in itertools.product(
+            self.numbers_of_microbatches, self.rematerialised, sharded
+        ):
+            if self.divides(submeshes, number):
+                yield StepSettings(number, remat, fsdp, once)
+
+    def _sharded(self, has_data_axis: bool) -> list[tuple[bool, bool]]:
+        """The choices of ``fsdp`` with ``gather_once``; neither without several devices along ``data``."""
+        choices = [(False, False), *([(True, False), (True, True)] if has_data_axis else [])]
+        if self.profile.decided is None:
+            choices = choices[:2]  # a step without a loop is one task
+        return [choice for choice in choices if self.constraints.fsdp in (None, choice[0])]
+
+    @functools.cached_property
+    def families(self) -> list[tuple[str, float]]:
+        """The families of schedules, each with a number of stages per group."""
+        if isinstance(self.constraints.schedule, Schedule):
+            schedule = self.constraints.schedule
+            return [(schedule.name, schedule.num_stages / schedule.mpmd_dim)]
+        names = [name for name in CLOSED_FORMS if (name == "ForwardOnly") != self.profile.has_backward]
+        most = len(self.profile.layers)
+        numbers = sorted({*range(1, min(most, 4) + 1)} | {most // p for p in range(1, most + 1)})
+        if self.family:
+            return [(self.family, v) for v in numbers]
+        return [(name, v) for name in names for v in numbers if takes(name, v)]
+
+    def stands_alone(self, family: str, stages_per_group: float) -> bool:
+        """Whether a family is searched for one group.
+
+        All schedules take equally long there; only the one that needs the least memory is searched.
+        """
+        if self.constraints.schedule is not None:
+            return True
+        least = {"Std1F1B": 1, "Interleaved1F1B": 2, "ForwardOnly": 1}.get(family, math.inf)
+        return stages_per_group >= least and (
+            self.constraints.num_stages is not None or stages_per_group == 1
+        )
+
+    def schedule(self, family: str, num_stages: int, groups: int) -> Schedule | None:
+        """The schedule of a family and size, if the layers and the constraints allow one."""
+        constraints = self.constraints
+        allowed = constraints.num_stages in (None, num_stages) and constraints.groups in (None, groups)
+        if not allowed or num_stages > len(self.profile.layers):
+            return None
+        if isinstance(constraints.schedule, Schedule):
+            return constraints.schedule
+        try:
+            return FAMILIES[family].build(groups, num_stages)
+        except ValueError:
+            return None
+
+
+def divisors(number: int, most: float = math.inf) -> list[int]:
+    """All divisors that are not greater than ``most``, ascending."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    large = (number // divisor for divisor in small)
+    return sorted(divisor for divisor in {*small, *large} if divisor <= most)
