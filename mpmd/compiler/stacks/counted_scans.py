@@ -19,7 +19,6 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
 from mpmd.annotate import mark_p
-from mpmd.compiler.jaxprs.axis import shape_of
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     any_inside,
@@ -32,6 +31,7 @@ from mpmd.compiler.jaxprs.equations import (
     lookup,
     make_jaxpr,
     operands,
+    shape_of,
     size,
     substitute,
     traced_eqns,

@@ -10,8 +10,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.annotate import mark_of
-from mpmd.compiler.jaxprs.axis import shape_of
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, substitute, traced_eqns
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, shape_of, substitute, traced_eqns
 from mpmd.compiler.stacks.accesses import Access
 from mpmd.compiler.stacks.row_wise import RowWise
 
