@@ -15,8 +15,8 @@ from benchmarks.host import Host
 from benchmarks.measure import Conditions, Times, interleaved, ratio, seconds_of
 from benchmarks.peers import PEERS, TASK_TIMES, Peer
 from benchmarks.workload import Setting, Workload
-from mpmd.events import Event
-from mpmd.ir import Plan, Run
+from mpmd.ir.events import Event
+from mpmd.ir.plan import Plan, Run
 
 _LOSS_TOLERANCE = 1e-3
 _TIMED_STEPS = 2

@@ -32,9 +32,9 @@ from jax.sharding import PartitionSpec
 
 import mpmd
 from mpmd.compiler.pipeline import CompiledStep, compile_step
-from mpmd.mesh import GroupMesh
+from mpmd.meshes.mesh import GroupMesh
 from mpmd.program import export_function
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.stopwatch import Stopwatch
 
 LAYERS = (6, 12, 24, 48)
 SCANNED_LAYERS = (8, 96)

@@ -22,7 +22,7 @@ from benchmarks import tiny
 from benchmarks.host import Host
 from benchmarks.measure import Conditions, Result, Table, Target, interleaved, ratio, seconds_of
 from benchmarks.peers import cpu_environment
-from mpmd.loaded_step import LoadedStep
+from mpmd.step.loaded_step import LoadedStep
 from tests.support.collectives import collectives_of
 
 GROUPS = 2

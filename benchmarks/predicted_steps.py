@@ -20,18 +20,18 @@ from benchmarks.peers.ours import START_SECONDS
 from benchmarks.predicted_choices import Contest, Ranked, ranked
 from benchmarks.running_steps import OPTIMIZER, STEPS_IN_A_ROW, RunningStep, batches, initial_state
 from benchmarks.sleeping import sleep_in_tasks
-from mpmd.decisions import Decisions
-from mpmd.ir import Plan, Task
-from mpmd.loaded_step import LoadedStep
+from mpmd.ir.plan import Plan, Task
+from mpmd.ir.routes import Topology
+from mpmd.language.decisions import Decisions
 from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.hardware import completed
 from mpmd.planner.trials.predict import memories_of
 from mpmd.planner.trials.realize import Realized, lower, measured, simulated
-from mpmd.routes import Topology
 from mpmd.schedules import Schedule
 from mpmd.simulate import Costs, simulate
+from mpmd.step.loaded_step import LoadedStep
 
 SLEEP_SECONDS = 0.01
 MEASUREMENTS = 3

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import optax
 
-from mpmd.events import Event
-from mpmd.loaded_step import LoadedStep
+from mpmd.ir.events import Event
+from mpmd.step.loaded_step import LoadedStep
 
 OPTIMIZER = optax.adam(1e-3)
 STEPS_IN_A_ROW = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 from mpmd.schedules import Std1F1B
 from mpmd.simulate import Costs, Link, simulate
 

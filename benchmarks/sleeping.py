@@ -23,8 +23,8 @@ from benchmarks import tiny
 from benchmarks.host import Host
 from benchmarks.measure import Conditions, Result, Table, Target, Times
 from benchmarks.peers import cpu_environment
-from mpmd.events import Event
-from mpmd.ir import Cell, GroupProgram, Task
+from mpmd.ir.events import Event
+from mpmd.ir.plan import Cell, GroupProgram, Task
 from mpmd.runtime import worker
 
 TASK_SECONDS = 0.01

@@ -7,7 +7,7 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from mpmd.events import Event, Wait
+from mpmd.ir.events import Event, Wait
 
 
 @dataclasses.dataclass(frozen=True)

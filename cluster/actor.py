@@ -29,13 +29,13 @@ from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from cluster.transports.slices import SliceTransport
 from cluster.versions import versions_here
-from mpmd.collectives import Collective
-from mpmd.device_trace import DeviceTrace, TraceFiles
 from mpmd.errors import StepAborted, TaskError
-from mpmd.ir import Edge, Executable, Plan, Spec
-from mpmd.reshard import GroupShape, box_of
-from mpmd.routes import Routes, Topology
+from mpmd.ir.plan import Edge, Executable, Plan, Spec
+from mpmd.ir.reshard import GroupShape, box_of
+from mpmd.ir.routes import Routes, Topology
 from mpmd.runtime.activity import Activity, Doing, Loading
+from mpmd.runtime.collectives import Collective
+from mpmd.runtime.device_trace import DeviceTrace, TraceFiles
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS
 from mpmd.runtime.requests import (
     NOTHING_RELEASED,
@@ -163,7 +163,7 @@ class GroupActor:
 
         Args:
           routes: the name of the transport to each.
-          gathering: that of the mesh's ``mpmd.routes.Topology``.
+          gathering: that of the mesh's ``mpmd.ir.routes.Topology``.
         """
         self._gathering = gathering
         self._router.connect(routes, [address.transports for address in addresses])

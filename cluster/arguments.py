@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cluster.packing import PackedValue, pack
-from mpmd.ir import Aval, Plan, Spec
-from mpmd.reshard import Box, GroupShape, boxes_by_process, merged
-from mpmd.routes import Topology
+from mpmd.ir.plan import Aval, Plan, Spec
+from mpmd.ir.reshard import Box, GroupShape, boxes_by_process, merged
+from mpmd.ir.routes import Topology
 from mpmd.runtime.requests import Handle, StepRequest
 
 Boxes = tuple[Box, ...] | None

@@ -17,7 +17,7 @@ from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import make_credentials
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY
 from cluster.versions import Versions, check_versions
-from mpmd.ir import Edge
+from mpmd.ir.plan import Edge
 
 _CHECK_SECONDS = 0.25
 """How often a wait for actors is checked."""

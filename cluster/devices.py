@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from cluster.environment import refusal
-from mpmd.private_directory import fault_of, make_private
-from mpmd.reshard import GroupShape
+from mpmd.ir.reshard import GroupShape
+from mpmd.util.private_directory import fault_of, make_private
 
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 

@@ -25,19 +25,19 @@ from cluster.endpoint import Endpoint
 from cluster.packing import PackedValue, join
 from cluster.shipment import Exports, Shipment
 from cluster.status import Status
-from mpmd.collectives import Collective
-from mpmd.device_trace import TraceFiles
 from mpmd.errors import StepDroppedError
-from mpmd.ir import Edge, Executable, Spec
+from mpmd.ir.plan import Edge, Executable, Spec
+from mpmd.ir.routes import Topology
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, check_exportable
-from mpmd.routes import Topology
+from mpmd.runtime.collectives import Collective
+from mpmd.runtime.device_trace import TraceFiles
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import STEP_DROPPED, Handle, LoadReply, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.storage import JsonSpec, StoredArray
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.stopwatch import Stopwatch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mpmd.reshard import GroupShape
+from mpmd.ir.reshard import GroupShape
 
 
 @dataclasses.dataclass(frozen=True)

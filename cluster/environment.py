@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mpmd.private_directory import fault_of
+from mpmd.util.private_directory import fault_of
 
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
 

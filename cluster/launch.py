@@ -41,9 +41,9 @@ from cluster.shapes import Request, axis_types_of, check, shapes_of, submeshes_o
 from cluster.tcp.connection import Connection
 from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
 from cluster.versions import versions_here
-from mpmd.routes import Topology
+from mpmd.ir.routes import Topology
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.stopwatch import Stopwatch
 from mpmd.validation import (
     Fault,
     int_fault,

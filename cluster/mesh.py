@@ -13,12 +13,12 @@ from cluster.process_info import Placement, ProcessInfo
 from cluster.recovery import RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from cluster.status import ProcessStatus, Status
-from mpmd.routes import Topology
+from mpmd.ir.routes import Topology
 from mpmd.validation import int_fault, number_fault, raise_faults
 
 
 class ClusterMesh:
-    """Running groups, an actor for each process, made by ``cluster.launch``; an ``mpmd.mesh.GroupMesh``.
+    """Running groups, an actor for each process, made by ``cluster.launch``; an ``mpmd.meshes.mesh.GroupMesh``.
 
     ``close``, or leaving ``with``, ends the actors and gives their resources back. So do the end of the last
     reference to the mesh, its steps and its arrays, and the exit of the interpreter.

@@ -11,7 +11,7 @@ from cluster.endpoint import Member
 from cluster.environment import actor_environment, gpu_memory
 from cluster.resources import Bundle, fitting_cpus, live_nodes, threads_per_process
 from cluster.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request
-from mpmd.reshard import GroupShape
+from mpmd.ir.reshard import GroupShape
 from mpmd.validation import counted
 
 _PROCESS_BYTES = 100 * 2**20

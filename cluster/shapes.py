@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jax.sharding import AxisType
 
-from mpmd.reshard import GroupShape
+from mpmd.ir.reshard import GroupShape
 from mpmd.validation import (
     Fault,
     counted,

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jax import export
 
-from mpmd.ir import Executable, Name, Plan
+from mpmd.ir.plan import Executable, Name, Plan
 from mpmd.program import Function, Program, Variant, export_function
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.stopwatch import Stopwatch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from cluster.process_info import ProcessInfo
 from mpmd.errors import GroupDiedError
-from mpmd.tables import table
+from mpmd.util.tables import table
 
 _MOST_CHARACTERS = 100
 

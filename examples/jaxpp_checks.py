@@ -9,7 +9,7 @@ import numpy as np
 from flax.training.train_state import TrainState
 
 import mpmd
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 
 NUM_GROUPS = 4
 RELATIVE_LIMIT = 1e-4  # of each leaf's norm

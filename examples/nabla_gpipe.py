@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.ir import Send
+from mpmd.ir.plan import Send
 
 NUM_STAGES = 4
 NUM_MICROBATCHES = 8

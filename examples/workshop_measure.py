@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 import mpmd
-from mpmd.events import Event
+from mpmd.ir.events import Event
 
 
 @dataclasses.dataclass(frozen=True)

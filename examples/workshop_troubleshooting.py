@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import workshop_measure
 
 import mpmd
-from mpmd.events import Event, Wait
+from mpmd.ir.events import Event, Wait
 
 
 def troubleshoot(choice: mpmd.Choice, step, state, batch: Sequence, output: pathlib.Path | None) -> None:

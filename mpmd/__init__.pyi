@@ -1,10 +1,8 @@
 from . import checkpoint, render, simulate
-from .abstract_mesh import AbstractMpmdMesh
-from .annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
-from .array import MpmdArray, to_host
+from .arrays.array import MpmdArray, to_host
 from .checking import check
 from .checkpoint import restore, save, save_async
-from .device_trace import collective_seconds
+from .compiler.find_layers.auto_marks import auto_marks
 from .errors import (
     CheckpointError,
     CompileError,
@@ -19,17 +17,18 @@ from .errors import (
     StepWarning,
     TaskError,
 )
-from .gradients import grad, value_and_grad
-from .mesh import MpmdMesh
-from .operations import Op
-from .per_group import per_group
-from .pieces import microbatches, stage_ends
-from .planned_step import explain
+from .language.annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
+from .language.gradients import grad, value_and_grad
+from .language.operations import Op
+from .language.per_group import per_group
+from .language.pieces import microbatches, stage_ends
+from .language.reduce import Add, Concat, Max, Mean, treduce, treduce_i
+from .meshes.abstract_mesh import AbstractMpmdMesh
+from .meshes.mesh import MpmdMesh
 from .planner.choice import Choice
 from .planner.choose import plan
 from .planner.hardware import Cluster
-from .planner.layers.auto_marks import auto_marks
-from .reduce import Add, Concat, Max, Mean, treduce, treduce_i
+from .runtime.device_trace import collective_seconds
 from .schedules import (
     CustomSchedule,
     DualPipeV,
@@ -51,7 +50,8 @@ from .schedules import (
     ZeroBubbleH2,
     ZeroBubbleV,
 )
-from .step import jit, mpmd_jit_with_loop
+from .step.jit import jit, mpmd_jit_with_loop
+from .step.planned_step import explain
 from .version import __version__
 
 __all__ = [

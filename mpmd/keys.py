@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from mpmd.compat import key_impl_name
-from mpmd.ir import Aval
+from mpmd.ir.plan import Aval
 
 
 def to_aval(var: Any) -> Aval:

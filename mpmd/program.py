@@ -11,8 +11,8 @@ from jax import export
 from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh
 
-from mpmd.callbacks import HostCallback
-from mpmd.ir import AnyTask, Executable, Name, Plan, Spec
+from mpmd.ir.plan import AnyTask, Executable, Name, Plan, Spec
+from mpmd.language.callbacks import HostCallback
 from mpmd.sharding import to_sharding, within
 
 Function = Callable[..., Sequence[jax.Array]]

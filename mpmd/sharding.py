@@ -18,7 +18,7 @@ from jax.sharding import (
     use_abstract_mesh,
 )
 
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 
 AnyMesh = TypeVar("AnyMesh", bound=Mesh | AbstractMesh)
 

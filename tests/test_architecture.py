@@ -57,11 +57,11 @@ MAY_IMPORT = {
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.tables",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware",
-    "mpmd.planner.layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.compiler.trace "
+    "mpmd.compiler.find_layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.compiler.cut_layers mpmd.compiler.trace "
     "mpmd.decisions mpmd.errors mpmd.reduce mpmd.schedules mpmd.tables mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.shard "
     "mpmd.compiler.split mpmd.compiler.trace mpmd.decisions mpmd.garbage mpmd.ir mpmd.keys "
-    "mpmd.planner.layers mpmd.planner.profile mpmd.schedules mpmd.stack",
+    "mpmd.compiler.find_layers mpmd.planner.profile mpmd.schedules mpmd.stack",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.fixed mpmd.planner.hardware mpmd.planner.labels "
     "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.schedules mpmd.simulate "
@@ -97,13 +97,13 @@ MAY_IMPORT = {
     "mpmd.pieces": "mpmd.decisions mpmd.sharding mpmd.tables mpmd.validation",
     "mpmd.reduce": "mpmd.carry mpmd.compat mpmd.decisions mpmd.operations mpmd.schedules mpmd.sharding "
     "mpmd.tables mpmd.tree mpmd.validation",
-    "mpmd.gradients": "mpmd.operations mpmd.pieces mpmd.planner.layers mpmd.reduce mpmd.schedules "
+    "mpmd.gradients": "mpmd.operations mpmd.pieces mpmd.compiler.find_layers mpmd.reduce mpmd.schedules "
     "mpmd.sharding mpmd.tables mpmd.tree mpmd.validation",
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.per_group mpmd.sharding mpmd.specs",
     "mpmd.compiler.graph": "mpmd.annotate mpmd.compiler.jaxprs mpmd.ir mpmd.schedules mpmd.stack",
-    "mpmd.compiler.stacks": "mpmd.annotate mpmd.compiler.jaxprs mpmd.errors mpmd.reduce mpmd.stack",
+    "mpmd.compiler.cut_layers": "mpmd.annotate mpmd.compiler.jaxprs mpmd.errors mpmd.reduce mpmd.stack",
     "mpmd.compiler.trace": "mpmd.annotate mpmd.callbacks mpmd.compat mpmd.compiler.graph "
-    "mpmd.compiler.jaxprs mpmd.compiler.stacks mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules "
+    "mpmd.compiler.jaxprs mpmd.compiler.cut_layers mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules "
     "mpmd.sharding mpmd.specs mpmd.stack mpmd.tracers mpmd.tree",
     "mpmd.compiler.split": "mpmd.annotate mpmd.callbacks mpmd.compiler.graph mpmd.compiler.jaxprs "
     "mpmd.errors mpmd.ir mpmd.keys mpmd.reduce mpmd.schedules",

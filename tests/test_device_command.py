@@ -29,9 +29,9 @@ from benchmarks.device.sections import SECTIONS
 from benchmarks.device.settings import Settings, settings_of
 from benchmarks.measure import Table
 from mpmd.cli.doctor import Finding, State
-from mpmd.device_trace import program_name
-from mpmd.events import Event, Wait
-from mpmd.ir import Task
+from mpmd.ir.events import Event, Wait
+from mpmd.ir.plan import Task
+from mpmd.runtime.device_trace import program_name
 from tests.support.small_plans import lowered
 
 CPU = Settings("cpu", "cpu", 8, quick=True)

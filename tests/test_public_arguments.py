@@ -11,9 +11,9 @@ import cluster
 import mpmd
 from mpmd.checkpoint import files
 from mpmd.explanation import Explanation
-from mpmd.loaded_step import LoadedStep
-from mpmd.lowered_step import LoweredStep
-from mpmd.step import MpmdFunction
+from mpmd.step.jit import MpmdFunction
+from mpmd.step.loaded_step import LoadedStep
+from mpmd.step.lowered_step import LoweredStep
 from tests.support.public_functions import public_functions
 from tests.support.wrong_arguments import VALUES, Public
 

@@ -23,7 +23,7 @@ from benchmarks.device.outcome import Findings
 from benchmarks.device.settings import Settings
 from benchmarks.host import Host
 from benchmarks.measure import Table
-from mpmd.ir import Executable
+from mpmd.ir.plan import Executable
 from mpmd.program import arguments
 from mpmd.runtime.compiling import compile_executable
 from tests.support.digests import digests

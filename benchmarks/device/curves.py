@@ -15,7 +15,7 @@ from benchmarks.device.gpt_step import gpt
 from benchmarks.device.outcome import Findings
 from benchmarks.device.settings import Settings
 from benchmarks.measure import Effort, Table, seconds_of
-from mpmd.tables import human_bytes
+from mpmd.util.tables import human_bytes
 
 EFFORT, QUICK_EFFORT = Effort(repetitions=3, seconds=0.05), Effort(repetitions=2, seconds=0.01)
 HEADS, HEAD_WIDTH = 16, 64

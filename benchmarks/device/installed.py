@@ -10,7 +10,7 @@ from benchmarks.device.outcome import Findings
 from benchmarks.device.settings import Settings
 from benchmarks.measure import Table
 from mpmd.cli.doctor import Finding, State, findings
-from mpmd.tables import human_bytes
+from mpmd.util.tables import human_bytes
 
 
 def run(settings: Settings) -> Findings:

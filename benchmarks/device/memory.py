@@ -13,7 +13,7 @@ from benchmarks.device.groups import in_process, local_ray, on_ray
 from benchmarks.device.outcome import Findings
 from benchmarks.device.settings import Settings
 from benchmarks.measure import Table
-from mpmd.tables import human_bytes
+from mpmd.util.tables import human_bytes
 
 GROUPS = 4
 STEPS = 3

@@ -14,9 +14,9 @@ from benchmarks.device.groups import in_process
 from benchmarks.device.outcome import Findings
 from benchmarks.device.settings import Settings
 from benchmarks.measure import Table
-from mpmd.device_trace import executable_seconds, program_name
-from mpmd.events import Event
-from mpmd.ir import Plan
+from mpmd.ir.events import Event
+from mpmd.ir.plan import Plan
+from mpmd.runtime.device_trace import executable_seconds, program_name
 
 STAGES = 4
 

@@ -11,8 +11,8 @@ import jax
 
 from benchmarks.peers.stage_programs import Call, Edge, Group, StagePrograms
 from benchmarks.workload import Setting
-from mpmd.events import Event
-from mpmd.ir import Plan
+from mpmd.ir.events import Event
+from mpmd.ir.plan import Plan
 
 
 class Sequential:

@@ -11,8 +11,8 @@ import mpmd
 from benchmarks import model
 from benchmarks.workload import Setting
 from mpmd.arguments.signature import CallSignature
-from mpmd.array import StepFuture
-from mpmd.events import Event
+from mpmd.arrays.array import StepFuture
+from mpmd.ir.events import Event
 
 START_SECONDS = 240.0
 """How long actors may take to start on a busy machine."""

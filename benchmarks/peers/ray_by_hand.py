@@ -15,7 +15,7 @@ import mpmd
 from benchmarks import model
 from benchmarks.peers import cpu_environment
 from benchmarks.workload import Setting, Workload
-from mpmd.ir import Task
+from mpmd.ir.plan import Task
 from mpmd.schedules import total_order
 
 _IN_FLIGHT = 2

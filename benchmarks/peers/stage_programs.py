@@ -13,7 +13,7 @@ import mpmd
 from benchmarks import model
 from benchmarks.workload import Workload
 from mpmd.compiler.pipeline import CompiledStep, compile_step
-from mpmd.ir import AnyTask, Edge, Free, GroupProgram, Name, Recv, Run, Send
+from mpmd.ir.plan import AnyTask, Edge, Free, GroupProgram, Name, Recv, Run, Send
 from mpmd.program import arguments, jitted
 from mpmd.sharding import to_sharding
 

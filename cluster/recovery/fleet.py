@@ -27,8 +27,8 @@ from cluster.tcp.connection import Connection
 from cluster.transports.choice import OBJECT_STORE, choose
 from cluster.versions import versions_here
 from mpmd.errors import GroupDiedError, RecoveryError
-from mpmd.ir import Edge
-from mpmd.stopwatch import Stopwatch
+from mpmd.ir.plan import Edge
+from mpmd.util.stopwatch import Stopwatch
 
 
 class Replacement(NamedTuple):

@@ -24,7 +24,7 @@ from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
 from cluster.recovery.waits import SupersededError
 from mpmd.errors import GroupDiedError
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.stopwatch import Stopwatch
 
 _LOOK_SECONDS = 1.0
 """How often to look whether groups are to move."""

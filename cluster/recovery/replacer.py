@@ -23,7 +23,7 @@ from cluster.recovery.snapshots import Snapshots
 from cluster.recovery.waits import SupersededError
 from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError, RecoveryError
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.stopwatch import Stopwatch
 
 
 class _StepFailedError(GroupDiedError):

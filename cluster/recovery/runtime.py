@@ -28,10 +28,10 @@ from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
 from cluster.status import Status, while_recovering
 from cluster.tcp.connection import Connection
-from mpmd.collectives import Collective
-from mpmd.device_trace import TraceFiles
 from mpmd.errors import GroupDiedError
 from mpmd.program import Program
+from mpmd.runtime.collectives import Collective
+from mpmd.runtime.device_trace import TraceFiles
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, StepReply, StepRequest

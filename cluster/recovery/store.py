@@ -11,8 +11,8 @@ import numpy as np
 
 from cluster.digests import digest_of
 from cluster.recovery.journal import BEGINNING
-from mpmd.ir import Spec
-from mpmd.reshard import Box
+from mpmd.ir.plan import Spec
+from mpmd.ir.reshard import Box
 from mpmd.runtime.lost_values import LostValue
 from mpmd.runtime.requests import Handle
 from mpmd.sharding import spec_of, to_sharding

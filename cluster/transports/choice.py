@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cluster.process_info import ProcessInfo
-from mpmd.ir import Edge
+from mpmd.ir.plan import Edge
 from mpmd.memory import Holding
 
 AUTO = "auto"

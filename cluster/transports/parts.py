@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpmd.ir import Aval
-from mpmd.reshard import Box, box_of, intersection, volume, within
+from mpmd.ir.plan import Aval
+from mpmd.ir.reshard import Box, box_of, intersection, volume, within
 from mpmd.runtime.transport import Array
 
 

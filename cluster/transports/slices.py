@@ -12,9 +12,9 @@ from cluster.agreement import Agreement
 from cluster.endpoint import Endpoint
 from cluster.transports.parts import assemble, is_on_host, part_of
 from mpmd.errors import StepAborted, TaskError
-from mpmd.ir import Aval
-from mpmd.reshard import Box
-from mpmd.routes import Part, Route
+from mpmd.ir.plan import Aval
+from mpmd.ir.reshard import Box
+from mpmd.ir.routes import Part, Route
 from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.sharding import to_sharding
 

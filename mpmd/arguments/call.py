@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
-from mpmd.array import MpmdArray
-from mpmd.placement import ANYWHERE, Placement
+from mpmd.arrays.array import MpmdArray
+from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.step_future import StepFuture
-from mpmd.tables import group_leaves
-from mpmd.tree import argument_paths
+from mpmd.util.tables import group_leaves
+from mpmd.util.tree import argument_paths
 from mpmd.validation import is_int, raise_faults, type_fault
 
 

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from mpmd.arguments.leaves import host_value
-from mpmd.array import MpmdArray
-from mpmd.placement import Placement
+from mpmd.arrays.array import MpmdArray
+from mpmd.ir.placement import Placement
+from mpmd.ir.stack import Stack
 from mpmd.runtime.argument_cache import Delivery, Piece
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
-from mpmd.stack import Stack
 
 
 def held_part(leaf: Any, stack: Stack | None, part: int) -> MpmdArray | None:

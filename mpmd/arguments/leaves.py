@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.array import MpmdArray
-from mpmd.ir import Spec
+from mpmd.arrays.array import MpmdArray
+from mpmd.ir.placement import Placement
+from mpmd.ir.plan import Spec
 from mpmd.keys import encode
-from mpmd.placement import Placement
 
 
 @dataclasses.dataclass(frozen=True)

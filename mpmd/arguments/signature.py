@@ -11,8 +11,8 @@ import jax
 
 from mpmd.arguments.call import Call
 from mpmd.arguments.leaves import describe, fault_of
-from mpmd.tracers import check_untraced
-from mpmd.tree import argument_paths, broadcast_prefix
+from mpmd.util.tracers import check_untraced
+from mpmd.util.tree import argument_paths, broadcast_prefix
 
 
 @dataclasses.dataclass(frozen=True)

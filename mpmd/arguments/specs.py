@@ -10,10 +10,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.arguments.call import Call
 from mpmd.errors import CompileError
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 from mpmd.sharding import to_spec
-from mpmd.tables import first_few
-from mpmd.tree import broadcast_prefix, paths
+from mpmd.util.tables import first_few
+from mpmd.util.tree import broadcast_prefix, paths
 from mpmd.validation import shown
 
 

@@ -11,10 +11,10 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from mpmd.arguments.call import Call
 from mpmd.arguments.specs import input_specs
-from mpmd.array import MpmdArray
-from mpmd.ir import Spec
+from mpmd.arrays.array import MpmdArray
+from mpmd.ir.plan import Spec
+from mpmd.ir.specs import indivisible, num_parts
 from mpmd.sharding import to_spec
-from mpmd.specs import indivisible, num_parts
 
 
 class SpecsOfCalls:

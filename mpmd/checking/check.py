@@ -12,12 +12,12 @@ import jax
 from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import Call
-from mpmd.array import to_host
+from mpmd.arrays.array import to_host
 from mpmd.checking.judge import Check, judge
 from mpmd.checking.perturb import coarsest_rounding, on_host, perturbed
-from mpmd.loaded_step import LoadedStep
-from mpmd.step import MpmdFunction
-from mpmd.tree import paths
+from mpmd.step.jit import MpmdFunction
+from mpmd.step.loaded_step import LoadedStep
+from mpmd.util.tree import paths
 from mpmd.validation import callable_fault, int_fault, raise_faults, type_fault
 
 _PERTURBED_RUNS = 8

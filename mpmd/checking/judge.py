@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from mpmd.checking.perturb import eps_of
-from mpmd.tables import table
+from mpmd.util.tables import table
 
 _FACTOR = 8
 """How many times as much as the reference itself moves a result may differ from it."""

@@ -14,7 +14,7 @@ import numpy as np
 from orbax.checkpoint import future as orbax_futures
 from orbax.checkpoint import type_handlers
 
-from mpmd.array import MpmdArray
+from mpmd.arrays.array import MpmdArray
 from mpmd.checkpoint import orbax_internals, restoring, saving
 from mpmd.checkpoint.restoring import GroupRestoreArgs
 

@@ -13,14 +13,14 @@ from etils import epath
 from orbax import checkpoint as orbax
 
 from mpmd.arguments.leaves import ArgumentLeaf
-from mpmd.array import MpmdArray
+from mpmd.arrays.array import MpmdArray
 from mpmd.checkpoint import integrity, leaves
 from mpmd.checkpoint.array_handler import registry
 from mpmd.checkpoint.pytree_handler import PyTreeHandler
 from mpmd.checkpoint.reservation import reserved
 from mpmd.checkpoint.restoring import GroupRestoreArgs
 from mpmd.errors import CheckpointError, GroupDiedError
-from mpmd.mesh import GroupMesh, mesh_fault
+from mpmd.meshes.mesh import GroupMesh, mesh_fault
 from mpmd.runtime.protocol import Runtime
 from mpmd.validation import path_fault, raise_faults
 

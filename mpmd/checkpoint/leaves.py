@@ -11,7 +11,7 @@ import tensorstore
 from orbax import checkpoint as orbax
 from orbax.checkpoint import type_handlers
 
-from mpmd.array import MpmdArray
+from mpmd.arrays.array import MpmdArray
 from mpmd.checkpoint.orbax_internals import EMPTY, STRING
 from mpmd.checkpoint.restoring import GroupRestoreArgs
 from mpmd.keys import raw

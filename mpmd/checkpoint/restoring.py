@@ -11,18 +11,18 @@ import jax
 from orbax.checkpoint import type_handlers
 
 from mpmd.arguments.leaves import ArgumentLeaf
-from mpmd.array import MpmdArray
+from mpmd.arrays.array import MpmdArray
+from mpmd.arrays.stacked_array import StackedMpmdArray
 from mpmd.checkpoint import orbax_internals
 from mpmd.checkpoint.group_calls import call, results
-from mpmd.ir import Spec
+from mpmd.ir.placement import Placement
+from mpmd.ir.plan import Spec
 from mpmd.keys import raw
-from mpmd.mesh import GroupMesh
-from mpmd.placement import Placement
+from mpmd.meshes.mesh import GroupMesh
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
 from mpmd.runtime.step_future import StepFuture
 from mpmd.runtime.storage import JsonSpec, StoredArray, part_of
-from mpmd.stacked_array import StackedMpmdArray
 
 
 @dataclasses.dataclass

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import NamedSharding
 from orbax.checkpoint import type_handlers
 
-from mpmd.array import MpmdArray
+from mpmd.arrays.array import MpmdArray
 from mpmd.checkpoint import orbax_internals
 from mpmd.checkpoint.group_calls import call, results
 from mpmd.compat import key_impl_name

@@ -15,7 +15,7 @@ from mpmd.planner.hardware import Cluster
 from mpmd.render import draw_timeline
 from mpmd.schedules.families import FAMILIES
 from mpmd.simulate import Link
-from mpmd.text_files import read_text
+from mpmd.util.text_files import read_text
 
 _NUMBERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "nodes": (count, "how many nodes the cluster has"),
@@ -80,7 +80,7 @@ def check_unused(options: argparse.Namespace) -> None:
 
 def check_step(step: Any, name: str) -> None:
     """Raises ``ValueError`` for what is no step, or one that has a mesh."""
-    from mpmd.step import MpmdFunction
+    from mpmd.step.jit import MpmdFunction
 
     if isinstance(step, MpmdFunction):
         raise ValueError(f"{name} has a mesh of its own: name the train step itself")

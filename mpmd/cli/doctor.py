@@ -19,8 +19,8 @@ from packaging.specifiers import SpecifierSet
 
 from mpmd.cli.arguments import add_command
 from mpmd.cli.exit_codes import ExitCode
-from mpmd.private_directory import fault_of
-from mpmd.tables import aligned, human_bytes
+from mpmd.util.private_directory import fault_of
+from mpmd.util.tables import aligned, human_bytes
 from mpmd.version import __version__
 
 TRIAL_SECONDS = 180

@@ -21,7 +21,7 @@ from mpmd.render import chrome_trace, draw_timeline
 from mpmd.render.chart import Chart
 
 if TYPE_CHECKING:
-    from mpmd.lowered_step import LoweredStep
+    from mpmd.step.lowered_step import LoweredStep
 
 EPILOG = """\
 STEP and SHAPES are names in a module or a file, as package.module:name or path/file.py:name.
@@ -84,7 +84,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _report(lowered: LoweredStep, options: argparse.Namespace) -> None:
     """Prints what a planned step needs and does, and writes its timeline."""
-    from mpmd.planned_step import explain
+    from mpmd.step.planned_step import explain
 
     simulation = lowered.simulate(operations_per_second=options.speed)
     print(f"{lowered.report()}\n\n{explain(lowered)}\n")
@@ -113,8 +113,8 @@ def _arguments(step: Any, shapes: Any, options: argparse.Namespace) -> tuple:
 
 def _step(found: Any, options: argparse.Namespace) -> Any:
     """The step with a mesh: its own, or that of the options."""
-    from mpmd.abstract_mesh import AbstractMpmdMesh
-    from mpmd.step import MpmdFunction, jit
+    from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
+    from mpmd.step.jit import MpmdFunction, jit
 
     if isinstance(found, MpmdFunction):
         if options.groups or options.submesh:

@@ -13,14 +13,14 @@ from typing import Any
 
 from mpmd.cli.arguments import add_command, add_output, count, number
 from mpmd.cli.exit_codes import ExitCode
-from mpmd.ir import TaskKind
+from mpmd.ir.plan import TaskKind
 from mpmd.render import chrome_trace, draw_comparison, draw_timeline, schedule_grid
 from mpmd.render.chart import Chart
 from mpmd.render.summary import group_table
 from mpmd.schedules import FAMILIES, CustomSchedule, Schedule, TaskLists, build, to_text
 from mpmd.simulate import Costs, Link, Simulation, simulate
 from mpmd.simulate.compare import Candidate, Comparison, compare, with_costs
-from mpmd.tables import aligned
+from mpmd.util.tables import aligned
 
 PICTURES = (".svg", ".png", ".pdf")
 GRID_LINES = 200

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.annotate import mark_of
 from mpmd.compiler.graph import (
     Loop,
     PlacedEqn,
@@ -22,6 +21,7 @@ from mpmd.compiler.graph import (
     TracedStep,
 )
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, is_dropped, operands
+from mpmd.language.annotate import mark_of
 
 
 def check_traced_step(step: TracedStep) -> None:

@@ -19,12 +19,12 @@ from typing import Any, Literal
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.annotate import mark_of
 from mpmd.compiler.jaxprs.equations import Atom
 from mpmd.compiler.jaxprs.printing import Names, groups_text, indented, levels_text
-from mpmd.ir import Cell, Spec, TaskType
+from mpmd.ir.plan import Cell, Spec, TaskType
+from mpmd.ir.stack import Leaf
+from mpmd.language.annotate import mark_of
 from mpmd.schedules import Schedule
-from mpmd.stack import Leaf
 
 PartialSums = Literal["replicated", "all", "none"]
 """Which accumulators may hold partial sums over the devices of a group: see ``mpmd_jit_with_loop``."""

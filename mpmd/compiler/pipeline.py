@@ -21,13 +21,13 @@ from mpmd.compiler.place import check_specs, place
 from mpmd.compiler.shard import argument_specs, fitting_parts, given_or_held, shard, with_results_apart
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
-from mpmd.garbage import without_garbage_collection
-from mpmd.ir import Spec
-from mpmd.placement import ANYWHERE, Placement
+from mpmd.ir.placement import ANYWHERE, Placement
+from mpmd.ir.plan import Spec
+from mpmd.ir.stack import Leaf, per_part
 from mpmd.program import Program
 from mpmd.sharding import with_auto_axes
-from mpmd.stack import Leaf, per_part
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.garbage import without_garbage_collection
+from mpmd.util.stopwatch import Stopwatch
 from mpmd.verify import Verified, verify
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from mpmd.explanation.tasks import TaskSummary
-from mpmd.ir import Cell, FusedTask, OutsideTask, Plan, TaskType, parse_task
+from mpmd.ir.plan import Cell, FusedTask, OutsideTask, Plan, TaskType, parse_task
 from mpmd.simulate import Costs
 from mpmd.simulate.costs import types_of
 from mpmd.validation import number_fault, raise_faults

@@ -21,10 +21,22 @@ from mpmd.explanation.tasks import TaskSummary
 from mpmd.explanation.traffic import EdgeTraffic, SentValue
 from mpmd.explanation.uses import TaskUse
 from mpmd.explanation.work import loop_work, uneven_work
-from mpmd.ir import AnyTask, Edge, FusedTask, InputLeaf, Name, OutputLeaf, OutsideTask, Plan, Run, Send, Task
+from mpmd.ir.plan import (
+    AnyTask,
+    Edge,
+    FusedTask,
+    InputLeaf,
+    Name,
+    OutputLeaf,
+    OutsideTask,
+    Plan,
+    Run,
+    Send,
+    Task,
+)
+from mpmd.ir.routes import Routes, Topology
+from mpmd.ir.specs import fitting
 from mpmd.memory import device_bytes
-from mpmd.routes import Routes, Topology
-from mpmd.specs import fitting
 
 
 def explain_plan(

@@ -16,8 +16,8 @@ from mpmd.explanation.leaves import (
 )
 from mpmd.explanation.tasks import TaskSummary, task_table
 from mpmd.explanation.traffic import EdgeTraffic, edge_table
-from mpmd.ir import LoopStages, loop_lines
-from mpmd.tables import first_few
+from mpmd.ir.plan import LoopStages, loop_lines
+from mpmd.util.tables import first_few
 from mpmd.validation import raise_faults, str_fault
 
 _RULE = """\

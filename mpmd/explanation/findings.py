@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from mpmd.explanation.tasks import TaskSummary
 from mpmd.explanation.traffic import EdgeTraffic
 from mpmd.explanation.uses import groups_text
-from mpmd.tables import first_few, human_bytes
+from mpmd.util.tables import first_few, human_bytes
 
 
 def groups_without_backward(tasks: Sequence[TaskSummary]) -> Iterator[str]:

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from mpmd.explanation.uses import TaskUse, groups_text, numbers_text, tasks_text, use_lines
-from mpmd.ir import Aval, LoopStages, Spec
-from mpmd.tables import group_leaves, human_bytes, table
+from mpmd.ir.plan import Aval, LoopStages, Spec
+from mpmd.util.tables import group_leaves, human_bytes, table
 
 
 @dataclasses.dataclass(frozen=True)

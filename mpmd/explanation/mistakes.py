@@ -20,10 +20,10 @@ from mpmd.errors import (
     UnreadMicrobatchWarning,
 )
 from mpmd.explanation.uses import groups_text
-from mpmd.ir import OutsideTask, Plan
+from mpmd.ir.plan import OutsideTask, Plan
 from mpmd.memory import GroupMemory
 from mpmd.memory.sizes import device_bytes
-from mpmd.tables import first_few, human_bytes
+from mpmd.util.tables import first_few, human_bytes
 
 _SHORT = 0.8
 """Memory is short where a step needs more than this share of it."""

@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.explanation.explanation import findings_text
-from mpmd.ir import Edge, Executable, LoopStages, Plan, loop_lines
+from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, loop_lines
+from mpmd.ir.routes import Routes, Topology
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
-from mpmd.routes import Routes, Topology
-from mpmd.tables import aligned, human_bytes
+from mpmd.util.tables import aligned, human_bytes
 from mpmd.verify import Verified
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from mpmd.explanation.uses import SourceLine, groups_text, numbers_text
-from mpmd.tables import first_few, human_bytes, table
+from mpmd.util.tables import first_few, human_bytes, table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpmd.explanation.uses import TaskUse, numbers_text
-from mpmd.ir import Aval
-from mpmd.tables import first_few, human_bytes, table
+from mpmd.ir.plan import Aval
+from mpmd.util.tables import first_few, human_bytes, table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
-from mpmd.tables import aligned, ranges
+from mpmd.util.tables import aligned, ranges
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -11,7 +11,7 @@ from jax.extend.core import Jaxpr
 from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.errors import PerformanceWarning
 from mpmd.explanation.uses import numbers_text
-from mpmd.ir import AnyTask, OutsideTask, Plan
+from mpmd.ir.plan import AnyTask, OutsideTask, Plan
 
 _LARGE = 1e9
 """From so many operations of a loop on, their number tells what takes time."""

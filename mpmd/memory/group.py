@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mpmd.ir import AnyTask, Edge, Free, GroupProgram, Name, Plan, Recv, Run
+from mpmd.ir.plan import AnyTask, Edge, Free, GroupProgram, Name, Plan, Recv, Run
 from mpmd.memory.kinds import kinds_of, sums_of
 from mpmd.memory.messages import EarliestArrival, Holding, MessageKey, Stay, kept_bytes, largest_sent, stays
 from mpmd.memory.sizes import sizes_on_devices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from mpmd.ir import AnyTask, GroupProgram, Name, OutsideTask, Plan, Recv, TaskType
+from mpmd.ir.plan import AnyTask, GroupProgram, Name, OutsideTask, Plan, Recv, TaskType
 
 Kind = Literal["parameters", "arguments", "accumulators", "activations", "outside", "received"]
 """What a value is for, as ``mpmd.memory.group.MemoryParts`` describes it."""

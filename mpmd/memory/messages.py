@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from mpmd.ir import Edge, Free, GroupProgram, Name, Plan, Recv, Run, Send
+from mpmd.ir.plan import Edge, Free, GroupProgram, Name, Plan, Recv, Run, Send
 
 MessageKey = tuple[Edge, int]
 """The edge and the tag of a message."""

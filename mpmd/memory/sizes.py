@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpmd.ir import Aval, Name, Plan, Spec
-from mpmd.routes import held_specs
-from mpmd.specs import num_parts
+from mpmd.ir.plan import Aval, Name, Plan, Spec
+from mpmd.ir.routes import held_specs
+from mpmd.ir.specs import num_parts
 
 
 def device_bytes(aval: Aval, spec: Spec | None, sizes: Mapping[str, int]) -> int:

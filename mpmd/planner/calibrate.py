@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import mpmd
-from mpmd.events import Event
-from mpmd.ir import Cell, Task
+from mpmd.ir.events import Event
+from mpmd.ir.plan import Cell, Task
 from mpmd.simulate import Link
 from mpmd.validation import Fault, shown
 

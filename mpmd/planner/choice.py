@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from mpmd.decisions import Decisions, decided
-from mpmd.mesh import GroupMesh, MpmdMesh, devices_faults, mesh_fault
+from mpmd.language.decisions import Decisions, decided
+from mpmd.meshes.mesh import GroupMesh, MpmdMesh, devices_faults, mesh_fault
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.choice_table import (
     candidate_text,
@@ -28,8 +28,8 @@ from mpmd.planner.profile import Profile
 from mpmd.planner.search.stage_profile import StageProfile, stage_profile
 from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
-from mpmd.step import MpmdFunction, jit
-from mpmd.tables import human_bytes
+from mpmd.step.jit import MpmdFunction, jit
+from mpmd.util.tables import human_bytes
 from mpmd.validation import int_fault, raise_faults
 
 SHOWN = 10

@@ -14,7 +14,7 @@ from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.collectives import INNERMOST_FIRST
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Kind
-from mpmd.tables import aligned, first_few, human_bytes, ranges
+from mpmd.util.tables import aligned, first_few, human_bytes, ranges
 
 _PARTS = ("weights", "gradients", "state", "residuals", "messages", "temporaries")
 _HEADER = (

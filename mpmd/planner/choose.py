@@ -21,7 +21,7 @@ from mpmd.planner.search.several import loops_as_written, search_loops
 from mpmd.planner.trials.realize import decisions_of, measured
 from mpmd.planner.trials.trials import Subject, Trials
 from mpmd.schedules import Schedule
-from mpmd.step import MpmdFunction
+from mpmd.step.jit import MpmdFunction
 from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fault, raise_faults, type_fault
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import mpmd
-from mpmd.mesh import devices_faults
+from mpmd.meshes.mesh import devices_faults
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.calibrate import dtype_fault as dtype_fault
 from mpmd.validation import raise_faults

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.hardware import Cluster
-from mpmd.tables import human_bytes
+from mpmd.util.tables import human_bytes
 
 AS_FAST = 1.01
 """Steps whose times differ by less are as fast: no prediction is more exact."""

@@ -7,10 +7,10 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 
-from mpmd.events import Event, Wait, checked_events
-from mpmd.ir import AnyTask, Cell, Task, TaskKind
+from mpmd.ir.events import Event, Wait, checked_events
+from mpmd.ir.plan import AnyTask, Cell, Task, TaskKind
 from mpmd.simulate import Costs, Simulation
-from mpmd.tables import human_bytes
+from mpmd.util.tables import human_bytes
 
 
 @dataclasses.dataclass(frozen=True)

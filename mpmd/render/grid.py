@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from mpmd.ir import Task
+from mpmd.ir.plan import Task
 from mpmd.render.chart import Chart
 from mpmd.schedules import TaskLists
 from mpmd.schedules.base import check_task_lists

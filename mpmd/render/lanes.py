@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mpmd.ir import TaskKind
+from mpmd.ir.plan import TaskKind
 from mpmd.render.chart import Box, Chart
 from mpmd.render.style import (
     FAINT,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpmd.ir import TaskKind
+from mpmd.ir.plan import TaskKind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mpmd.render.chart import Chart
 from mpmd.simulate import Simulation
-from mpmd.tables import aligned
+from mpmd.util.tables import aligned
 
 
 def group_table(simulation: Simulation) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mpmd.events import Event
+from mpmd.ir.events import Event
 from mpmd.render.chart import Chart
 from mpmd.render.lanes import (
     Scale,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mpmd.events import Event, checked_events
+from mpmd.ir.events import Event, checked_events
 from mpmd.render.chart import tasks_of
 from mpmd.simulate import Gap, Simulation
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mpmd.placement import Placement
+from mpmd.ir.placement import Placement
 from mpmd.runtime.requests import Handle
 
 

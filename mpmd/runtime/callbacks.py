@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
 
-from mpmd.callbacks import HostCallback
 from mpmd.errors import CallbackError
-from mpmd.ir import Plan, Task
+from mpmd.ir.plan import Plan, Task
+from mpmd.language.callbacks import HostCallback
 from mpmd.runtime.requests import StepReply, Told, told_by
 
 _logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
-from mpmd.ir import Executable, Name, Plan, Recv, Run, Spec
+from mpmd.ir.plan import Executable, Name, Plan, Recv, Run, Spec
+from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program, Variant
-from mpmd.specs import fitting
 
 Compile = Callable[[int, Executable, Function], Future[tuple[Spec, ...]]]
 """``(mpmd_idx, executable, function)``: has a group compile and keep an executable with known input specs.

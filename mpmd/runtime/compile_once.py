@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import jax
 
 from mpmd.compat import compiled_for, keeps_compiled_on_disk
-from mpmd.ir import Executable
+from mpmd.ir.plan import Executable
 from mpmd.program import Function, Program
 from mpmd.runtime.compiling import Compile, Compiling, compile_executable
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import jax
 
-from mpmd.executable_memory import ExecutableMemory
-from mpmd.ir import Executable, Spec
+from mpmd.ir.executable_memory import ExecutableMemory
+from mpmd.ir.plan import Executable, Spec
 from mpmd.program import Function, arguments, jitted
 from mpmd.sharding import spec_of, to_sharding
 

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.events import Event
-from mpmd.ir import GroupProgram, Name, Plan
+from mpmd.ir.events import Event
+from mpmd.ir.plan import GroupProgram, Name, Plan
 from mpmd.runtime.activity import Activity
 from mpmd.runtime.nonfinite import Refused
 from mpmd.runtime.operations import Compiled, Operations, StepState

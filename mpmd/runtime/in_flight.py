@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import AbstractMesh
 
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 from mpmd.runtime.requests import Handle, StepReply
 from mpmd.runtime.step_future import StepFuture, call_when_done
 from mpmd.validation import int_fault, raise_faults

@@ -17,13 +17,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.collectives import Collective
 from mpmd.compat import trace_context_for_threads
-from mpmd.device_trace import DeviceTrace, TraceFiles
 from mpmd.errors import StepAborted, StepDroppedError
-from mpmd.ir import Executable, Spec
+from mpmd.ir.plan import Executable, Spec
+from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program
+from mpmd.runtime.collectives import Collective
 from mpmd.runtime.compile_once import compile_for
+from mpmd.runtime.device_trace import DeviceTrace, TraceFiles
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -34,8 +35,7 @@ from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 from mpmd.sharding import spec_of, to_sharding
-from mpmd.specs import fitting
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.stopwatch import Stopwatch
 
 _CLOSED = "the mesh was closed, and the values on it are gone"
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpmd.ir import AnyTask, GroupProgram, Name, OutsideTask, Plan, Send
+from mpmd.ir.plan import AnyTask, GroupProgram, Name, OutsideTask, Plan, Send
 
 
 class Refused(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import jax
 
 from mpmd.errors import NonFiniteError, TaskError
-from mpmd.events import Event, Wait
-from mpmd.ir import (
+from mpmd.ir.events import Event, Wait
+from mpmd.ir.plan import (
     AnyTask,
     Free,
     GroupProgram,

@@ -13,14 +13,14 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from mpmd.collectives import Collective
-from mpmd.device_trace import TraceFiles
-from mpmd.executable_memory import ExecutableMemory
-from mpmd.ir import Edge, Plan
+from mpmd.ir.executable_memory import ExecutableMemory
+from mpmd.ir.plan import Edge, Plan
 from mpmd.memory import Holding
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.callbacks import CallbackThread
+from mpmd.runtime.collectives import Collective
+from mpmd.runtime.device_trace import TraceFiles
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep, StepsInFlight
 from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.storage import JsonSpec, StoredArray

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpmd.events import Event
-from mpmd.executable_memory import ExecutableMemory
-from mpmd.ir import OutsideTask, Task
-from mpmd.reshard import Box, box_of, intersection, within
+from mpmd.ir.events import Event
+from mpmd.ir.executable_memory import ExecutableMemory
+from mpmd.ir.plan import OutsideTask, Task
+from mpmd.ir.reshard import Box, box_of, intersection, within
 from mpmd.runtime.nonfinite import Refused
 
 Handle = int

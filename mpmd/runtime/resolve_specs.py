@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from mpmd.ir import Executable, GroupProgram, Instruction, Run
-from mpmd.names import resharded_name
+from mpmd.ir.names import resharded_name
+from mpmd.ir.plan import Executable, GroupProgram, Instruction, Run
 from mpmd.program import Program, Variant
 from mpmd.runtime.choose_specs import Compile, choose_specs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from mpmd.tables import table
+from mpmd.util.tables import table
 
 
 @dataclasses.dataclass(frozen=True)

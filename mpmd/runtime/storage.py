@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
+from mpmd.ir.specs import fitting
 from mpmd.runtime.requests import Handle
 from mpmd.sharding import to_sharding
-from mpmd.specs import fitting
 
 JsonSpec = Mapping[str, Any]
 """What TensorStore opens an array by."""

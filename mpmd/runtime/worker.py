@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import jax
 import numpy as np
 
-from mpmd.collectives import Collective, collectives_in
 from mpmd.errors import StepAborted
-from mpmd.events import Event
-from mpmd.ir import Executable, Name, Plan, Spec
+from mpmd.ir.events import Event
+from mpmd.ir.plan import Executable, Name, Plan, Spec
+from mpmd.ir.routes import held_specs
 from mpmd.program import Function, Variant
-from mpmd.routes import held_specs
 from mpmd.runtime import storage
 from mpmd.runtime.activity import Activity, Kind, Loading
+from mpmd.runtime.collectives import Collective, collectives_in
 from mpmd.runtime.compiling import (
     Compile,
     Compiling,
@@ -42,7 +42,7 @@ from mpmd.runtime.requests import (
 )
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import to_sharding
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.stopwatch import Stopwatch
 
 
 class _Finishing:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 from mpmd.validation import int_fault, int_faults, raise_faults, sequence_fault, type_fault
 
 TaskLists = Sequence[Sequence[Cell]]

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
-from mpmd.ir import Cell, Task, TaskKind
+from mpmd.ir.plan import Cell, Task, TaskKind
 from mpmd.schedules.base import TaskLists, check_num_microbatches, check_task_lists
 from mpmd.schedules.faults import CellPosition, Fault, ScheduleError
 from mpmd.validation import int_fault, raise_faults

@@ -6,11 +6,11 @@ import dataclasses
 import os
 from typing import Self
 
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 from mpmd.schedules.base import Schedule, TaskLists, check_num_microbatches, check_task_lists
 from mpmd.schedules.check import check_schedule
 from mpmd.schedules.text import from_text
-from mpmd.text_files import read_text
+from mpmd.util.text_files import read_text
 from mpmd.validation import path_fault, raise_faults
 
 

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from mpmd.ir import Cell, Task, TaskKind
+from mpmd.ir.plan import Cell, Task, TaskKind
 from mpmd.schedules.base import Placement
 from mpmd.validation import Fault, is_sequence, number_fault, raise_faults, type_fault
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from mpmd.ir import Cell, FusedTask, Task, TaskKind
+from mpmd.ir.plan import Cell, FusedTask, Task, TaskKind
 from mpmd.schedules.base import VShaped, check_num_microbatches
 from mpmd.schedules.v_shaped import ZeroBubbleV
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 from mpmd.schedules.text import short_text
 
 CellPosition = tuple[int, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from mpmd.ir import Cell, Task
+from mpmd.ir.plan import Cell, Task
 from mpmd.schedules.base import AnyPlacement, check_num_microbatches
 from mpmd.schedules.dispatch import GroupState, dispatch
 from mpmd.schedules.orders import rounds_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 from mpmd.schedules.base import RoundRobin, check_num_microbatches
 from mpmd.schedules.orders import (
     forwards_before_backwards,

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from mpmd.ir import Cell, Task, TaskKind
+from mpmd.ir.plan import Cell, Task, TaskKind
 from mpmd.schedules.base import AnyPlacement, Schedule, check_num_microbatches, round_robin, v_shape
 from mpmd.schedules.dispatch import UNIT_TIMES, DispatchRule, GroupState, TaskTimes, dispatch, in_order
 from mpmd.schedules.gpipe import InterleavedGPipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 from mpmd.schedules.base import OneStagePerGroup, check_num_microbatches
 from mpmd.schedules.orders import alternate, tasks_of
 from mpmd.validation import bool_fault, raise_faults

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from mpmd.ir import Cell, FusedTask, Task, TaskKind
+from mpmd.ir.plan import Cell, FusedTask, Task, TaskKind
 
 
 def tasks_of(kind: TaskKind, stages: Iterable[int], microbatches: Sequence[int]) -> list[Cell]:

@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from mpmd.ir import Cell, FusedTask, Task, TaskKind, parse_cell
+from mpmd.ir.plan import Cell, FusedTask, Task, TaskKind, parse_cell
 from mpmd.schedules.base import TaskLists
 from mpmd.validation import raise_faults, str_fault
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from mpmd.ir import Cell, Task, TaskKind
+from mpmd.ir.plan import Cell, Task, TaskKind
 from mpmd.schedules.base import VShaped, check_num_microbatches, v_shape
 from mpmd.schedules.dispatch import dispatch, in_order
 from mpmd.schedules.orders import alternate, tasks_of

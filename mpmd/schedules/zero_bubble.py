@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 from mpmd.schedules.base import OneStagePerGroup, RoundRobin, check_num_microbatches
 from mpmd.schedules.orders import (
     alternate,

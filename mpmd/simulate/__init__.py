@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
-from mpmd.ir import Plan
-from mpmd.routes import Topology
+from mpmd.ir.plan import Plan
+from mpmd.ir.routes import Topology
 from mpmd.schedules import TaskLists
 from mpmd.schedules.base import check_task_lists
 from mpmd.schedules.check import total_order

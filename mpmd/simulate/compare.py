@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpmd.ir import TaskKind
+from mpmd.ir.plan import TaskKind
 from mpmd.schedules import FAMILIES, ForwardOnly, Schedule, TaskTimes
 from mpmd.simulate import Costs, Link, Simulation, simulate
 from mpmd.validation import int_fault, int_faults, number_fault, raise_faults, sequence_fault, type_fault

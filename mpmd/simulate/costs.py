@@ -8,8 +8,8 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mpmd.events import Event, checked_events
-from mpmd.ir import Cell, Edge, OutsideTask, TaskKind, TaskType
+from mpmd.ir.events import Event, checked_events
+from mpmd.ir.plan import Cell, Edge, OutsideTask, TaskKind, TaskType
 from mpmd.validation import Fault, bool_fault, number_fault, raise_faults, type_fault
 
 DEFAULT_TIMES: Mapping[TaskKind, float] = {"fwd": 1, "bwd": 2, "bwdA": 1, "bwdW": 1}

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mpmd.ir import AnyTask, Cell, Edge, Free, GroupProgram, Name, OutsideTask, Plan, Recv, Run, Send, Tell
+from mpmd.ir.plan import (
+    AnyTask,
+    Cell,
+    Edge,
+    Free,
+    GroupProgram,
+    Name,
+    OutsideTask,
+    Plan,
+    Recv,
+    Run,
+    Send,
+    Tell,
+)
+from mpmd.ir.routes import Routes, Topology
 from mpmd.memory import sizes_on_devices
-from mpmd.routes import Routes, Topology
 from mpmd.simulate.costs import Costs, types_of
 from mpmd.simulate.workload import Instant, MessageTable, Workload
 

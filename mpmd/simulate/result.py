@@ -9,7 +9,7 @@ import heapq
 import operator
 from collections.abc import Iterator
 
-from mpmd.events import Event
+from mpmd.ir.events import Event
 from mpmd.simulate.workload import Instant, StepTimes, Workload
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
-from mpmd.ir import FusedTask, Task, TaskKind, TaskType
+from mpmd.ir.plan import FusedTask, Task, TaskKind, TaskType
 from mpmd.schedules import TaskLists
 from mpmd.schedules.check import StageValue, makes, needs
 from mpmd.simulate.costs import Costs, types_of

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from itertools import accumulate
 
-from mpmd.ir import AnyTask, Edge
+from mpmd.ir.plan import AnyTask, Edge
 from mpmd.simulate.costs import Costs
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mpmd.ir import Edge, Instruction, Name, Plan, Recv, Run, Send, Tell
+from mpmd.ir.plan import Edge, Instruction, Name, Plan, Recv, Run, Send, Tell
 from mpmd.memory import EarliestArrival
 from mpmd.verify.structure import describe
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-from mpmd.ir import (
+from mpmd.ir.plan import (
     Aval,
     Executable,
     Free,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator
 
-from mpmd.ir import ConstantLeaf, Executable, InputLeaf, OutputLeaf, Plan, Recv, Run, Send
-from mpmd.specs import indivisible
+from mpmd.ir.plan import ConstantLeaf, Executable, InputLeaf, OutputLeaf, Plan, Recv, Run, Send
+from mpmd.ir.specs import indivisible
 
 
 def check_structure(plan: Plan) -> Iterator[str]:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from mpmd.errors import PlanError
-from mpmd.ir import Edge, Plan
+from mpmd.ir.plan import Edge, Plan
 from mpmd.memory import EarliestArrival, GroupMemory, group_memories
 from mpmd.verify.channels import (
     channels_of,

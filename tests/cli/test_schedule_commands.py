@@ -14,7 +14,7 @@ import pytest
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.cli.main import main
 from mpmd.schedules import FAMILIES, CustomSchedule, Std1F1B, to_text
-from mpmd.text_files import MAX_BYTES
+from mpmd.util.text_files import MAX_BYTES
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,9 +8,9 @@ import pytest
 import mpmd
 from cluster.arguments import HostArguments
 from cluster.packing import unpack
-from mpmd.ir import Aval
-from mpmd.reshard import GroupShape, box_of, boxes_by_process
-from mpmd.routes import Topology
+from mpmd.ir.plan import Aval
+from mpmd.ir.reshard import GroupShape, box_of, boxes_by_process
+from mpmd.ir.routes import Topology
 from mpmd.runtime.requests import HostParts, StepRequest
 from tests.support.plans import pipeline_plan
 

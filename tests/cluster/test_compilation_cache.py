@@ -10,8 +10,8 @@ import pytest
 
 import cluster
 from cluster.environment import check_cache
-from mpmd import private_directory
-from mpmd.private_directory import fault_of
+from mpmd.util import private_directory
+from mpmd.util.private_directory import fault_of
 
 COMPILE = """
 import sys, jax, jax.numpy as jnp

@@ -10,7 +10,7 @@ from cluster.endpoint import Member
 from cluster.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 from cluster.needs import needs_of
 from cluster.shapes import Request
-from mpmd.reshard import GroupShape
+from mpmd.ir.reshard import GroupShape
 
 COUNT = "--xla_force_host_platform_device_count"
 

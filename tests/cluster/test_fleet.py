@@ -13,7 +13,7 @@ from cluster.recovery.journal import BEGINNING
 from cluster.recovery.places import NodeGoneError, NoPlaceError
 from cluster.recovery.waits import ProcessLostError
 from mpmd.errors import RecoveryError
-from mpmd.stopwatch import Stopwatch
+from mpmd.util.stopwatch import Stopwatch
 
 
 class Places:

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from cluster.transports import parts
 from cluster.transports.parts import assemble, part_of, put_together_on_device
-from mpmd.ir import Aval
+from mpmd.ir.plan import Aval
 
 WHOLE = np.arange(64, dtype=np.float32).reshape(8, 8)
 

@@ -18,7 +18,7 @@ from mpmd.errors import (
     StepTimeoutError,
     TaskError,
 )
-from mpmd.placement import Placement
+from mpmd.ir.placement import Placement
 from mpmd.runtime.argument_cache import Piece
 from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import StepReply, StepRequest

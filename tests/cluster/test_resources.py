@@ -6,7 +6,7 @@ from cluster import needs, resources
 from cluster.needs import bundles_of
 from cluster.resources import assign_bundles, describe_shortage, fitting_cpus
 from cluster.shapes import Request
-from mpmd.reshard import GroupShape
+from mpmd.ir.reshard import GroupShape
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.annotate import mark_p
 from mpmd.compiler.checks import check_placed_graph, check_sharded_graph, check_task_graph, check_traced_step
 from mpmd.compiler.place import place
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
+from mpmd.language.annotate import mark_p
 from tests.support.models import batch, init, make_step, mlp, weights
 from tests.support.parity import mesh_of
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 
 VALUES = jax.ShapeDtypeStruct((4, 2, 8), "float32")
 WEIGHT = jax.ShapeDtypeStruct((8, 8), "float32")

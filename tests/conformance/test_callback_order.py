@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.errors import CallbackError
-from mpmd.ir import Run, Tell
+from mpmd.ir.plan import Run, Tell
 from tests.support.models import batch, init, layer, make_step, mse, weights
 from tests.support.parity import assert_close, mesh_of
 from tests.support.programs.scanned_layers import stacked

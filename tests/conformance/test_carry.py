@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.ir import Run, Task
+from mpmd.ir.plan import Run, Task
 from tests.support.models import batch, weights
 from tests.support.parity import assert_close, assert_parity, mesh_of
 from tests.support.programs.carried import batch_norm, running_norm, statistics, through

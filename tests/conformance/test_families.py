@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.ir import parse_cell
+from mpmd.ir.plan import parse_cell
 from mpmd.schedules.families import FAMILIES, build
 from tests.support.models import batch, init, keys, layer, make_step, mse, weights
 from tests.support.parity import assert_parity, mesh_of

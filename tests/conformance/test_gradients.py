@@ -8,8 +8,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.decisions import Decisions, decided
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
+from mpmd.language.decisions import Decisions, decided
 from tests.support.collectives import collectives_of
 from tests.support.explicit import grid
 from tests.support.models import WIDTH, layer, mse, weights

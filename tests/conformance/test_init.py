@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.arguments.signature import CallSignature
-from mpmd.initialize import compile_init
+from mpmd.step.initialize import compile_init
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import assert_replicas_equal, compiles, mesh_of, raw, uneven_mesh_of
 from tests.support.programs.table import descend, loop

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.ir import Task
+from mpmd.ir.plan import Task
 from mpmd.simulate import Costs
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import assert_close, mesh_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 import mpmd
-from mpmd.ir import Free, Recv, Run, Send, Tell
+from mpmd.ir.plan import Free, Recv, Run, Send, Tell
 from mpmd.memory.sizes import sizes_on_devices
 from tests.support.parity import assert_stays, raw, uneven_mesh_of
 from tests.support.random_programs import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.ir import Run
+from mpmd.ir.plan import Run
 from tests.support.models import batch, init, layer, make_step, mse, weights
 from tests.support.parity import assert_parity, mesh_of
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.ir import OutsideTask, Run, Send
+from mpmd.ir.plan import OutsideTask, Run, Send
 from mpmd.render.chart import Chart
 from mpmd.simulate import Costs
 from tests.conformance.test_callback_order import in_order, noting

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.ir import Recv, Send
+from mpmd.ir.plan import Recv, Send
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import assert_close, assert_replicas_equal, compiles, mesh_of, raw, uneven_mesh_of
 from tests.support.tied import GROUPS, batch_shapes, init_fn, logits, state_shapes, tokens, train_step

@@ -7,10 +7,10 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.explanation import Report, report
-from mpmd.ir import Send
-from mpmd.reshard import GroupShape
-from mpmd.routes import Topology
-from mpmd.tables import human_bytes
+from mpmd.ir.plan import Send
+from mpmd.ir.reshard import GroupShape
+from mpmd.ir.routes import Topology
+from mpmd.util.tables import human_bytes
 from mpmd.verify import verify
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import mesh_of

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from mpmd.executable_memory import ExecutableMemory
-from mpmd.ir import (
+from mpmd.ir.executable_memory import ExecutableMemory
+from mpmd.ir.plan import (
     Aval,
     Executable,
     Free,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.events import Event
-from mpmd.ir import Task
+from mpmd.ir.events import Event
+from mpmd.ir.plan import Task
 from mpmd.planner import calibrate
 from mpmd.simulate import Link
 

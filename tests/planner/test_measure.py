@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.events import Event
-from mpmd.ir import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
+from mpmd.ir.events import Event
+from mpmd.ir.plan import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
 from mpmd.planner.trials import measure
 from mpmd.planner.trials.measure import costs_of, measure_tasks, typical_seconds
 from mpmd.planner.trials.rehearsal import Rehearsal

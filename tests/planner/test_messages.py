@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.ir import Send
+from mpmd.ir.plan import Send
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel

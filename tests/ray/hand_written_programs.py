@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpmd.ir import (
+from mpmd.ir.plan import (
     Aval,
     ConstantLeaf,
     Executable,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.array import StepFuture
+from mpmd.arrays.array import StepFuture
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
 from tests.support.parity import assert_close
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from mpmd.events import Event, Wait
-from mpmd.ir import Cell, FusedTask, Task, parse_task
+from mpmd.ir.events import Event, Wait
+from mpmd.ir.plan import Cell, FusedTask, Task, parse_task
 from mpmd.render import chrome_trace, schedule_grid
 from mpmd.render.chart import Chart
 from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B, from_text

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mpmd.events import Event
-from mpmd.ir import parse_task
+from mpmd.ir.events import Event
+from mpmd.ir.plan import parse_task
 from mpmd.render import draw_comparison, draw_timeline
 from mpmd.schedules import GPipe, Interleaved1F1B, Std1F1B
 from mpmd.schedules.v_shaped import ZeroBubbleV

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.compat import compiled_for
-from mpmd.ir import Aval, Executable
+from mpmd.ir.plan import Aval, Executable
 from mpmd.runtime import compile_once
 from mpmd.runtime.compile_once import CompileOnce
 from mpmd.runtime.compiling import compile_executable

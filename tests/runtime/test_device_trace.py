@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd import loaded_step
-from mpmd.device_trace import executable_seconds, program_name
+from mpmd.runtime.device_trace import executable_seconds, program_name
+from mpmd.step import loaded_step
 from tests.support.collectives import collectives_of
 from tests.support.parity import mesh_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.array import StepFuture
+from mpmd.arrays.array import StepFuture
 from mpmd.runtime.interrupts import DeferredInterrupt
 from mpmd.runtime.protocol import ReleaseQueue
 from mpmd.runtime.requests import Released

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.ir import Aval, Executable, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Run, Send, Task
+from mpmd.ir.plan import Aval, Executable, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Run, Send, Task
 from mpmd.program import Program
 from mpmd.runtime.resolve_specs import resolve_specs
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights

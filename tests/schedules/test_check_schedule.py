@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpmd.ir import FusedTask, Task
+from mpmd.ir.plan import FusedTask, Task
 from mpmd.schedules import (
     Eager1F1B,
     Interleaved1F1B,

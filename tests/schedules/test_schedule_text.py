@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpmd
-from mpmd.ir import Cell, FusedTask, Task
+from mpmd.ir.plan import Cell, FusedTask, Task
 from mpmd.render import schedule_grid
 from mpmd.schedules import (
     FAMILIES,

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpmd.ir import Task
+from mpmd.ir.plan import Task
 from mpmd.render import schedule_grid
 from mpmd.schedules import (
     FAMILIES,

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpmd.events import Event, Wait
-from mpmd.ir import Cell, OutsideTask, Task, TaskKind, parse_cell, parse_task
+from mpmd.ir.events import Event, Wait
+from mpmd.ir.plan import Cell, OutsideTask, Task, TaskKind, parse_cell, parse_task
 from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B
 from mpmd.schedules.check import makes, needs
 from mpmd.simulate import Costs, Gap, Link, Simulation, simulate

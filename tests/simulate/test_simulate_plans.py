@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpmd.events import Event
-from mpmd.ir import (
+from mpmd.ir.events import Event
+from mpmd.ir.plan import (
     Aval,
     Executable,
     Free,
@@ -16,8 +16,8 @@ from mpmd.ir import (
     Send,
     parse_task,
 )
-from mpmd.reshard import GroupShape
-from mpmd.routes import Topology
+from mpmd.ir.reshard import GroupShape
+from mpmd.ir.routes import Topology
 from mpmd.simulate import Costs, Gap, Link, simulate
 from mpmd.verify import verify
 from tests.support.plans import run_of

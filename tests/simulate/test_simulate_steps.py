@@ -3,7 +3,7 @@
 import pytest
 
 import mpmd
-from mpmd.ir import OutsideTask
+from mpmd.ir.plan import OutsideTask
 from mpmd.simulate import Costs, simulate
 from mpmd.verify import verify
 from tests.support.models import batch, init, make_step, mse, weights

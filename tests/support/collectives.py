@@ -2,7 +2,7 @@
 
 import collections
 
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 
 
 def collectives_of(loaded, mesh):

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Callable
 
-from mpmd.ir import Cell, Task, parse_cell
+from mpmd.ir.plan import Cell, Task, parse_cell
 
 UNITS = {"fwd": 1, "bwd": 2, "bwdA": 1, "bwdW": 1}
 

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from mpmd.ir import Edge, Free, Name, Plan, Recv, Run, Send, Tell
+from mpmd.ir.plan import Edge, Free, Name, Plan, Recv, Run, Send, Tell
 
 
 @dataclasses.dataclass(eq=False)

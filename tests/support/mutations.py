@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 
 from mpmd.errors import PlanError
-from mpmd.ir import Aval, Free, GroupProgram, Instruction, Plan, Recv, Run, Send, Tell
+from mpmd.ir.plan import Aval, Free, GroupProgram, Instruction, Plan, Recv, Run, Send, Tell
 from mpmd.verify import verify
 from tests.support.meaning import meaning
 

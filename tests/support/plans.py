@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 
 from mpmd.compiler.lower.liveness import add_frees_and_donations
-from mpmd.ir import (
+from mpmd.ir.plan import (
     Aval,
     Executable,
     GroupProgram,

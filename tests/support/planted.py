@@ -7,7 +7,7 @@ import re
 import jax
 import numpy as np
 
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 from mpmd.runtime.operations import Operations, RunTask
 
 WRONG = 1.02

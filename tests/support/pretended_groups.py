@@ -15,7 +15,7 @@ from cluster.recovery.fleet import Replacement
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import GroupDiedError
-from mpmd.routes import Topology
+from mpmd.ir.routes import Topology
 from mpmd.runtime.requests import StepReply, StepRequest
 
 SOON = 20

@@ -17,11 +17,11 @@ import mpmd
 import mpmd.simulate.compare
 from cluster.mesh import ClusterMesh
 from cluster.process_info import Placement
+from mpmd.ir.reshard import GroupShape
+from mpmd.ir.routes import Topology
+from mpmd.ir.tasks import Task
 from mpmd.planner.choice import Choice
-from mpmd.reshard import GroupShape
-from mpmd.routes import Topology
 from mpmd.schedules import FAMILIES, check_schedule
-from mpmd.tasks import Task
 from tests.support.wrong_arguments import Public
 
 

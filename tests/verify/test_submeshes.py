@@ -3,7 +3,7 @@
 import pytest
 
 import mpmd
-from mpmd.ir import Aval, Executable, GroupProgram, InputLeaf, OutputLeaf, Plan, Run, Task
+from mpmd.ir.plan import Aval, Executable, GroupProgram, InputLeaf, OutputLeaf, Plan, Run, Task
 from mpmd.verify import verify
 
 ROWS = Aval((4, 2), "float32", 4)

@@ -7,7 +7,7 @@ import pytest
 
 from mpmd.compiler.lower.liveness import add_frees_and_donations
 from mpmd.errors import PlanError
-from mpmd.ir import (
+from mpmd.ir.plan import (
     Aval,
     ConstantLeaf,
     Executable,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpmd.compiler.lower.liveness import add_frees_and_donations
-from mpmd.ir import Aval, Executable, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Run, Send
+from mpmd.ir.plan import Aval, Executable, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Run, Send
 from mpmd.verify import verify
 from mpmd.verify.channels import channels_of, rendezvous_order
 from tests.support.plans import run_of

@@ -17,7 +17,7 @@ from cluster.tcp.connection import Connection
 from cluster.tcp.frames import FrameConnection, encode
 from cluster.transports.inbox import Inbox
 from cluster.transports.window import SendWindow
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 from mpmd.runtime.transport import MessageId
 from mpmd.sharding import to_sharding
 

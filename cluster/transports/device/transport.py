@@ -17,7 +17,7 @@ from cluster.tcp.credentials import Credentials
 from cluster.transports.connections import ConnectedTransport
 from cluster.transports.device.peer import OfferedArray, OfferMessage, PacketMessage, Peer, offered_sharding
 from cluster.transports.inbox import Inbox
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 from mpmd.runtime.transport import Array, MessageId
 from mpmd.sharding import spec_of
 

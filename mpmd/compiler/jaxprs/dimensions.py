@@ -16,7 +16,7 @@ from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, called
 from mpmd.compiler.jaxprs.scans import scan_operands
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 
 Axes = tuple[str, ...]
 Dimensions = tuple[Axes, ...]

@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from mpmd.specs import axes_of
+from mpmd.ir.specs import axes_of
 
 Change = Callable[[JaxprEqn, Any], Any]
 """From an equation and a mesh or sharding among its parameters to what takes its place."""

@@ -20,8 +20,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from mpmd.compat import current_context
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, avals_of, is_dropped, lookup, traced_eqns, with_eqns
 from mpmd.compiler.jaxprs.source import is_transposed
-from mpmd.ir import Spec
-from mpmd.per_group import per_group_p, typed_again
+from mpmd.ir.plan import Spec
+from mpmd.language.per_group import per_group_p, typed_again
 from mpmd.sharding import explicit_sharding, is_explicit, to_spec, with_auto_axes, within
 
 _NAMES_MESH = frozenset("device_put jit layout_constraint shard_map sharding_constraint".split())

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from jax.extend.core import Jaxpr, Var
 
-from mpmd.callbacks import HostCallback
 from mpmd.compiler.graph import Accumulator, TaskGraph
 from mpmd.compiler.jaxprs.equations import make_jaxpr, operands
 from mpmd.compiler.lower.executables import ExecutableTable
 from mpmd.compiler.lower.fuse import FusedWork, fuse
-from mpmd.ir import Cell, TaskKind, TaskType
-from mpmd.names import INDEX_PATTERN, output_pattern, state_pattern, told_pattern
+from mpmd.ir.names import INDEX_PATTERN, output_pattern, state_pattern, told_pattern
+from mpmd.ir.plan import Cell, TaskKind, TaskType
+from mpmd.language.callbacks import HostCallback
 
 CellWork = Sequence[tuple[TaskType, int]]
 """The work of a cell's tasks, each with how many microbatches after the cell's first one it is."""

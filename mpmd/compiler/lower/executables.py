@@ -10,17 +10,17 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
-from mpmd.callbacks import PYTHON_CALLS, callback_of
 from mpmd.compiler.jaxprs.equations import aval_of, avals_of, make_jaxpr, subjaxprs
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.lower.call import call_p
 from mpmd.compiler.lower.fingerprint import fingerprint
 from mpmd.compiler.lower.group_meshes import GroupMeshes
-from mpmd.ir import Aval, Executable, Spec
+from mpmd.ir.names import variant_name
+from mpmd.ir.plan import Aval, Executable, Spec
+from mpmd.ir.specs import fitting
 from mpmd.keys import decode, encode, to_aval
-from mpmd.names import variant_name
+from mpmd.language.callbacks import PYTHON_CALLS, callback_of
 from mpmd.program import Function
-from mpmd.specs import fitting
 
 
 @dataclasses.dataclass

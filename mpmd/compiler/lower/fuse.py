@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence, Set
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.callbacks import callback_of
 from mpmd.compiler.graph import StageWork
 from mpmd.compiler.jaxprs.equations import Atom, free_variables
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
+from mpmd.language.callbacks import callback_of
 
 
 @dataclasses.dataclass(frozen=True)

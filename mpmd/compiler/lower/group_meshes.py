@@ -19,7 +19,7 @@ from mpmd.compiler.jaxprs.meshes import axes_named, eqn_with_meshes
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.lower.call import call_p
 from mpmd.errors import CompileError
-from mpmd.per_group import per_group_p, traced_for_group
+from mpmd.language.per_group import per_group_p, traced_for_group
 from mpmd.sharding import within
 
 

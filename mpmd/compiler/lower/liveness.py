@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from mpmd.ir import Executable, Free, GroupProgram, Instruction, Name, Plan, Run, Send
+from mpmd.ir.plan import Executable, Free, GroupProgram, Instruction, Name, Plan, Run, Send
 
 
 def add_frees_and_donations(plan: Plan) -> Plan:

@@ -16,7 +16,6 @@ import numpy as np
 from jax.extend.core import Jaxpr, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.callbacks import HostCallback, callback_of
 from mpmd.compiler.graph import Accumulator, PlacedEqn, PlacedGraph
 from mpmd.compiler.jaxprs.equations import free_variables, make_jaxpr, operands
 from mpmd.compiler.lower.cells import CellLowering, LoweredCell
@@ -24,7 +23,8 @@ from mpmd.compiler.lower.executables import ExecutableTable
 from mpmd.compiler.lower.group_meshes import GroupMeshes
 from mpmd.compiler.lower.liveness import add_frees_and_donations
 from mpmd.errors import CompileError
-from mpmd.ir import (
+from mpmd.ir.names import constant_name, index_name, outside_name, outside_told_name
+from mpmd.ir.plan import (
     AnyTask,
     Aval,
     Cell,
@@ -45,7 +45,7 @@ from mpmd.ir import (
     Tell,
 )
 from mpmd.keys import encode, to_aval
-from mpmd.names import constant_name, index_name, outside_name, outside_told_name
+from mpmd.language.callbacks import HostCallback, callback_of
 from mpmd.program import Program
 from mpmd.schedules import TaskLists, total_order
 

@@ -10,9 +10,9 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from mpmd.compiler.graph import GroupSet, PlacedGraph
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.errors import CompileError
-from mpmd.ir import Spec
-from mpmd.specs import axes_of, indivisible
-from mpmd.stack import Leaf, per_part
+from mpmd.ir.plan import Spec
+from mpmd.ir.specs import axes_of, indivisible
+from mpmd.ir.stack import Leaf, per_part
 
 _REMEDY = "leave the axis out of its spec, shard another dimension, or pad this one"
 

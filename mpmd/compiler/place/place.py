@@ -28,7 +28,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.callbacks import callback_of
 from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph, TaskGraph
 from mpmd.compiler.jaxprs.conditionals import as_selections, only_computes, with_results
 from mpmd.compiler.jaxprs.cost import is_cheap, is_exact
@@ -36,7 +35,8 @@ from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.place.early_updates import EarlyUpdates
 from mpmd.compiler.place.exchanges import number_exchanges
 from mpmd.compiler.place.place_stages import place_stages
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
+from mpmd.language.callbacks import callback_of
 
 NOWHERE: GroupSet = frozenset()
 

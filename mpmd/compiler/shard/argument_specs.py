@@ -8,10 +8,10 @@ from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import TracedStep
 from mpmd.compiler.jaxprs.equations import aval_of
-from mpmd.ir import Spec
-from mpmd.placement import ANYWHERE, Placement
-from mpmd.specs import indivisible
-from mpmd.stack import Leaf
+from mpmd.ir.placement import ANYWHERE, Placement
+from mpmd.ir.plan import Spec
+from mpmd.ir.specs import indivisible
+from mpmd.ir.stack import Leaf
 
 
 def argument_specs(

@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn, Var
 from mpmd.compiler.graph import Result, TracedStep
 from mpmd.compiler.jaxprs.dimensions import dimensions_of
 from mpmd.compiler.jaxprs.equations import aval_of, traced_eqns
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 
 
 def with_results_apart(

@@ -8,7 +8,7 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import TaskGraph, TracedStep
 from mpmd.compiler.jaxprs.elementwise import elementwise_classes
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 
 
 def infer_specs(

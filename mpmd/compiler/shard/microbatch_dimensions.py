@@ -22,8 +22,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, sharded
 from mpmd.compiler.jaxprs.equations import aval_of, operands, traced_eqns
-from mpmd.ir import Spec
-from mpmd.specs import indivisible
+from mpmd.ir.plan import Spec
+from mpmd.ir.specs import indivisible
 
 
 def microbatch_dimensions(outer: Sequence[JaxprEqn], read: Mapping[Var, int]) -> dict[Var, int]:

@@ -13,7 +13,7 @@ from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.cost import is_elementwise
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, called, operands, size
 from mpmd.compiler.jaxprs.scans import scan_operands
-from mpmd.per_group import per_group_p
+from mpmd.language.per_group import per_group_p
 
 Origins = Mapping[Var, frozenset[Var]]
 """For variables that depend on values of outside alone, these values."""

@@ -17,7 +17,7 @@ from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions, wit
 from mpmd.compiler.shard.partial_sums import in_parts, live_eqns, without_calls
 from mpmd.compiler.shard.parts import Parts, PartsMaker
 from mpmd.compiler.shard.reads import loop_reads
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 
 
 def shard(

@@ -24,8 +24,8 @@ from mpmd.compiler.jaxprs.equations import (
 from mpmd.compiler.split.assign import AssignedEqn
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
-from mpmd.ir import TaskType
-from mpmd.reduce import as_scan
+from mpmd.ir.plan import TaskType
+from mpmd.language.reduce import as_scan
 
 _SUMS = ("add_any", "add")
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from mpmd.callbacks import callback_of
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.jaxprs.source import is_transposed, where
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
 from mpmd.compiler.split.replicate import Replica, is_weight
 from mpmd.errors import CompileError, PerformanceWarning
-from mpmd.ir import TaskKind, TaskType
+from mpmd.ir.plan import TaskKind, TaskType
+from mpmd.language.callbacks import callback_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from mpmd.compiler.graph import Accumulator, Loop, StageWork
 from mpmd.errors import CompileError
-from mpmd.ir import Cell, FusedTask, Task
+from mpmd.ir.plan import Cell, FusedTask, Task
 from mpmd.schedules import Schedule, TaskLists, check_schedule
 
 

@@ -13,7 +13,7 @@ from mpmd.compiler.jaxprs.equations import free_variables, operands, substitute,
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.errors import CompileError
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 from mpmd.schedules import Schedule
 
 Eqns = Sequence[JaxprEqn]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
 from mpmd.compiler.jaxprs.equations import called, free_variables, inlined_eqns, operands
 from mpmd.compiler.split.replicate import Replica
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 from mpmd.keys import to_aval
 
 _ARRAY_BYTES = 512

@@ -10,7 +10,7 @@ from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
 from mpmd.compiler.split.replicate import Replica
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 
 
 def place_replicas(

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.annotate import mark_of
 from mpmd.compiler.graph import Loop, LoopResult
 from mpmd.compiler.jaxprs.equations import Atom, lookup, operands, substitute
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
+from mpmd.language.annotate import mark_of
 
 
 @dataclasses.dataclass(frozen=True)

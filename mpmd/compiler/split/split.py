@@ -17,7 +17,7 @@ from mpmd.compiler.split.place_replicas import place_replicas
 from mpmd.compiler.split.remove_marks import remove_marks
 from mpmd.compiler.split.replicate import find_replicas
 from mpmd.compiler.split.split_backwards import split_backwards
-from mpmd.ir import Cell
+from mpmd.ir.plan import Cell
 
 
 def split(traced: TracedStep) -> TaskGraph:

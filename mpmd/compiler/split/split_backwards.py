@@ -23,7 +23,7 @@ from mpmd.compiler.jaxprs.equations import (
     operands,
 )
 from mpmd.compiler.jaxprs.scan_parts import ScanParts
-from mpmd.ir import Cell, TaskType
+from mpmd.ir.plan import Cell, TaskType
 
 
 def split_backwards(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, called, operands, size
-from mpmd.reduce import treduce_p
+from mpmd.language.reduce import treduce_p
 
 _REARRANGED = frozenset(
     "broadcast_in_dim convert_element_type copy reshape sharding_constraint slice squeeze transpose".split()

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from mpmd.annotate import mark_of, mark_p, mark_text
 from mpmd.compiler.jaxprs.equations import any_inside, called, is_remat, subjaxprs
 from mpmd.compiler.jaxprs.source import is_in_scope, line_of, where
 from mpmd.errors import CompileError
-from mpmd.reduce import SCOPE, treduce_p
+from mpmd.language.annotate import mark_of, mark_p, mark_text
+from mpmd.language.reduce import SCOPE, treduce_p
 
 _WHERE_A_MARK_CANNOT_BE = {
     "while": "a while loop; put the mark outside the loop, or write it as a lax.scan",

@@ -18,7 +18,6 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.extend.core.primitives import remat_p, scan_p
 
-from mpmd.callbacks import GIVING_NOTHING_BACK, HostCallback, Scan, callback_p
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
@@ -36,7 +35,8 @@ from mpmd.compiler.jaxprs.equations import (
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.source import where
 from mpmd.keys import decode, raw
-from mpmd.reduce import treduce_p
+from mpmd.language.callbacks import GIVING_NOTHING_BACK, HostCallback, Scan, callback_p
+from mpmd.language.reduce import treduce_p
 
 
 def with_host_callbacks(jaxpr: Jaxpr) -> Jaxpr:

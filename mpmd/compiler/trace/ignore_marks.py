@@ -6,12 +6,12 @@ import warnings
 
 from jax.extend.core import Jaxpr
 
-from mpmd.annotate import mark_of, mark_p
+from mpmd.compiler.cut_layers import without_marks
 from mpmd.compiler.jaxprs.equations import any_inside
 from mpmd.compiler.jaxprs.live import live_eqns
-from mpmd.compiler.stacks import without_marks
 from mpmd.compiler.trace.check_loop import first_mark
 from mpmd.errors import PerformanceWarning
+from mpmd.language.annotate import mark_of, mark_p
 
 
 def ignore_marks(jaxpr: Jaxpr) -> Jaxpr:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.annotate import Boundary, Mark, mark_of, mark_text
 from mpmd.compiler.graph import Loop
 from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.source import line_of, where
 from mpmd.errors import CompileError
+from mpmd.language.annotate import Boundary, Mark, mark_of, mark_text
 from mpmd.schedules import Interleaved1F1B, ListSchedule, Schedule
 from mpmd.schedules.base import AnyPlacement, RoundRobin
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh
 
+from mpmd.compiler.cut_layers import CutStep, cut_stacks
 from mpmd.compiler.graph import Argument, Constant, Loop, LoopResult, Result, TracedStep
 from mpmd.compiler.jaxprs.equations import (
     Atom,
@@ -21,15 +22,14 @@ from mpmd.compiler.jaxprs.equations import (
     traced_eqns,
 )
 from mpmd.compiler.jaxprs.source import where
-from mpmd.compiler.stacks import CutStep, cut_stacks
 from mpmd.compiler.trace.dead_code import without_dead_code
 from mpmd.compiler.trace.host_callbacks import with_host_callbacks
 from mpmd.compiler.trace.number_marks import number_live_marks, number_marks
 from mpmd.compiler.trace.written import WrittenStep, write_down
-from mpmd.ir import Spec
-from mpmd.reduce import treduce_p
-from mpmd.stack import Leaf, Stack
-from mpmd.tree import paths
+from mpmd.ir.plan import Spec
+from mpmd.ir.stack import Leaf, Stack
+from mpmd.language.reduce import treduce_p
+from mpmd.util.tree import paths
 
 
 def trace(

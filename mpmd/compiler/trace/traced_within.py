@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from mpmd.compat import mesh_of_refused_shard_map
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
+from mpmd.ir.specs import axes_of, fitting
 from mpmd.sharding import is_explicit, to_sharding, within
-from mpmd.specs import axes_of, fitting
 
 NO_MESH = AbstractMesh((), ())
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from mpmd.compiler.jaxprs.source import is_of_user
 from mpmd.errors import CompileError
-from mpmd.tree import argument_paths
+from mpmd.util.tree import argument_paths
 
 _JAX_SAYS = re.compile(r"scan got (values with different leading axis sizes: |`length` argument of )[^.\n]*")
 _MOST_NAMED = 4

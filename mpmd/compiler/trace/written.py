@@ -10,15 +10,15 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compat import with_constants_as_inputs
-from mpmd.compiler.jaxprs.equations import inline_calls
-from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
-from mpmd.compiler.stacks import (
+from mpmd.compiler.cut_layers import (
     has_marked_scan,
     in_loops,
     with_calls_open,
     with_marks_open,
     with_own_variables,
 )
+from mpmd.compiler.jaxprs.equations import inline_calls
+from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.carried_state import find_carried_state
 from mpmd.compiler.trace.check_loop import check_loop
@@ -26,11 +26,11 @@ from mpmd.compiler.trace.host_callbacks import has_callback
 from mpmd.compiler.trace.ignore_marks import ignore_marks
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.compiler.trace.unequal_layers import unequal_layers
-from mpmd.ir import Spec
-from mpmd.reduce import treduce_p
+from mpmd.ir.plan import Spec
+from mpmd.language.reduce import treduce_p
 from mpmd.sharding import with_auto_axes
-from mpmd.tracers import check_untraced
-from mpmd.tree import argument_paths
+from mpmd.util.tracers import check_untraced
+from mpmd.util.tree import argument_paths
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Container, Iterable, Mapping, Set
 
 from mpmd.compiler.jaxprs.flat import Value
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 from mpmd.planner.profile import Kind
 from mpmd.planner.profiling.class_costs import ClassCosts
 from mpmd.planner.profiling.classes import Class

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Container, Iterable, Mapping
 
 from mpmd.compiler.jaxprs.flat import Value
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 from mpmd.planner.profiling.classes import Class, ClassedOperation
 from mpmd.planner.profiling.layered_step import LayeredStep
 from mpmd.planner.profiling.sharing import Shared, Sharing

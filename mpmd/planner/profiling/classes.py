@@ -16,7 +16,7 @@ from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Passed, Value
 from mpmd.compiler.jaxprs.rules import shared_dimensions
 from mpmd.compiler.jaxprs.work import total_operations
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 
 Class = int
 """The number of a class."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from mpmd.compiler.jaxprs.flat import Value
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 from mpmd.planner.profile import Division, Kind
 from mpmd.planner.profiling.accumulated import Accumulated
 from mpmd.planner.profiling.choose_classes import choose_classes

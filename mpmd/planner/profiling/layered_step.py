@@ -12,11 +12,11 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import StageWork, TaskGraph
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
+from mpmd.ir.stack import per_part
 from mpmd.planner.profiling.belongings import Belongings, belongings
 from mpmd.planner.profiling.classes import ClassedOperation, DimensionClasses, classed
 from mpmd.planner.profiling.microbatch import MicrobatchDim, microbatch_dims
-from mpmd.stack import per_part
 
 
 @dataclasses.dataclass(frozen=True)

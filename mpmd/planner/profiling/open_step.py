@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mpmd.compiler.find_layers.stages_of import EACH_LAYER, Stages, stages_of
 from mpmd.compiler.graph import TaskGraph
-from mpmd.garbage import without_garbage_collection
-from mpmd.planner.layers.stages_of import EACH_LAYER, Stages, stages_of
 from mpmd.planner.profile import Profile
 from mpmd.planner.profiling.profile_step import profiles_of_graph
 from mpmd.planner.profiling.tracing import traced_layers
+from mpmd.util.garbage import without_garbage_collection
 
 
 class ProfiledStep(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.flat import Value
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 from mpmd.planner.profile import Kind, Layer, Profile, TaskWork
 from mpmd.planner.profiling.belongings import nbytes
 from mpmd.planner.profiling.divide import Divider

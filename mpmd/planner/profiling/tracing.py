@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mpmd.compiler.find_layers.stages_of import EACH_LAYER, ONE_DEVICE, Stages
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
-from mpmd.decisions import Decisions, decided, in_order
-from mpmd.planner.layers.stages_of import EACH_LAYER, ONE_DEVICE, Stages
+from mpmd.language.decisions import Decisions, decided, in_order
 from mpmd.schedules import ForwardOnly, GPipe
 
 

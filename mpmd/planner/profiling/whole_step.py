@@ -10,7 +10,7 @@ from jax.extend.core import Var
 from mpmd.compiler.graph import StageWork, TaskGraph
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.compiler.jaxprs.flat import FlatEquations
-from mpmd.ir import TaskType
+from mpmd.ir.plan import TaskType
 from mpmd.planner.profiling.belongings import Belongings
 from mpmd.planner.profiling.choose_classes import choose_classes
 from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep, with_classes

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from mpmd.ir.tasks import TaskType
 from mpmd.planner.candidate import Candidate, Memory, Prediction
 from mpmd.planner.collectives import Place, message_link
 from mpmd.planner.search.orders import Order, order_of, prolong, simulated_numbers
 from mpmd.planner.search.stages import CostModel, Stages
 from mpmd.planner.shared_cores import groups_at_once, time_alone, time_together
-from mpmd.tasks import TaskType
 
 
 @dataclasses.dataclass(frozen=True)

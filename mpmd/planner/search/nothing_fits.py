@@ -11,7 +11,7 @@ from mpmd.planner.search.candidates import best_of_shape
 from mpmd.planner.search.formula import Evaluation
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.sweep import Shape, Space, smallest, sweep
-from mpmd.tables import human_bytes
+from mpmd.util.tables import human_bytes
 
 MOST_SHAPES = 8
 """How many shapes of each change are looked at."""

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from mpmd.ir.tasks import Cell, TaskKind
 from mpmd.planner.search.timed_order import TimedOrder
 from mpmd.schedules import Schedule, TaskLists
-from mpmd.tasks import Cell, TaskKind
 
 _CHANGES = {"fwd": 1, "bwd": -1, "bwdA": 0, "bwdW": -1}
 

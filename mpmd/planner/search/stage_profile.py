@@ -18,7 +18,7 @@ from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.sweep import Space
 from mpmd.planner.shared_cores import time_alone
-from mpmd.tables import table
+from mpmd.util.tables import table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from mpmd.ir.tasks import TaskType
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import (
     INNERMOST_FIRST,
@@ -24,7 +25,6 @@ from mpmd.planner.search.columns import Array, Columns, Setting, Way, product, s
 from mpmd.planner.search.costs import LayerSeconds, layer_seconds
 from mpmd.planner.search.memory import LayerBytes, layer_bytes
 from mpmd.simulate import Link
-from mpmd.tasks import TaskType
 
 SECONDS = tuple(field.name for field in dataclasses.fields(LayerSeconds))
 MODEL = INNERMOST_FIRST.index("model")

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mpmd.ir import Edge
+from mpmd.ir.plan import Edge
+from mpmd.ir.tasks import Task, TaskType
 from mpmd.schedules import TaskLists
 from mpmd.simulate import Costs, Link
 from mpmd.simulate.schedule import schedule_workload
 from mpmd.simulate.sharing import run_sharing
 from mpmd.simulate.workload import Workload, run
-from mpmd.tasks import Task, TaskType
 
 
 @dataclasses.dataclass(frozen=True)

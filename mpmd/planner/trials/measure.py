@@ -19,10 +19,9 @@ from concurrent.futures import Future
 import jax
 import numpy as np
 
-from mpmd.events import Event
-from mpmd.executable_memory import ExecutableMemory
-from mpmd.ir import Executable, OutsideTask, Plan, Spec, TaskKind, TaskType
-from mpmd.planned_step import PlannedStep
+from mpmd.ir.events import Event
+from mpmd.ir.executable_memory import ExecutableMemory
+from mpmd.ir.plan import Executable, OutsideTask, Plan, Spec, TaskKind, TaskType
 from mpmd.planner.trials.rehearsal import Rehearsal
 from mpmd.planner.trials.timing import repeat_together
 from mpmd.program import Function, Program
@@ -30,6 +29,7 @@ from mpmd.runtime.compiling import compile_executable, compile_with_open_specs, 
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.simulate import Costs
 from mpmd.simulate.costs import types_of
+from mpmd.step.planned_step import PlannedStep
 
 Axes = Mapping[str, int]
 """The axes of a submesh with their sizes."""

@@ -6,13 +6,13 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
-from mpmd.ir import Edge, Name, Plan
+from mpmd.ir.plan import Edge, Name, Plan
+from mpmd.ir.routes import held_specs
+from mpmd.ir.specs import axes_of, num_parts
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, axis_links, parts_on_a_node, share_a_node
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.trials.device_work import DeviceWork
-from mpmd.routes import held_specs
 from mpmd.simulate import Link, MessageBytes
-from mpmd.specs import axes_of, num_parts
 
 
 def task_seconds(

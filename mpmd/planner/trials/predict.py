@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping
 
-from mpmd.ir import Name, OutsideTask, Plan, TaskType
+from mpmd.ir.plan import Name, OutsideTask, Plan, TaskType
+from mpmd.ir.routes import Topology
 from mpmd.memory import EarliestArrival, GroupMemory, Holding, device_bytes, group_memories
 from mpmd.planner.candidate import Memory, Prediction
-from mpmd.routes import Topology
 from mpmd.simulate import Costs, MessageBytes, simulate
 from mpmd.simulate.costs import types_of
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from jax.extend.core import Jaxpr
 
 from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, dimensions_of, follow, sharded
-from mpmd.executable_memory import ExecutableMemory
-from mpmd.ir import Aval, Executable, Name, Plan, Recv, Run, Spec
+from mpmd.ir.executable_memory import ExecutableMemory
+from mpmd.ir.plan import Aval, Executable, Name, Plan, Recv, Run, Spec
+from mpmd.ir.specs import fitting, num_parts
 from mpmd.planner.trials.device_work import DeviceWork, device_work
 from mpmd.program import Program
-from mpmd.specs import fitting, num_parts
 
 
 class PredictedPlan(NamedTuple):

@@ -9,10 +9,9 @@ from typing import Any
 
 import jax
 
-from mpmd.abstract_mesh import AbstractMpmdMesh
-from mpmd.decisions import Decisions, decided, in_order
-from mpmd.ir import Plan
-from mpmd.lowered_step import LoweredStep
+from mpmd.ir.plan import Plan
+from mpmd.language.decisions import Decisions, decided, in_order
+from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
 from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.planner.collectives import Place, places_of
 from mpmd.planner.hardware import Cluster
@@ -24,7 +23,8 @@ from mpmd.planner.trials.predict import predict
 from mpmd.planner.trials.predicted_plan import predicted_plan
 from mpmd.planner.trials.shardings import AXES
 from mpmd.simulate import Costs, MessageBytes, Simulation, simulate
-from mpmd.step import jit
+from mpmd.step.jit import jit
+from mpmd.step.lowered_step import LoweredStep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpmd.events import Event, Wait
-from mpmd.ir import Aval, Plan, Recv
+from mpmd.ir.events import Event, Wait
+from mpmd.ir.plan import Aval, Plan, Recv
+from mpmd.ir.routes import held_specs
 from mpmd.program import Program
-from mpmd.routes import held_specs
 from mpmd.runtime.activity import Activity
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.operations import Compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import INNERMOST_FIRST
 from mpmd.planner.profile import Kind

@@ -14,7 +14,7 @@ from mpmd.arguments.call import Call
 from mpmd.arguments.keywords import names, positions
 from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import input_specs
-from mpmd.ir import Spec
+from mpmd.ir.plan import Spec
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Profile

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import mpmd
-from mpmd.decisions import Decisions, decided
+from mpmd.language.decisions import Decisions, decided
 from tests.support.models import BATCH, CLIPPED_ADAM, MICROBATCHES, WIDTH, keys, layer, weights
 from tests.support.programs.scanned_layers import in_parts, squares, stacked
 from tests.support.programs.table import Case, descend, loop, program, train

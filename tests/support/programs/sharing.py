@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from mpmd.ir import Run
+from mpmd.ir.plan import Run
 from tests.support.models import BATCH, MICROBATCHES, SGD, WIDTH, batch, keys, layer, mse, weights
 from tests.support.programs.table import Case, descend, loop, program, train
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import mpmd
-from mpmd.loaded_step import LoadedStep
+from mpmd.step.loaded_step import LoadedStep
 from tests.support.models import SGD, batch, init, make_step
 
 

@@ -7,7 +7,7 @@ import functools
 import random
 
 import mpmd
-from mpmd.ir import FusedTask, Task
+from mpmd.ir.plan import FusedTask, Task
 from mpmd.schedules import FAMILIES
 
 

@@ -1,0 +1,368 @@
+"""Results of a step: arrays that stay on the groups until someone looks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from mpmd.arrays.delegation import delegate_to_value
+from mpmd.compat import key_impl, register_array_type
+from mpmd.ir.placement import Placement
+from mpmd.ir.plan import Spec
+from mpmd.ir.specs import fitting
+from mpmd.ir.stack import Stack
+from mpmd.keys import decode, is_key
+from mpmd.runtime.in_flight import Held
+from mpmd.runtime.interrupts import dropping_queued
+from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.requests import INLINE_BYTES, Handle
+from mpmd.runtime.step_future import StepFuture
+from mpmd.sharding import is_explicit, to_sharding
+
+
+class Copy(NamedTuple):
+    """The value of an array on one of the groups that hold it.
+
+    Attributes:
+      value: in process the group's own array; a numpy array from groups in other processes.
+      sharding: over the group's submesh, in process that of its devices, else its shape.
+    """
+
+    value: jax.Array | np.ndarray
+    sharding: jax.sharding.Sharding
+
+
+class _Donation(NamedTuple):
+    """A value that a step has taken over, and that is there again if the step fails."""
+
+    future: StepFuture
+    held: Held
+
+
+@delegate_to_value
+class MpmdArray(jax.Array):
+    """An array on one or more groups, sharded over the submesh of each in the same way, if it divides there.
+
+    It exists at once, like the result of a function under ``jax.jit``: the step that computes it may still
+    run. It is a ``jax.Array``: whatever reads the value, such as ``np.asarray``, ``float``, arithmetic and
+    JAX's functions, fetches it, waits for it, and raises the error of its step, ``TaskError`` or
+    ``GroupDiedError``. Results of these are ordinary arrays of this process. To compute where the array is,
+    use ``mpmd.jit``; ``mpmd.to_host`` fetches the arrays of a pytree together.
+
+    Attributes:
+      shape, dtype, weak_type: of the logical array.
+      mpmd_idxs: the groups that hold it; all have the same value.
+      spec: how it is sharded over a group's submesh, a ``PartitionSpec``.
+      submeshes: the shapes of those of ``mpmd_idxs``; ``submesh`` is the first of them.
+      stack: how it is in parts; ``None``: it is one value.
+      sharding: of the value that JAX's functions get: it is on the default device of this process.
+    """
+
+    __array_priority__ = 100  # as of other jax arrays: numpy leaves arithmetic with them to them
+    committed = _committed = False
+    stack: Stack | None = None
+
+    def __init__(
+        self,
+        aval: jax.ShapeDtypeStruct,
+        mpmd_idxs: tuple[int, ...],
+        spec: Spec,
+        submeshes: tuple[AbstractMesh, ...],
+        runtime: Runtime,
+        handle: Handle,
+        future: StepFuture,
+    ):
+        self._aval = aval
+        self.mpmd_idxs = mpmd_idxs
+        self.submeshes = submeshes
+        self._spec = spec
+        self.runtime = runtime
+        self._handle = handle
+        self._future = future
+        self._copying: Future[jax.Array | np.ndarray] | None = None
+        self._deleted = False
+        self._donation: _Donation | None = None
+
+    @property
+    def aval(self) -> jax.ShapeDtypeStruct:
+        """Shape, dtype and weak type."""
+        return self._aval
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._aval.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self._aval.dtype
+
+    @property
+    def weak_type(self) -> bool:
+        return self._aval.weak_type
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=int))
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    @property
+    def submesh(self) -> AbstractMesh:
+        return self.submeshes[0]
+
+    @property
+    def spec(self) -> jax.sharding.PartitionSpec:
+        return to_sharding(self._spec, self.submesh).spec
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding:
+        return jax.numpy.empty(0).sharding
+
+    @property
+    def _impl(self) -> Any:
+        self._check_is_key("_impl")
+        return key_impl(self.dtype)
+
+    @property
+    def _base_array(self) -> jax.Array:
+        self._check_is_key("_base_array")
+        return jax.random.key_data(self.value)
+
+    def _check_is_key(self, name: str) -> None:
+        """Only key arrays have what ``jax.random`` reads of them."""
+        if not is_key(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def placement(self) -> Placement:
+        """Its groups, its spec and its parts, as data."""
+        return Placement(self.mpmd_idxs, self._spec)
+
+    @property
+    def parts(self) -> tuple[MpmdArray, ...]:
+        """What it consists of: itself, or, of an array of stacked layers, the parts that groups have."""
+        return (self,)
+
+    @property
+    def handle(self) -> Handle:
+        """What the groups know the array by. Raises ``RuntimeError`` when it was donated or deleted."""
+        if self.is_deleted():
+            raise RuntimeError(f"{self!r} was donated to a step or deleted")
+        return self._handle
+
+    @property
+    def held(self) -> Held:
+        """The value that it stands for, even if the array was deleted."""
+        return Held(self.mpmd_idxs, self._spec, self.submeshes, self._handle, self._future)
+
+    def hold(self, held: Held) -> None:
+        """Stands for another value from now on, and drops its own; also a deleted array."""
+        if not self._deleted:
+            self.runtime.free(self.mpmd_idxs, self._handle)
+        self.mpmd_idxs, self._spec, self.submeshes, self._handle, self._future = held
+        self._deleted, self._copying = False, None
+
+    def take_over(self, other: MpmdArray) -> None:
+        """Stands for the value of another array, which is deleted then."""
+        held, other._deleted = other.held, True
+        self.hold(held)
+
+    def is_on(self, runtime: Runtime, mpmd_idxs: tuple[int, ...]) -> bool:
+        """Whether these groups of a runtime hold it."""
+        return self.runtime is runtime and set(mpmd_idxs) <= set(self.mpmd_idxs)
+
+    def is_deleted(self) -> bool:
+        if (donation := self._donation) is not None and donation.future.has_failed:
+            self._donation = None
+            self.hold(donation.held)
+        return self._deleted
+
+    def delete(self) -> None:
+        """Drops the value on all groups."""
+        if not self.is_deleted():
+            self._deleted = True
+            self._copying = None
+            self.runtime.free(self.mpmd_idxs, self._handle)
+
+    def donate_to(self, future: StepFuture) -> None:
+        """Has a step take the value over. Where groups go back when it fails, the value is there again."""
+        if not self.runtime.goes_back:
+            self.delete()
+            return
+        self._deleted, self._donation, self._copying = True, _Donation(future, self.held), None
+        array, runtime = weakref.ref(self), weakref.ref(self.runtime)
+        mpmd_idxs, handle = self.mpmd_idxs, self._handle
+
+        def settle(has_failed: bool) -> None:
+            groups, donated = runtime(), array()
+            keeps = has_failed and donated is not None and donated._may_hold(handle)
+            if groups is not None and not keeps:
+                groups.free(mpmd_idxs, handle)
+
+        future.call_when_done(settle)
+
+    def _may_hold(self, handle: Handle) -> bool:
+        """Whether it stands for the value, or stood for it before, and does again if its step fails."""
+        return handle in (self._handle, self._donation and self._donation.held.handle)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_donation"):
+            self.delete()
+
+    def block_until_ready(self) -> MpmdArray:
+        """Waits until the value is there, on all its groups."""
+        self.runtime.check_process()
+        with dropping_queued(self.runtime):
+            for mpmd_idx in self.mpmd_idxs:
+                self._future.reply(mpmd_idx)
+        return self
+
+    @property
+    def copies(self) -> dict[int, Copy]:
+        """The value of each group that holds the array, by group, and how it is sharded there.
+
+        Fetches and waits; the copies are fetched together. Raises as reading the array does.
+        """
+        self.runtime.check_process()
+        with dropping_queued(self.runtime):
+            for mpmd_idx in self.mpmd_idxs:
+                self._future.reply(mpmd_idx)
+            fetching = [self.runtime.fetch(mpmd_idx, self.handle) for mpmd_idx in self.mpmd_idxs]
+            values = [self._typed(fetched.result()) for fetched in fetching]
+        return {
+            mpmd_idx: Copy(decode(value, self._aval), self._sharding_of(value, submesh))
+            for mpmd_idx, submesh, value in zip(self.mpmd_idxs, self.submeshes, values, strict=True)
+        }
+
+    @property
+    def to_mpmd_local_array(self) -> jax.Array | np.ndarray | list[jax.Array | np.ndarray]:
+        """The value of its only copy, or the list of those of its ``copies``."""
+        local = [copy.value for copy in self.copies.values()]
+        return local[0] if len(local) == 1 else local
+
+    def _sharding_of(self, value: jax.Array | np.ndarray, submesh: AbstractMesh) -> jax.sharding.Sharding:
+        if isinstance(value, jax.Array):
+            return value.sharding
+        return to_sharding(fitting(self._spec, self.shape, submesh.shape), submesh)
+
+    def _typed(self, array: Any) -> jax.Array | np.ndarray:
+        """A fetched array, in the same buffers, over a mesh with axes of the types of the caller's."""
+        axes = self.submesh
+        if isinstance(array, np.ndarray) or not is_explicit(axes):
+            return array
+        mesh = Mesh(array.sharding.mesh.devices, axes.axis_names, axes.axis_types)
+        return jax.device_put(array, NamedSharding(mesh, array.sharding.spec))
+
+    def _fetch(self, mpmd_idx: int) -> jax.Array | np.ndarray:
+        self.runtime.check_process()
+        self._future.reply(mpmd_idx)
+        return self.runtime.fetch(mpmd_idx, self.handle).result()
+
+    def copy_to_host_async(self) -> None:
+        """Starts to fetch the value for the next read of it. Does not wait; ``jax.device_get`` calls it."""
+        if self._copying is None and self.nbytes > INLINE_BYTES:  # a smaller value comes with the reply
+            self._copying = self.runtime.fetch(self.mpmd_idxs[0], self.handle)
+
+    def raw_value(self) -> np.ndarray:
+        """The value on the host; of a key array, the integers inside."""
+        handle, mpmd_idx = self.handle, self.mpmd_idxs[0]
+        self.runtime.check_process()
+        with dropping_queued(self.runtime):
+            inline = self._future.reply(mpmd_idx).inline
+            if handle in inline:
+                return inline[handle]
+            copying, self._copying = self._copying, None
+            return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
+
+    def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
+        if is_key(self):
+            raise TypeError(f"{self!r} has no numpy equivalent; see jax.random.key_data")
+        return np.array(self.raw_value(), dtype=dtype, copy=copy)
+
+    @property
+    def value(self) -> jax.Array:
+        """The value, an array of this process on its default device."""
+        return decode(jax.numpy.asarray(self.raw_value()), self._aval)
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
+
+    def __int__(self) -> int:
+        return int(np.asarray(self))
+
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self))
+
+    def __index__(self) -> int:
+        return np.asarray(self).__index__()
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.item() if not self.shape else np.asarray(self), format_spec)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and deep-copied as the value, a numpy array: another process cannot reach the groups."""
+        return np.asarray, (np.asarray(self),)
+
+    def item(self, *args: int) -> Any:
+        """The value of an array of one element, or of the element at an index, as a Python number."""
+        return np.asarray(self).item(*args)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a scalar array")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        state = ", deleted" if self.is_deleted() else ""
+        return (
+            f"MpmdArray(shape={self.shape}, dtype={self.dtype}, mpmd_idxs={self.mpmd_idxs}, "
+            f"spec={self.spec}{state})"
+        )
+
+
+def to_host(tree: Any) -> Any:
+    """The values of a pytree on the host; its arrays are fetched together.
+
+    Args:
+      tree: a pytree; ``MpmdArray``s and jax arrays become numpy arrays of the same shape and dtype, and
+        typed random number generator keys become jax arrays. Other leaves stay as they are.
+
+    Raises: what reading an array of it raises: ``TaskError``, ``GroupDiedError``, and ``RuntimeError`` for an
+      array that was donated or deleted.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array):
+            leaf.copy_to_host_async()
+    return jax.tree.map(_leaf_to_host, tree)
+
+
+def _leaf_to_host(leaf: Any) -> Any:
+    if not isinstance(leaf, MpmdArray):
+        return jax.device_get(leaf)
+    return leaf.value if is_key(leaf) else np.asarray(leaf)
+
+
+def values_of(arrays: Sequence[MpmdArray]) -> list[jax.Array]:
+    """The values; they are fetched together."""
+    for array in arrays:
+        array.copy_to_host_async()
+    return [array.value for array in arrays]
+
+
+register_array_type(MpmdArray, values_of)

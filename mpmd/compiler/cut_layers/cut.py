@@ -1,0 +1,192 @@
+"""Cuts scans over layers at their marks, and what they scan over into parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from mpmd.compiler.cut_layers.counted_scans import with_rows_scanned
+from mpmd.compiler.cut_layers.inline import has_mark, in_loops, with_calls_open, with_remat_open
+from mpmd.compiler.cut_layers.link import Linker, Links
+from mpmd.compiler.cut_layers.marked_scans import marks_in
+from mpmd.compiler.cut_layers.rewrite import Rewriter
+from mpmd.compiler.cut_layers.scans_over_data import warn_of_scans_over_data
+from mpmd.compiler.cut_layers.values import Gathered, Values
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_remat, subjaxprs, with_eqns
+from mpmd.compiler.jaxprs.live import live_jaxpr
+from mpmd.errors import CompileError, PerformanceWarning
+from mpmd.ir.stack import Stack
+from mpmd.language.annotate import mark_of
+from mpmd.language.reduce import treduce_p
+
+Known = TypeVar("Known")
+
+
+@dataclasses.dataclass(frozen=True)
+class CutStep:
+    """A step whose stacked values are in parts.
+
+    Attributes:
+      jaxpr: of the parts of arguments and results, in order.
+      constants: the values of the variables that it reads besides.
+      argument_stacks, result_stacks: for each argument and result as it was, how it is in parts; ``None`` for
+        one that is whole.
+      made_for: for new variables, the one of the step as it was that each is a part or a partial result of.
+    """
+
+    jaxpr: Jaxpr
+    constants: Mapping[Var, Any]
+    argument_stacks: tuple[Stack | None, ...]
+    result_stacks: tuple[Stack | None, ...]
+    made_for: Mapping[Var, Var]
+
+    def of_parts(self, known: Mapping[Var, Known]) -> dict[Var, Known]:
+        """What is known of variables, and so of what was made for them."""
+        return {**known, **{new: known[var] for new, var in self.made_for.items() if var in known}}
+
+
+def cut_stacks(
+    jaxpr: Jaxpr,
+    constants: Mapping[Var, Any],
+    carried_state: Sequence[tuple[int, int]],
+    argument_stacks: Sequence[Stack | None] = (),
+    result_stacks: Sequence[Stack | None] = (),
+) -> CutStep:
+    """Cuts a step whose calls outside of loops are inlined.
+
+    A scan with marks becomes one for each of its stages, with marks in between. What it scans over is in
+    parts, and so is all that goes along with it: gradients, accumulators, an optimizer's moments.
+
+    Args:
+      constants: the values of the variables that the step reads besides its arguments.
+      carried_state: pairs of an argument's and a result's position that a training loop will connect.
+      argument_stacks, result_stacks: for arguments and results that are in parts anyway, how.
+
+    Raises: ``CompileError`` for marks that do not fit their scans.
+    Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
+      counter in another order; ``SharedWeightsWarning`` for marks in scans over data.
+    """
+    given = [
+        *zip(jaxpr.invars, argument_stacks, strict=False),
+        *zip(jaxpr.outvars, result_stacks, strict=False),
+    ]
+    seeds = [(atom, stack) for atom, stack in given if stack is not None and isinstance(atom, Var)]
+    if not seeds and not has_marked_scan(jaxpr):
+        whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
+        return CutStep(jaxpr, constants, *whole, made_for={})
+    jaxpr, constants = _without_calls(jaxpr, constants)
+    jaxpr = _without_dead_code(jaxpr)
+    jaxpr = with_rows_scanned(jaxpr, constants)
+    warn_of_scans_over_data(jaxpr)
+    while True:
+        links = _links(jaxpr, seeds)
+        opened = _with_remat_open(jaxpr, links)
+        if opened is None:
+            return _rewritten(jaxpr, constants, links, carried_state, result_stacks)
+        jaxpr, constants = _without_calls(opened, constants)
+
+
+def _without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+    """The step without equations that nothing needs, of which nobody is to be warned; with all marks."""
+
+    def live_body(body: Jaxpr) -> tuple[Jaxpr, dict[Var, Any]]:
+        return live_jaxpr(body, is_kept=lambda eqn: mark_of(eqn) is not None or has_mark(eqn)), {}
+
+    jaxpr, _ = in_loops(jaxpr, live_body)
+    return live_jaxpr(jaxpr, is_kept=lambda eqn: eqn.primitive is treduce_p)
+
+
+def has_marked_scan(jaxpr: Jaxpr) -> bool:
+    """Whether there are marks in the body of a scan."""
+    return any(
+        any(marks_in(eqn.params["jaxpr"].jaxpr))
+        if eqn.primitive.name == "scan"
+        else any(map(has_marked_scan, subjaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _without_calls(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> tuple[Jaxpr, Mapping[Var, Any]]:
+    """The step and its loops without calls, and the constants with those that the calls closed over."""
+    arguments = jaxpr.invars
+    jaxpr, outside = with_calls_open(jaxpr)
+    jaxpr, in_body = in_loops(jaxpr, with_calls_open)
+    return jaxpr.replace(invars=arguments), {**constants, **outside, **in_body}
+
+
+def _links(jaxpr: Jaxpr, seeds: Sequence[tuple[Var, Stack]]) -> Links:
+    """What is in parts in a step. Raises ``CompileError`` for marks that do not fit their scans."""
+    linker = Linker()
+    linker.walk(jaxpr.eqns)
+    if linker.faults:
+        raise CompileError(list(dict.fromkeys(linker.faults)))
+    for var, stack in seeds:
+        ends = itertools.accumulate(stack.sizes)
+        linker.dimensions.cut((var, stack.axis), aval_of(var).shape[stack.axis], ends)
+    return linker.links()
+
+
+def _with_remat_open(jaxpr: Jaxpr, links: Links) -> Jaxpr | None:
+    """The step with those rematerialised functions open that touch values in parts; ``None`` without any."""
+
+    def touches_parts(eqn: JaxprEqn) -> bool:
+        return any(links.dimensions.stack(atom) for atom in (*eqn.invars, *eqn.outvars))
+
+    if not any(is_remat(eqn) and touches_parts(eqn) for eqn in _equations(jaxpr)):
+        return None
+    jaxpr, _ = in_loops(jaxpr, lambda body: (with_remat_open(body, touches_parts), {}))
+    return with_remat_open(jaxpr, touches_parts)
+
+
+def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """Those of a step and of its loops."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is treduce_p:
+            yield from eqn.params["body"].eqns
+        else:
+            yield eqn
+
+
+def _rewritten(
+    jaxpr: Jaxpr,
+    constants: Mapping[Var, Any],
+    links: Links,
+    carried_state: Sequence[tuple[int, int]],
+    given: Sequence[Stack | None],
+) -> CutStep:
+    """The step of the parts.
+
+    A result that takes the place of an argument is in the argument's parts, not the other way round: that it
+    does so is a guess, by which nothing is cut.
+    """
+    gathered = Gathered()
+    values = Values(links.dimensions, gathered, made_for={})
+    parts_of_constants: dict[Var, Any] = {}
+    for var, value in constants.items():
+        stack = values.planned(var)
+        parts = stack.cut(value) if stack else (value,)
+        parts_of_constants |= zip(values.bind(var), parts, strict=True)
+    invars = [new for var in jaxpr.invars for new in values.bind(var)]
+    Rewriter(links).add_all(values, jaxpr.eqns)
+    argument_stacks = tuple(map(values.planned, jaxpr.invars))
+    stacks = list(map(values.planned, jaxpr.outvars))
+    for i, j in carried_state:
+        stacks[j] = argument_stacks[i] or stacks[j]
+    stacks = [wanted or stack for wanted, stack in itertools.zip_longest(given, stacks)]
+    outvars: list[Atom] = []
+    for atom, stack in zip(jaxpr.outvars, stacks, strict=True):
+        outvars += values.as_planned(atom, stack)
+    for message in gathered.messages():
+        warnings.warn(message, PerformanceWarning, stacklevel=2)
+    return CutStep(
+        jaxpr=with_eqns(jaxpr, values.eqns, invars=invars, outvars=outvars),
+        constants=parts_of_constants,
+        argument_stacks=argument_stacks,
+        result_stacks=tuple(stacks),
+        made_for=values.made_for,
+    )

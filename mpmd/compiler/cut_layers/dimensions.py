@@ -1,0 +1,141 @@
+"""Finds out which dimensions count layers, and where they are cut.
+
+Dimensions that are one and the same are a class, found by union. A scan over layers says where the classes
+of what it scans over are cut; everything else follows: a class of dimensions of which parts are cut is cut
+there and where these parts begin and end, and parts of what is cut are cut where it is. Where a dimension is
+cut is a fraction of it, because merging it with others changes its size.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from jax.extend.core import Var
+
+from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
+from mpmd.compiler.jaxprs.equations import Atom, shape_of
+from mpmd.ir.stack import Stack
+
+Node = tuple[Any, int]
+"""A dimension of a variable. Anything hashable may take the variable's place."""
+
+
+class _Part(NamedTuple):
+    """A dimension that is a part of another one, from ``start``, ``size`` of it long; or all in reverse."""
+
+    whole: Node
+    part: Node
+    start: Fraction
+    size: Fraction
+    reverses: bool
+
+    def below(self, cuts: Iterable[Fraction]) -> set[Fraction]:
+        """Where the part is cut, if the whole is cut there."""
+        return _inner(1 - cut if self.reverses else (cut - self.start) / self.size for cut in cuts)
+
+    def above(self, cuts: Iterable[Fraction]) -> set[Fraction]:
+        """Where the whole is cut, if the part is cut there: also where the part begins and ends."""
+        inside = (1 - cut if self.reverses else self.start + cut * self.size for cut in cuts)
+        return _inner([self.start, self.start + self.size, *inside])
+
+
+class Dimensions:
+    """Which dimensions of variables are the same, and where they are cut."""
+
+    def __init__(self) -> None:
+        self._same: DisjointSets[Node] = DisjointSets()
+        self._parts: list[_Part] = []
+        self._cuts: dict[Node, set[Fraction]] = {}  # by node, and once they are spread by class
+
+    def join(self, nodes: Iterable[Node]) -> None:
+        """These are one dimension."""
+        self._same.join(nodes)
+
+    def join_all(self, a: Atom, b: Atom) -> None:
+        """All dimensions of two variables of the same shape are the same; literals have none."""
+        if isinstance(a, Var) and isinstance(b, Var):
+            for dim in range(len(shape_of(a))):
+                self.join([(a, dim), (b, dim)])
+
+    def add_part(
+        self, whole: tuple[Var, int], part: tuple[Var, int], start: int, reverses: bool = False
+    ) -> None:
+        """The dimension ``part`` is the one of ``whole`` from an element on, or all of it in reverse."""
+        size, length = shape_of(whole[0])[whole[1]], shape_of(part[0])[part[1]]
+        if length > 1:  # a single layer cannot be cut
+            fractions = Fraction(start, size), Fraction(length, size)
+            self._parts.append(_Part(whole, part, *fractions, reverses))
+
+    def cut(self, node: Node, size: int, at: Iterable[int]) -> None:
+        """A dimension of some size is in parts that begin and end at these elements; perhaps in one part."""
+        self._cuts.setdefault(node, set()).update(_inner(Fraction(i, size) for i in at))
+
+    def spread(self) -> None:
+        """Cuts what follows from what is cut. What is cut already stays as it is.
+
+        So parts of what is cut are cut first, then what such parts make up altogether, and last what has
+        other parts, too, of which nothing may be known yet.
+        """
+        cuts: dict[Node, set[Fraction]] = collections.defaultdict(set)
+        for node, found in self._cuts.items():
+            cuts[self._same.find(node)] |= found
+        while new := self._below(cuts) or self._above(cuts):
+            cuts |= new
+        self._cuts = dict(cuts)
+
+    def _below(self, cuts: Mapping[Node, set[Fraction]]) -> dict[Node, set[Fraction]]:
+        """The cuts of parts of what is cut."""
+        new: dict[Node, set[Fraction]] = collections.defaultdict(set)
+        for part in self._parts:
+            above, below = self._same.find(part.whole), self._same.find(part.part)
+            if above in cuts and below not in cuts:
+                new[below] |= part.below(cuts[above])
+        return new
+
+    def _above(self, cuts: Mapping[Node, set[Fraction]]) -> dict[Node, set[Fraction]]:
+        """The cuts of what has parts that are cut; if some are made up of these, of them alone."""
+        new: dict[Node, set[Fraction]] = collections.defaultdict(set)
+        spans: dict[Node, set[tuple[Fraction, Fraction]]] = collections.defaultdict(set)
+        for part in self._parts:
+            above, below = self._same.find(part.whole), self._same.find(part.part)
+            if below in cuts and above not in cuts:
+                new[above] |= part.above(cuts[below])
+                spans[above].add((part.start, part.start + part.size))
+        complete = {node: found for node, found in new.items() if _is_covered(spans[node])}
+        return complete or new
+
+    def sizes(self, node: Node, size: int) -> tuple[int, ...] | None:
+        """The sizes of the parts of a dimension of some size; ``None`` if it is in one part."""
+        cuts = self._cuts.get(self._same.find(node))
+        if not cuts or any((cut * size).denominator != 1 for cut in cuts):
+            return None
+        ends = [0, *sorted(int(cut * size) for cut in cuts), size]
+        return tuple(stop - start for start, stop in itertools.pairwise(ends))
+
+    def stack(self, atom: Atom) -> Stack | None:
+        """How a value is in parts; ``None`` if it is whole, as one of which two dimensions are cut."""
+        if not isinstance(atom, Var):
+            return None
+        shape = shape_of(atom)
+        found = [
+            Stack(dim, sizes) for dim, size in enumerate(shape) if (sizes := self.sizes((atom, dim), size))
+        ]
+        return found[0] if len(found) == 1 else None
+
+
+def _is_covered(spans: Iterable[tuple[Fraction, Fraction]]) -> bool:
+    """Whether parts leave nothing of a dimension."""
+    reached = Fraction(0)
+    for start, stop in sorted(spans):
+        if start > reached:
+            return False
+        reached = max(reached, stop)
+    return reached == 1
+
+
+def _inner(cuts: Iterable[Fraction]) -> set[Fraction]:
+    return {cut for cut in cuts if 0 < cut < 1}

@@ -1,0 +1,113 @@
+"""Goes through a step and finds which dimensions are the same, and where scans over layers cut them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from mpmd.compiler.cut_layers.assemblies import assemblies_of
+from mpmd.compiler.cut_layers.dimensions import Dimensions
+from mpmd.compiler.cut_layers.marked_scans import LayerScan, read_scan
+from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.jaxprs.rules import exact_dimensions
+from mpmd.language.reduce import treduce_p
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """What is known of a step.
+
+    Attributes:
+      scans: its scans outside of other scans, by the ``id`` of their equations.
+    """
+
+    dimensions: Dimensions
+    scans: Mapping[int, LayerScan]
+
+    def sizes(self, scan: LayerScan) -> tuple[int, ...] | None:
+        """The parts into which a scan is cut; ``None`` for one that stays whole."""
+        return self.dimensions.sizes((id(scan.eqn), 0), scan.length)
+
+
+class Linker:
+    """Collects what equations say. Faults are of marks that do not fit their scans."""
+
+    def __init__(self) -> None:
+        self.dimensions = Dimensions()
+        self.scans: dict[int, LayerScan] = {}
+        self.faults: list[str] = []
+
+    def walk(self, eqns: Iterable[JaxprEqn]) -> None:
+        for eqn in eqns:
+            if eqn.primitive.name == "scan":
+                self._scan(eqn)
+            elif eqn.primitive is treduce_p:
+                self._loop(eqn)
+            elif eqn.primitive.name == "cond":
+                self._cond(eqn)
+            else:
+                self._equation(eqn)
+
+    def links(self) -> Links:
+        self.dimensions.spread()
+        return Links(self.dimensions, self.scans)
+
+    def _scan(self, eqn: JaxprEqn) -> None:
+        try:
+            scan = self.scans[id(eqn)] = read_scan(eqn)
+        except ValueError as error:
+            self.faults.append(str(error))
+            return
+        node = (id(eqn), 0)
+        self.dimensions.join([node, *((atom, 0) for atom in scan.stacked if isinstance(atom, Var))])
+        if scan.marks is not None:
+            self.dimensions.cut(node, scan.length, scan.marks.ends)
+        else:
+            self._equation(eqn)
+
+    def _loop(self, eqn: JaxprEqn) -> None:
+        body: Jaxpr = eqn.params["body"]
+        closed_over, states, inner_states = loop_operands(eqn)
+        self._join(zip(body.invars, closed_over, strict=False))
+        self._join(zip(states, eqn.outvars, strict=True))
+        self._join(zip(body.outvars, eqn.outvars, strict=True))
+        for state, result in zip(inner_states, eqn.outvars, strict=True):
+            if state is not None:
+                self.dimensions.join_all(state, result)
+        self.walk(body.eqns)
+
+    def _cond(self, eqn: JaxprEqn) -> None:
+        for branch in eqn.params["branches"]:
+            self._join(zip(branch.jaxpr.invars, eqn.invars[1:], strict=True))
+            self._join(zip(branch.jaxpr.outvars, eqn.outvars, strict=True))
+            self.walk(branch.jaxpr.eqns)
+
+    def _join(self, pairs: Iterable[tuple[Atom, Atom]]) -> None:
+        for a, b in pairs:
+            self.dimensions.join_all(a, b)
+
+    def _equation(self, eqn: JaxprEqn) -> None:
+        if eqn.primitive.name == "optimization_barrier":
+            self._join(zip(eqn.invars, eqn.outvars, strict=True))
+            return
+        for dimension in exact_dimensions(eqn):
+            self.dimensions.join(dimension.of_variables(eqn))
+        for assembly in assemblies_of(eqn):
+            for member in assembly.members:
+                if member.has_dim and isinstance(member.atom, Var) and isinstance(assembly.whole, Var):
+                    whole, part = (assembly.whole, assembly.dim), (member.atom, assembly.dim)
+                    self.dimensions.add_part(whole, part, member.start, assembly.reverses)
+
+
+def loop_operands(eqn: JaxprEqn) -> tuple[list[Atom], list[Atom], list[Var | None]]:
+    """The operands of a loop: what its body closes over, and the initial states; and the states in the body.
+
+    A plain sum has no state in the body.
+    """
+    body: Jaxpr = eqn.params["body"]
+    closed_over = len(eqn.invars) - len(eqn.outvars)
+    carried = iter(body.invars[closed_over + 1 :])
+    inner = [None if is_sum else next(carried) for is_sum in eqn.params["summed"]]
+    return list(eqn.invars[:closed_over]), list(eqn.invars[closed_over:]), inner

@@ -1,0 +1,91 @@
+"""Warns of marks in scans over time, or over rows, whose iterations are no layers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from mpmd.compiler.cut_layers.marked_scans import marks_in
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_among, operands, shape_of
+from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.source import where
+from mpmd.errors import SharedWeightsWarning
+from mpmd.language.reduce import treduce_p
+
+
+def warn_of_scans_over_data(jaxpr: Jaxpr) -> None:
+    """Warns, by a ``SharedWeightsWarning``, of marks in scans that read other data, but the same weights.
+
+    Args:
+      jaxpr: a step, without calls, whose scans are over the rows that they take.
+    """
+    messages = {
+        message: None
+        for eqn in jaxpr.eqns
+        if eqn.primitive is treduce_p
+        for message in _of_loop(eqn.params["body"], len(eqn.invars) - len(eqn.outvars))
+    }
+    for message in messages:
+        warnings.warn(message, SharedWeightsWarning, stacklevel=2)
+
+
+def _of_loop(body: Jaxpr, closed_over: int) -> Iterator[str]:
+    of_microbatch: set[Var] = set(body.invars[closed_over:])
+    for eqn in body.eqns:
+        if (
+            eqn.primitive.name == "scan"
+            and (line := _line_of_mark(eqn))
+            and _is_over_data(eqn, of_microbatch)
+        ):
+            yield (
+                f"mark_stage_end at {line} is in a scan over data, such as time or rows, at {where(eqn)}: "
+                "its iterations become stages that all read the same weights, so each group holds all of "
+                "them. Mark the ends of stages between layers: around such scans, rather than in them, or in "
+                "a scan over the stacked weights of layers"
+            )
+        if not of_microbatch.isdisjoint(operands(eqn)):
+            of_microbatch.update(eqn.outvars)
+
+
+def _line_of_mark(eqn: JaxprEqn) -> str | None:
+    """The line of a mark in the body of a scan that its user wrote; ``None`` without one."""
+    marks = marks_in(eqn.params["jaxpr"].jaxpr)
+    lines = (where(member) for member, mark in marks if mark.forward and not mark.linear)
+    return next(lines, None)
+
+
+def _is_over_data(eqn: JaxprEqn, of_microbatch: Collection[Var]) -> bool:
+    """Whether iterations read weights, and of what they scan over nothing but data of the microbatch.
+
+    A scan without a carry, such as ``jax.lax.map``, is none: marks in it are refused.
+    """
+    roles = scan_operands(eqn)
+    if not roles.num_carry:
+        return False
+    xs, consts = eqn.invars[roles.xs], eqn.invars[roles.consts]
+    has_data = any(is_among(atom, of_microbatch) and _is_data(atom) for atom in xs)
+    has_layers = any(not is_among(atom, of_microbatch) and _is_of_layers(atom) for atom in xs)
+    shares_weights = any(not is_among(atom, of_microbatch) and _is_matrix(atom) for atom in consts)
+    return has_data and not has_layers and shares_weights
+
+
+def _is_data(atom: Atom) -> bool:
+    """Whether each iteration reads rows of it, rather than a number or what keys are made of."""
+    dtype = aval_of(atom).dtype
+    is_of_keys = jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) or jnp.issubdtype(
+        dtype, jnp.unsignedinteger
+    )
+    return len(shape_of(atom)) > 1 and not is_of_keys
+
+
+def _is_of_layers(atom: Atom) -> bool:
+    """Whether each iteration may have a weight of its own there, rather than its number."""
+    return len(shape_of(atom)) > 1 or jnp.issubdtype(aval_of(atom).dtype, jnp.inexact)
+
+
+def _is_matrix(atom: Atom) -> bool:
+    return len(shape_of(atom)) > 1 and jnp.issubdtype(aval_of(atom).dtype, jnp.inexact)

@@ -1,0 +1,192 @@
+"""The values of a step that is written anew: which are in parts, and how parts are put together or cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.cut_layers.dimensions import Dimensions
+from mpmd.compiler.cut_layers.recompute import Passed
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, size, traced_eqns
+from mpmd.compiler.jaxprs.source import line_of, where
+from mpmd.ir.stack import Stack
+from mpmd.language.annotate import mark_of, mark_text
+
+
+class Gathered:
+    """Notes which equations need values whole that are in parts."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, tuple[Atom, Stack]] = {}
+
+    def note(self, eqn: JaxprEqn | None, atom: Atom, stack: Stack) -> None:
+        """Not of what has a single number for each layer."""
+        if size(atom) > sum(stack.sizes):
+            self._notes.setdefault(_reader(eqn), (atom, stack))
+
+    def messages(self) -> list[str]:
+        return [
+            f"{reader} reads all layers of an array of shape {tuple(aval_of(atom).shape)}, stacked "
+            f"along axis {stack.axis}: its parts on several groups are sent to one of them and put together. "
+            "Compute each layer by itself there, as with jax.vmap over the layers or in their scan"
+            for reader, (atom, stack) in self._notes.items()
+        ]
+
+
+def _reader(eqn: JaxprEqn | None) -> str:
+    """The name of an equation in messages, or of the step's result."""
+    if eqn is None:
+        return "the step's result"
+    return mark_text(eqn, line_of(eqn)) if mark_of(eqn) else f"{eqn.primitive} at {where(eqn)}"
+
+
+class Values:
+    """The values of one jaxpr that is written anew, and its equations so far.
+
+    Attributes:
+      made_for: for new variables, also those of jaxprs inside, the one that each is a part or a partial
+        result of.
+      passed: for what scans have stacked, the scan.
+    """
+
+    def __init__(self, dimensions: Dimensions, gathered: Gathered, made_for: dict[Var, Var]):
+        self.dimensions = dimensions
+        self.gathered = gathered
+        self.made_for = made_for
+        self.eqns: list[JaxprEqn] = []
+        self.passed: dict[Var, Passed] = {}
+        self._parts: dict[Var, tuple[Atom, ...]] = {}
+        self._whole: dict[Var, Atom] = {}
+        self._stacks: dict[Var, Stack | None] = {}
+        self._pieces: dict[tuple[Var, int, int, int], Atom] = {}
+
+    def within(self) -> Values:
+        """For a jaxpr inside of this one."""
+        return Values(self.dimensions, self.gathered, self.made_for)
+
+    def planned(self, atom: Atom) -> Stack | None:
+        """How a value is to be in parts."""
+        if not isinstance(atom, Var):
+            return None
+        if atom not in self._stacks:
+            self._stacks[atom] = self.dimensions.stack(atom)
+        return self._stacks[atom]
+
+    def stack(self, atom: Atom) -> Stack | None:
+        """How a value that is made is in parts."""
+        return self.planned(atom) if isinstance(atom, Var) and atom in self._parts else None
+
+    def bind(self, var: Var) -> tuple[Var, ...]:
+        """New variables for one that comes from outside, one for each part; or itself."""
+        if self.planned(var) is None:
+            return (var,)
+        return self.define_parts(var)
+
+    def define_parts(self, var: Var) -> tuple[Var, ...]:
+        """New variables for the parts of one that is to be in parts."""
+        new = self.part_vars(var, self._planned(var))
+        self._parts[var] = new
+        return new
+
+    def part_vars(self, var: Var, stack: Stack) -> tuple[Var, ...]:
+        """A new variable for each part of one."""
+        return tuple(self.var_like(var, shape) for shape in stack.shapes(aval_of(var).shape))
+
+    def var_like(self, var: Var, shape: Sequence[int] | None = None) -> Var:
+        """A new variable of the type of another one, perhaps of another shape."""
+        aval: Any = var.aval
+        new = Var(aval if shape is None else aval.update(shape=tuple(shape)))
+        self.made_for[new] = var
+        return new
+
+    def set_parts(self, var: Var, parts: Sequence[Atom]) -> None:
+        """These are the parts of a value that is to be in parts."""
+        assert len(parts) == len(self._planned(var).sizes), f"{var} has {len(parts)} parts"
+        self._parts[var] = tuple(parts)
+
+    def set_whole(self, var: Var, atom: Atom) -> None:
+        """This is a value. It is cut later if it is to be in parts."""
+        self._whole[var] = atom
+
+    def whole(self, atom: Atom, like: JaxprEqn | None = None) -> Atom:
+        """The value, of its parts put together if need be.
+
+        Args:
+          like: the equation that reads it.
+        """
+        if not isinstance(atom, Var):
+            return atom
+        if atom in self._parts and atom not in self._whole:
+            stack = self._planned(atom)
+            self.gathered.note(like, atom, stack)
+            self._whole[atom] = self.joined(self._parts[atom], stack.axis, like)
+        return self._whole.get(atom, atom)
+
+    def parts(self, atom: Atom, stack: Stack, like: JaxprEqn | None = None) -> tuple[Atom, ...]:
+        """The value in these parts."""
+        if self.stack(atom) == stack:
+            assert isinstance(atom, Var)
+            return self._parts[atom]
+        return tuple(self.piece(atom, stack.axis, s.start, s.stop, like) for s in stack.slices)
+
+    def as_planned(self, atom: Atom, stack: Stack | None, like: JaxprEqn | None = None) -> tuple[Atom, ...]:
+        """The value in these parts, or whole."""
+        return (self.whole(atom, like),) if stack is None else self.parts(atom, stack, like)
+
+    def piece(self, atom: Atom, dim: int, start: int, stop: int, like: JaxprEqn | None = None) -> Atom:
+        """The elements of a value from ``start`` to ``stop`` along a dimension."""
+        if isinstance(atom, Var) and (atom, dim, start, stop) in self._pieces:
+            return self._pieces[atom, dim, start, stop]
+        stack = self.stack(atom)
+        if stack is None or stack.axis != dim:
+            made = self._sliced(self.whole(atom, like), dim, start, stop, like)
+        else:
+            assert isinstance(atom, Var)
+            overlapping = [
+                self._sliced(part, dim, max(start - s.start, 0), min(stop, s.stop) - s.start, like)
+                for part, s in zip(self._parts[atom], stack.slices, strict=True)
+                if s.start < stop and start < s.stop
+            ]
+            if len(overlapping) > 1:
+                self.gathered.note(like, atom, stack)
+            made = self.joined(overlapping, dim, like)
+        if isinstance(atom, Var):
+            self._pieces[atom, dim, start, stop] = made
+        return made
+
+    def emit(self, eqn: JaxprEqn, invars: Sequence[Atom], outvars: Sequence[Var], **params: Any) -> None:
+        """Adds an equation like another one."""
+        new = {**eqn.params, **params}
+        self.eqns.append(eqn.replace(invars=list(invars), outvars=list(outvars), params=new))
+
+    def trace(self, fun: Callable, inputs: Sequence[Atom], like: JaxprEqn | None) -> list[Atom]:
+        """Adds the equations of ``fun(*inputs)``, as of the line and transformations of another one."""
+        eqns, results = traced_eqns(fun, inputs)
+        info = like.source_info if like else None
+        self.eqns += [eqn.replace(source_info=info) if info else eqn for eqn in eqns]
+        return results
+
+    def joined(self, atoms: Sequence[Atom], dim: int, like: JaxprEqn | None) -> Atom:
+        """Values one behind the other."""
+        if len(atoms) == 1:
+            return atoms[0]
+        return self.trace(lambda *parts: [lax.concatenate(parts, dim)], atoms, like)[0]
+
+    def _sliced(self, atom: Atom, dim: int, start: int, stop: int, like: JaxprEqn | None) -> Atom:
+        if stop - start == aval_of(atom).shape[dim]:
+            return atom
+        return self.trace(lambda x: [lax.slice_in_dim(x, start, stop, axis=dim)], [atom], like)[0]
+
+    def _planned(self, var: Var) -> Stack:
+        stack = self.planned(var)
+        assert stack is not None, f"{var} is whole"
+        return stack
+
+
+def zeros_like(values: Values, atom: Atom, like: JaxprEqn) -> Atom:
+    """Zeros of a value's shape and dtype."""
+    return values.trace(lambda x: [jnp.zeros_like(x)], [atom], like)[0]

@@ -1,0 +1,174 @@
+"""Marks the ends of stages in a function that says nothing of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.tree_util import DictKey, SequenceKey
+
+from mpmd.compiler.find_layers.crossing import Crossing
+from mpmd.compiler.find_layers.even_stages import even_stages
+from mpmd.compiler.find_layers.find_layers import Layer, find_layers, opened_for_layers
+from mpmd.compiler.find_layers.run_marked import run_marked
+from mpmd.compiler.jaxprs.equations import contains
+from mpmd.compiler.jaxprs.source import where
+from mpmd.errors import CompileError
+from mpmd.language.annotate import mark_p
+from mpmd.language.decisions import current_decisions
+from mpmd.util.tables import first_few
+from mpmd.validation import callable_fault, int_fault, raise_faults
+
+Function = TypeVar("Function", bound=Callable)
+
+
+def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
+    """The function with the ends of stages marked where its layers end.
+
+    Layers are found in the function as it is traced: iterations of scans over layers, blocks that repeat, and
+    parts of about as much work of what is left, such as an embedding or a head. Stages are whole layers::
+
+        grads = jax.grad(mpmd.auto_marks(loss_fn, num_stages=4))(params, x, y)
+
+    is what ``jax.grad(loss_fn)`` is, and for a pipeline of four stages. Differentiation, ``jax.jit``,
+    ``jax.vmap`` and ``jax.checkpoint`` may be on either side of it.
+
+    Under ``mpmd.plan`` the plan says how many layers each stage has, instead of ``num_stages``, and whether
+    layers are under ``jax.checkpoint``. Where neither says anything, and where the function has marks of its
+    own, it is left as it is.
+
+    Args:
+      loss_fn: from pytrees to pytrees. Arrays among its arguments are traced; whatever else they have, such
+        as Python numbers, stays as it is.
+      num_stages: in how many stages its layers are divided, so that these have about as much work.
+
+    Raises: ``TypeError`` if ``loss_fn`` is no function, or ``num_stages`` no whole number, and ``ValueError``
+      if that is not positive;
+      when the result is called, ``ValueError`` if the function has fewer layers than stages are asked for,
+      and ``TypeError`` if it changes an object among its arguments in place, such as a module's statistics.
+    """
+    raise_faults(
+        callable_fault("loss_fn", loss_fn),
+        int_fault("num_stages", num_stages, optional=True),
+        title="auto_marks: ",
+    )
+
+    @functools.wraps(loss_fn)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        decisions = current_decisions()
+        if num_stages is None and decisions.layers_per_stage is None and not decisions.remat:
+            return loss_fn(*args, **kwargs)
+        traced = _Traced(loss_fn, args, kwargs)
+        if contains(traced.closed.jaxpr, mark_p):
+            return loss_fn(*args, **kwargs)
+        opened = opened_for_layers(traced.closed)
+        crossing = Crossing(opened.jaxpr)
+        count = sum(decisions.layers_per_stage or ()) or decisions.num_layers
+        layers = find_layers(opened.jaxpr, crossing, count)
+        found = _Found(_name(loss_fn), layers, _last_lines(layers, opened.jaxpr))
+        counts = found.layers_per_stage(decisions.layers_per_stage, num_stages)
+        ends = [layers[last - 1].end for last in itertools.accumulate(counts)][:-1]
+        within = [layer.end for layer in layers[:-1]] if decisions.remat else None
+        return traced.result(run_marked(opened, crossing, traced.arrays, ends, within))
+
+    return marked  # type: ignore[return-value]
+
+
+class _Traced:
+    """A call of a function, as a jaxpr of the arrays among its arguments.
+
+    Attributes:
+      closed: the jaxpr.
+      arrays: its inputs.
+    """
+
+    def __init__(self, fun: Callable, args: tuple, kwargs: dict[str, Any]):
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+        self.arrays = [leaves[i] for i in at]
+
+        def of_arrays(*arrays: jax.Array) -> list[jax.Array]:
+            given = list(leaves)
+            for i, array in zip(at, arrays, strict=True):
+                given[i] = array
+            call = jax.tree.unflatten(treedef, given)
+            kept = jax.tree_util.tree_leaves_with_path(call)
+            args, kwargs = call
+            self._out, self._outdef = jax.tree.flatten(fun(*args, **kwargs))
+            _check_unchanged(fun, kept, jax.tree_util.tree_leaves_with_path(call))
+            self._made = [i for i, leaf in enumerate(self._out) if isinstance(leaf, jax.Array)]
+            return [self._out[i] for i in self._made]
+
+        self.closed: ClosedJaxpr = jax.make_jaxpr(of_arrays)(*self.arrays)
+        self._out = [None if i in set(self._made) else leaf for i, leaf in enumerate(self._out)]
+
+    def result(self, values: Sequence[Any]) -> Any:
+        """The function's result with these values for the results of the jaxpr."""
+        out = list(self._out)
+        for i, value in zip(self._made, values, strict=True):
+            out[i] = value
+        return jax.tree.unflatten(self._outdef, out)
+
+
+def _check_unchanged(fun: Callable, before: Sequence[tuple], after: Sequence[tuple]) -> None:
+    """Raises ``TypeError`` if the function has changed an object among its arguments, of which it got a copy.
+
+    Dicts and lists may be changed: ``jax.grad`` gives copies of them as well.
+    """
+    known = dict(before)
+    for path, leaf in after:
+        of_object = any(not isinstance(key, DictKey | SequenceKey) for key in path)
+        if of_object and known.get(path) is not leaf:
+            raise TypeError(
+                f"{_name(fun)} changes {jax.tree_util.keystr(path)} of its arguments in place, which "
+                "auto_marks does not see: let it take arrays and return the new ones, as by nnx.split and "
+                "nnx.merge"
+            )
+
+
+def _name(fun: Callable) -> str:
+    return getattr(fun, "__name__", type(fun).__name__)
+
+
+def _last_lines(layers: Sequence[Layer], jaxpr: Jaxpr) -> list[str]:
+    """The user's line of the last equation of each layer."""
+    last = [layer.end.equation - (not layer.end.iterations) for layer in layers]
+    return [where(jaxpr.eqns[i]) if jaxpr.eqns else "" for i in last]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """The layers of a function, and the lines at which they end."""
+
+    name: str
+    layers: Sequence[Layer]
+    lines: Sequence[str]
+
+    def layers_per_stage(self, decided: tuple[int, ...] | None, num_stages: int | None) -> tuple[int, ...]:
+        """The number of layers of each stage. Raises ``ValueError`` if they cannot be so."""
+        if decided is not None:
+            if decided and (sum(decided) != len(self.layers) or min(decided) < 1):
+                raise CompileError(
+                    f"layers_per_stage={decided} divides {sum(decided)} layers, of which each stage has one "
+                    f"at least, but auto_marks found {self}"
+                )
+            return decided or (1,) * len(self.layers)
+        num_stages = num_stages or 1
+        if len(self.layers) < num_stages:
+            raise ValueError(
+                f"num_stages={num_stages} needs as many layers at least, but auto_marks found {self}. Ask "
+                "for fewer stages, or write mark_stage_end where they end. Layers are blocks that repeat, "
+                "iterations of a scan over layers, and products of which one needs the other"
+            )
+        work, leaving = zip(*((layer.work, layer.leaving) for layer in self.layers), strict=True)
+        return even_stages(work, leaving, num_stages)
+
+    def __str__(self) -> str:
+        if len(self.layers) == 1:
+            return f"nothing to cut in {self.name}"
+        return f"{len(self.layers)} in {self.name}, which end at {first_few(self.lines, 5)}"

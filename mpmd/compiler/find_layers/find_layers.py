@@ -1,0 +1,257 @@
+"""Finds the layers of a function: the parts that a stage has as a whole.
+
+Layers are iterations of scans over layers, blocks that repeat, and, of what is left, parts of about as much
+work that hand over little. Alpa groups equations by a dynamic programme over all of them (Zheng et
+al. 2022, arXiv 2201.12023, section 5.2); here it is for what is left, so that what repeats stays whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from mpmd.compiler.find_layers.crossing import Crossing
+from mpmd.compiler.find_layers.layer_scans import is_layer_scan
+from mpmd.compiler.find_layers.open_function import OpenFunction, open_function
+from mpmd.compiler.find_layers.pieces import best_pieces
+from mpmd.compiler.find_layers.repeats import Run, find_runs
+from mpmd.compiler.jaxprs.equations import aval_of, is_remat, subjaxprs
+from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.work import WorkOf, has_product, nbytes
+
+OPERATIONS_PER_BYTE = 10.0
+"""What reading or writing a byte of memory counts for, beside operations, in how much work a layer is.
+
+Devices do between ten (processors) and three hundred (accelerators' matrix units) operations meanwhile. The
+small number has layers follow products, whatever the device; a plan counts both by the cluster's own numbers.
+"""
+
+_MOST_PARTS = 32
+"""Of a function in which nothing repeats."""
+
+_SMALL = 0.2
+"""A part with less than this share of a typical layer's work is in one with its neighbour; and one without a
+product, such as a loss, unless it has as much work as a typical layer."""
+
+_BLOCKS = 0.7
+"""A function with this share of its work in blocks that repeat, or in scans over layers, consists of them."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Place:
+    """A place between two layers: before an equation, and, of a scan over layers, after some iterations."""
+
+    equation: int
+    iterations: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A part of a function.
+
+    Attributes:
+      start, end: where it is.
+      work: operations, with memory traffic as ``OPERATIONS_PER_BYTE`` of them for each byte.
+      leaving: bytes that it and the layers before it hand over at its end; 0 of the last one.
+    """
+
+    start: Place
+    end: Place
+    work: float
+    leaving: int
+
+
+def find_layers(
+    jaxpr: Jaxpr, crossing: Crossing | None = None, count: int | None = None
+) -> tuple[Layer, ...]:
+    """The layers of a function, in order; one for a function that cannot be cut.
+
+    Args:
+      jaxpr: without calls that hide layers, as ``open_function`` makes it.
+      crossing: of this jaxpr, if there is one.
+      count: how many layers there are to be, if so many can be found: as many as were found for a batch of
+        another size, in which other parts may be small, or as the user says.
+    """
+    return _Finder(jaxpr, crossing or Crossing(jaxpr)).layers(count)
+
+
+def opened_for_layers(function: ClosedJaxpr) -> OpenFunction:
+    """A function without the calls that hide layers.
+
+    A function under ``jit`` hides some if it has more than a small share of the work, since it may be
+    anything; one under ``jax.checkpoint`` if it has half of the work, or consists of blocks that repeat:
+    otherwise it is taken for one block of the model. What stays a call is differentiated once, however often
+    it is called.
+    """
+    work_of = WorkOf(OPERATIONS_PER_BYTE)
+    total = work_of.jaxpr(function.jaxpr)
+
+    def hides_layers(eqn: JaxprEqn) -> bool:
+        work = work_of.equation(eqn)
+        if is_remat(eqn):
+            return work > total / 2 or _consists_of_blocks(eqn.params["jaxpr"])
+        return work > total / _MOST_PARTS / 2
+
+    return open_function(function, hides_layers)
+
+
+def _consists_of_blocks(jaxpr: Jaxpr) -> bool:
+    opened = open_function(ClosedJaxpr(jaxpr, ()), lambda eqn: True).jaxpr
+    finder = _Finder(opened, Crossing(opened))
+    blocks = (*finder.scan_ranges, *finder.run_ranges)
+    covered = sum(finder.work_between(start, stop) for start, stop in blocks)
+    return covered > _BLOCKS * finder.work_between(0, len(opened.eqns))
+
+
+class _Finder:
+    def __init__(self, jaxpr: Jaxpr, crossing: Crossing):
+        self._crossing = crossing
+        self._eqns = eqns = jaxpr.eqns
+        work_of = WorkOf(OPERATIONS_PER_BYTE)
+        self._work = [work_of.equation(eqn) for eqn in eqns]
+        self._before = [0.0, *itertools.accumulate(self._work)]
+        computed = {var for eqn in eqns for var in eqn.outvars if var not in crossing.from_inputs}
+        self._scans = [i for i, eqn in enumerate(eqns) if is_layer_scan(eqn, computed)]
+        self._runs = list(self._find_runs())
+
+    @property
+    def scan_ranges(self) -> list[tuple[int, int]]:
+        return [(i, i + 1) for i in self._scans]
+
+    @property
+    def run_ranges(self) -> list[tuple[int, int]]:
+        return [(run.start, run.stop) for run in self._runs]
+
+    def work_between(self, start: int, stop: int) -> float:
+        return self._before[stop] - self._before[start]
+
+    def layers(self, count: int | None) -> tuple[Layer, ...]:
+        places = sorted({*self._of_blocks(), *self._of_the_rest()})
+        places = [Place(0), *(place for place in places if self._leaving(place)), Place(len(self._eqns))]
+        layers = [self._layer(start, end) for start, end in itertools.pairwise(places)]
+        usual = self._typical_work()
+        return tuple(
+            _merged(layers, lambda layer: usual * (_SMALL if self._has_product(layer) else 1.0), count)
+        )
+
+    def _find_runs(self) -> Iterator[Run]:
+        tokens = _tokens(self._eqns)
+        for start, stop in _gaps(self.scan_ranges, len(self._eqns)):
+            runs = find_runs(
+                tokens[start:stop],
+                self._work[start:stop],
+                [self._crossing.bytes_at(position) for position in range(start, stop + 1)],
+            )
+            yield from (dataclasses.replace(run, start=start + run.start) for run in runs)
+
+    def _of_blocks(self) -> Iterator[Place]:
+        """The ends of blocks: between iterations of scans, and between what repeats."""
+        for i in self._scans:
+            yield from (Place(i, done) for done in range(self._eqns[i].params["length"]))
+            yield Place(i + 1)
+        for run in self._runs:
+            yield from map(Place, run.ends)
+
+    def _of_the_rest(self) -> Iterator[Place]:
+        """The ends of parts of what repeats nothing."""
+        blocks = sorted((*self.scan_ranges, *self.run_ranges))
+        for start, stop in _gaps(blocks, len(self._eqns)):
+            for position in best_pieces(
+                self._work[start:stop],
+                [self._crossing.bytes_at(position) for position in range(start, stop + 1)],
+                self._typical_work(),
+                self._usual_leaving(),
+            ):
+                yield Place(start + position)
+
+    def _typical_work(self) -> float:
+        """The work of the layer in the middle of the work of all blocks; without any, of parts."""
+        of_blocks = [(self._work[i] / self._eqns[i].params["length"], self._work[i]) for i in self._scans]
+        for run in self._runs:
+            work = self.work_between(run.start, run.stop)
+            of_blocks.append((work / run.count, work))
+        if not of_blocks:
+            total = self._before[-1]
+            large = sum(work > total / _MOST_PARTS / 2 for work in self._work)
+            return total / max(min(large, _MOST_PARTS), 1)
+        of_blocks.sort()
+        half = sum(total for _, total in of_blocks) / 2
+        passed = itertools.accumulate(total for _, total in of_blocks)
+        return next(work for (work, _), total in zip(of_blocks, passed, strict=True) if total >= half)
+
+    def _usual_leaving(self) -> float | None:
+        """Bytes that blocks hand over; ``None`` without any."""
+        found = [self._leaving(place) for place in self._of_blocks()]
+        return statistics.median(found) if found else None
+
+    def _has_product(self, layer: Layer) -> bool:
+        stop = layer.end.equation + bool(layer.end.iterations)
+        return any(map(has_product, self._eqns[layer.start.equation : stop]))
+
+    def _leaving(self, place: Place) -> int:
+        if not place.iterations:
+            return self._crossing.bytes_at(place.equation) or 0
+        eqn = self._eqns[place.equation]
+        return sum(map(nbytes, eqn.invars[scan_operands(eqn).carry]))
+
+    def _layer(self, start: Place, end: Place) -> Layer:
+        leaving = self._leaving(end) if end.equation < len(self._eqns) else 0
+        return Layer(start, end, self._work_before(end) - self._work_before(start), leaving)
+
+    def _work_before(self, place: Place) -> float:
+        work = self._before[place.equation]
+        if place.iterations:
+            share = place.iterations / self._eqns[place.equation].params["length"]
+            work += share * self._work[place.equation]
+        return work
+
+
+def _gaps(ranges: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
+    """What ranges leave of a sequence."""
+    edges = [0, *itertools.chain.from_iterable(ranges), length]
+    yield from ((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
+
+
+def _merged(layers: Sequence[Layer], least: Callable[[Layer], float], count: int | None) -> list[Layer]:
+    """Layers with the work that they need at least: a smaller one is in one with a neighbour.
+
+    It is the neighbour that it shares more with. If a ``count`` is given, there are as many instead.
+    """
+    merged = list(layers)
+    while len(merged) > (count or 1):
+        shares = [layer.work / (least(layer) or 1.0) for layer in merged]
+        i = shares.index(min(shares))
+        if shares[i] >= 1 and count is None:
+            break
+        to_next = merged[i].leaving if i + 1 < len(merged) else -1
+        to_previous = merged[i - 1].leaving if i else -1
+        first = i if to_next >= to_previous else i - 1
+        left, right = merged[first : first + 2]
+        merged[first : first + 2] = [Layer(left.start, right.end, left.work + right.work, right.leaving)]
+    return merged
+
+
+def _tokens(eqns: Sequence[JaxprEqn]) -> list[int]:
+    """A number for each equation: equal ones do the same with values of the same shapes and dtypes."""
+    numbers: dict[tuple, int] = {}
+    of_jaxprs: dict[int, int] = {}
+
+    def of_jaxpr(jaxpr: Jaxpr) -> int:
+        if id(jaxpr) not in of_jaxprs:
+            key = ("jaxpr", *map(of_equation, jaxpr.eqns))
+            of_jaxprs[id(jaxpr)] = numbers.setdefault(key, len(numbers))
+        return of_jaxprs[id(jaxpr)]
+
+    def of_equation(eqn: JaxprEqn) -> int:
+        read = (
+            (aval_of(atom).shape, str(aval_of(atom).dtype), isinstance(atom, Literal)) for atom in eqn.invars
+        )
+        made = ((aval_of(atom).shape, str(aval_of(atom).dtype)) for atom in eqn.outvars)
+        key = (eqn.primitive.name, *read, *made, *map(of_jaxpr, subjaxprs(eqn)))
+        return numbers.setdefault(key, len(numbers))
+
+    return [of_equation(eqn) for eqn in eqns]

@@ -1,0 +1,123 @@
+"""Counts the stages of a step, before there is a schedule that has as many."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.sharding import AbstractMesh, AxisType
+
+from mpmd.compiler.cut_layers import iterations_of, marks_in
+from mpmd.compiler.jaxprs.equations import any_inside, operands, subjaxprs
+from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.trace.traced_within import traced_within_submesh
+from mpmd.language.annotate import mark_of, mark_p
+from mpmd.language.decisions import Decisions, decided
+from mpmd.language.reduce import treduce_p
+from mpmd.schedules import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """The stages of a loop of a step.
+
+    Attributes:
+      count: how many there are.
+      are_written: whether their user said where they end, rather than leave it to ``mpmd.auto_marks``.
+      num_microbatches: of the loop.
+      schedule: of the loop; ``None`` if it is open.
+      decided: which of the step's decisions it is traced under.
+    """
+
+    count: int
+    are_written: bool
+    num_microbatches: int
+    schedule: Schedule | None
+    decided: int = 0
+
+
+ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.Auto,) * 3)
+"""What steps are traced within, so that specs in them may name the axes of any candidate."""
+
+EACH_LAYER = Decisions(layers_per_stage=())
+"""Each layer that ``mpmd.auto_marks`` finds is a stage."""
+
+
+def stages_of(
+    step: Callable, args: tuple, kwargs: Mapping[str, Any] | None = None, decisions: Decisions = EACH_LAYER
+) -> tuple[Stages, ...]:
+    """Traces a step and counts the stages of each of its loops, in order.
+
+    Args:
+      step: static arguments are already bound.
+      args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
+      decisions: under which it is traced. By default, the stages that it leaves open are its layers.
+
+    Raises: ``ValueError`` for marks that do not fit their scans.
+    """
+    closed, _ = traced_within_submesh(decided(step, decisions), args, dict(kwargs or {}), [ONE_DEVICE], None)
+    return tuple(map(_of_loop, _loops(closed.jaxpr)))
+
+
+def _of_loop(loop: JaxprEqn) -> Stages:
+    body: Jaxpr = loop.params["body"]
+    ends = _longest_chain(body)
+    written = any(not mark.boundary.found for _, mark in marks_in(body))
+    schedule = loop.params["schedule"]
+    ends_with_mark = written and schedule is not None and schedule.num_stages == ends
+    return Stages(
+        count=ends if ends_with_mark else ends + 1,
+        are_written=written,
+        num_microbatches=loop.params["length"],
+        schedule=schedule,
+        decided=loop.params["number"],
+    )
+
+
+def _loops(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    found = [eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p]
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is not treduce_p:
+            found += [loop for inner in subjaxprs(eqn) for loop in _loops(inner)]
+    return found
+
+
+def _longest_chain(body: Jaxpr) -> int:
+    """How many ends of stages stand one behind the other.
+
+    Marks that ``auto_marks`` makes are in the order in which they stand, whatever depends on whatever: an
+    iteration of a second tower does not read what the first one has made.
+    """
+    passed: dict[Var, int] = {}
+    most = found = 0
+    for eqn in body.eqns:
+        ends = _ends(eqn)
+        found += ends if any(mark.boundary.found for _, mark in _marks(eqn)) else 0
+        before = max((passed.get(var, 0) for var in operands(eqn)), default=0)
+        most = max(most, before + ends)
+        passed.update(dict.fromkeys(eqn.outvars, before + ends))
+    return max(most, found)
+
+
+def _marks(eqn: JaxprEqn) -> list:
+    mark = mark_of(eqn)
+    return [(eqn, mark)] if mark else [pair for inner in subjaxprs(eqn) for pair in marks_in(inner)]
+
+
+def _ends(eqn: JaxprEqn) -> int:
+    """How many of the ends of stages that their user, or ``auto_marks``, has marked are in an equation."""
+    mark = mark_of(eqn)
+    if mark is not None:
+        return int(mark.forward and not mark.linear)
+    if not any_inside(eqn, mark_p):
+        return 0
+    if eqn.primitive.name != "scan":
+        return sum(map(_longest_chain, subjaxprs(eqn)))
+    marks = _marks(eqn)
+    written = [(member, mark) for member, mark in marks if mark.forward and not mark.linear]
+    if not written or not all(mark.forward for _, mark in marks):
+        return 0
+    member, mark = written[0]
+    return len(iterations_of(mark.boundary, eqn.params["length"], where(member)))

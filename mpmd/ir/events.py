@@ -1,0 +1,48 @@
+"""What a group did in one step, and when."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from mpmd.ir.plan import AnyTask
+from mpmd.validation import raise_faults, type_fault
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """That a group waits for a message of another group; prints as ``wait for group 2``."""
+
+    src: int
+
+    def __str__(self) -> str:
+        return f"wait for group {self.src}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What a group did from ``start`` to ``end``, in seconds of a clock that all groups share."""
+
+    mpmd_idx: int
+    activity: AnyTask | Wait
+    start: float
+    end: float
+
+    @property
+    def label(self) -> str:
+        """The activity as text, e.g. ``fwd_2__1``, ``after_0`` or ``wait for group 2``."""
+        return str(self.activity)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from start to end."""
+        return self.end - self.start
+
+
+def checked_events(name: str, events: Any) -> list[Event]:
+    """The events of an argument of this name. Raises ``TypeError`` for what are none."""
+    raise_faults(type_fault(name, events, Iterable, "the events of a step"))
+    found = list(events)
+    raise_faults(*(type_fault(f"{name}[{i}]", event, Event, "an Event") for i, event in enumerate(found)))
+    return found

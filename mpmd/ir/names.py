@@ -1,0 +1,78 @@
+"""The names of values and executables in a plan.
+
+The grammar, with the rules of ``ir.py``::
+
+    name             ::= path                                         an argument: args[0]['w']
+                       | "constant_" position                         a constant of the step
+                       | "index_" microbatch                          the index of a microbatch
+                       | single "." position                          an output of a task: fwd_2__1.0
+                       | work ".state" number "@" microbatch          an accumulator after a microbatch
+                       | outside "." group "." position               made outside of loops: after_0.2.1
+                       | single "." "told" position                   for the driver: fwd_2__1.told0
+                       | outside "." group "." "told" position        for the driver: after_0.2.told0
+    executable-name  ::= base ["'" number] ["@" number]               fwd_1, fwd_1'2, fwd_1@1
+    base             ::= work ("+" work)* | outside "." group         fwd_3+bwd_3, after_0.1
+    work             ::= kind "_" stage                               fwd_2
+
+The compiler makes the names; no code parses them.
+"""
+
+from __future__ import annotations
+
+from mpmd.ir.plan import Name, OutsideTask, TaskKind
+
+
+def constant_name(position: int) -> Name:
+    """The name of a constant of the step."""
+    return f"constant_{position}"
+
+
+def index_name(microbatch: int) -> Name:
+    """The name of the index of a microbatch, which tasks take as an argument."""
+    return INDEX_PATTERN % microbatch
+
+
+INDEX_PATTERN = "index_%d"
+"""``index_name`` with a place for the microbatch."""
+
+
+def output_pattern(kind: TaskKind, stage: int, position: int) -> str:
+    """The name of an output of a task, with a place for the microbatch: ``fwd_2__%d.0``."""
+    return f"{kind}_{stage}__%d.{position}"
+
+
+def told_pattern(kind: TaskKind, stage: int, position: int) -> str:
+    """The name of what a task tells the driver, with a place for the microbatch: ``fwd_2__%d.told0``."""
+    return f"{kind}_{stage}__%d.told{position}"
+
+
+def state_pattern(kind: TaskKind, stage: int, accumulator: int) -> str:
+    """The name of an accumulator after its update, with a place for the microbatch: ``bwd_1.state3@%d``.
+
+    Args:
+      accumulator: the number of the accumulator among all of the step.
+    """
+    return f"{kind}_{stage}.state{accumulator}@%d"
+
+
+def outside_name(task: OutsideTask, mpmd_idx: int, position: int) -> Name:
+    """The name of a value made outside the loop: ``after_0.2.1``."""
+    return f"{task}.{mpmd_idx}.{position}"
+
+
+def outside_told_name(task: OutsideTask, mpmd_idx: int, position: int) -> Name:
+    """The name of what is told to the driver outside the loop: ``after_0.2.told0``."""
+    return f"{task}.{mpmd_idx}.told{position}"
+
+
+def variant_name(name: str, number: int) -> str:
+    """The name of one of several executables for the same tasks: ``fwd_1'2`` is the second for ``fwd_1``.
+
+    Number 1 has the name itself.
+    """
+    return name if number == 1 else f"{name}'{number}"
+
+
+def resharded_name(name: str, number: int) -> str:
+    """The name of an executable for inputs of other shardings: ``fwd_1@1``. Number 0 has the name itself."""
+    return name if number == 0 else f"{name}@{number}"

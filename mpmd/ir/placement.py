@@ -1,0 +1,39 @@
+"""Where an array is, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpmd.ir.plan import Spec
+from mpmd.ir.stack import Stack
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The groups that hold an array, and how it is sharded within each; no groups: not decided.
+
+    Attributes:
+      stack: how it is in parts; ``None``: it is one value, or that is not decided.
+      part_idxs: the groups of each part; ``mpmd_idxs`` are those of all.
+    """
+
+    mpmd_idxs: tuple[int, ...] = ()
+    spec: Spec | None = None
+    stack: Stack | None = None
+    part_idxs: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def of_parts(cls, stack: Stack, part_idxs: tuple[tuple[int, ...], ...], spec: Spec | None) -> Placement:
+        """Where an array in parts is."""
+        groups = sorted({group for groups in part_idxs for group in groups})
+        return cls(tuple(groups), spec, stack, part_idxs)
+
+    @property
+    def parts(self) -> tuple[Placement, ...]:
+        """Where each part is; of an array that is one value, itself."""
+        if self.stack is None:
+            return (self,)
+        return tuple(Placement(groups, self.spec) for groups in self.part_idxs)
+
+
+ANYWHERE = Placement()

@@ -1,0 +1,216 @@
+"""Which process sends which part of a value to which, when the value goes from one group to another.
+
+Groups of different shapes, and of several processes, hold different parts of a value in different processes.
+Both ends find the transfers by themselves, because they follow from the plan: from the shape, the specs, the
+sizes of both submeshes and how many processes each group has.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mpmd.ir.plan import Aval, Spec
+from mpmd.ir.specs import indivisible
+
+Interval = tuple[int, int]
+"""The first index and the one after the last."""
+
+Box = tuple[Interval, ...]
+"""A part of a value: an interval for each dimension."""
+
+_SHARED_BYTES = 2**16
+"""From this size on, what several processes hold is sent by all of them, a part each."""
+
+GATHERED_BYTES = 2**22
+"""From this size on, it pays that processes gather among themselves what several of them read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupShape:
+    """The devices of a group as far as they matter here.
+
+    Attributes:
+      axes: the axis names and sizes of its submesh, in order.
+      num_processes: each has as many consecutive devices of the submesh, in C order, as the others.
+    """
+
+    axes: Mapping[str, int]
+    num_processes: int = 1
+
+    @property
+    def devices_per_process(self) -> int:
+        return math.prod(self.axes.values()) // self.num_processes
+
+
+def landing_spec(aval: Aval, spec: Spec, group: GroupShape) -> Spec:
+    """A spec in which fewer processes of a group hold the same elements than in ``spec``; or ``spec`` itself.
+
+    It shards the value over further axes, so an all-gather within the group makes the value as in ``spec``.
+    An axis by which no dimension divides is left out. Values below ``GATHERED_BYTES`` keep their spec.
+    """
+    if group.num_processes == 1 or aval.nbytes < GATHERED_BYTES:
+        return spec
+    entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+    entries += [()] * (len(aval.shape) - len(entries))
+    used = {axis for entry in entries for axis in entry}
+    fewest = _elements_held(aval.shape, spec, group)
+    for axis in (axis for axis in group.axes if axis not in used):
+        for dimension in range(len(entries)):
+            finer = [*entries]
+            finer[dimension] = (*entries[dimension], axis)
+            if any(indivisible(tuple(finer), aval.shape, group.axes)):
+                continue
+            if (held := _elements_held(aval.shape, tuple(finer), group)) < fewest:
+                entries, fewest, spec = finer, held, tuple(finer)
+                break
+    return spec
+
+
+def _elements_held(shape: Sequence[int], spec: Spec, group: GroupShape) -> int:
+    """By all processes together; those that several processes hold count for each."""
+    return sum(volume(box) for boxes in boxes_by_process(shape, spec, group) for box in boxes)
+
+
+class Transfer(NamedTuple):
+    """A part of a value that process ``src`` of one group sends to process ``dst`` of another one."""
+
+    src: int
+    dst: int
+    box: Box
+
+
+def boxes_by_process(shape: Sequence[int], spec: Spec, group: GroupShape) -> tuple[tuple[Box, ...], ...]:
+    """The different parts of a value that the devices of each process of a group hold."""
+    held: list[dict[Box, None]] = [{} for _ in range(group.num_processes)]
+    coordinates = itertools.product(*map(range, group.axes.values()))
+    for device, at in enumerate(coordinates):
+        position = dict(zip(group.axes, at, strict=True))
+        held[device // group.devices_per_process][_box(shape, spec, group.axes, position)] = None
+    return tuple(tuple(boxes) for boxes in held)
+
+
+def _box(shape: Sequence[int], spec: Spec, axes: Mapping[str, int], position: Mapping[str, int]) -> Box:
+    """The part that the device at a position of the submesh holds."""
+    box = []
+    for size, entry in itertools.zip_longest(shape, spec[: len(shape)]):
+        index, parts = 0, 1
+        for axis in (entry,) if isinstance(entry, str) else entry or ():
+            index, parts = index * axes[axis] + position[axis], parts * axes[axis]
+        assert size % parts == 0, f"{size} elements do not divide into {parts} parts, which JAX refuses, too"
+        length = size // parts
+        box.append((index * length, (index + 1) * length))
+    return tuple(box)
+
+
+def transfers(aval: Aval, src_spec: Spec, src: GroupShape, dst_spec: Spec, dst: GroupShape) -> list[Transfer]:
+    """The transfers by which every process of ``dst`` gets what its devices hold, each element once.
+
+    The parts of the sender and those of the receiver are cut along one another's edges. A part that several
+    processes hold is sent by the one with the least to send so far; parts with few holders come first. Parts
+    that lie side by side and go the same way are merged. A part that several processes read travels to each.
+    """
+    holders = _processes_by_box(boxes_by_process(aval.shape, src_spec, src))
+    readers = _processes_by_box(boxes_by_process(aval.shape, dst_spec, dst))
+    wanted = [
+        _Piece(common, senders, reader)
+        for (held, senders), (box, processes) in itertools.product(holders.items(), readers.items())
+        if (common := intersection(held, box)) is not None
+        for reader in processes
+    ]
+    demand = collections.Counter(piece.senders for piece in wanted)
+    pieces = [
+        piece._replace(box=part)
+        for piece in wanted
+        for part in _shared(piece.box, len(piece.senders), demand[piece.senders], aval.itemsize)
+    ]
+    pieces.sort(key=lambda piece: (len(piece.senders), -volume(piece.box)))
+    load: collections.Counter[int] = collections.Counter()
+    boxes: dict[tuple[int, int], list[Box]] = collections.defaultdict(list)
+    for box, senders, reader in pieces:
+        sender = min(senders, key=lambda p: (load[p], (p - reader) % src.num_processes))
+        load[sender] += volume(box)
+        boxes[sender, reader].append(box)
+    return [Transfer(*way, box) for way in sorted(boxes) for box in merged(boxes[way])]
+
+
+class _Piece(NamedTuple):
+    box: Box
+    senders: tuple[int, ...]
+    reader: int
+
+
+def _processes_by_box(boxes: Iterable[Iterable[Box]]) -> dict[Box, tuple[int, ...]]:
+    processes: dict[Box, list[int]] = {}
+    for process, held in enumerate(boxes):
+        for box in held:
+            processes.setdefault(box, []).append(process)
+    return {box: tuple(found) for box, found in processes.items()}
+
+
+def _shared(box: Box, num_senders: int, num_pieces: int, itemsize: int) -> Iterator[Box]:
+    """A large box in as few parts as let its senders share the work evenly, along its longest dimension.
+
+    Args:
+      num_pieces: how many such boxes these senders send.
+    """
+    num_parts = num_senders // math.gcd(num_senders, num_pieces)
+    dimension = max(range(len(box)), key=lambda d: box[d][1] - box[d][0], default=0)
+    if num_parts == 1 or volume(box) * itemsize < _SHARED_BYTES:
+        yield box
+        return
+    start, stop = box[dimension]
+    edges = [start + (stop - start) * i // num_parts for i in range(num_parts + 1)]
+    for interval in itertools.pairwise(edges):
+        if interval[0] < interval[1]:
+            yield (*box[:dimension], interval, *box[dimension + 1 :])
+
+
+def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """The part of a value of this shape that an index selects."""
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def intersection(a: Box, b: Box) -> Box | None:
+    """What two boxes have in common; ``None`` when that is nothing. A scalar's box has no dimensions."""
+    both = tuple((max(low, first), min(high, last)) for (low, high), (first, last) in zip(a, b, strict=True))
+    return both if all(start < stop for start, stop in both) else None
+
+
+def volume(box: Box) -> int:
+    """The number of elements."""
+    return math.prod(stop - start for start, stop in box)
+
+
+def within(box: Box, outer: Box) -> tuple[slice, ...]:
+    """The index of a box in an array that has the elements of an ``outer`` one."""
+    return tuple(
+        slice(start - first, stop - first) for (start, stop), (first, _) in zip(box, outer, strict=True)
+    )
+
+
+def merged(boxes: Iterable[Box]) -> list[Box]:
+    """Fewer boxes with the same elements: those side by side along one dimension become one."""
+    found = list(boxes)
+    for dimension in reversed(range(len(found[0]) if found else 0)):
+        found = _merged_along(found, dimension)
+    return found
+
+
+def _merged_along(boxes: Iterable[Box], dimension: int) -> list[Box]:
+    rows: dict[tuple[Box, Box], list[Interval]] = collections.defaultdict(list)
+    for box in boxes:
+        rows[box[:dimension], box[dimension + 1 :]].append(box[dimension])
+    found = []
+    for (before, after), intervals in rows.items():
+        disjoint: list[Interval] = []
+        for start, stop in sorted(intervals):
+            if disjoint and disjoint[-1][1] == start:
+                start = disjoint.pop()[0]
+            disjoint.append((start, stop))
+        found += [(*before, interval, *after) for interval in disjoint]
+    return found

@@ -1,0 +1,154 @@
+"""How the values of a plan's messages travel between the processes of groups, and how many bytes that is."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mpmd.ir.plan import Aval, Edge, Name, Plan, Recv, Send, Spec
+from mpmd.ir.reshard import Box, GroupShape, Transfer, landing_spec, transfers, volume
+from mpmd.ir.specs import fitting
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The processes of all groups, as far as it matters to what travels between them.
+
+    Attributes:
+      groups: the shape of each group.
+      gathering: the edges over which a large value travels once, though several processes of the receiver
+        read the same parts of it: these gather the parts among themselves.
+    """
+
+    groups: tuple[GroupShape, ...]
+    gathering: frozenset[Edge] = frozenset()
+
+
+class Part(NamedTuple):
+    """A part of one of the values of a message."""
+
+    value: int
+    box: Box
+
+
+@dataclasses.dataclass(frozen=True)
+class Passage:
+    """How a value goes from one group to another.
+
+    Attributes:
+      transfers: between processes of the two groups.
+      landing: how the receiver's devices hold the value when it has arrived.
+      spec: how the receiver's tasks read it. Where that differs, the receiver gathers the value.
+    """
+
+    aval: Aval
+    transfers: tuple[Transfer, ...]
+    landing: Spec
+    spec: Spec
+
+    @functools.cached_property
+    def bytes_by_processes(self) -> Mapping[tuple[int, int], int]:
+        """The bytes that go from a process of the sender to one of the receiver."""
+        found: collections.Counter[tuple[int, int]] = collections.Counter()
+        for src, dst, box in self.transfers:
+            found[src, dst] += volume(box) * self.aval.itemsize
+        return dict(found)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that go from one group to the other."""
+        return sum(self.bytes_by_processes.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """How a message travels: the passage of each of its values."""
+
+    passages: tuple[Passage, ...]
+
+    def sent_by(self, process: int) -> dict[int, tuple[Part, ...]]:
+        """What a process of the sender sends to each process of the receiver."""
+        return self._parts(lambda transfer: transfer.dst if transfer.src == process else None)
+
+    def received_by(self, process: int) -> dict[int, tuple[Part, ...]]:
+        """What a process of the receiver gets from each process of the sender, in the order it is sent."""
+        return self._parts(lambda transfer: transfer.src if transfer.dst == process else None)
+
+    def _parts(self, peer_of) -> dict[int, tuple[Part, ...]]:
+        parts: dict[int, list[Part]] = collections.defaultdict(list)
+        for value, passage in enumerate(self.passages):
+            for transfer in passage.transfers:
+                if (peer := peer_of(transfer)) is not None:
+                    parts[peer].append(Part(value, transfer.box))
+        return {peer: tuple(found) for peer, found in sorted(parts.items())}
+
+
+class Routes:
+    """The routes of all messages of a plan, which has no open specs."""
+
+    def __init__(self, plan: Plan, topology: Topology):
+        self._plan = plan
+        self._topology = topology
+        self._specs = [held_specs(plan, i, group.axes) for i, group in enumerate(topology.groups)]
+        self._find = functools.cache(functools.partial(_passage, topology))
+
+    def of_value(self, edge: Edge, name: Name) -> Passage:
+        """How a value that is sent over an edge goes."""
+        src, dst = edge
+        return self._find(self._plan.avals()[name], edge, self._specs[src][name], self._specs[dst][name])
+
+    def of_group(self, mpmd_idx: int) -> dict[tuple[int, int, int], Route]:
+        """The routes of the messages that a group sends or receives, by source, destination and tag."""
+        routes = {}
+        for program in self._plan.programs:
+            src = program.mpmd_idx
+            for send in (i for i in program.instructions if isinstance(i, Send)):
+                if mpmd_idx in (edge := (src, send.dst)):
+                    passages = tuple(self.of_value(edge, name) for name in send.values)
+                    routes[*edge, send.tag] = Route(passages)
+        return routes
+
+    def sent_bytes(self) -> dict[Edge, dict[tuple[int, int], int]]:
+        """The bytes of one step, by edge, and by the processes of the sender and the receiver."""
+        sent: dict[Edge, collections.Counter[tuple[int, int]]] = {}
+        for program in self._plan.programs:
+            for send in (i for i in program.instructions if isinstance(i, Send)):
+                edge = program.mpmd_idx, send.dst
+                of_edge = sent.setdefault(edge, collections.Counter())
+                for name in send.values:
+                    of_edge.update(self.of_value(edge, name).bytes_by_processes)
+        return {edge: dict(sorted(of_edge.items())) for edge, of_edge in sent.items()}
+
+
+def _passage(topology: Topology, aval: Aval, edge: Edge, src_spec: Spec, dst_spec: Spec) -> Passage:
+    src, dst = (topology.groups[group] for group in edge)
+    landing = landing_spec(aval, dst_spec, dst) if edge in topology.gathering else dst_spec
+    return Passage(aval, tuple(transfers(aval, src_spec, src, landing, dst)), landing, dst_spec)
+
+
+def held_specs(plan: Plan, mpmd_idx: int, axes: Mapping[str, int]) -> Mapping[Name, Spec]:
+    """How a group's submesh shards each value that the group has. The plan has no open specs.
+
+    A value that is received takes the sharding that its first reader was compiled for; a result that nothing
+    here reads takes that of the result, or is replicated where this does not fit.
+
+    Args:
+      axes: the names and sizes of the axes of the group's submesh.
+    """
+    program = plan.programs[mpmd_idx]
+    specs: dict[Name, Spec | None] = {leaf.name: () for leaf in plan.constants_of(mpmd_idx)}
+    specs |= {leaf.name: leaf.spec for leaf in plan.inputs_of(mpmd_idx).values() if leaf.name}
+    for run in program.runs:
+        executable = plan.executable(run.executable)
+        for name, spec in zip(run.inputs, executable.in_specs, strict=True):
+            specs.setdefault(name, spec)
+        specs |= zip(run.outputs, executable.out_specs, strict=True)
+    outputs = {leaf.name: fitting(leaf.spec or (), leaf.aval.shape, axes) for leaf in plan.outputs}
+    for instruction in program.instructions:
+        if isinstance(instruction, Recv):
+            for name in instruction.values:
+                specs.setdefault(name, outputs.get(name))
+    return {name: spec or () for name, spec in specs.items()}

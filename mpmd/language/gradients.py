@@ -1,0 +1,362 @@
+"""Gradients of a whole batch, computed microbatch by microbatch: ``value_and_grad`` and ``grad``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mpmd.compiler.find_layers.auto_marks import auto_marks
+from mpmd.language.operations import Op, is_op, operation_faults
+from mpmd.language.pieces import cut_rows, number_of_microbatches
+from mpmd.language.reduce import Add, Concat, Mean, treduce
+from mpmd.schedules import Schedule
+from mpmd.schedules.base import schedule_fault
+from mpmd.sharding import explicit_sharding
+from mpmd.util.tables import first_few
+from mpmd.util.tree import broadcast_prefix
+from mpmd.validation import bool_fault, callable_fault, int_fault, positions_faults, raise_faults, shown
+
+Reduction = Literal["mean", "sum"] | Callable[..., Any]
+
+_SHOWN = 5
+"""How many leaves an error names."""
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    num_microbatches: int | None = None,
+    schedule: Schedule | None = None,
+    batch_argnums: int | Sequence[int] | None = None,
+    reduction: Reduction = "mean",
+    aux_reduction: Any = None,
+) -> Callable[..., Any]:
+    """``jax.value_and_grad`` of a batch that is cut into microbatches, pipelined by ``schedule``.
+
+    A train step that is written for one batch needs this one word changed::
+
+        loss, grads = mpmd.value_and_grad(loss_fn, num_microbatches=8, schedule=mpmd.Std1F1B(4))(params, x, y)
+
+    Its meaning, for a loss that is a mean over the rows of ``x`` and ``y``::
+
+        def of_microbatch(microbatch):
+            return jax.value_and_grad(loss_fn)(params, *microbatch)
+
+        xs, ys = mpmd.microbatches((x, y), 8)
+        loss, grads = mpmd.treduce(of_microbatch, (xs, ys), schedule, operation=mpmd.Mean)
+
+    Of the arguments that are the batch, arrays are cut along their first axis, the rows. Scalars, such as a
+    single random key, are passed to every microbatch as they are: with one key all microbatches draw the same
+    numbers; for others, pass a key for each row. What is not of the batch is passed so, too, and what is
+    given by name.
+
+    Args:
+      fun: a function like one of ``jax.value_and_grad``: it returns a scalar, or a pair of that and auxiliary
+        output. Its marks end stages. One without marks is under ``mpmd.auto_marks``, so that ``mpmd.plan``
+        can choose its stages.
+      argnums: the positions of the arguments to differentiate with respect to.
+      has_aux: whether ``fun`` returns auxiliary output.
+      num_microbatches: divides the number of rows. ``None``: what a plan decides, or else 1.
+      schedule: that of ``treduce``.
+      batch_argnums: the positions of the arguments that are cut. By default all but those of ``argnums``.
+      reduction: what the value of the whole batch is of those of microbatches: ``"mean"`` or ``"sum"``; or,
+        for a mean over something else than rows, such as tokens that are not padding, a function that takes
+        the arguments of ``fun`` for one microbatch and returns how much it counts, a scalar. The value is
+        then ``sum(w[i] * value[i]) / sum(w)``. A microbatch that counts nothing adds nothing, not even a
+        NaN; if none counts anything, all count alike.
+      aux_reduction: how auxiliary output is combined: an ``Op`` of ``treduce``, or a pytree prefix of it with
+        one for each part. ``None``, for a part or all of it, gives what ``fun`` gives of the whole batch: a
+        leaf whose shape grows with the rows is concatenated along these, and any other one, which has to be
+        of floats, is reduced as the value is.
+
+    Returns: a function of the arguments of ``fun``, that returns what that of ``jax.value_and_grad`` does.
+    Raises: ``TypeError`` or ``ValueError`` for arguments that are none. The function that is returned raises
+      ``jax.value_and_grad`` and ``treduce`` do, ``ValueError`` for arguments that are not there, that are
+      both differentiated and cut, or that cannot be cut, and ``TypeError`` for auxiliary output or weights
+      that cannot be combined.
+    """
+    _check_options(fun, argnums, has_aux, num_microbatches, schedule, batch_argnums, reduction, aux_reduction)
+    differentiate = jax.value_and_grad(auto_marks(fun), argnums, has_aux)
+    whole = Add if reduction == "sum" else Mean
+
+    @functools.wraps(fun)
+    def of_batch(*args: Any, **kwargs: Any) -> Any:
+        batch = _Batch.of(args, argnums, batch_argnums, num_microbatches)
+        weights = batch.relative_weights(reduction, kwargs) if callable(reduction) else None
+        xs = (batch.microbatches, weights)
+        if not has_aux:
+
+            def of_microbatch(microbatch: Any) -> Any:
+                leaves, weight = microbatch
+                return _weighted(differentiate(*batch.arguments(leaves), **kwargs), weight)
+
+            return treduce(of_microbatch, xs, schedule, operation=whole)
+
+        rules, treedef = _aux_rules(fun, batch, kwargs, aux_reduction, whole)
+
+        def with_aux_of_microbatch(microbatch: Any) -> Any:
+            leaves, weight = microbatch
+            (value, aux), grads = differentiate(*batch.arguments(leaves), **kwargs)
+            pairs = zip(rules, jax.tree.leaves(aux), strict=True)
+            aux = [_weighted(leaf, weight) if rule.is_reduced else leaf for rule, leaf in pairs]
+            return (*_weighted((value, grads), weight), aux)
+
+        operation = (whole, whole, [rule.op for rule in rules])
+        value, grads, aux = treduce(with_aux_of_microbatch, xs, schedule, operation=operation)
+        made = [rule.finish(leaf) for rule, leaf in zip(rules, aux, strict=True)]
+        return (value, jax.tree.unflatten(treedef, made)), grads
+
+    return of_batch
+
+
+def grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
+) -> Callable[..., Any]:
+    """``jax.grad`` of a batch that is cut into microbatches: ``value_and_grad`` without the value.
+
+    Args, errors: those of ``value_and_grad``.
+    Returns: a function that returns the gradients; with ``has_aux``, these and the auxiliary output.
+    """
+    differentiate = value_and_grad(fun, argnums, has_aux, **options)
+
+    @functools.wraps(fun)
+    def of_batch(*args: Any, **kwargs: Any) -> Any:
+        value, grads = differentiate(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return of_batch
+
+
+def _check_options(
+    fun: Any,
+    argnums: Any,
+    has_aux: Any,
+    num_microbatches: Any,
+    schedule: Any,
+    batch_argnums: Any,
+    reduction: Any,
+    aux_reduction: Any,
+) -> None:
+    """Raises all that is wrong with the arguments of ``value_and_grad``."""
+    is_word = isinstance(reduction, str) and reduction in ("mean", "sum")
+    reductions = 'reduction must be "mean", "sum", or a function that weighs a microbatch'
+    raise_faults(
+        callable_fault("fun", fun),
+        *positions_faults("argnums", argnums),
+        bool_fault("has_aux", has_aux),
+        int_fault("num_microbatches", num_microbatches, optional=True),
+        schedule_fault("schedule", schedule, optional=True),
+        *([] if batch_argnums is None else positions_faults("batch_argnums", batch_argnums)),
+        None if is_word or callable(reduction) else ValueError(f"{reductions}, not {shown(reduction)}"),
+        *operation_faults("aux_reduction", aux_reduction),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """The arguments of one call.
+
+    Attributes:
+      leaves: of all positional arguments.
+      cut: the positions of the leaves that are cut.
+      microbatches: these leaves with a first axis that counts microbatches.
+      size: the number of microbatches.
+    """
+
+    leaves: tuple[Any, ...]
+    treedef: Any
+    cut: tuple[int, ...]
+    microbatches: tuple[Any, ...]
+    size: int
+
+    @classmethod
+    def of(cls, args: tuple, argnums: Any, batch_argnums: Any, num_microbatches: int | None) -> _Batch:
+        """Cuts the arguments that are the batch. Raises ``ValueError``."""
+        cut_arguments = _batch_positions(len(args), argnums, batch_argnums)
+        size = number_of_microbatches("num_microbatches", num_microbatches)
+        with_paths, treedef = jax.tree_util.tree_flatten_with_path(args)
+        named = {
+            i: (f"args{jax.tree_util.keystr(path)}", leaf)
+            for i, (path, leaf) in enumerate(with_paths)
+            if path[0].idx in cut_arguments and getattr(leaf, "shape", None)
+        }
+        if not named:
+            among = ", ".join(f"args[{i}]" for i in sorted(cut_arguments)) or "what is passed"
+            raise ValueError(
+                f"{among} has no array with rows to cut into microbatches: pass the batch by position, as "
+                "arrays (np.asarray makes one of a list), and say with batch_argnums where it is"
+            )
+        hint = "" if batch_argnums is not None else "; say with batch_argnums which arguments are the batch"
+        microbatches = cut_rows(list(named.values()), size, hint)
+        return cls(tuple(leaf for _, leaf in with_paths), treedef, tuple(named), tuple(microbatches), size)
+
+    def arguments(self, microbatch: Sequence[Any]) -> tuple:
+        """The arguments with the cut leaves of one microbatch; the others are the same objects as ever."""
+        leaves = list(self.leaves)
+        for i, leaf in zip(self.cut, microbatch, strict=True):
+            leaves[i] = leaf
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    @property
+    def whole(self) -> tuple:
+        return jax.tree.unflatten(self.treedef, self.leaves)
+
+    def relative_weights(self, weight: Callable[..., Any], kwargs: dict[str, Any]) -> jax.Array:
+        """How much each microbatch counts, relative to their mean: floats, ``(microbatches,)``.
+
+        A mean of values times these is their weighted mean. They are near 1, so that gradients in half
+        precision keep their range, and known before the loop, so that each is scaled where it is made.
+        """
+
+        def of_microbatch(microbatch: Sequence[Any]) -> jax.Array:
+            weighed = weight(*self.arguments(microbatch), **kwargs)
+            if jnp.shape(weighed) or jnp.iscomplexobj(weighed):
+                raise TypeError(
+                    "reduction must return a real scalar, how much a microbatch counts, not "
+                    f"{jnp.result_type(weighed)}{list(jnp.shape(weighed))}"
+                )
+            return jnp.asarray(weighed, float)
+
+        weights = jax.vmap(of_microbatch)(self.microbatches)
+        mean = jnp.mean(weights)
+        return jnp.where(mean == 0, jnp.ones_like(weights), weights / jnp.where(mean == 0, 1, mean))
+
+
+def _batch_positions(count: int, argnums: Any, batch_argnums: Any) -> frozenset[int]:
+    """The positions of the arguments that are cut. Raises ``ValueError`` with all that is wrong."""
+    faults: list[str] = []
+
+    def positions(given: Any, name: str) -> frozenset[int]:
+        listed = (given,) if hasattr(given, "__index__") else tuple(given)
+        if missing := [i for i in listed if not -count <= i < count]:
+            faults.append(
+                f"{name} {first_few(list(map(str, missing)), _SHOWN)} of {count} positional arguments"
+            )
+        return frozenset(i % count for i in listed if -count <= i < count)
+
+    differentiated = positions(argnums, "argnums")
+    if batch_argnums is None:
+        cut = frozenset(range(count)) - differentiated
+    else:
+        cut = positions(batch_argnums, "batch_argnums")
+    if both := sorted(differentiated & cut):
+        faults.append(
+            f"args[{both[0]}] is differentiated (argnums) and cut into microbatches (batch_argnums): call "
+            "mpmd.treduce, with mpmd.Concat for the gradient of each microbatch's rows"
+        )
+    if faults:
+        raise ValueError("; ".join(faults))
+    return cut
+
+
+def _weighted(tree: Any, weight: jax.Array | None) -> Any:
+    """The leaves times the weight, if there is one; zeros if it is zero, whatever they are."""
+    if weight is None:
+        return tree
+
+    def times(leaf: jax.Array) -> jax.Array:
+        leaf = jnp.asarray(leaf)
+        wide = leaf.dtype if leaf.dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
+        product = lax.mul(leaf.astype(wide), jnp.broadcast_to(weight.astype(wide), leaf.shape))
+        return jnp.where(weight == 0, jnp.zeros_like(leaf), product.astype(leaf.dtype))
+
+    return jax.tree.map(times, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class _AuxRule:
+    """How a leaf of the auxiliary output is combined.
+
+    Attributes:
+      is_reduced: whether it is weighted as the value is.
+      finish: from what the loop has accumulated to the result.
+    """
+
+    op: Op
+    is_reduced: bool = False
+    finish: Callable[[jax.Array], jax.Array] = lambda accumulated: accumulated
+
+
+def _aux_rules(
+    fun: Callable[..., Any], batch: _Batch, kwargs: dict[str, Any], given: Any, reduced: Op
+) -> tuple[list[_AuxRule], Any]:
+    """The rule for each leaf of the auxiliary output, and its structure. Raises ``TypeError``."""
+
+    def aux_of(microbatch: Sequence[Any] | None) -> Any:
+        result = fun(*(batch.whole if microbatch is None else batch.arguments(microbatch)), **kwargs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(
+                "with has_aux, the function returns a pair, the value and the auxiliary output, not "
+                f"{jax.tree.structure(result)}"
+            )
+        return result[1]
+
+    first = jax.eval_shape(lambda: aux_of([leaf[0] for leaf in batch.microbatches]))
+    with_paths, treedef = jax.tree_util.tree_flatten_with_path(first)
+    try:
+        ops = broadcast_prefix(given, first, lambda x: x is None or is_op(x))
+    except ValueError as error:
+        raise TypeError(
+            f"aux_reduction {given} is not a pytree prefix of the auxiliary output, which has the structure "
+            f"{treedef}"
+        ) from error
+    whole: Sequence[Any] = [leaf for _, leaf in with_paths]
+    if None in ops and batch.size > 1:
+        whole = jax.tree.leaves(jax.eval_shape(lambda: aux_of(None)))
+    rules: list[_AuxRule] = []
+    faults: list[str] = []
+    for (path, leaf), of_whole, op in zip(with_paths, whole, ops, strict=True):
+        rule = _AuxRule(op) if op is not None else _default_rule(leaf, of_whole, batch.size, reduced)
+        if rule is not None:
+            rules.append(rule)
+        else:
+            faults.append(
+                f"aux{jax.tree_util.keystr(path)} is {leaf.dtype}{list(leaf.shape)} of a microbatch and "
+                f"{of_whole.dtype}{list(of_whole.shape)} of the batch"
+            )
+    if faults:
+        raise TypeError(
+            "auxiliary output that is neither rows nor floats, which are reduced as the loss is: say in "
+            "aux_reduction how to combine it, e.g. with mpmd.Add, mpmd.Max or mpmd.Concat(); "
+            + first_few(faults, _SHOWN)
+        )
+    return rules, treedef
+
+
+def _default_rule(
+    leaf: jax.ShapeDtypeStruct, whole: jax.ShapeDtypeStruct, size: int, reduced: Op
+) -> _AuxRule | None:
+    """What gives a leaf as it is of the whole batch; ``None`` if nothing evident does."""
+    if size == 1:
+        return _AuxRule(Concat(), finish=lambda stacked: stacked[0])
+    if leaf.shape == whole.shape:
+        return _AuxRule(reduced, is_reduced=True) if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
+    if len(leaf.shape) != len(whole.shape):
+        return None
+    growing = [
+        axis for axis, sizes in enumerate(zip(leaf.shape, whole.shape, strict=True)) if len({*sizes}) > 1
+    ]
+    if len(growing) != 1 or whole.shape[growing[0]] != size * leaf.shape[growing[0]]:
+        return None
+    return _AuxRule(Concat(growing[0]), finish=functools.partial(_merged, axis=growing[0]))
+
+
+def _merged(stacked: jax.Array, axis: int) -> jax.Array:
+    """``(..., microbatches, rows, ...)`` as ``(..., microbatches * rows, ...)``, both at ``axis``."""
+    shape = (*stacked.shape[:axis], math.prod(stacked.shape[axis : axis + 2]), *stacked.shape[axis + 2 :])
+    sharding = explicit_sharding(jax.typeof(stacked))
+    if sharding is None:
+        return lax.reshape(stacked, shape)
+    entries = [*sharding.spec, *[None] * (stacked.ndim - len(sharding.spec))]
+    del entries[axis]
+    return lax.reshape(stacked, shape, out_sharding=NamedSharding(sharding.mesh, PartitionSpec(*entries)))

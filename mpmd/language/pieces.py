@@ -1,0 +1,126 @@
+"""Cuts what a pipeline works on into even pieces: a batch into microbatches, layers into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mpmd.language.decisions import current_decisions
+from mpmd.sharding import explicit_sharding
+from mpmd.util.tables import first_few
+from mpmd.validation import int_fault, raise_faults
+
+_SHOWN = 5
+"""How many leaves an error names: a list of numbers has as many leaves as numbers."""
+
+_PASS_ARRAYS = (
+    "pass arrays (each number in a list is a leaf of its own; np.asarray makes one array of the list)"
+)
+
+
+def microbatches(batch: Any, n: int | None = None) -> Any:
+    """Cuts a batch into ``n`` microbatches, for ``treduce``.
+
+    Args:
+      batch: a pytree of arrays, all with the same leading axis of rows, ``(rows, ...)``.
+      n: the number of microbatches, by which the number of rows divides. ``None``: what a plan decides, or
+        else 1.
+
+    Returns: the pytree with leaves of shape ``(n, rows // n, ...)``: microbatch 0 has the first rows. A numpy
+      array is a view of the batch's. Rows that are sharded are sharded so within each microbatch, if they
+      divide: along ``Explicit`` axes their types say so, along ``Auto`` axes a compiled step sees to it.
+    Raises: ``ValueError`` that names every leaf that cannot be cut, or when leaves differ in their rows;
+      ``TypeError`` for leaves that are not arrays.
+    """
+    n = number_of_microbatches("n", n)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(batch)
+    if not leaves:
+        raise ValueError("the batch has no array to cut into microbatches")
+    return jax.tree.unflatten(
+        treedef, cut_rows([(f"batch{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves], n)
+    )
+
+
+def number_of_microbatches(name: str, n: int | None) -> int:
+    """The number that was given, or else decided, or else 1. Raises ``TypeError`` or ``ValueError``."""
+    if n is None:
+        n = current_decisions().num_microbatches or 1
+    raise_faults(int_fault(name, n))
+    return int(n)
+
+
+def cut_rows(named: Sequence[tuple[str, Any]], n: int, hint: str = "") -> list[Any]:
+    """Cuts the rows of leaves, given with their names, into ``n`` microbatches.
+
+    Raises: the errors of ``microbatches``; ``hint`` follows where leaves differ in rows or do not divide.
+    """
+    if wrong := [
+        f"{path} is of type {type(leaf).__name__}" for path, leaf in named if not hasattr(leaf, "shape")
+    ]:
+        raise TypeError(f"{first_few(wrong, _SHOWN)}: {_PASS_ARRAYS}")
+    texts = [f"{path} has shape {tuple(leaf.shape)}" for path, leaf in named]
+    if scalars := [text for text, (_, leaf) in zip(texts, named, strict=True) if not leaf.shape]:
+        raise ValueError(
+            f"{first_few(scalars, _SHOWN)}: there are no rows to cut into microbatches; {_PASS_ARRAYS}"
+        )
+    all_shapes = first_few(texts, _SHOWN)
+    if len({leaf.shape[0] for _, leaf in named}) > 1:
+        raise ValueError(f"the leaves of a batch need the same number of rows, and {all_shapes}{hint}")
+    rows = named[0][1].shape[0]
+    if rows % n or not rows:
+        raise ValueError(
+            f"{rows} rows do not divide into {n} microbatches of equal size{_others(rows, n)}: "
+            f"{all_shapes}{hint}"
+        )
+    return [_cut(leaf, n) for _, leaf in named]
+
+
+def _others(rows: int, n: int) -> str:
+    """The numbers of microbatches next to ``n`` into which the rows do divide."""
+    divisors = [d for d in range(1, rows + 1) if rows % d == 0]
+    few, more = (d for d in divisors if d < n), (d for d in divisors if d > n)
+    near = [str(d) for d in (max(few, default=None), min(more, default=None)) if d]
+    return f", but into {' or '.join(near)}" if near else ""
+
+
+def _cut(leaf: Any, n: int) -> Any:
+    """A leaf as microbatches. Without a word, JAX would give the sharding of rows to the new axis."""
+    shape = (n, leaf.shape[0] // n, *leaf.shape[1:])
+    sharding = explicit_sharding(jax.typeof(leaf)) if isinstance(leaf, jax.Array) else None
+    if sharding is None or not sharding.spec or sharding.spec[0] is None:
+        return leaf.reshape(shape)
+    of_rows = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+    return jax.lax.reshape(leaf, shape, out_sharding=of_rows)
+
+
+def stage_ends(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """After which layers to mark the end of a stage, so that stages have as many layers as one another.
+
+    ::
+
+        ends = mpmd.stage_ends(len(layers), num_stages=4)     # of 30 layers: (7, 15, 22)
+        for i, layer in enumerate(layers):
+            x = layer(x)
+            if i in ends:
+                x = mpmd.mark_stage_end(x)
+
+    Where the layers do not divide, the first stages have one more, so that the last one has room for the
+    loss: 30 layers in 4 stages are 8, 8, 7 and 7.
+
+    Args:
+      num_layers: at least ``num_stages``.
+      num_stages: of the schedule.
+
+    Returns: the positions of ``num_stages - 1`` layers.
+    Raises: ``ValueError`` for fewer layers than stages, or no stage; ``TypeError`` for what is no number.
+    """
+    raise_faults(int_fault("num_layers", num_layers), int_fault("num_stages", num_stages))
+    if num_stages > num_layers:
+        raise ValueError(
+            f"{num_layers} layers cannot be cut into {num_stages} stages: each stage needs a layer at least"
+        )
+    layers, more = divmod(num_layers, num_stages)
+    return tuple(layers * stage + min(stage, more) - 1 for stage in range(1, num_stages))

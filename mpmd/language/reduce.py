@@ -1,0 +1,374 @@
+"""The microbatch loop: ``treduce`` and the operations that combine what the microbatches give."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mpmd.compat import with_constants_as_inputs
+from mpmd.language.carry import Microbatch
+from mpmd.language.decisions import current_decisions, next_loop
+from mpmd.language.operations import Op, is_op, operation_faults
+from mpmd.schedules import Schedule
+from mpmd.schedules.base import schedule_fault
+from mpmd.sharding import described, explicit_sharding
+from mpmd.util.tables import first_few
+from mpmd.util.tree import array_faults, broadcast_prefix
+from mpmd.validation import callable_fault, int_fault, raise_faults
+
+
+@dataclasses.dataclass(frozen=True)
+class _Add:
+    """Elementwise sum."""
+
+    def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros(a.shape, a.dtype)
+
+    def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
+        return lax.add(state, update)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mean(_Add):
+    """Elementwise mean: a sum, which is divided after the loop. Of integers and booleans it is a float."""
+
+    def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
+        is_summed_as_it_is = jnp.issubdtype(a.dtype, jnp.inexact)
+        return jnp.zeros(a.shape, a.dtype if is_summed_as_it_is else jax.eval_shape(jnp.mean, a).dtype)
+
+    def of_sum(self, total: jax.Array, n: int) -> jax.Array:
+        """The mean of ``n`` values. ``n`` is float32 at least, because half precision cannot count far."""
+        wide = total.dtype if total.dtype.itemsize >= 4 else jnp.float32
+        return lax.div(total.astype(wide), jnp.full(total.shape, n, wide)).astype(total.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Max:
+    """Elementwise maximum."""
+
+    def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.full(a.shape, _lowest(a.dtype), a.dtype)
+
+    def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
+        return lax.max(state, update)
+
+
+def _lowest(dtype) -> Any:
+    if dtype == jnp.bool_:
+        return False
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).min
+    return -jnp.inf
+
+
+Add = _Add()
+Mean = _Mean()
+Max = _Max()
+
+
+@dataclasses.dataclass(frozen=True)
+class Concat:
+    """Stacks the microbatches' values along a new axis ``axis`` of the result (from its end, if negative)."""
+
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        raise_faults(int_fault("Concat's axis", self.axis, -math.inf))
+
+    def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
+        if not -len(a.shape) - 1 <= self.axis <= len(a.shape):
+            raise ValueError(f"{self} cannot stack values of shape {a.shape}: the result has no such axis")
+        axis = self.axis % (len(a.shape) + 1)
+        zeros = jnp.zeros((*a.shape[:axis], n, *a.shape[axis:]), a.dtype)
+        sharding = explicit_sharding(a)
+        if sharding is None:
+            return zeros
+        entries = [*sharding.spec, *[None] * (len(a.shape) - len(sharding.spec))]
+        entries.insert(axis, None)
+        return jax.sharding.reshard(zeros, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
+
+    def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
+        return lax.dynamic_update_index_in_dim(state, update, index, self.axis % state.ndim)
+
+
+def treduce(
+    fun: Callable[..., Any],
+    xs: Any,
+    schedule: Schedule | None = None,
+    axis: int = 0,
+    operation: Any = (Concat(), Add),
+    carry: Any = None,
+) -> Any:
+    """Applies ``fun`` to every microbatch and accumulates the results, pipelined by ``schedule``.
+
+    Its meaning, with a loop that ``mpmd_jit_with_loop`` pipelines and plain JAX runs as a ``lax.scan``::
+
+        def treduce(fun, xs, operation):
+            state = [operation.state(n, shape_of_result)]
+            for i in range(n):
+                state = operation.update(state, fun(xs[i]), i)
+            return state
+
+    With a ``carry``, such as the batch statistics of normalisation layers, ``fun`` takes and returns that,
+    too, as the function of a ``lax.scan`` does::
+
+        for i in range(n):
+            carry, result = fun(carry, xs[i])
+            state = operation.update(state, result, i)
+        return carry, state
+
+    A step may have several such loops, each with a schedule of its own. They run in the order in which they
+    are written, and later ones may read what earlier ones give.
+
+    A stage reads and updates its leaves of the carry in its forward, one microbatch after the other. Later
+    stages and backwards read what the leaf was in the forward of their microbatch. An earlier stage cannot:
+    the next microbatch would wait there until this one has reached the later stage.
+
+    Args:
+      fun: takes one microbatch, a pytree like ``xs`` without the axis, and returns a pytree of arrays; with a
+        carry, takes the carry and a microbatch, and returns the next carry and the pytree.
+      xs: a pytree of arrays that all have the same size along ``axis``: the number of microbatches.
+      schedule: the order of the stages' work, e.g. ``mpmd.Std1F1B(num_stages=4)``. Where a plan decides one,
+        that is taken instead. ``None`` leaves it to a plan; plain JAX needs none.
+      axis: the axis of every leaf of ``xs`` that counts microbatches; not sharded, where types say so.
+      operation: an ``Op``, or a pytree prefix of the result with one for each part. By default the first
+        of two results is stacked and the second summed: the losses and the gradients. ``Mean`` gives what
+        the whole batch would, if ``fun`` takes the mean over its microbatch: ``Add`` gives ``n`` times that.
+      carry: a pytree of arrays that the first microbatch takes; its shapes and dtypes stay. ``None``: none.
+
+    Returns: the accumulated results; with a carry, what the last microbatch returns of it, and these.
+    Raises: ``ValueError`` when the leaves of ``xs`` differ in size along ``axis``, or when there is no
+      microbatch or no leaf; ``TypeError`` when ``operation`` does not match the result, when ``fun`` returns
+      another carry than it takes, or when ``schedule`` is of another type. When it is compiled,
+      ``CompileError`` where nothing says the schedule, for a leaf of the carry that a stage reads before the
+      one that updates it, and for a schedule that does not run the microbatches of such a stage in ascending
+      order.
+    """
+    raise_faults(
+        callable_fault("fun", fun),
+        int_fault("axis", axis, -math.inf),
+        schedule_fault("schedule", schedule, optional=True),
+        *array_faults("xs", xs),
+        *operation_faults("operation", operation),
+        *array_faults("carry", carry),
+        title="treduce: ",
+    )
+    leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
+    if not leaves:
+        raise ValueError("treduce needs at least one array in xs to take microbatches from; see treduce_i")
+    flat = [f"xs{path} with shape {jnp.shape(leaf)}" for path, leaf in leaves]
+    if short := [
+        text
+        for text, (_, leaf) in zip(flat, leaves, strict=True)
+        if not -jnp.ndim(leaf) <= axis < jnp.ndim(leaf)
+    ]:
+        raise ValueError(
+            f"treduce takes microbatches along axis {axis}, which {first_few(short, 5)} lacks: pass arrays "
+            "with that axis (each number in a list is an array of its own; np.asarray makes one array of the "
+            "list)"
+        )
+    sizes = {jnp.shape(leaf)[axis] for _, leaf in leaves}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"treduce needs the same number of microbatches, the size along axis {axis}, in every leaf; got "
+            + first_few(flat, 5)
+        )
+
+    def fun_of_index(*carry_and_index):
+        *taken, i = carry_and_index
+        microbatch = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, axis, keepdims=False), xs)
+        return fun(*taken, microbatch)
+
+    return treduce_i(fun_of_index, sizes.pop(), schedule, operation, carry)
+
+
+def treduce_i(
+    fun: Callable[..., Any],
+    length: int,
+    schedule: Schedule | None = None,
+    operation: Any = (Concat(), Add),
+    carry: Any = None,
+) -> Any:
+    """``treduce`` over the microbatch index: ``fun`` takes an int32 scalar from 0 to ``length - 1``.
+
+    With a carry, it takes that first. Args, result and errors are those of ``treduce``.
+    """
+    raise_faults(
+        callable_fault("fun", fun),
+        int_fault("length", length),
+        schedule_fault("schedule", schedule, optional=True),
+        *operation_faults("operation", operation),
+        *array_faults("carry", carry),
+        title="treduce: ",
+    )
+    with next_loop() as number:
+        schedule = _decided(schedule)
+        microbatch = Microbatch.of(fun, carry)
+    ops = _broadcast_operation(operation, microbatch.result)
+    states = [_initial(op, length, out) for op, out in zip(ops, microbatch.outs, strict=True)]
+    summed = tuple(isinstance(op, _Add) for op in ops)
+    results = _bind(
+        (*microbatch.states, *states),
+        _body(microbatch, ops, states),
+        summed=(False,) * len(microbatch.states) + summed,
+        ordered=(True,) * len(microbatch.states) + tuple(map(_is_ordered, ops)),
+        carried=(True,) * len(microbatch.states) + (False,) * len(ops),
+        length=length,
+        schedule=schedule,
+        number=number,
+    )
+    made = [
+        op.of_sum(result, length) if isinstance(op, _Mean) else result
+        for op, result in zip(ops, results[len(microbatch.states) :], strict=True)
+    ]
+    reduced = jax.tree.unflatten(jax.tree.structure(microbatch.result), made)
+    return reduced if carry is None else (microbatch.carry_with(results), reduced)
+
+
+def _decided(given: Any) -> Schedule | None:
+    """The schedule that is decided for the loop, or else the one that is given."""
+    decided = current_decisions().schedule
+    return given if decided is None else decided
+
+
+def _body(microbatch: Microbatch, ops: Sequence[Op], initial: Sequence[Any]) -> Callable:
+    """From the index and the states that are no plain sums: what is carried on, and addends or new states."""
+
+    def body(i, *states):
+        carried, values = microbatch(i, states[: len(microbatch.states)])
+        remaining = iter(states[len(microbatch.states) :])
+        return carried + [
+            lax.convert_element_type(value, jnp.result_type(first))
+            if isinstance(op, _Add)
+            else _updated(op, next(remaining), value, i)
+            for op, value, first in zip(ops, values, initial, strict=True)
+        ]
+
+    return body
+
+
+def _bind(states: Sequence[Any], body: Callable, *, summed: tuple[bool, ...], **params: Any) -> list[Any]:
+    """The results of a ``treduce_p`` equation with these states and parameters."""
+    read = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    closed = jax.make_jaxpr(body)(index, *(described(jax.typeof(state)) for state in read))
+    taken = with_constants_as_inputs(closed)
+    return treduce_p.bind(*closed.consts, *states, body=taken, summed=summed, **params)
+
+
+def _is_ordered(op: Op) -> bool:
+    return not isinstance(op, _Add | _Max | Concat)
+
+
+def _broadcast_operation(operation: Any, out_shape: Any) -> list[Op]:
+    try:
+        return broadcast_prefix(operation, out_shape, is_op)
+    except ValueError as error:
+        raise TypeError(
+            f"treduce's operation {operation} is not a pytree prefix of the loop's result, which has the "
+            f"structure {jax.tree.structure(out_shape)}"
+        ) from error
+
+
+def _array(value: Any, what: str) -> Any:
+    if not jax.tree_util.all_leaves([value]):
+        raise TypeError(
+            f"{what} returned a {type(value).__name__}; the state of an operation is one array: return the "
+            "parts from the loop as results of their own, with an operation for each"
+        )
+    return value
+
+
+def _initial(op: Op, length: int, value: jax.ShapeDtypeStruct) -> Any:
+    """The state before the first microbatch, sharded as it is after that, where types say how."""
+    state = _array(op.state(length, value), f"{op}.state")
+    if explicit_sharding(value) is None:
+        return state
+    state = jnp.asarray(state)
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    update = jax.make_jaxpr(partial(_updated, op))(described(jax.typeof(state)), value, index)
+    after = explicit_sharding(update.out_avals[0])
+    return state if after is None else jax.sharding.reshard(state, after)
+
+
+def _updated(op: Op, state: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
+    new = _array(op.update(state, value, index), f"{op}.update")
+    if jnp.shape(new) != state.shape or jnp.result_type(new) != state.dtype:
+        raise TypeError(
+            f"{op}.update returned {jnp.result_type(new)}{list(jnp.shape(new))} for a state of "
+            f"{state.dtype}{list(state.shape)}; it must keep the state's shape and dtype"
+        )
+    return new
+
+
+treduce_p = Primitive("treduce")
+"""Operands: the body's closed-over values, then the initial states.
+
+Parameters: ``body``, a jaxpr without constants, that takes the closed-over values, the index and the states
+that are not plain sums; ``summed``, for each result, whether it is a plain sum of what the body returns
+(otherwise the body returns the new state); ``ordered``, for each result, whether the order of the
+microbatches may decide it; ``carried``, for each result, whether the user's function itself reads the state;
+``length``, the number of microbatches; ``schedule``, ``None`` where nothing says it; ``number``, which of the
+step's decisions it was traced under."""
+treduce_p.multiple_results = True
+
+
+SCOPE = "treduce"
+"""What the name stack of a loop's scan has in it."""
+
+
+def as_scan(*operands, body: core.Jaxpr, summed: tuple[bool, ...], length: int, **of_pipeline):
+    """What the loop means: a scan over the microbatch index."""
+    closed_over = len(operands) - len(summed)
+    consts, states = operands[:closed_over], operands[closed_over:]
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(body, ()))
+
+    def one(states, i):
+        values = run(*consts, i, *(state for state, is_sum in zip(states, summed, strict=True) if not is_sum))
+        return [
+            lax.add(state, value) if is_sum else _of_dtype(value, state.dtype)
+            for state, value, is_sum in zip(states, values, summed, strict=True)
+        ], None
+
+    with jax.named_scope(SCOPE):
+        return lax.scan(one, list(states), jnp.arange(length, dtype=jnp.int32))[0]
+
+
+def _of_dtype(value: Any, dtype: Any) -> jax.Array:
+    # A constant may be a Python bool, which has no dtype.
+    return value if jnp.result_type(value) == dtype else lax.convert_element_type(value, dtype)
+
+
+@treduce_p.def_impl
+def _impl(*operands, **params):
+    return jax.jit(partial(as_scan, **params))(*operands)
+
+
+@treduce_p.def_effectful_abstract_eval
+def _abstract_eval(*avals, body, summed, **params):
+    return list(avals[len(avals) - len(summed) :]), body.effects
+
+
+def _jvp(primals, tangents, **params):
+    return jax.jvp(partial(as_scan, **params), primals, tuple(map(ad.instantiate_zeros, tangents)))
+
+
+def _batch(args, dims, **params):
+    out = jax.vmap(partial(as_scan, **params), in_axes=tuple(dims))(*args)
+    return out, [0] * len(out)
+
+
+ad.primitive_jvps[treduce_p] = _jvp
+batching.primitive_batchers[treduce_p] = _batch
+mlir.register_lowering(treduce_p, mlir.lower_fun(as_scan, multiple_results=True))

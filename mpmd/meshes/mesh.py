@@ -1,0 +1,253 @@
+"""Where the groups are: a jax mesh of this process's devices, cut along one axis, or one mesh per group."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from mpmd.ir.reshard import GroupShape
+from mpmd.ir.routes import Topology
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT
+from mpmd.runtime.in_process import InProcessRuntime
+from mpmd.runtime.interrupts import drop_queued, dropping_queued
+from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.status import GroupStatus, Status
+from mpmd.sharding import with_auto_axes
+from mpmd.validation import Fault, int_fault, is_sequence, raise_faults, shown, str_fault, type_fault
+
+
+class GroupMesh(Protocol):
+    """What compiling and running a step need to know of the groups, wherever they live."""
+
+    @property
+    def mpmd_dim(self) -> int:
+        """The number of groups."""
+        ...
+
+    @property
+    def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:
+        """The shape of each group's submesh. All have the same axes and types; the mpmd axis has size 1."""
+        ...
+
+    @property
+    def mpmd_axis_name(self) -> str | None:
+        """The axis along which the groups are; ``None`` where each has a mesh of its own."""
+        ...
+
+    @property
+    def topology(self) -> Topology:
+        """The processes of the groups, which say what travels between them."""
+        ...
+
+    @property
+    def runtime(self) -> Runtime:
+        """The running groups."""
+        ...
+
+
+class MpmdMesh:
+    """Groups of this process's devices: a mesh cut along the axis ``mpmd_axis_name``, or one mesh per group.
+
+    Every group's submesh keeps all the axes, the mpmd axis with size 1, so that specs may name any other
+    axis. In a list, each mesh is a group, and the sizes of its axes are its own::
+
+        mpmd.MpmdMesh([Mesh(devices[:4].reshape(4, 1), ("data", "model")),
+                       Mesh(devices[4:].reshape(2, 2), ("data", "model"))])
+
+    A thread per group starts with the first step. They end, after the steps already submitted, with
+    ``close``, when ``with`` is left, and when the process exits.
+
+    Args:
+      jax_mesh: a mesh of devices of this process, or a sequence of such meshes with the same axes, of the
+        same types, and no device in common. Along ``Explicit`` axes, as of ``jax.make_mesh``, the types of
+        values say within a step how they are sharded; along ``Auto`` axes that is left to the compiler.
+      mpmd_axis_name: the axis of it along which the groups are. Of a sequence it is left out, or an axis of
+        size 1 of each mesh.
+      max_in_flight: how many steps, each with its arguments, may be under way; a further call waits.
+
+    Raises: ``ValueError`` when the mesh has no such axis, or has ``Manual`` ones, or devices of other
+      processes, or when the meshes of a sequence do not have the same axes or share a device; ``TypeError``
+      for what is no mesh.
+    """
+
+    def __init__(
+        self,
+        jax_mesh: Mesh | Sequence[Mesh],
+        mpmd_axis_name: str | None = None,
+        *,
+        max_in_flight: int = MAX_IN_FLIGHT,
+    ):
+        raise_faults(*_type_faults(jax_mesh, mpmd_axis_name, max_in_flight))
+        meshes = [jax_mesh] if isinstance(jax_mesh, Mesh) else list(jax_mesh)
+        faults = [*_faults_of_all(meshes)]
+        if isinstance(jax_mesh, Mesh):
+            axes = ", ".join(map(str, jax_mesh.axis_names))
+            if mpmd_axis_name is None:
+                faults.append(f"name the axis along which the groups are, mpmd_axis_name: one of {axes}")
+            elif mpmd_axis_name not in jax_mesh.axis_names:
+                faults.append(f"the mesh has no axis mpmd_axis_name={mpmd_axis_name!r}; its axes are {axes}")
+        else:
+            faults += _faults_of_groups(meshes, mpmd_axis_name)
+        if faults:
+            raise ValueError("\n".join(faults))
+        self.jax_mesh = jax_mesh
+        self.mpmd_axis_name = mpmd_axis_name
+        self._max_in_flight = max_in_flight
+
+    @property
+    def mpmd_dim(self) -> int:
+        return len(self.unstack)
+
+    @functools.cached_property
+    def unstack(self) -> list[Mesh]:
+        """The submesh of each group."""
+        if not isinstance(self.jax_mesh, Mesh):
+            return list(self.jax_mesh)
+        axis = self.jax_mesh.axis_names.index(self.mpmd_axis_name)
+        return [
+            Mesh(self.jax_mesh.devices.take([i], axis), self.jax_mesh.axis_names, self.jax_mesh.axis_types)
+            for i in range(self.jax_mesh.devices.shape[axis])
+        ]
+
+    @property
+    def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:
+        return tuple(submesh.abstract_mesh for submesh in self.unstack)
+
+    @property
+    def topology(self) -> Topology:
+        """Of one process, in which values are handed over whole."""
+        return Topology(tuple(GroupShape(submesh.shape) for submesh in self.unstack))
+
+    @property
+    def platform(self) -> str:
+        """The platform of the devices of the first group: ``cpu``, ``cuda``, ``tpu``."""
+        return self.unstack[0].devices.flat[0].platform
+
+    @functools.cached_property
+    def runtime(self) -> InProcessRuntime:
+        return InProcessRuntime([*map(with_auto_axes, self.unstack)], self._max_in_flight)
+
+    def status(self) -> Status:
+        """The state of every group, with what it is doing and for how long; printable as a table.
+
+        May be called at any time, by any thread: it does not wait for steps.
+        """
+        devices = [tuple(map(str, submesh.devices.flat)) for submesh in self.unstack]
+        runtime = self.__dict__.get("runtime")  # which starts with the first step
+        now = runtime.status() if runtime else [("not started", 0)] * len(devices)
+        return Status(
+            tuple(
+                GroupStatus(i, names, state, pending)
+                for i, (names, (state, pending)) in enumerate(zip(devices, now, strict=True))
+            )
+        )
+
+    def close(self) -> None:
+        """Ends the groups' threads after the steps already submitted, and frees what the groups hold.
+
+        The mesh can be used again: functions are compiled again, and earlier results are lost.
+        """
+        if runtime := self.__dict__.pop("runtime", None):
+            with dropping_queued(runtime):
+                runtime.close()
+
+    def __enter__(self) -> MpmdMesh:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, KeyboardInterrupt) and (runtime := self.__dict__.get("runtime")):
+            drop_queued(runtime, error)
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"MpmdMesh(jax_mesh={self.jax_mesh!r}, mpmd_axis_name={self.mpmd_axis_name!r})"
+
+
+def mesh_fault(name: str, mesh: Any, *, optional: bool = False) -> TypeError | None:
+    """The fault of an argument that has to be a mesh of groups."""
+    if (hasattr(mesh, "abstract_submeshes") and not isinstance(mesh, type)) or (optional and mesh is None):
+        return None
+    return TypeError(
+        f"{name} must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, what cluster.launch "
+        f"returns, or an mpmd.AbstractMpmdMesh, to plan without devices; not {shown(mesh)}"
+    )
+
+
+def devices_faults(name: str, devices: Any) -> Iterator[TypeError | None]:
+    """The faults of an argument that has to be devices of this process, or ``None``."""
+    if devices is None:
+        return
+    if not isinstance(devices, Sequence | np.ndarray) or isinstance(devices, str):
+        yield TypeError(f"{name} must be a sequence of jax devices, or None, not {shown(devices)}")
+        return
+    for i, device in enumerate(devices):
+        yield type_fault(f"{name}[{i}]", device, jax.Device, "a jax device")
+
+
+def _type_faults(jax_mesh: object, mpmd_axis_name: object, max_in_flight: object) -> Iterator[Fault | None]:
+    if is_sequence(jax_mesh):
+        for group, mesh in enumerate(jax_mesh):
+            yield type_fault(f"jax_mesh[{group}]", mesh, Mesh, "a jax.sharding.Mesh")
+    else:
+        what = "a jax.sharding.Mesh, or a list with one for each group"
+        yield type_fault("jax_mesh", jax_mesh, Mesh, what)
+    yield str_fault("mpmd_axis_name", mpmd_axis_name, optional=True)
+    yield int_fault("max_in_flight", max_in_flight)
+
+
+def _faults_of_all(meshes: Sequence[Mesh]) -> Iterator[str]:
+    for mesh in meshes:
+        if manual := [a for a, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is _MANUAL]:
+            yield (
+                f"the mesh's axes {', '.join(map(str, manual))} are Manual, as within a jax.shard_map; "
+                "give a mesh of Auto or Explicit axes"
+            )
+        others = [d for d in mesh.devices.flat if d.process_index != jax.process_index()]
+        if others:
+            yield (
+                f"{len(others)} of the mesh's {mesh.size} devices belong to other processes; "
+                "use cluster.launch for groups in several processes"
+            )
+
+
+def _faults_of_groups(meshes: Sequence[Mesh], mpmd_axis_name: str | None) -> Iterator[str]:
+    """Why these cannot be the meshes of groups."""
+    if not meshes:
+        yield "there is no mesh in the list: give one for each group"
+        return
+    wanted = meshes[0].axis_names
+    holders = collections.defaultdict(list)
+    for group, mesh in enumerate(meshes):
+        for device in mesh.devices.flat:
+            holders[device].append(group)
+        if mesh.axis_names != wanted:
+            yield (
+                f"group {group} has the axes {mesh.axis_names}, but group 0 has {wanted}; "
+                "give all the same axes, of size 1 where a group does not use one"
+            )
+        elif mpmd_axis_name is not None and mesh.shape.get(mpmd_axis_name) != 1:
+            yield (
+                f"group {group} has the axes {dict(mesh.shape)}: leave out {mpmd_axis_name!r}, "
+                "or have each mesh with an axis of that name and size 1"
+            )
+        elif mesh.axis_types != meshes[0].axis_types:
+            yield (
+                f"the axes {wanted} of group {group} are {_types(mesh)}, but those of group 0 are "
+                f"{_types(meshes[0])}; give all the same types, because a step is traced once"
+            )
+    for device, groups in holders.items():
+        if len(groups) > 1:
+            yield f"{device} is in the meshes of groups {', '.join(map(str, groups))}, but can be in one only"
+
+
+_MANUAL = jax.sharding.AxisType.Manual
+
+
+def _types(mesh: Mesh) -> str:
+    return ", ".join(kind.name for kind in mesh.axis_types)

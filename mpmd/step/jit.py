@@ -1,0 +1,274 @@
+"""The train step as users hold it: called like the function it was made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import types
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, get_args, overload
+
+import jax
+
+from mpmd.arguments.call import Call
+from mpmd.arguments.keywords import argument_faults, check_keywords, names, positions, specs_or_shardings
+from mpmd.arguments.leaves import as_described
+from mpmd.arguments.signature import CallSignature
+from mpmd.arguments.specs import keyword_specs_faults, output_specs, specs_faults
+from mpmd.arguments.specs_of_calls import SpecsOfCalls
+from mpmd.arrays.array import MpmdArray
+from mpmd.compat import trace_context
+from mpmd.compiler.graph import Gather, PartialSums
+from mpmd.compiler.pipeline import CompiledStep, compile_step
+from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
+from mpmd.ir.events import Event
+from mpmd.ir.placement import ANYWHERE, Placement
+from mpmd.ir.plan import Spec
+from mpmd.meshes.mesh import GroupMesh, mesh_fault
+from mpmd.runtime.protocol import Runtime
+from mpmd.step.loaded_step import LoadedStep
+from mpmd.step.lowered_step import LoweredStep
+from mpmd.validation import callable_fault, choice_fault, raise_faults
+
+
+@overload
+def mpmd_jit_with_loop(fun: Callable, mpmd_mesh: GroupMesh, *args: Any, **kwargs: Any) -> MpmdFunction: ...
+
+
+@overload
+def mpmd_jit_with_loop(
+    fun: None = None, *, mpmd_mesh: GroupMesh, **kwargs: Any
+) -> Callable[[Callable], MpmdFunction]: ...
+
+
+def mpmd_jit_with_loop(
+    fun: Callable | None = None,
+    mpmd_mesh: GroupMesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    partial_sums: PartialSums = "replicated",
+    gather: Gather = "task",
+    *,
+    donate_argnames: str | Iterable[str] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    kwarg_shardings: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> MpmdFunction | Callable[[Callable], MpmdFunction]:
+    """Compiles a train step with a ``treduce`` loop, or another function, for groups of devices.
+
+    The result is called like ``fun``. What it returns are ``MpmdArray``s, which stay on the groups and can be
+    passed to the next call; it returns at once. It computes what ``jax.jit(fun)`` computes. The first call,
+    and each call with other shapes, dtypes or static arguments, compiles.
+
+    Args:
+      fun: an ordinary function of pytrees of arrays, with one ``treduce`` whose function marks its stages. A
+        function without ``treduce`` runs where the ``MpmdArray``s are that it is called with: averages, casts
+        and norms of a train step's state leave it where it is. It is compiled anew for arrays elsewhere.
+        Without ``fun``, the result is a decorator.
+      mpmd_mesh: the groups: an ``MpmdMesh``, or what ``cluster.launch`` returns; or an ``AbstractMpmdMesh``,
+        for which steps are only planned.
+      in_specs: a pytree prefix of the tuple of (not static) arguments with a ``PartitionSpec`` over the axes
+        of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: as the array that
+        is passed, if it is an ``MpmdArray`` or has a ``NamedSharding`` with axes that groups have; otherwise
+        replicated within the groups that hold it.
+      out_specs: the same for the result; ``None`` anywhere: as the argument that it updates, or left to
+        the compiler.
+      static_argnums, static_argnames: hashable arguments that are not arrays.
+      donate_argnums, donate_argnames: arguments, such as the state, whose buffers the step may take over;
+        they cannot be used after the call.
+      partial_sums: which accumulators hold partial sums over the devices of a group, which are reduced once
+        per step rather than in every microbatch. ``"replicated"``: along mesh axes over which the batch is
+        sharded and the sum, as a weight and its gradient, is not; this takes no memory. ``"all"``: also
+        along axes that shard the sum, as for FSDP; each device then accumulates the whole gradient of its
+        stages' weights instead of its shard, and reduces and scatters it once. ``"none"``.
+      gather: when weights that are sharded over an axis of the batch, as for FSDP, are gathered along it.
+        ``"task"``: in every task that reads them. ``"step"``: once per step and group, before its first
+        task; from there to the last task that reads it, each device also holds the gathered weight.
+      in_shardings, out_shardings: what ``jax.jit`` calls ``in_specs`` and ``out_specs``.
+      kwarg_shardings: the same as ``in_shardings`` for arguments that are passed by name: by name, a pytree
+        prefix of each; open for those that it lacks.
+      others: nothing; the other keywords of ``jax.jit`` get an error that says what to use instead.
+
+    Raises: ``TypeError`` for arguments of other types, and for other keywords; ``ValueError`` for positions
+      and names that ``fun`` does not have, for another ``partial_sums`` or ``gather``, and when both specs
+      and shardings are given. When called: ``CompileError`` (a ``ValueError``) for what cannot be compiled,
+      ``TypeError`` for arguments that are not arrays, and, without a loop, ``ValueError`` for ``MpmdArray``s
+      of another mesh.
+    """
+    check_keywords(others)
+    raise_faults(
+        None if fun is None else callable_fault("fun", fun),
+        mesh_fault("mpmd_mesh", mpmd_mesh),
+        *specs_faults("in_specs", in_specs),
+        *specs_faults("out_specs", out_specs),
+        *argument_faults(
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+        ),
+        choice_fault("partial_sums", partial_sums, get_args(PartialSums)),
+        choice_fault("gather", gather, get_args(Gather)),
+        *specs_faults("in_shardings", in_shardings),
+        *specs_faults("out_shardings", out_shardings),
+        *keyword_specs_faults("kwarg_shardings", kwarg_shardings),
+        title="mpmd.jit: ",
+    )
+    assert mpmd_mesh is not None, "it was checked"
+    options = StepOptions(
+        in_specs=specs_or_shardings("in", in_specs, in_shardings),
+        out_specs=specs_or_shardings("out", out_specs, out_shardings),
+        partial_sums=partial_sums,
+        gather=gather,
+        kwarg_specs=kwarg_shardings,
+    )
+    arguments = (
+        positions(static_argnums),
+        names(static_argnames),
+        positions(donate_argnums),
+        names(donate_argnames),
+    )
+
+    def made_of(fun: Callable) -> MpmdFunction:
+        raise_faults(callable_fault("fun", fun), title="mpmd.jit: ")
+        return MpmdFunction(fun, mpmd_mesh, CallSignature.of(fun, *arguments), options)
+
+    return made_of if fun is None else made_of(fun)
+
+
+jit = mpmd_jit_with_loop
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """What ``mpmd_jit_with_loop`` was told beside the function, the mesh and the kinds of arguments."""
+
+    in_specs: Any
+    out_specs: Any
+    partial_sums: PartialSums
+    gather: Gather
+    kwarg_specs: Mapping[str, Any] | None
+
+
+class MpmdFunction:
+    """What ``mpmd_jit_with_loop`` returns: compiles once for each kind of arguments it is called with."""
+
+    def __init__(self, fun: Callable, mesh: GroupMesh, signature: CallSignature, options: StepOptions):
+        functools.update_wrapper(self, fun, updated=())
+        self._fun = fun
+        self._mesh = mesh
+        self._signature = signature
+        self._options = options
+        self._in_specs = SpecsOfCalls(
+            options.in_specs, options.kwarg_specs, mesh.abstract_submeshes, mesh.mpmd_axis_name
+        )
+        # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
+        self._loaded: weakref.WeakKeyDictionary[Runtime, dict[Any, LoadedStep]] = weakref.WeakKeyDictionary()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Binds a method's first argument, as functions do."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def compile(self, *args: Any, **kwargs: Any) -> LoadedStep:
+        """Compiles for arguments like these, arrays or ``ShapeDtypeStruct``s, and has the groups load it."""
+        return self._load(self._signature.bind(args, kwargs))
+
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
+        """Plans the step for arguments like these, arrays or ``ShapeDtypeStruct``s, and proves the plan.
+
+        It needs no devices, and nothing is compiled; the mesh may be an ``AbstractMpmdMesh``. The result has
+        ``plan``, ``report()`` and ``simulate()``, and ``mpmd.explain`` explains it; ``compile()`` goes on.
+        """
+        call = self._signature.bind(args, kwargs)
+        compiled, stable = self._compile(call, self._in_specs.of(call), self._held(call))
+        return LoweredStep(compiled, stable, self._mesh, self._signature)
+
+    def profile(
+        self, *args: Any, trace_dir: str | os.PathLike | None = None, **kwargs: Any
+    ) -> tuple[Any, tuple[Event, ...]]:
+        """Runs a step as ``LoadedStep.profile`` does; compiles it first where a call would."""
+        call = self._signature.bind(args, kwargs)
+        return self._load(call).profile(*args, trace_dir=trace_dir, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the compiled step, such as ``report``, if the function was compiled just once."""
+        if name.startswith("_") or not hasattr(LoadedStep, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        compiled = {id(step): step for steps in self._loaded.values() for step in steps.values()}
+        if len(compiled) != 1:
+            state = f"{len(compiled)} kinds of arguments" if compiled else "no arguments yet"
+            raise AttributeError(
+                f"{name} is that of a step for certain arguments, and this one was compiled for {state}: "
+                f"step = step.compile(*args) has step.{name}; args are arrays or ShapeDtypeStructs"
+            )
+        (step,) = compiled.values()
+        return getattr(step, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._signature.bind(args, kwargs)
+        return self._load(call).submit(call)[0]
+
+    def _load(self, call: Call) -> LoadedStep:
+        loaded = self._loaded.setdefault(self._mesh.runtime, {})
+        specs = self._in_specs.of(call)
+        traced_as = (trace_context(), specs)
+        if step := loaded.get((traced_as, call.key)):
+            return step
+        # Without a loop, what runs where follows from where the arguments are.
+        placements = self._held(call)
+        if step := loaded.get((traced_as, call.key, placements)):
+            return step
+        compiled, stable = self._compile(call, specs, placements)
+        where = () if compiled.traced.loops else (placements,)
+        fitting = (trace_context(), compiled.in_specs)
+        if (traced_as, stable.key, *where) not in loaded:
+            loaded[traced_as, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
+        step = loaded[traced_as, call.key, *where] = loaded[traced_as, stable.key, *where]
+        loaded.setdefault((fitting, stable.key, *where), step)
+        return step
+
+    def _held(self, call: Call) -> tuple[Placement, ...]:
+        """Where the groups hold each leaf. Groups that hold none do not have to run."""
+        if not any(isinstance(leaf, MpmdArray) for leaf in call.leaves):
+            return (ANYWHERE,) * len(call.leaves)
+        return call.placements(self._mesh.runtime)
+
+    def _compile(
+        self, call: Call, in_specs: Sequence[Spec | None] | None, held: Sequence[Placement]
+    ) -> tuple[CompiledStep, Call]:
+        """Compiles the step for a call; also returns what calls it was compiled for, without arrays.
+
+        The state's weak types may change with the first step: the step is traced as for later ones.
+        """
+        submeshes, options = self._mesh.abstract_submeshes, self._options
+        args, kwargs = jax.tree.unflatten(call.treedef, call.avals)
+        out_specs = None
+        if options.out_specs is not None:
+            out_specs = functools.partial(
+                output_specs,
+                options.out_specs,
+                axis_names=submeshes[0].axis_names,
+                mpmd_axis_name=self._mesh.mpmd_axis_name,
+            )
+        compiled = compile_step(
+            fun=call.function(self._fun),
+            args=args,
+            kwargs=kwargs,
+            submeshes=submeshes,
+            in_specs=in_specs,
+            own_specs=self._in_specs.are_own(call),
+            out_specs=out_specs,
+            donated=call.donated,
+            partial_sums=options.partial_sums,
+            gather=options.gather,
+            held=held,
+        )
+        warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
+        warn_of_mistakes(compiled.traced, compiled.program.plan)
+        return compiled, call.described_by(tuple(map(as_described, compiled.traced.argument_leaves)))

@@ -1,0 +1,373 @@
+"""A step that the groups have compiled: what it is, how it runs, and where its arguments are made."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from mpmd.arguments.call import Call, check_argnum
+from mpmd.arguments.delivered import Argument
+from mpmd.arguments.leaves import ArgumentLeaf
+from mpmd.arguments.signature import CallSignature
+from mpmd.compiler.pipeline import CompiledStep
+from mpmd.explanation import Report, report, warn_of_undonated_state
+from mpmd.ir.events import Event
+from mpmd.ir.placement import Placement
+from mpmd.ir.plan import InputLeaf, Plan
+from mpmd.ir.routes import Topology
+from mpmd.ir.stack import Stack
+from mpmd.meshes.mesh import GroupMesh
+from mpmd.runtime.argument_cache import Delivery
+from mpmd.runtime.collectives import Collective
+from mpmd.runtime.device_trace import make_run_folder, write_traces
+from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
+from mpmd.runtime.nonfinite import Refused
+from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.requests import Handle, StepReply, StepRequest
+from mpmd.runtime.step_future import StepFuture
+from mpmd.step.initialize import compile_init
+from mpmd.step.planned_step import PlannedStep, explain
+from mpmd.step.submitted_step import DonatedState, StepResults, SubmittedStep
+from mpmd.util.stopwatch import Stopwatch
+from mpmd.validation import callable_fault, raise_faults
+from mpmd.verify import verify
+
+
+class LoadedStep(PlannedStep):
+    """A step compiled for arguments of certain shapes and dtypes, and loaded by the groups.
+
+    Called like the function it was made from, with arguments of just these shapes and dtypes. When it is
+    dropped, the groups drop the step's executables.
+    """
+
+    def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature):
+        # Groups have the functions, and a program may hold many steps.
+        self._compiled = dataclasses.replace(compiled, program=compiled.program.without_functions())
+        self._mesh = mesh  # whose groups run as long as it is held and not closed
+        self._signature = signature
+        self._expected = call
+        self._argument_leaves = compiled.traced.argument_leaves
+        runtime = mesh.runtime
+        self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
+        self._loaded = loaded = runtime.load(compiled.program)
+        weakref.finalize(self, _unload, self._runtime, loaded.number).atexit = False
+        resolved = loaded.program.plan
+        watch = Stopwatch({**compiled.seconds, **loaded.seconds})
+        with watch("verify"):
+            self._verified = compiled.verified if resolved is compiled.program.plan else verify(resolved)
+        self._seconds = watch.seconds
+        self._plan = plan = loaded.plan
+        state = compiled.traced.carried_state
+        warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
+        groups = range(len(plan.programs))
+        self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
+        self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
+        self._state = DonatedState(self._argument_leaves, state, call.donated, plan.outputs)
+        self._results = StepResults(compiled.traced, plan.outputs, mesh.abstract_submeshes)
+        # Others are not asked for the step, which does not fail when one of them is gone.
+        taking_part = [
+            group
+            for group in groups
+            if plan.programs[group].instructions or self._inputs[group] or self._outputs[group]
+        ]
+        self._groups = tuple(taking_part or [0])
+        # What makes an argument, by the function, which its user may drop.
+        self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
+
+    @property
+    def compiled(self) -> CompiledStep:
+        return self._compiled
+
+    @property
+    def signature(self) -> CallSignature:
+        """How the step's arguments are passed."""
+        return self._signature
+
+    @property
+    def plan(self) -> Plan:
+        """The verified programs of all groups, with what XLA needs to run them; printable."""
+        return self._plan
+
+    @property
+    def topology(self) -> Topology:
+        return self._mesh.topology
+
+    @property
+    def submeshes(self) -> Sequence[AbstractMesh]:
+        """The shapes of the groups' submeshes."""
+        return self._mesh.abstract_submeshes
+
+    def report(self) -> Report:
+        """What each group does and needs, and how long it took to compile; printable.
+
+        It asks the allocators of the groups' devices for their peaks so far; those of CPUs do not count them.
+        """
+        runtime = self._runtime()
+        return report(
+            plan=self.plan,
+            topology=self.topology,
+            verified=self._verified,
+            updated={argument for argument, _ in self._compiled.traced.carried_state},
+            seconds=self._seconds,
+            xla_seconds=self._loaded.xla_seconds,
+            holdings=self._loaded.holdings,
+            measured_peaks=runtime.measured_peaks() if runtime else None,
+            findings=explain(self).findings,
+        )
+
+    def argument_leaves(self, argnum: int | str = 0) -> Any:
+        """Where the step reads an argument: its pytree, with an ``ArgumentLeaf`` for each leaf.
+
+        Args:
+          argnum: the argument's position, or its name.
+
+        Raises: ``ValueError`` when the step was compiled for no such argument, or for a static one.
+        """
+        parts = iter(self.plan.inputs)
+        leaves = [
+            ArgumentLeaf(leaf.path, aval, _placement(leaf.stack, [next(parts) for _ in leaf.names]))
+            for leaf, aval in zip(self._argument_leaves, self._expected.avals, strict=True)
+        ]
+        return self._expected.argument(argnum, self._signature.names, leaves)
+
+    def init(self, fun: Callable, *args: Any, argnum: int | str = 0) -> Any:
+        """Makes an argument of the step, such as its state, where the step reads it: ``fun(*args)``.
+
+        Each group computes the leaves that it reads, sharded as it reads them. The whole is nowhere, and the
+        driver holds none of it. The values are those of ``jax.jit(fun)(*args)``; random numbers are, too, if
+        they do not depend on how they are sharded, as JAX's default keys do not. The same function is not
+        compiled again for arguments of the same shapes and dtypes.
+
+        Args:
+          fun: makes a pytree like the argument.
+          args: pytrees of arrays, such as a key.
+          argnum: the argument's position in the step's call, or its name.
+
+        Returns: the argument, of ``MpmdArray``s. Nothing waits until it is made.
+        Raises: ``CompileError`` naming the leaves that have another shape or dtype than the step reads, or
+          that only one of them has; ``ValueError`` as ``argument_leaves``.
+        """
+        raise_faults(callable_fault("fun", fun))
+        check_argnum(argnum)
+        signature = CallSignature.of(fun, (), (), ())
+        call = signature.bind(args, {})
+        enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        key = (argnum, call.key, call.placements(self._mesh.runtime), enable_x64)
+        known = self._inits.setdefault(fun, {})
+        if key not in known:
+            compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
+            known[key] = LoadedStep(compiled, call.described_by(call.avals), self._mesh, signature)
+        return known[key].submit(call)[0]
+
+    def restore(self, path: str | os.PathLike, argnum: int | str = 0) -> Any:
+        """Restores an argument, such as the state, from a checkpoint, to where the step reads it.
+
+        The checkpoint may be of any groups, stages and shardings, or of plain JAX. Waits until all groups
+        have read. ``mpmd.restore`` restores other pytrees, of which ``argument_leaves`` is a part.
+
+        Args:
+          path: what ``mpmd.save`` has saved, or Orbax.
+          argnum: the argument's position, or its name.
+
+        Raises: as ``mpmd.restore`` and ``argument_leaves``.
+        """
+        from mpmd.checkpoint import restore  # which imports Orbax, an optional package
+
+        return restore(path, self.argument_leaves(argnum), self._mesh)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.submit(self._signature.bind(args, kwargs))[0]
+
+    def profile(
+        self, *args: Any, trace_dir: str | os.PathLike | None = None, **kwargs: Any
+    ) -> tuple[Any, tuple[Event, ...]]:
+        """Runs a step, waits for it, and returns its result and when each group did what.
+
+        Args:
+          args, kwargs: the step's.
+          trace_dir: a directory of the driver's machine to which ``jax.profiler``'s traces of all processes
+            of all groups are brought, with the names of tasks in them. XProf and TensorBoard open it, and
+            Perfetto the files that end in ``trace.json.gz``; ``mpmd.collective_seconds`` reads it. A step
+            that fails leaves the traces until then. Traces that are lost, as where a group dies and recovers
+            meanwhile, are a ``RuntimeWarning``: the result may be the only copy of the state.
+
+        Raises: ``ValueError`` when ``trace_dir`` cannot be written, ``TypeError`` when it is no path, both
+          before anything runs; ``RuntimeError`` when a process is being traced already; and as a call.
+        """
+        call = self._signature.bind(args, kwargs)
+        self._expected.check_serves(call)
+        tracing = contextlib.nullcontext() if trace_dir is None else self._traced(make_run_folder(trace_dir))
+        with tracing:
+            result, future = self.submit(call, profile=True)
+            replies = future.replies()
+        return result, tuple(event for reply in replies for event in reply.events)
+
+    @contextlib.contextmanager
+    def _traced(self, folder: pathlib.Path) -> Iterator[None]:
+        """Has every process traced meanwhile, and writes the traces."""
+        runtime = self._running()
+        runtime.start_trace()
+        try:
+            yield
+        except BaseException as error:
+            if lost := _bring_traces(runtime, folder):
+                error.add_note(lost)
+            raise
+        if lost := _bring_traces(runtime, folder):
+            warnings.warn(lost, RuntimeWarning, stacklevel=4)
+
+    def _running(self) -> Runtime:
+        """The runtime. Raises ``RuntimeError`` when the mesh was closed."""
+        runtime = self._runtime()
+        if runtime is None or runtime.is_closed:
+            raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
+        return runtime
+
+    def collectives(self) -> dict[str, tuple[Collective, ...]]:
+        """The exchanges among the devices of a group, in each executable of the plan, by its name.
+
+        The groups read them from what XLA has compiled there.
+        """
+        return self._running().collectives(self._loaded.number)
+
+    def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
+        """Submits a step. Returns its result, and what the groups reply.
+
+        Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` within a
+          callback of a step, and when the mesh was closed since.
+        """
+        self._expected.check_serves(call)
+        call.check_donations()
+        runtime = self._running()
+        runtime.check_process()
+        if runtime.callbacks.is_current():
+            raise RuntimeError(
+                "a callback of a step cannot run a step, which may have to wait for the callback; have it "
+                "note what is to be done, and do that after the step"
+            )
+        if not self._compiled.traced.loops:
+            call.check_held(runtime)
+        with dropping_queued(runtime):
+            runtime.in_flight.enter()
+        submitted: list[SubmittedStep] = []
+        try:
+            self._submit(call, runtime, profile, submitted)
+            call.delete_donated_by_host()  # a caller who is interrupted before has them still
+        except BaseException as interrupt:
+            if submitted:
+                submitted[0].interrupt(runtime, interrupt)
+            else:
+                runtime.in_flight.leave()
+            raise
+        return submitted[0].result, submitted[0].future
+
+    def _submit(self, call: Call, runtime: Runtime, profile: bool, submitted: list[SubmittedStep]) -> None:
+        """Adds a step to ``submitted`` as soon as all groups have it; until then an interrupt waits."""
+        runtime.wait_to_submit()
+        results = [runtime.next_handle() for _ in self.plan.outputs]
+        with runtime.arguments.delivery(len(self.plan.programs)) as delivery:
+            arguments = self._collect(call, runtime, delivery)
+            number = runtime.next_handle()  # steps are submitted in ascending order
+            requests = self._requests(number, arguments, results, delivery, profile)
+            with DeferredInterrupt():
+                try:
+                    replies = runtime.submit_step(requests)
+                except BaseException:  # also a second interrupt: some groups may have got their request
+                    delivery.cancel()
+                    for leaf, handle in zip(self.plan.outputs, results, strict=True):
+                        runtime.free(leaf.mpmd_idxs, handle)
+                    call.delete_donated()
+                    raise
+                delivery.commit(replies.values())
+                submitted.append(self._submitted(call, runtime, number, results, replies))
+
+    def _submitted(
+        self,
+        call: Call,
+        runtime: Runtime,
+        number: int,
+        handles: Sequence[Handle],
+        replies: Mapping[int, Future[StepReply]],
+    ) -> SubmittedStep:
+        """The record of a step that the groups have; it takes over what is donated."""
+        ends: list[Future] = list(replies.values())
+        called = None
+        if callbacks := self._loaded.program.callbacks:
+            called = runtime.callbacks.call_after(replies.values(), callbacks, self.plan)
+            ends.append(called)
+        future = StepFuture(replies, called, runtime.callbacks)
+        call.donate_to(future)
+        arrays = self._results.arrays(runtime, handles, future)
+        pairs = self._state.pairs(call.leaves, runtime, arrays)
+        queued = self._state.queued(number, pairs, replies.values())
+        runtime.in_flight.leave_after(ends, queued)
+        return SubmittedStep(queued, future, self._results.joined(arrays), pairs)
+
+    def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
+        """A handle for each argument that is read; those that groups lack are added to the delivery."""
+        handles: dict[int, Handle] = {}
+        wanted = iter(enumerate(self.plan.inputs))
+        for i, leaf in enumerate(self._argument_leaves):
+            argument = Argument(call.leaves[i], call.avals[i], call.donated[i], leaf.stack)
+            for part in range(len(leaf.names)):
+                position, read = next(wanted)
+                if read.name is not None:
+                    placement = Placement(read.mpmd_idxs, read.spec)
+                    handles[position] = argument.on(placement, part, runtime, delivery)
+        return handles
+
+    def _requests(
+        self,
+        step: int,
+        arguments: dict[int, Handle],
+        results: Sequence[Handle],
+        delivery: Delivery,
+        profile: bool,
+    ) -> dict[int, StepRequest]:
+        """The request to each group that takes part."""
+        refused = Refused.here()
+        return {
+            group: StepRequest(
+                program=self._loaded.number,
+                step=step,
+                inputs=tuple(arguments[i] for i in self._inputs[group]),
+                outputs=tuple(results[i] for i in self._outputs[group]),
+                donated=tuple(arguments[i] for i in self._inputs[group] if self._plan.inputs[i].donated),
+                host_arrays=delivery.host_arrays[group],
+                transient=delivery.transient(group),
+                refused=refused,
+                profile=profile,
+            )
+            for group in self._groups
+        }
+
+
+def _placement(stack: Stack | None, parts: Sequence[InputLeaf]) -> Placement:
+    """Where a step reads a leaf; what it does not read is on group 0."""
+    spec = next((part.spec for part in parts if part.mpmd_idxs), ())
+    part_idxs = tuple(part.mpmd_idxs or (0,) for part in parts)
+    return Placement(part_idxs[0], spec) if stack is None else Placement.of_parts(stack, part_idxs, spec)
+
+
+def _bring_traces(runtime: Runtime, folder: pathlib.Path) -> str | None:
+    """Ends and writes the traces. Returns why they are lost."""
+    try:
+        write_traces(folder, runtime.stop_trace())
+    except (RuntimeError, OSError) as error:
+        return f"the traces of this step are lost: {error}"
+    return None
+
+
+def _unload(runtime: weakref.ref[Runtime], program: int) -> None:
+    if (running := runtime()) is not None:
+        running.unload(program)

@@ -1,0 +1,1 @@
+"""Tools that know no step: tables, trees of values, text files, private directories, clocks."""

@@ -1,0 +1,141 @@
+"""Work for each layer of a stack, as of second-order optimizers and of statistics, stays in parts."""
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg
+import numpy as np
+import pytest
+from jax import lax
+from tests.compiler.test_stacks import argument, cut
+
+from mpmd.compiler.jaxprs.rules import exact_dimensions
+from mpmd.ir.stack import Stack
+
+
+def positive(x):
+    """A positive definite matrix for each layer."""
+    return x @ jnp.matrix_transpose(x) + 2 * jnp.eye(x.shape[-2])
+
+
+def inverse_root(matrix):
+    """As Shampoo takes it of a preconditioner, and SOAP its eigenvectors."""
+    values, vectors = jnp.linalg.eigh(matrix)
+    return (vectors * values[..., None, :] ** -0.25) @ jnp.matrix_transpose(vectors)
+
+
+def divided(row):
+    """The orthogonal factor of a matrix, as of Muon with a decomposition instead of an iteration."""
+    left, _, right = jnp.linalg.svd(row, full_matrices=False)
+    return left @ right
+
+
+def by_conjugate_gradients(row):
+    def solve(_, b):
+        return jax.scipy.linalg.solve(positive(row), b)
+
+    return lax.custom_linear_solve(lambda v: positive(row) @ v, row[:, 0], solve, symmetric=True)
+
+
+ALGEBRA = {
+    "inverses and solutions": lambda x: (
+        jnp.linalg.inv(positive(x)),
+        jnp.linalg.solve(positive(x), x),
+        jax.vmap(lambda row: jnp.linalg.solve(positive(row), row[:, 0]))(x),
+        jax.vmap(by_conjugate_gradients)(x),
+    ),
+    "factors and solutions": lambda x: jax.vmap(
+        lambda row: (
+            jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(positive(row)), row),
+            jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(positive(row)), row),
+            jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(positive(row)), row, lower=True),
+        )
+    )(x),
+    "roots": lambda x: (inverse_root(positive(x)), jax.vmap(divided)(x)),
+    "determinants and norms": lambda x: (
+        jnp.linalg.slogdet(positive(x)),
+        jnp.linalg.norm(x, 2, axis=(1, 2)),
+        jnp.linalg.cond(x),
+        jnp.trace(x, axis1=1, axis2=2),
+    ),
+    "gradient of an inverse": jax.grad(lambda x: jnp.linalg.inv(positive(x)).sum()),
+    "gradient of a spectral penalty": jax.grad(lambda x: jnp.sum(jnp.linalg.norm(x, 2, axis=(1, 2)) ** 2)),
+    "gradient of an eigenvalue": jax.grad(lambda x: jnp.linalg.eigvalsh(positive(x))[:, -1].sum()),
+    "gradient of a determinant": jax.grad(lambda x: jnp.linalg.slogdet(positive(x))[1].sum()),
+}
+
+INDEXED = {
+    "rows and columns": lambda x: (
+        x[:, jnp.array([2, 0])],
+        x[:, :, jnp.array([2, 0])],
+        jnp.diagonal(x, 0, 1, 2),
+    ),
+    "sorted by indices": lambda x: jnp.take_along_axis(x, jnp.argsort(x, 1), 1),
+    "indices of each layer": jax.vmap(lambda row: row[jnp.argmax(row[:, 0])]),
+    "some replaced": lambda x: (x.at[:, 1].set(0), x.at[:, jnp.arange(3), jnp.arange(3)].set(1)),
+    "some of each layer replaced": jax.vmap(
+        lambda row: (row.at[jnp.argmax(row[:, 0])].set(7), row.at[jnp.argmax(row[:, 0])].min(-3))
+    ),
+    "added to": lambda x: (
+        x.at[:, jnp.array([1, 3])].add(1),
+        jax.vmap(lambda row: jax.ops.segment_sum(row, jnp.array([0, 1, 0, 1]), 2))(x),
+    ),
+    "a window at a place of its own": jax.vmap(
+        lambda row: lax.dynamic_slice_in_dim(row, jnp.argmax(row[:, 0]), 2)
+    ),
+    "the largest": lambda x: (lax.top_k(x, 2), lax.approx_max_k(x, 2, reduction_dimension=1)),
+    "ranks": lambda x: (jnp.median(x, 1), jnp.percentile(x, 99.0, axis=(1, 2))),
+    "counts": lambda x: jax.vmap(lambda row: jnp.histogram(row, bins=3, range=(-5, 5))[0])(x),
+    "windows": lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2, 1), (1, 1, 1), "SAME"),
+    "transforms": lambda x: jnp.abs(jnp.fft.fft(x, axis=2)),
+    "convolutions": lambda x: jax.vmap(lambda row: jnp.convolve(row[:, 0], jnp.ones(2)))(x),
+    "shuffled": lambda x: jax.vmap(jax.random.permutation)(jax.random.split(jax.random.key(0), 6), x),
+}
+
+
+@pytest.mark.parametrize("name", [*ALGEBRA, *INDEXED])
+def test_work_for_each_layer_stays_in_parts(name):
+    fun, x = {**ALGEBRA, **INDEXED}[name], argument() / 4
+    expected = jax.tree.leaves(jax.jit(fun)(x))
+    actual, made = cut(fun, x, stack=Stack(0, (2, 1, 3)))
+    for result, wanted, stack in zip(actual, expected, made.result_stacks, strict=True):
+        np.testing.assert_allclose(np.asarray(result), np.asarray(wanted), rtol=1e-4, atol=1e-5)
+        assert stack == Stack(0, (2, 1, 3))
+
+
+MAPPED = {
+    "norms": lambda w: lax.map(lambda row: jnp.sqrt(jnp.sum(row**2)), w),
+    "in batches": lambda w: lax.map(lambda row: jnp.sum(row**2), w, batch_size=2),
+    "a spectral penalty": jax.grad(
+        lambda w: jnp.sum(lax.map(lambda row: jnp.linalg.norm(row, 2) ** 2, w, batch_size=2))
+    ),
+    "power iterations": lambda w: lax.map(
+        lambda row: lax.fori_loop(
+            0, 4, lambda i, v: (lambda u: u / jnp.linalg.norm(u))(row.T @ (row @ v)), jnp.ones(3)
+        ),
+        w,
+    ),
+    "drawn anew": lambda w: lax.map(
+        lambda x: x[1] + jax.random.normal(x[0], (4, 3)), (jax.random.split(jax.random.key(1), 6), w)
+    ),
+    "statistics": lambda w: lax.map(lambda row: {"mean": row.mean(), "largest": jnp.abs(row).max(0)}, w),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_a_map_over_layers_stays_in_parts(name):
+    """Also in batches, as long as no batch is in two parts."""
+    fun, x = MAPPED[name], argument() / 4
+    expected = jax.tree.leaves(jax.jit(fun)(x))
+    actual, made = cut(fun, x, stack=Stack(0, (2, 4)))
+    for result, wanted, stack in zip(actual, expected, made.result_stacks, strict=True):
+        np.testing.assert_allclose(np.asarray(result), np.asarray(wanted), rtol=1e-4, atol=1e-5)
+        assert stack == Stack(0, (2, 4))
+
+
+def test_dimensions_that_indices_select_from_are_not_shared():
+    """Of a look-up in rows, and of an update of rows, the rows are no dimension that parts can have."""
+    rows = jnp.array([2, 0])
+    look_up = jax.make_jaxpr(lambda x: x.at[rows].get(mode="clip"))(argument()).eqns[-1]
+    update = jax.make_jaxpr(lambda x: x.at[rows].add(1.0))(argument()).eqns[-1]
+    assert look_up.primitive.name == "gather" and update.primitive.name == "scatter-add"
+    assert all(axis.ins.get(0) != 0 for eqn in (look_up, update) for axis in exact_dimensions(eqn))

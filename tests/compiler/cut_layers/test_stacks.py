@@ -1,0 +1,305 @@
+"""Rules for values in parts, each against the function as it is written."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+import mpmd
+from mpmd.compiler.cut_layers import cut_stacks
+from mpmd.compiler.cut_layers.dimensions import Dimensions
+from mpmd.compiler.cut_layers.marked_scans import iterations_of
+from mpmd.ir.stack import Stack
+
+UNEVEN = (2, 1, 3)
+
+
+def argument(shape=(6, 4, 3), dtype=jnp.float32):
+    return (jnp.arange(np.prod(shape)) % 11 - 5).reshape(shape).astype(dtype)
+
+
+def cut(fun, *arguments, stack):
+    """The function of the parts of its first argument, as JAX traces it."""
+    closed = jax.make_jaxpr(fun)(*arguments)
+    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    jaxpr = closed.jaxpr.replace(constvars=[])
+    made = cut_stacks(jaxpr, constants, (), [stack] + [None] * (len(arguments) - 1))
+    consts = list(made.constants)
+    called = ClosedJaxpr(made.jaxpr.replace(invars=[*consts, *made.jaxpr.invars]), ())
+    parts = [
+        part
+        for array, stack in zip(arguments, made.argument_stacks, strict=True)
+        for part in (stack.cut(array) if stack else (array,))
+    ]
+    results = iter(jax.jit(jaxpr_as_fun(called))(*made.constants.values(), *parts))
+    joined = [
+        stack.join([next(results) for _ in stack.sizes]) if stack else next(results)
+        for stack in made.result_stacks
+    ]
+    return joined, made
+
+
+KEPT = {
+    "elementwise": lambda x: jnp.tanh(x) * 2 + x**2,
+    "two of them": lambda x: jnp.where(x > 0, x, -x) / (1 + jnp.abs(x)),
+    "a scalar for each layer": lambda x: x * jnp.linspace(0, 1, 6)[:, None, None],
+    "cast": lambda x: x.astype(jnp.bfloat16),
+    "transpose": lambda x: jnp.transpose(x, (2, 0, 1)),
+    "broadcast": lambda x: jnp.broadcast_to(x[None], (2, *x.shape)) * x,
+    "reshape of other dimensions": lambda x: x.reshape(6, 12),
+    "merged with what follows": lambda x: x.reshape(24, 3) * 2,
+    "all merged and back": lambda x: jnp.sin(x.reshape(-1)).reshape(x.shape),
+    "expanded and squeezed": lambda x: jnp.expand_dims(x, (0, 2)).squeeze(2) * 3,
+    "sum over another dimension": lambda x: x.sum(1),
+    "largest over another dimension": lambda x: (x.max(2), x.argmax(1), (x > 0).all(-1)),
+    "product for each layer": lambda x: jnp.einsum("lij,lkj->lik", x, x),
+    "product with a matrix": lambda x: jnp.einsum("lij,jk->lik", x, jnp.ones((3, 5))),
+    "product with a matrix before": lambda x: jnp.einsum("ki,lij->lkj", jnp.ones((5, 4)), x),
+    "norm of each layer": lambda x: x / jnp.sqrt(1 + jnp.sum(x**2, (1, 2), keepdims=True)),
+    "cumulative": lambda x: (jnp.cumsum(x, 1), jnp.sort(x, -1), x[:, ::-1], lax.top_k(x, 2)),
+    "linear algebra for each layer": lambda x: jax.vmap(
+        lambda row: (
+            jnp.linalg.svd(row, full_matrices=False)[1],
+            jnp.linalg.eigh(row @ row.T)[0],
+            jnp.linalg.qr(row)[1],
+            lax.linalg.triangular_solve(jnp.linalg.cholesky(row @ row.T + jnp.eye(4)), row, left_side=True),
+            lax.linalg.lu(row)[0],
+        )
+    )(x / 4),
+    "pad elsewhere": lambda x: jnp.pad(x, ((0, 0), (1, 2), (0, 0))),
+    "slice elsewhere": lambda x: (x[:, 1:3], x[:, 2], lax.dynamic_slice_in_dim(x, 1, 2, 1)),
+    "update elsewhere": lambda x: lax.dynamic_update_slice_in_dim(x, x[:, :2], 1, 1),
+    "concatenation elsewhere": lambda x: (jnp.concatenate([x, 2 * x], 1), jnp.stack([x, x], 1)),
+    "split elsewhere": lambda x: jnp.split(x, 2, 1),
+    "barrier": lambda x: lax.optimization_barrier((x, x + 1)),
+    "cond": lambda x: lax.cond(x[0, 0, 0] > 0, lambda x: (jnp.sin(x), x[1]), lambda x: (x, x[2]), x),
+    "map": lambda x: lax.map(lambda row: jnp.tanh(row) @ row.T, x),
+    "scan": lambda x: lax.scan(lambda c, row: (c + row, c * row), jnp.zeros((4, 3)), x)[1],
+    "iterated": lambda x: lax.fori_loop(0, 3, lambda i, x: x - x @ jnp.matrix_transpose(x) @ x / (9 + i), x),
+    "scans of each layer": lambda x: jax.vmap(
+        lambda row: lax.scan(lambda c, r: (jax.jit(jnp.sin)(c) * r + row.sum(), c * 2), row[0], row)
+    )(x),
+    "a scan in a scan of each layer": jax.vmap(
+        lambda row: lax.scan(
+            lambda c, r: (lax.fori_loop(0, 2, lambda i, c: jnp.cos(c) + i, c) + r, None), row[0], row[::-1]
+        )[0]
+    ),
+    "jit": jax.jit(lambda x: jnp.clip(x, -1, 1)),
+    "remat": jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))),
+    "vmap": jax.vmap(lambda row: jax.nn.softmax(row @ row.T)),
+    "keys": lambda x: jax.vmap(jax.random.normal)(jax.random.split(jax.random.key(0), 6)) + x[:, 0, 0],
+    "random numbers": lambda x: x + jax.random.normal(jax.random.key(0), x.shape),
+    "a constant": lambda x: x + argument(),
+    "what is put together of layers": lambda x: jnp.stack([x[i] * i for i in range(6)]) + x,
+    "what is concatenated of slices": lambda x: jnp.concatenate([x[:2] * 2, x[2:] / 2]) + x,
+    "a padded slice": lambda x: x + jnp.pad(x[1:4], ((1, 2), (0, 0), (0, 0)), constant_values=7),
+    "unstacked": lambda x: jnp.stack(list(x)) + x,
+    "rows taken by indices": lambda x: (
+        jnp.take_along_axis(x, jnp.argsort(x, 1), 1),
+        x[:, jnp.array([3, 0])],
+        jax.vmap(lambda row, i: row[i % 4, jnp.array([0, 2])])(x, jnp.arange(6)),
+        jnp.eye(12)[x[..., 0].astype(jnp.int32)],
+        x.at[:, 9].get(mode="fill", fill_value=7),
+    ),
+    "rows set and added to": lambda x: (
+        x.at[:, 1].set(x[:, 2]),
+        x.at[:, jnp.array([1, 1]), :2].add(2.0),
+        jax.vmap(lambda row, i: row.at[i % 4].multiply(row[0]).at[i % 3, 1].max(1.0))(x, jnp.arange(6)),
+    ),
+    "reversed and back": lambda x: x[::-1][::-1] + jnp.flip(jnp.flip(x, (0, 1)) * 2, 0),
+    "differences of layers": lambda x: jnp.pad(x[1:] - x[:-1], ((0, 1), (0, 0), (0, 0))) + x,
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("sizes", [(2, 2, 2), UNEVEN], ids=str)
+def test_results_with_the_layers_are_in_parts(name, sizes):
+    fun, x = KEPT[name], argument()
+    expected = jax.tree.leaves(fun(x))
+    with warnings.catch_warnings():
+        if name in ("differences of layers", "what is concatenated of slices"):
+            warnings.simplefilter("ignore", mpmd.PerformanceWarning)
+        actual, made = cut(fun, x, stack=Stack(0, sizes))
+    for result, wanted, stack in zip(actual, expected, made.result_stacks, strict=True):
+        np.testing.assert_allclose(np.float32(result), np.float32(wanted), rtol=1e-6, atol=1e-6)
+        assert (stack is None) == (6 not in wanted.shape and 24 not in wanted.shape)
+        if stack is not None:
+            layers = wanted.shape[stack.axis]
+            assert stack.sizes == tuple(size * layers // 6 for size in sizes)
+
+
+WHOLE = {
+    "sum": lambda x: x.sum(),
+    "sum over the layers": lambda x: x.sum(0),
+    "largest and smallest": lambda x: (x.max(0), x.min(), (x > 0).any(), (x > -9).all()),
+    "mean square": lambda x: jnp.mean(x**2),
+    "contraction over the layers": lambda x: jnp.einsum("lij,lik->jk", x, x),
+    "weighted layers": lambda x: jnp.tensordot(jnp.arange(6.0), x, 1),
+    "scalar product": lambda x: jnp.vdot(x, x),
+    "carried": lambda x: lax.scan(lambda c, row: (jnp.tanh(c + row), None), jnp.zeros((4, 3)), x)[0],
+    "carried in reverse": lambda x: lax.scan(
+        lambda c, row: (jnp.tanh(c + row), None), jnp.zeros((4, 3)), x, reverse=True
+    )[0],
+    "summed up in a scan": lambda x: lax.scan(lambda c, row: (c + row, None), jnp.ones((4, 3)), x)[0],
+    "the last row": lambda x: lax.scan(lambda c, row: (row, None), jnp.ones((4, 3)), x)[0],
+    "one layer": lambda x: (x[2], x[-1]),
+    "a part of some layers": lambda x: x[1:4, 2:, 1].sum(),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_results_without_the_layers_are_made_of_parts(name):
+    fun, x = WHOLE[name], argument() / 4
+    expected = jax.tree.leaves(fun(x))
+    actual, made = cut(fun, x, stack=Stack(0, UNEVEN))
+    for result, wanted in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
+    assert made.result_stacks == (None,) * len(expected)
+
+
+FALLBACKS = {
+    "cumulative over the layers": (lambda x: jnp.cumsum(x, 0), "cumsum"),
+    "sorted layers": (lambda x: jnp.sort(x, 0), "sort"),
+    "argmax over the layers": (lambda x: x.argmax(0), "argmax"),
+    "every second layer of uneven parts": (lambda x: x[::2], "slice"),
+    "some layers": (lambda x: x[jnp.array([3, 1])], "gather"),
+    "an unknown layer": (lambda x: x[jnp.int32(x[0, 0, 0])], "dynamic_slice"),
+    "layers that are not the major ones of a merge": (
+        lambda x: x.transpose(1, 0, 2).reshape(24, 3),
+        "reshape",
+    ),
+    "a product of layers with layers": (lambda x: jnp.einsum("lij,kij->lk", x, x), "dot_general"),
+    "a loop that mixes layers": (lambda x: lax.fori_loop(0, 3, lambda i, x: x + jnp.sin(x)[::-1], x), "scan"),
+    "a loop that adds up layers": (lambda x: lax.fori_loop(0, 3, lambda i, x: x / 2 + x.sum(), x), "scan"),
+    "a loop of unknown length": (
+        lambda x: lax.while_loop(lambda x: x[0, 0, 0] < -1, lambda x: x / 2, x),
+        "while",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_what_has_no_rule_is_made_of_the_whole_and_says_so(name):
+    fun, primitive = FALLBACKS[name]
+    x = argument() / 4
+    with pytest.warns(mpmd.PerformanceWarning, match=rf"{primitive} at \S*test_stacks\.py:\d+ .*reads all"):
+        actual, _ = cut(fun, x, stack=Stack(0, UNEVEN))
+    np.testing.assert_allclose(actual[0], fun(x), rtol=1e-6, atol=1e-6)
+
+
+def test_layers_along_another_axis():
+    x = argument((4, 6, 3))
+    actual, made = cut(lambda x: jnp.tanh(x).swapaxes(0, 1), x, stack=Stack(1, UNEVEN))
+    assert made.result_stacks == (Stack(0, UNEVEN),)
+    np.testing.assert_allclose(actual[0], jnp.tanh(x).swapaxes(0, 1), rtol=1e-6)
+
+
+def test_reversed_layers_are_in_reversed_parts():
+    x = argument()
+    (flipped, norm), made = cut(lambda x: (x[::-1] * 2, (x[::-1] ** 2).sum()), x, stack=Stack(0, UNEVEN))
+    assert made.result_stacks == (Stack(0, UNEVEN[::-1]), None)
+    np.testing.assert_array_equal(flipped, x[::-1] * 2)
+    np.testing.assert_allclose(norm, (x**2).sum())
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_every_second_layer_is_in_the_same_shares(start):
+    def fun(x):
+        every_second = x[start::2]
+        return every_second * 2, jax.vjp(lambda x: x[start::2], x)[1](jnp.sin(every_second))[0]
+
+    x = argument((8, 3))
+    (taken, gradient), made = cut(fun, x, stack=Stack(0, (2, 4, 2)))
+    assert made.result_stacks == (Stack(0, (1, 2, 1)), Stack(0, (2, 4, 2)))
+    np.testing.assert_array_equal(taken, fun(x)[0])
+    np.testing.assert_allclose(gradient, fun(x)[1], rtol=1e-6)
+
+
+def test_keys_are_cut_like_numbers():
+    def draw(keys):
+        return jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+
+    keys = jax.random.split(jax.random.key(0), 6)
+    actual, _ = cut(draw, keys, stack=Stack(0, UNEVEN))
+    np.testing.assert_array_equal(actual[0], draw(keys))
+
+
+def test_slices_of_one_dimension_cut_it_where_they_end():
+    dimensions = Dimensions()
+    whole, first, second = (jax.extend.core.Var(jax.core.ShapedArray((n, 2), jnp.float32)) for n in (9, 4, 5))
+    dimensions.add_part((whole, 0), (first, 0), 0)
+    dimensions.add_part((whole, 0), (second, 0), 4)
+    dimensions.cut((first, 0), 4, [2])
+    dimensions.cut((second, 0), 5, [])
+    dimensions.spread()
+    assert dimensions.stack(whole) == Stack(0, (2, 2, 5))
+    assert dimensions.stack(first) == Stack(0, (2, 2))
+    assert dimensions.stack(second) is None
+
+
+def test_a_whole_waits_for_the_parts_that_others_cut():
+    """New weights of frozen layers and of trained ones, of which another slice alone says the cuts."""
+    dimensions = Dimensions()
+    old, new, kept, also_kept, trained = (
+        (jax.extend.core.Var(jax.core.ShapedArray((n,), jnp.float32)), 0) for n in (6, 6, 4, 4, 2)
+    )
+    dimensions.add_part(new, kept, 0)
+    dimensions.add_part(new, trained, 4)
+    dimensions.add_part(old, kept, 0)
+    dimensions.add_part(old, also_kept, 0)
+    dimensions.add_part(old, trained, 4)
+    dimensions.cut(also_kept, 4, [2])
+    dimensions.cut(trained, 2, [])
+    dimensions.spread()
+    assert dimensions.stack(old[0]) == dimensions.stack(new[0]) == Stack(0, (2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("spread", "length", "counts"),
+    [
+        ({"every": 2}, 6, (2, 2, 2)),
+        ({"every": (1, 3)}, 4, (1, 3)),
+        ({"num_stages": 4}, 30, (8, 8, 7, 7)),
+        ({"num_stages": 3}, 3, (1, 1, 1)),
+        ({}, 2, (1, 1)),
+    ],
+)
+def test_iterations_of_stages(spread, length, counts):
+    boundary = mpmd.language.annotate.Boundary(None, **spread)
+    assert iterations_of(boundary, length, "here") == counts
+
+
+@pytest.mark.parametrize(
+    ("spread", "error", "message"),
+    [
+        ({"every": 0}, ValueError, "every must be a whole number of at least 1, or None, not 0"),
+        ({"every": 1.5}, TypeError, "every must be a whole number of at least 1, or None, not 1.5"),
+        ({"every": (2, "a")}, TypeError, r"every\[1\] must be a whole number of at least 1, not 'a'"),
+        ({"num_stages": -1}, ValueError, "num_stages must be a whole number"),
+        ({"every": 2, "num_stages": 2}, ValueError, "takes every=2 or num_stages=2, not both"),
+    ],
+)
+def test_numbers_that_are_none(spread, error, message):
+    with pytest.raises(error, match=message):
+        mpmd.mark_stage_end(jnp.ones(2), **spread)
+
+
+def test_plain_jax_ignores_marks_in_scans():
+    def run(x, mark):
+        def body(h, row):
+            h = jnp.tanh(h + row)
+            return (mpmd.mark_stage_end(h, every=2) if mark else h), h.sum()
+
+        return lax.scan(jax.checkpoint(body), jnp.zeros((4, 3)), x)
+
+    def loss(x, mark):
+        return run(x, mark)[0].sum() + run(x, mark)[1].sum()
+
+    both = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    marked, plain = (both(argument() / 4, mark) for mark in (True, False))
+    for a, b in zip(jax.tree.leaves(marked), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,362 @@
+"""``auto_marks`` changes no number, marks what it is asked to, and says what it cannot do."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import mpmd
+from mpmd.compiler.cut_layers import marks_in
+from mpmd.compiler.find_layers.find_layers import find_layers, opened_for_layers
+from mpmd.compiler.find_layers.stages_of import EACH_LAYER, stages_of
+from mpmd.compiler.jaxprs.equations import is_remat, subjaxprs
+from mpmd.language.annotate import mark_p
+from mpmd.language.decisions import Decisions, decided
+from tests.support.models import batch, init, layer, make_step, weights
+from tests.support.parity import assert_close
+from tests.support.programs.found_layers import language_model, scanned_words, words
+
+
+def loss(params, x, y, *, scale=1.0, power="2"):
+    for p in params:
+        x = layer(p, x)
+    return scale * jnp.mean((x - y) ** int(power))
+
+
+def microbatch(data):
+    return jax.tree.map(lambda leaf: leaf[0], data)
+
+
+ARGS = (weights(6), *microbatch(batch()))
+
+
+def boundaries(fun, *args):
+    """The marks that end stages in a function."""
+    return [mark.boundary for _, mark in marks_in(jax.make_jaxpr(fun)(*args).jaxpr) if not mark.linear]
+
+
+def assert_same(fun, other, *args):
+    assert_close(jax.jit(fun)(*args), jax.jit(other)(*args), tolerance=1e-6)
+
+
+@jax.custom_vjp
+def doubled(x):
+    return 2 * x
+
+
+doubled.defvjp(lambda x: (2 * x, x), lambda x, g: (3 * g,))
+
+
+def test_nothing_is_marked_unless_something_asks():
+    assert boundaries(mpmd.auto_marks(loss), *ARGS) == []
+    assert len(boundaries(mpmd.auto_marks(loss, num_stages=3), *ARGS)) == 2
+    assert len(boundaries(decided(mpmd.auto_marks(loss), Decisions(layers_per_stage=(1, 4, 1))), *ARGS)) == 2
+    assert len(boundaries(decided(mpmd.auto_marks(loss, 2), EACH_LAYER), *ARGS)) == 5, "decisions come first"
+
+
+TRANSFORMATIONS = {
+    "grad": jax.grad,
+    "value_and_grad": functools.partial(jax.value_and_grad, argnums=(0, 1)),
+    "checkpoint and grad": lambda fun: jax.grad(jax.checkpoint(fun)),
+    "grad of jit": lambda fun: jax.grad(jax.jit(fun)),
+    "vmap": lambda fun: jax.vmap(jax.grad(fun), in_axes=(None, 0, 0)),
+    "forward mode": lambda fun: jax.jacfwd(lambda params, x, y: fun(params, x, y)),
+}
+
+
+@pytest.mark.parametrize("of", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS)
+@pytest.mark.parametrize("inside", [lambda fun: fun, jax.jit, jax.checkpoint], ids=["", "of jit", "of remat"])
+def test_transformations_on_either_side(of, inside):
+    assert_same(of(mpmd.auto_marks(inside(loss), 3)), of(loss), *ARGS)
+
+
+def test_all_that_a_call_may_have():
+    """Keyword, static and closed-over arguments, integers, keys, auxiliary results, numbers and texts."""
+
+    def fun(params, data, *, scale, key, name):
+        x = data["x"] * jax.random.bernoulli(key, 0.5, data["x"].shape)
+        kept = []
+        for p in params:
+            x = doubled(layer(p, x)) + data["count"]
+            kept.append(x)
+        return scale * jnp.mean(x), {"kept": kept[1], "name": name, "most": kept[3].argmax(), "scale": scale}
+
+    def with_aux(fun):
+        def call(params, x, count, key):
+            data = {"x": x, "count": count, "none": None}
+            (value, aux), grads = jax.value_and_grad(
+                lambda params: fun(params, data, scale=2, key=key, name="it"), has_aux=True
+            )(params)
+            assert aux.pop("name") == "it" and aux["scale"] == 2
+            return value, aux, grads
+
+        return call
+
+    args = weights(4), ARGS[1], jnp.int32(3), jax.random.key(1)
+    assert_same(with_aux(mpmd.auto_marks(fun, 3)), with_aux(fun), *args)
+
+
+def test_marks_of_its_own_are_left():
+    def marked(params, x, y):
+        x = mpmd.mark_stage_end(layer(params[0], x), name="mine")
+        return loss(params[1:], x, y)
+
+    found = boundaries(mpmd.auto_marks(marked, 4), *ARGS)
+    assert [boundary.name for boundary in found] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "every"),
+    [
+        ((2, 3, 2), [(2, 3)]),
+        ((1, 5, 1), [(1,)]),
+        ((3, 4), [(3,)]),
+        ((7,), []),
+        ((6, 1), []),
+        ((1, 1, 5), [(1, 1)]),
+    ],
+)
+def test_ends_within_a_scan(counts, every):
+    """The first layer is the embedding and an iteration, the last one the head, the others iterations."""
+    args = scanned_words(), *microbatch(words())
+    fun = decided(mpmd.auto_marks(language_model), Decisions(layers_per_stage=counts))
+    assert_same(jax.value_and_grad(fun), jax.value_and_grad(language_model), *args)
+    (scan,) = (eqn for eqn in jax.make_jaxpr(fun)(*args).eqns if eqn.primitive.name == "scan")
+    assert [mark.boundary.every for _, mark in marks_in(scan.params["jaxpr"].jaxpr)] == every
+    assert len(boundaries(fun, *args)) + sum(len(of_scan) - 1 for of_scan in every) == len(counts) - 1
+
+
+def remats(jaxpr):
+    found = sum(map(is_remat, jaxpr.eqns))
+    return found + sum(remats(inner) for eqn in jaxpr.eqns for inner in subjaxprs(eqn))
+
+
+@pytest.mark.parametrize(
+    ("fun", "args", "count"),
+    [(loss, ARGS, 6), (language_model, (scanned_words(), *microbatch(words())), 3)],
+    ids=["written", "scanned"],
+)
+def test_rematerialised_layers(fun, args, count):
+    """Of the scan its body counts once; the embedding and the head are layers."""
+    wanted = decided(mpmd.auto_marks(fun), Decisions(remat=True))
+    assert remats(jax.make_jaxpr(wanted)(*args).jaxpr) == count
+    assert_same(jax.value_and_grad(wanted), jax.value_and_grad(fun), *args)
+
+
+def test_layers_under_checkpoint_stay_as_they_are():
+    policy = jax.checkpoint_policies.dots_saveable
+
+    def fun(params, x, y):
+        for p in params:
+            x = jax.checkpoint(layer, policy=policy)(p, x)
+        return jnp.mean((x - y) ** 2)
+
+    both = decided(mpmd.auto_marks(fun, 3), Decisions(remat=True))
+    jaxpr = jax.make_jaxpr(both)(*ARGS).jaxpr
+    assert [eqn.params["policy"] for eqn in jaxpr.eqns if is_remat(eqn)] == [policy] * 6
+    assert remats(jaxpr) == 6
+
+
+def step_of(loss_fn, stages=2):
+    return make_step(loss_fn, mpmd.Std1F1B(stages))
+
+
+def counted(step, args):
+    """How many stages there are, and whether they are written."""
+    (found,) = stages_of(step, args)
+    return found.count, found.are_written
+
+
+def test_stages_of_a_step():
+    args = init(weights(6)), *batch()
+    assert counted(step_of(mpmd.auto_marks(loss)), args) == (6, False)
+    words_args = init(scanned_words()), *words()
+    assert counted(step_of(mpmd.auto_marks(language_model)), words_args) == (7, False)
+    (of_three,) = stages_of(step_of(mpmd.auto_marks(loss, 3)), args, decisions=Decisions())
+    assert of_three.count == 3
+    assert counted(step_of(loss), args) == (1, False)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_stages_that_are_written(last):
+    def marked(params, x, y):
+        for i, p in enumerate(params):
+            x = layer(p, x)
+            if last or i < len(params) - 1:
+                x = mpmd.mark_stage_end(x)
+        return jnp.mean((x - y) ** 2)
+
+    assert counted(step_of(marked, 3), (init(weights(3)), *batch())) == (3, True)
+
+
+def test_towers_share_stages_only_where_their_user_says_so():
+    def towers(mark):
+        def fun(params, x, y):
+            for i, p in enumerate(params):
+                x, y = layer(p, x), layer(p, y)
+                if i < len(params) - 1:
+                    x, y = mark(x), mark(y)
+            return jnp.mean((x - y) ** 2)
+
+        return fun
+
+    args = init(weights(3)), *batch()
+    assert counted(step_of(towers(mpmd.mark_stage_end), 3), args) == (3, True)
+    (found,) = stages_of(step_of(mpmd.auto_marks(towers(lambda x: x))), args)
+    assert found.count > 3 and not found.are_written
+
+
+def test_a_step_without_a_loop_has_no_stages():
+    assert stages_of(lambda x: x, (jnp.ones(3),)) == ()
+
+
+def test_loops_of_a_function_that_is_traced_once_are_decided_together():
+    descend = jax.jit(lambda w, x: w - mpmd.treduce(lambda row: w * row, x, operation=mpmd.Add))
+
+    def step(w, x):
+        first = mpmd.treduce(lambda row: w * row, x, operation=mpmd.Add)
+        return mpmd.treduce(lambda row: row, x, operation=mpmd.Add) + descend(descend(first, x), x)
+
+    for _ in range(2):  # the second time from JAX's caches, if they were shared
+        numbers = [loop.decided for loop in stages_of(step, (jnp.ones(3), jnp.ones((4, 3))))]
+        assert numbers == [0, 1, 2, 2]
+
+
+def narrow_ends(params, x):
+    for w in params:
+        x = jnp.tanh(x @ w)
+    return jnp.sum(x)
+
+
+def test_as_many_layers_are_found_for_microbatches_of_other_sizes():
+    widths = (16, 64, 64, 64, 64, 64, 4)
+    params = [jnp.ones(shape) for shape in itertools.pairwise(widths)]
+
+    def ends(rows, decisions):
+        fun = decided(mpmd.auto_marks(narrow_ends), decisions)
+        jaxpr = jax.make_jaxpr(fun)(params, jnp.ones((rows, 16)))
+        return sum(eqn.primitive is mark_p for eqn in jaxpr.eqns)
+
+    found = {rows: 1 + ends(rows, Decisions(layers_per_stage=())) for rows in (1, 32)}
+    assert found[1] != found[32], "what is small depends on the rows"
+    for rows, layers in itertools.product(found, found.values()):
+        assert ends(rows, Decisions(layers_per_stage=(1,) * layers)) == layers - 1
+
+
+def nothing(x):
+    return jnp.sum(x)
+
+
+@pytest.mark.parametrize(
+    ("fun", "args", "decisions", "message"),
+    [
+        (mpmd.auto_marks(loss, 7), ARGS, Decisions(), r"=7 needs .* found 6 in loss, .*models.py:\d+"),
+        (mpmd.auto_marks(nothing, 2), (jnp.ones(4),), Decisions(), "found nothing to cut in nothing"),
+        (
+            mpmd.auto_marks(loss),
+            ARGS,
+            Decisions(layers_per_stage=(40, 30)),
+            r"\(40, 30\) divides 70 .* found \d+ in",
+        ),
+        (mpmd.auto_marks(loss), ARGS, Decisions(layers_per_stage=(6, 0)), r"each stage has one at least"),
+    ],
+)
+def test_what_cannot_be_cut_as_asked(fun, args, decisions, message):
+    with pytest.raises(ValueError, match=message):
+        decided(fun, decisions)(*args)
+
+
+@pytest.mark.parametrize(("num_stages", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError)])
+def test_numbers_of_stages_that_are_none(num_stages, error):
+    with pytest.raises(error, match="auto_marks: num_stages"):
+        mpmd.auto_marks(loss, num_stages)
+
+
+def test_modules_that_are_changed_in_place():
+    from flax import nnx
+
+    def fun(model, x):
+        for linear in model[:4]:
+            x = linear(x)
+        return jnp.mean(model[4](x))
+
+    def model(last):
+        return nnx.List([*(nnx.Linear(4, 4, rngs=nnx.Rngs(i)) for i in range(4)), last])
+
+    x = jnp.ones((2, 4))
+    plain = model(nnx.Linear(4, 4, rngs=nnx.Rngs(4)))
+    assert_same(nnx.grad(mpmd.auto_marks(fun, 3)), nnx.grad(fun), plain, x)
+    with pytest.raises(TypeError, match=r"fun changes .*mean.* in place"):
+        mpmd.auto_marks(fun, 3)(model(nnx.BatchNorm(4, rngs=nnx.Rngs(4))), x)
+
+
+KINDS = ["dense", "residual", "elementwise", "skip", "scan", "remat", "jit", "integers"]
+
+
+def applied(kind, p, x, kept):
+    """One layer of a random function."""
+    match kind:
+        case "dense":
+            return layer(p, x)
+        case "residual":
+            return x + layer(p, layer(p, x))
+        case "elementwise":
+            return jnp.sin(x) * p["b"]
+        case "skip":
+            return layer(p, x) + kept.pop(0)
+        case "scan":
+            stack = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf / 2, -leaf]), p)
+            return lax.scan(lambda h, q: (layer(q, h), None), x, stack)[0]
+        case "remat":
+            return jax.checkpoint(layer)(p, x)
+        case "jit":
+            return jax.jit(layer)(p, x)
+        case "integers":
+            return jnp.where(x.argmax(-1, keepdims=True) > 1, layer(p, x), x)
+    raise AssertionError(kind)
+
+
+@seed(0)
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=7), st.booleans(), st.data())
+def test_random_functions(kinds, remat, data):
+    """Whatever a function does and wherever it is cut, its value and gradients stay."""
+
+    def fun(params, x, y):
+        kept = [x] * len(kinds)
+        for kind, p in zip(kinds, params, strict=True):
+            x = applied(kind, p, x, kept)
+            kept.append(x)
+        return jnp.mean((x - y) ** 2), kept[-2:]
+
+    args = weights(len(kinds)), *microbatch(batch())
+    layers = len(find_layers(opened_for_layers(jax.make_jaxpr(fun)(*args)).jaxpr))
+    ends = data.draw(st.sets(st.integers(1, layers - 1), max_size=3)) if layers > 1 else ()
+    counts = tuple(np.diff([0, *sorted(ends), layers]).tolist())
+    marked = decided(mpmd.auto_marks(fun), Decisions(layers_per_stage=counts, remat=remat))
+    assert_same(*(jax.value_and_grad(f, has_aux=True) for f in (marked, fun)), *args)
+
+
+def test_what_is_said_of_chosen_ends_of_stages_speaks_of_no_mark():
+    """The user wrote none."""
+
+    def loss(weights, x):
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x)
+
+    def step(weights, x):
+        return mpmd.auto_marks(loss, num_stages=2)(weights, x)
+
+    arguments = [jnp.ones((4, 4))] * 4, jnp.ones((2, 4))
+    with pytest.warns(mpmd.PerformanceWarning) as caught:
+        mpmd.jit(step, mpmd.AbstractMpmdMesh([{}, {}])).lower(*arguments)
+    (text,) = (str(warning.message) for warning in caught)
+    assert text.startswith("the end of a stage that mpmd.plan or auto_marks(num_stages=...) has chosen")
+    assert "mark_stage_end" not in text and "test_auto_marks.py" in text

@@ -1,0 +1,145 @@
+"""Callbacks that give nothing back are taken out of the equations around them; others stay."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+from mpmd.compat import with_constants_as_inputs
+from mpmd.compiler.jaxprs.equations import inline_calls, subjaxprs
+from mpmd.compiler.trace.host_callbacks import has_callback, with_host_callbacks
+from mpmd.language.callbacks import PYTHON_CALLS, callback_of
+
+
+def note(*args, **kwargs):
+    raise AssertionError("nothing is called here")
+
+
+def lifted(fun, *args):
+    """The callbacks that the driver calls, and whether any is left in the equations."""
+    jaxpr = with_constants_as_inputs(jax.make_jaxpr(fun)(*args))
+    jaxpr, _ = inline_calls(jaxpr, lambda eqn: True)
+    rewritten = with_host_callbacks(jaxpr)
+    rest = [eqn for eqn in rewritten.eqns if callback_of(eqn) is None]
+    return [callback for eqn in rewritten.eqns if (callback := callback_of(eqn))], any(map(calls, rest))
+
+
+def calls(eqn):
+    inside = (inner for jaxpr in subjaxprs(eqn) for inner in jaxpr.eqns)
+    return eqn.primitive.name in PYTHON_CALLS or any(map(calls, inside))
+
+
+def in_scan(x):
+    def body(c, k):
+        jax.debug.callback(note, c, k, 3)
+        return c + 1, c
+
+    return lax.scan(body, x, jnp.arange(4), reverse=True)
+
+
+def in_conditional(x):
+    return lax.cond(x > 0, lambda: jax.debug.print("positive"), lambda: jax.debug.print("{}", x))
+
+
+def in_scan_in_a_branch(x):
+    return lax.cond(x > 0, lambda: in_scan(x)[0], lambda: x)
+
+
+def in_remat(x):
+    @jax.checkpoint
+    def block(x):
+        jax.debug.callback(note, x)
+        return jnp.sin(x)
+
+    return block(x)
+
+
+def in_calls(x):
+    @jax.custom_vjp
+    def f(x):
+        jax.jit(lambda x: jax.debug.callback(note, x))(x)
+        return x
+
+    f.defvjp(lambda x: (x, None), lambda _, g: (g,))
+    return lax.scan(lambda c, _: (f(c), None), x, None, length=2)
+
+
+LIFTED = {
+    "scan": (in_scan, [(2, [(4, True)], False)]),
+    "conditional": (in_conditional, [(1, [], True), (0, [], True)]),
+    "scan in a branch": (in_scan_in_a_branch, [(2, [(4, True)], True)]),
+    "remat": (in_remat, [(1, [], False)]),
+    "calls in a scan": (in_calls, [(1, [(2, False)], False)]),
+}
+
+
+@pytest.mark.parametrize(("fun", "expected"), LIFTED.values(), ids=LIFTED)
+def test_taken_out(fun, expected):
+    callbacks, left = lifted(fun, 1.0)
+    assert not left
+    assert len(callbacks) == len(expected)
+    for callback, (variables, scans, conditional) in zip(callbacks, expected, strict=True):
+        assert callback.position.count(None) == len(scans)
+        assert len(callback.avals) - len(callback.literals) == variables
+        assert [tuple(scan) for scan in callback.scans] == scans
+        assert callback.conditional == conditional
+        assert "test_host_callbacks.py:" in callback.where
+
+
+def in_while(x):
+    def body(x):
+        jax.debug.callback(note, x)
+        return x + 1
+
+    return lax.while_loop(lambda x: x < 3, body, x)
+
+
+def read(x):
+    return io_callback(note, x, x) + 1
+
+
+def returned(x):
+    return io_callback(note, x, x)
+
+
+def pure(x):
+    return jax.pure_callback(note, x, x) + 1
+
+
+@pytest.mark.parametrize("fun", [in_while, read, returned, pure])
+def test_left_in_place(fun):
+    callbacks, left = lifted(fun, 1.0)
+    assert left and not callbacks
+
+
+def test_values_and_results_stay_what_they_are():
+    """The equations without the callbacks compute the same, and what is told has an axis for each scan."""
+
+    def fun(x):
+        c, ys = in_scan(x)
+        return c, ys, in_scan_in_a_branch(x), in_remat(x)
+
+    jaxpr, _ = inline_calls(with_constants_as_inputs(jax.make_jaxpr(fun)(1.0)), lambda eqn: True)
+    rewritten = with_host_callbacks(jaxpr)
+    told = [var for eqn in rewritten.eqns if callback_of(eqn) for var in eqn.invars]
+    pure_eqns = [eqn for eqn in rewritten.eqns if callback_of(eqn) is None]
+    assert not any(has_callback(eqn) or eqn.effects for eqn in pure_eqns)
+    whole = rewritten.replace(eqns=pure_eqns, outvars=[*rewritten.outvars, *told], effects=set())
+    c, ys, branch, block, *values = jax.extend.core.jaxpr_as_fun(jax.extend.core.ClosedJaxpr(whole, ()))(1.0)
+    assert (float(c), float(branch), float(block)) == (5.0, 5.0, pytest.approx(np.sin(1.0)))
+    np.testing.assert_array_equal(ys, [4.0, 3.0, 2.0, 1.0])
+    carried, numbers, flags, *_ = values
+    np.testing.assert_array_equal(carried, [4.0, 3.0, 2.0, 1.0])
+    np.testing.assert_array_equal(numbers, [0, 1, 2, 3])
+    np.testing.assert_array_equal(flags, [True] * 4)
+
+
+def test_the_order_of_the_calls():
+    """Iteration by iteration, of a branch if it was taken."""
+    (callback,), _ = lifted(in_scan_in_a_branch, 1.0)
+    flags = np.array([True, True, False, True])
+    found = sorted(callback.calls(None, [flags, np.arange(4.0), np.arange(4)]), key=lambda call: call[0])
+    assert [float(operands[0]) for _, operands in found] == [3.0, 1.0, 0.0]
+    assert [int(operands[2]) for _, operands in found] == [3, 3, 3]

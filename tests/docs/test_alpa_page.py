@@ -1,0 +1,36 @@
+"""The steps of ``docs/alpa.md`` run, and compute what plain JAX does."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import mpmd
+from tests.support.parity import assert_close
+
+TEXT = (Path(__file__).parents[2] / "docs" / "alpa.md").read_text()
+
+
+def test_the_blocks_compute_what_plain_jax_computes():
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
+        exec(block, names)
+    marked = jax.jit(names["train_step"])(names["state"], names["batch"])
+    assert_close(names["new_state"].params, marked.params)
+    with names["uniform"] as mesh:
+        assert_close(
+            mpmd.jit(names["train_step"], mesh)(names["state"], names["batch"]).params, marked.params
+        )
+
+    names["manual"].close()
+
+    batch = {"x": np.ones((64, 16)), "y": np.zeros((64, 16))}
+    unmarked = jax.jit(names["open_step"])(names["init"](jax.random.key(0)), batch)
+    assert_close(names["params"], unmarked.params)
+    assert names["choice"].candidate.num_microbatches == 16
+
+
+def test_names_that_the_page_takes_from_the_library_exist():
+    for name in re.findall(r"`(?:\w+ = )?mpmd\.(\w+)", TEXT):
+        assert hasattr(mpmd, name), name

@@ -1,0 +1,125 @@
+"""What the documents tell to install, and examples of theirs that no other file has."""
+
+import ast
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from tests.support.models import batch, init, layer, make_step, mlp, mse, weights
+from tests.support.parity import assert_close, assert_parity, mesh_of
+from tests.support.planned_steps import CLUSTER
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_job_installs_what_the_project_needs():
+    environment = re.search(r"--runtime-env-json '(.*)'", (ROOT / "docs" / "clusters.md").read_text())
+    listed = {re.split("[=<>]", package)[0] for package in json.loads(environment[1])["pip"]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[\[=<>]", dependency)[0] for dependency in project["dependencies"]}
+    # Ray is there already, and jax brings the other two.
+    assert needed - {"ray", "jaxlib", "scipy"} <= listed
+
+
+def test_examples_name_the_libraries_that_they_need():
+    """What an example imports, or a module of the examples that it imports, is installed or in its row."""
+    readme = (ROOT / "README.md").read_text()
+    rows = dict(re.findall(r"^\| `examples/(\w+)\.py` \| ([^|]*?) ?\|", readme, re.MULTILINE))
+    installed = {"jax", "mpmd", "numpy", "optax", "cluster", "ray", *sys.stdlib_module_names}
+    examples = {path.stem: path for path in (ROOT / "examples").glob("*.py")}
+
+    def imported(name):
+        for node in ast.walk(ast.parse(examples[name].read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in [node.module] if isinstance(node, ast.ImportFrom) else modules:
+                root = module.partition(".")[0]
+                yield from imported(root) if root in examples else [root]
+
+    programs = {name for name, path in examples.items() if '__name__ == "__main__"' in path.read_text()}
+    assert rows.keys() == programs
+    for name, needs in rows.items():
+        assert {*imported(name)} - installed <= {*filter(None, re.split(r",? ", needs))}, name
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any(dependency.startswith("optax") for dependency in project["dependencies"])
+    extras = " ".join(map(str, project["optional-dependencies"].values()))
+    assert all(library in extras for needs in rows.values() for library in re.split(r",? ", needs))
+
+
+def test_the_train_step_computes_what_plain_jax_computes():
+    step, in_process, on_ray, use, chosen = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    assert "cluster.launch" in on_ray
+    namespace = {}
+    exec(step, namespace)
+    expected = jax.jit(namespace["train_step"])(*(namespace[name] for name in ("params", "x", "y")))
+    exec(in_process + use, namespace)
+    try:
+        assert_close((namespace["params"], namespace["loss"]), expected)
+    finally:
+        namespace["mesh"].close()
+    definition, _, rest = chosen.partition("choice = ")
+    assert "choice.launch" in rest
+    exec(step + definition, namespace)
+    arguments = [namespace[name] for name in ("params", "x", "y")]
+    choice = mpmd.plan(namespace["open_step"], *arguments, cluster=CLUSTER, simulate=1)
+    expected = jax.jit(namespace["open_step"])(*arguments)
+    with choice.mesh() as mesh:
+        assert_close(choice.jit(mesh)(*arguments), expected)
+
+
+def defined_in(section):
+    """What the code of a section of the guide defines."""
+    text = (ROOT / "docs" / "guide.md").read_text().split(f"## {section}\n")[1].split("\n#")[0]
+    names = {"jax": jax, "jnp": jnp, "mpmd": mpmd, "P": P}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), names)
+    return names
+
+
+def test_the_example_of_a_carry():
+    names = defined_in("State that passes from microbatch to microbatch")
+    stats = [{"mean": jnp.zeros(4), "var": jnp.ones(4)}] * 2
+    assert_parity(names["train_step"], (weights(2), stats), *batch(), mesh=mesh_of(2))
+
+
+def test_the_example_of_a_step_of_one_batch():
+    names = defined_in("A step of one batch")
+    names["loss_fn"] = mse
+    params, (x, y) = weights(2), (rows.reshape(-1, rows.shape[-1]) for rows in batch())
+    with mesh_of(2) as mesh:
+        actual = mpmd.jit(names["train_step"], mesh)(params, x, y)
+    loss, grads = jax.value_and_grad(mse)(params, x, y)
+    assert_close(actual, (jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), loss))
+
+
+def test_the_examples_of_several_loops_and_passes():
+    text = (ROOT / "docs" / "several_loops.md").read_text()
+    layers = {
+        "network": mlp,
+        "discriminator_layers": lambda params, x: jnp.mean(mlp(params, x), -1),
+        "generate": lambda params, z, mark=lambda h: h: layer(params[1], mark(layer(params[0], z))),
+    }
+    names = {"jax": jax, "jnp": jnp, "mpmd": mpmd, **layers}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), names)
+    loaded = assert_parity(names["train_step"], (weights(4)[:2], weights(4)[2:]), *batch(), mesh=mesh_of(4))
+    homes = [leaf.mpmd_idxs[-1] for leaf in loaded.plan.inputs[:8]]
+    assert homes == [2, 2, 3, 3, 0, 0, 1, 1]
+    step = make_step(names["recycled"], names["schedule"])
+    assert_parity(step, init(weights(2)), *batch(), mesh=mesh_of(2))
+
+
+def test_the_example_of_explicit_sharding():
+    names = defined_in("Explicit sharding")
+    params = [stage["w"] for stage in weights(2)]
+    with names["mesh"]:
+        actual = names["step"](params, *batch())
+        with jax.set_mesh(jax.make_mesh((1, 1), ("stage", "fsdp"), devices=jax.devices()[:1])):
+            assert_close(actual, jax.jit(names["explicit_step"])(params, *batch()))
+        assert actual[0][0].spec == P("fsdp")

@@ -1,0 +1,181 @@
+"""The text of a task reads back as the task, and a plan answers what readers ask of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpmd.ir.names import (
+    constant_name,
+    index_name,
+    output_pattern,
+    outside_name,
+    resharded_name,
+    state_pattern,
+    variant_name,
+)
+from mpmd.ir.plan import (
+    ConstantLeaf,
+    Executable,
+    FusedTask,
+    InputLeaf,
+    LoopStages,
+    OutputLeaf,
+    OutsideTask,
+    Run,
+    Task,
+    parse_cell,
+    parse_task,
+)
+from mpmd.schedules import Std1F1B
+from tests.support.plans import ACTIVATION, WEIGHT, pipeline_plan
+
+kinds = st.sampled_from(["fwd", "bwd", "bwdA", "bwdW"])
+tasks = st.builds(Task, kinds, st.integers(0, 10_000), st.integers(0, 10_000))
+outside_tasks = st.builds(OutsideTask, st.sampled_from(["before", "after"]), st.integers(0, 99))
+outside_tasks |= st.builds(OutsideTask, st.just("between"), st.integers(0, 99), st.integers(1, 99))
+fused_tasks = st.builds(FusedTask, st.lists(tasks, min_size=2, max_size=5).map(tuple))
+
+
+@settings(deadline=None)
+@given(tasks | fused_tasks)
+def test_a_printed_cell_reads_back(cell):
+    assert parse_cell(str(cell)) == cell
+    assert parse_cell(f" {cell}\n") == cell
+
+
+@settings(deadline=None)
+@given(tasks | fused_tasks | outside_tasks)
+def test_a_printed_task_reads_back(task):
+    assert parse_task(str(task)) == task
+    assert Run(task, "f", (), ()).label == str(task)
+
+
+def test_work_outside_the_loop_is_no_cell_of_a_schedule():
+    assert str(OutsideTask("after", 0)) == "after_0"
+    assert str(OutsideTask("between", 2, loop=1)) == "between_1__2"
+    with pytest.raises(ValueError, match="'after_0' is not a task; write"):
+        parse_cell("after_0")
+    for text in ("after", "after_", "between_0", "after_0__1", "after_-1", "wait for group 2"):
+        with pytest.raises(ValueError, match="is not a task; write"):
+            parse_task(text)
+
+
+def test_cells_print_like_jaxpp():
+    forward, backward = Task("fwd", 3, 0), Task("bwd", 3, 0)
+    assert str(forward) == "fwd_3__0"
+    assert str(FusedTask((forward, backward))) == "FusedTask(fwd_3__0, bwd_3__0)"
+
+
+def test_a_cell_lists_its_tasks():
+    forward, backward = Task("fwd", 3, 0), Task("bwd", 3, 0)
+    assert forward.tasks == (forward,)
+    assert FusedTask((forward, backward)).tasks == (forward, backward)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "after_0",
+        "fwd_1",
+        "fwd_1_2",
+        "fwd_-1__0",
+        "bwdX_0__0",
+        "fwd_0__0, bwd_0__0",
+        "FusedTask()",
+        "FusedTask(fwd_0__0)",
+        "FusedTask(fwd_0__0, )",
+        "FusedTask(fwd_0__0, FusedTask(fwd_1__0, bwd_1__0))",
+    ],
+)
+def test_other_text_is_an_error(text):
+    with pytest.raises(ValueError, match="is not a task; write"):
+        parse_cell(text)
+
+
+def test_values_have_the_names_of_the_grammar():
+    assert constant_name(0) == "constant_0"
+    assert index_name(3) == "index_3"
+    assert output_pattern("fwd", 2, 0) % 1 == "fwd_2__1.0"
+    assert state_pattern("bwd", 1, 3) % 5 == "bwd_1.state3@5"
+    assert outside_name(OutsideTask("after", 0), 2, 1) == "after_0.2.1"
+
+
+def test_executables_have_the_names_of_the_grammar():
+    assert [variant_name("fwd_1", number) for number in (1, 2)] == ["fwd_1", "fwd_1'2"]
+    assert [resharded_name("fwd_1'2", number) for number in (0, 1)] == ["fwd_1'2", "fwd_1'2@1"]
+
+
+def test_a_plan_says_what_a_group_reads_runs_and_holds():
+    plan = pipeline_plan(Std1F1B(2), 2)
+    assert [leaf.name for leaf in plan.inputs_of(0).values()] == ["w0", "h0@0", "h0@1"]
+    assert list(plan.inputs_of(1)) == list(plan.outputs_of(1)) == [1]
+    assert plan.constants_of(0) == ()
+    assert plan.resident(1) == {"w1": WEIGHT}
+    assert [e.name for e in plan.executables_of(1)] == [e.name for e in plan.executables]
+    assert plan.executable("fwd") is plan.executables[0]
+    assert [str(run.task) for run in plan.programs[0].runs] == [
+        *("before_0", "fwd_0__0", "fwd_0__1", "bwd_0__0", "bwd_0__1", "after_0")
+    ]
+    assert plan.avals()["h1@0"] == plan.avals()["h0@0"] == ACTIVATION
+
+
+def test_executables_and_leaves_print_types_shardings_and_groups():
+    specs = ((), ("data", None)), (None,)
+    executable = Executable("fwd_0", (WEIGHT, ACTIVATION), (ACTIVATION,), (1,), *specs)
+    assert str(executable) == (
+        "fwd_0: float32[4,4], float32[2,4] sharded ('data', None) donated -> float32[2,4] sharded ?"
+    )
+    assert str(InputLeaf("args[0]", "args[0]", WEIGHT, (0, 1), ("data",), True)) == (
+        "args[0]: float32[4,4] sharded ('data',) on 0, 1, donated"
+    )
+    assert str(InputLeaf("args[1]", None, WEIGHT, (), (), False)) == "args[1]: float32[4,4] on no group"
+    assert str(ConstantLeaf("constant_0", WEIGHT, (1,))) == "constant_0: float32[4,4] on 1"
+    assert str(OutputLeaf("[0]", "after_0.1.0", WEIGHT, (1,), None)) == (
+        "result[0] = after_0.1.0: float32[4,4] sharded ? on 1"
+    )
+
+
+def test_a_printed_plan_begins_with_the_programs():
+    plan = pipeline_plan(Std1F1B(2), 2)
+    lines = str(plan).splitlines()
+    programs = "\n".join(map(str, plan.programs)).splitlines()
+    assert lines[: len(programs)] == programs
+    headings = [line for line in lines[len(programs) :] if not line.startswith(" ")]
+    assert headings == ["executables:", "inputs:", "constants:", "outputs:"]
+    parts = len(plan.executables) + len(plan.inputs) + len(plan.constants) + len(plan.outputs)
+    assert len(lines) == len(programs) + len(headings) + parts
+
+
+def test_a_plan_is_shipped_without_what_was_derived_from_it():
+    plan = pipeline_plan(Std1F1B(2), 2)
+    fresh = pickle.dumps(plan)
+    plan.avals(), plan.executable("fwd")
+    assert pickle.dumps(plan) == fresh
+    assert pickle.loads(fresh) == plan
+
+
+def test_stages_are_named_by_their_loops_where_there_are_several():
+    plan = pipeline_plan(Std1F1B(2), 3)
+    assert (plan.stage_text(1), plan.task_text(Task("fwd", 1, 0))) == ("stage 1", "fwd_1__0")
+    loops = LoopStages("Std1F1B", 0, 2, 3), LoopStages("GPipe", 2, 1, 4)
+    two = dataclasses.replace(plan, loops=loops)
+    assert [two.stage_text(stage) for stage in range(3)] == [
+        "stage 0 of loop 0",
+        "stage 1 of loop 0",
+        "stage 0 of loop 1",
+    ]
+    assert two.task_text(FusedTask((Task("fwd", 2, 1), Task("bwd", 2, 1)))) == (
+        "FusedTask(fwd_2__1, bwd_2__1) (stage 0 of loop 1)"
+    )
+    assert two.task_text(OutsideTask("between", 0, 1)) == "between_1__0"
+    said = """loops:
+  loop 0, Std1F1B: stages 0 to 1, 3 microbatches
+  loop 1, GPipe: stage 2, 4 microbatches
+executables:"""
+    assert said in str(two) and "loops:" not in str(dataclasses.replace(plan, loops=loops[:1]))
