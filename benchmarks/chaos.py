@@ -32,7 +32,7 @@ import numpy as np
 import ray
 
 import cluster
-import cluster.calls.health
+import cluster.driver.calls.health
 import mpmd
 from benchmarks.chain import OPTIMIZER, train_step
 from cluster.recovery import RecoveryReport

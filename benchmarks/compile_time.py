@@ -181,7 +181,7 @@ def measure(step: Step, repetitions: int) -> Measurement:
         traces.append(seconds_of_make_jaxpr(step))
         compiled, seconds = compile_and_export(step, mesh)
         runs.append(seconds)
-    program, traced = compiled.program, compiled.traced
+    program, traced = compiled.program, compiled.step
     return Measurement(
         {name: statistics.median(run[name] for run in runs) for name in runs[0]},
         statistics.median(traces),

@@ -31,7 +31,7 @@ from benchmarks.measure import Conditions, Result, Table, Times, interleaved, ra
 from benchmarks.peers import cpu_environment
 from benchmarks.peers.ours import START_SECONDS
 from benchmarks.workload import Workload
-from cluster import world
+from cluster.process import world
 
 DEVICES = (2, 4)
 QUICK = DEVICES[:1]

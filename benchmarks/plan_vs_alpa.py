@@ -16,16 +16,16 @@ import numpy as np
 
 from benchmarks.measure import Table
 from mpmd.planner.candidate import Candidate
+from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
-from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.constraints import Constraints
 from mpmd.planner.profile import Profile
-from mpmd.planner.search.columns import Way
 from mpmd.planner.search.formula import Evaluation, evaluate
-from mpmd.planner.search.partition import Stretches
+from mpmd.planner.search.layer_arrays import StepSettings
+from mpmd.planner.search.partition import StageRangeCosts
 from mpmd.planner.search.search import search
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.search.sweep import Space
+from mpmd.planner.search.sweep import SearchSpace
 from mpmd.schedules import Std1F1B
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 
@@ -37,7 +37,7 @@ class _Option:
     submesh: Submesh
     size: int
     seconds: np.ndarray
-    stretches: Stretches
+    range_costs: StageRangeCosts
 
 
 def alpa_choice(made: Profile, cluster: Cluster, number: int, remat: bool) -> Evaluation | None:
@@ -61,15 +61,17 @@ def alpa_choice(made: Profile, cluster: Cluster, number: int, remat: bool) -> Ev
 
 def _options(model: CostModel, number: int, remat: bool) -> Iterator[_Option]:
     per_node = model.cluster.devices_per_node
-    for submesh in Space(model, Fixed(num_microbatches=number)).submeshes:
+    for submesh in SearchSpace(model, Constraints(num_microbatches=number)).submeshes:
         size = math.prod(submesh.values())
         powers = size & (size - 1) == 0 and size <= per_node
         if (powers or size % per_node == 0) and model.profile.rows // number % submesh["data"] == 0:
-            table = model.table(model.setting(Place(0, submesh), Way(number, remat, fsdp=False)))
-            stretches = Stretches.of(
+            table = model.table(
+                model.group_settings(Place(0, submesh), StepSettings(number, remat, fsdp=False))
+            )
+            range_costs = StageRangeCosts.of(
                 table, 2 * model.cluster.task_overhead, np.zeros(len(model.profile.layers) + 1)
             )
-            yield _Option(submesh, size, stretches.seconds, stretches)
+            yield _Option(submesh, size, range_costs.seconds, range_costs)
 
 
 def _shortest_sum(
@@ -85,7 +87,7 @@ def _shortest_sum(
         values = np.full((len(options), *best.shape), math.inf)
         stops = np.zeros(values.shape, int)
         for index, option in enumerate(options):
-            seconds = option.stretches.fitting(min(behind, number), memory)
+            seconds = option.range_costs.fitting(min(behind, number), memory)
             seconds = np.where(seconds <= limit, seconds, math.inf)
             left = np.full_like(best, math.inf)
             left[:, option.size :] = best[:, : devices + 1 - option.size]
@@ -126,9 +128,12 @@ def words(evaluation: Evaluation) -> str:
 def ratios(made: Profile, cluster: Cluster, number: int) -> tuple[str, ...]:
     """Alpa's choice, ours with as much open as Alpa has and with more, and the ratios of the steps."""
     alpa = alpa_choice(made, cluster, number, remat=False)
-    given = Fixed(num_microbatches=number, remat=False, fsdp=False)
-    fixes = (dataclasses.replace(given, schedule="Std1F1B"), given, Fixed())
-    ours = [evaluate(CostModel(made, cluster), search(made, cluster, fixed)[0].candidate) for fixed in fixes]
+    given = Constraints(num_microbatches=number, remat=False, fsdp=False)
+    fixes = (dataclasses.replace(given, schedule="Std1F1B"), given, Constraints())
+    ours = [
+        evaluate(CostModel(made, cluster), search(made, cluster, constraints)[0].candidate)
+        for constraints in fixes
+    ]
     found = [words(ours[0]), words(ours[1])]
     if alpa is None:
         return ("none fits", *found, "", "", "")

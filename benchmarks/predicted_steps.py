@@ -26,7 +26,8 @@ from mpmd.language.decisions import Decisions
 from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.hardware import completed
+from mpmd.planner.hardware import Hardware, completed
+from mpmd.planner.record_steps import record_steps
 from mpmd.planner.trials.predict import memories_of
 from mpmd.planner.trials.realize import Realized, lower, measured, simulated
 from mpmd.schedules import Schedule
@@ -139,11 +140,11 @@ class Groups:
             self._mesh = mpmd.MpmdMesh(meshes[:groups])
 
     @functools.cached_property
-    def cluster(self) -> mpmd.Cluster:
+    def cluster(self) -> Hardware:
         """The devices, calibrated on the groups."""
         holding = Holding.RECEIVER if isinstance(self._mesh, mpmd.MpmdMesh) else Holding.SLOTS
         sizes = {"nodes": 1, "devices_per_node": self._groups, "memory": 2.0**30, "holding": holding}
-        found = calibrate(self._mesh, [0] * self._groups)
+        found = calibrate(functools.partial(record_steps, self._mesh), [0] * self._groups)
         return completed(sizes, {}, found.known)
 
     def described(self) -> str:

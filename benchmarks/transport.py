@@ -27,7 +27,7 @@ import ray
 
 from benchmarks.measure import Conditions, Result, Table, Target, Times, interleaved, ratio
 from benchmarks.peers import cpu_environment
-from cluster.endpoint import endpoints
+from cluster.protocol.endpoint import endpoints
 from cluster.tcp.credentials import Credentials, make_credentials
 from cluster.transports.choice import NAMES, NETWORK, SHARED_MEMORY
 from cluster.transports.router import Router

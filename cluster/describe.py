@@ -6,22 +6,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import ray
 
-from cluster.environment import actor_environment
 from cluster.launch import launch
-from cluster.ray_connection import connect_to_ray, default_platform
-from cluster.resources import live_nodes
-from cluster.shapes import GPU_PLATFORMS
+from cluster.start.environment import actor_environment
+from cluster.start.ray_connection import connect_to_ray, default_platform
+from cluster.start.resources import live_nodes
+from cluster.start.shapes import GPU_PLATFORMS
+from mpmd.ir.events import Event
 from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate, dtype_fault
-from mpmd.planner.hardware import Cluster, check_known, completed
-from mpmd.validation import bool_fault, number_fault, raise_faults, str_fault
+from mpmd.planner.hardware import Hardware, check_known, completed
+from mpmd.validation import Fault, bool_fault, number_fault, raise_faults, shown, str_fault
+
+RecordStepsOn = Callable[[Any, Callable[..., Any], tuple[Any, ...], int], Sequence[Sequence[Event]]]
+"""Runs a step with arguments so many times on a mesh, and returns the events of each run."""
 
 MEASURED_NODES = 2
 """So many nodes tell what the links are like."""
@@ -31,17 +36,29 @@ def describe(
     address: str | None = None,
     *,
     measure: bool = False,
+    record_steps: RecordStepsOn | None = None,
     dtype: str = "float32",
     platform: str | None = None,
     cpus_per_device: float | None = None,
     timeout: float = 60.0,
     **given: Any,
-) -> Cluster:
-    """What ``mpmd.Cluster.from_ray`` says."""
+) -> Hardware:
+    """Describes a Ray cluster, as ``mpmd.Cluster.from_ray`` does, which calls this.
+
+    Args:
+      measure: measure what is not given, with ``record_steps``.
+      record_steps: called with a mesh, a step, its arguments and a number, runs the step so many times on the
+        mesh and returns the events of each run. ``mpmd.Cluster.from_ray`` gives it, because running a step
+        takes the compiler, which this package does not know.
+      address, dtype, platform, cpus_per_device, timeout, given: as of ``mpmd.Cluster.from_ray``.
+
+    Raises: as ``mpmd.Cluster.from_ray``; ``ValueError`` for ``measure`` without ``record_steps``.
+    """
     check_known(given)
     raise_faults(
         str_fault("address", address, optional=True),
         bool_fault("measure", measure),
+        _record_steps_fault(measure, record_steps),
         dtype_fault("dtype", dtype),
         str_fault("platform", platform, optional=True),
         number_fault("cpus_per_device", cpus_per_device, above=0, finite=True, optional=True),
@@ -51,29 +68,39 @@ def describe(
     disconnect = connect_to_ray(address)
     try:
         platform = platform or default_platform()
-        found = _find(platform, cpus_per_device, given)
-        sizes: dict[str, Any] = {"nodes": found.nodes, "devices_per_node": found.devices_per_node}
-        sizes["holding"] = _holding(platform, found.nodes)
+        nodes = _find(platform, cpus_per_device, given)
+        sizes: dict[str, Any] = {"nodes": nodes.count, "devices_per_node": nodes.devices_per_node}
+        sizes["holding"] = _holding(platform, nodes.count)
         if "memory" not in given:
-            sizes["memory"] = found.memory if platform == "cpu" else _memory_of_device(platform, timeout)
-        measured = (lambda: _measured(found, platform, dtype, timeout)) if measure else None
+            sizes["memory"] = nodes.memory if platform == "cpu" else _memory_of_device(platform, timeout)
+        measured = None
+        if record_steps is not None and measure:
+            measured = functools.partial(_measured, nodes, record_steps, platform, dtype, timeout)
         return completed(sizes, given, measured)
     finally:
         disconnect()
 
 
+def _record_steps_fault(measure: Any, record_steps: Any) -> Fault | None:
+    if record_steps is not None and not callable(record_steps):
+        return TypeError(f"record_steps must be a function, or None, not {shown(record_steps)}")
+    if measure is True and record_steps is None:
+        return ValueError("measure=True needs record_steps, which mpmd.Cluster.from_ray(measure=True) gives")
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
-class _Found:
+class _Nodes:
     """The nodes that are used; ``memory`` and ``cpus`` are a device's share, as Ray describes its node."""
 
-    nodes: int
+    count: int
     devices_per_node: int
     memory: float
     cpus: float
 
 
-def _find(platform: str, cpus_per_device: float | None, given: Mapping[str, Any]) -> _Found:
-    """Raises ``ValueError`` when there are no such nodes."""
+def _find(platform: str, cpus_per_device: float | None, given: Mapping[str, Any]) -> _Nodes:
+    """The nodes with the devices that are asked for. Raises ``ValueError`` when there are none."""
     each = given.get("devices_per_node")
     counts = [
         (_count(node["Resources"], platform, cpus_per_device, each), node["Resources"])
@@ -86,21 +113,21 @@ def _find(platform: str, cpus_per_device: float | None, given: Mapping[str, Any]
         raise ValueError(f"no node has {each or 'any'} devices of {platform!r}. {have}")
     if each is None and len({count for count, _ in able}) > 1:
         raise ValueError(f"a plan is for equal nodes: say which devices_per_node to use. {have}")
-    wanted = given.get("nodes", len(able))
-    if wanted > len(able):
-        raise ValueError(f"{wanted} nodes are asked for, and {len(able)} have such devices. {have}")
+    num_nodes = given.get("nodes", len(able))
+    if num_nodes > len(able):
+        raise ValueError(f"{num_nodes} nodes are asked for, and {len(able)} have such devices. {have}")
     used = sorted((resources for _, resources in able), key=lambda resources: -resources.get("memory", 0))
     devices = each or able[0][0]
-    return _Found(
-        nodes=wanted,
+    return _Nodes(
+        count=num_nodes,
         devices_per_node=devices,
-        memory=min(resources.get("memory", 0) for resources in used[:wanted]) / devices,
-        cpus=cpus_per_device or min(resources.get("CPU", 0) for resources in used[:wanted]) / devices,
+        memory=min(resources.get("memory", 0) for resources in used[:num_nodes]) / devices,
+        cpus=cpus_per_device or min(resources.get("CPU", 0) for resources in used[:num_nodes]) / devices,
     )
 
 
 def _holding(platform: str, nodes: int) -> Holding:
-    """Where messages are, by the transport that ``launch`` chooses between most groups."""
+    """The memory that holds messages, by the transport that ``launch`` chooses between most groups."""
     if platform != "cpu":
         return Holding.ELSEWHERE  # in the memory of the host
     return Holding.SLOTS if nodes == 1 else Holding.KEPT
@@ -109,7 +136,7 @@ def _holding(platform: str, nodes: int) -> Holding:
 def _count(
     resources: Mapping[str, float], platform: str, cpus_per_device: float | None, each: int | None
 ) -> int:
-    """How many devices a node has; on CPU as many as are asked for."""
+    """The number of a node's devices; on CPU as many as are asked for."""
     if platform in GPU_PLATFORMS:
         return int(resources.get("GPU", 0))
     if platform != "cpu":
@@ -143,8 +170,11 @@ def _bytes_limit() -> int | None:
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
-def _measured(found: _Found, platform: str, dtype: str, timeout: float) -> dict[str, Any]:
-    groups = [{"device": 1}] * (min(found.nodes, MEASURED_NODES) * found.devices_per_node)
-    cpus = found.cpus if platform == "cpu" else None
+def _measured(
+    nodes: _Nodes, record_steps: RecordStepsOn, platform: str, dtype: str, timeout: float
+) -> dict[str, Any]:
+    groups = [{"device": 1}] * (min(nodes.count, MEASURED_NODES) * nodes.devices_per_node)
+    cpus = nodes.cpus if platform == "cpu" else None
     with launch(groups=groups, platform=platform, cpus_per_group=cpus, timeout=timeout) as mesh:
-        return calibrate(mesh, [group.node_id for group in mesh.groups], dtype).known()
+        node_ids = [group.node_id for group in mesh.groups]
+        return calibrate(functools.partial(record_steps, mesh), node_ids, dtype).known()

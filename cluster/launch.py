@@ -3,45 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import AxisType
+from ray.util.placement_group import PlacementGroup
 
-from cluster.actor import GroupActor
-from cluster.actors import ActorStarter
-from cluster.calls.actor_calls import ActorCalls
-from cluster.calls.watchdog import Limits, limits_faults
-from cluster.connect import StartingActors, connect_driver, connect_groups, gathering_edges, open_groups
-from cluster.driver import RayRuntime
-from cluster.endpoint import Endpoint, Member, endpoints
-from cluster.environment import SHAREABLE_PLATFORMS, check_cache, without_effect
+from cluster.driver.calls.actor_calls import ActorCalls
+from cluster.driver.calls.watchdog import Limits, limits_faults
+from cluster.driver.runtime import RayRuntime
 from cluster.mesh import ClusterMesh, abstract_submesh
-from cluster.needs import bundles_of, needs_of
-from cluster.process_info import Placement
-from cluster.ray_connection import connect_to_ray, default_platform
+from cluster.process.actor import GroupActor
+from cluster.process.compilation_cache import check_cache
+from cluster.protocol.process_info import ProcessInfo
+from cluster.protocol.versions import versions_here
 from cluster.recovery.actor import RecoverableActor
-from cluster.recovery.fleet import Fleet
 from cluster.recovery.metrics import RecoveryMetrics
 from cluster.recovery.places import Places
 from cluster.recovery.policy import Recovery, check_recovery
+from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.replacements import Replacements
 from cluster.recovery.report import RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
-from cluster.resources import (
-    live_nodes,
+from cluster.start.actors import ActorStarter
+from cluster.start.connect import Connected, StartingActors, connect, open_groups
+from cluster.start.environment import SHAREABLE_PLATFORMS, without_effect
+from cluster.start.process_resources import resources_of
+from cluster.start.processes import Processes, processes_of
+from cluster.start.ray_connection import connect_to_ray
+from cluster.start.resources import (
+    Reservation,
     remove_all,
-    reserve_places,
     reserve_separately,
+    reserve_together,
 )
-from cluster.shapes import Request, axis_types_of, check, shapes_of, submeshes_of
-from cluster.tcp.connection import Connection
-from cluster.transports.choice import AUTO, OBJECT_STORE, check_encryption, check_name, choose, holdings
-from cluster.versions import versions_here
-from mpmd.ir.routes import Topology
+from cluster.start.shapes import Request, axis_types_of, check, submeshes_of
+from cluster.transports.choice import AUTO, check_encryption, check_name, holdings
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.util.stopwatch import Stopwatch
 from mpmd.validation import (
@@ -166,78 +167,152 @@ def launch(
         *limits_faults(limits),
         title="cluster.launch: ",
     )
-    submeshes = submeshes_of(request)
-    check_recovery(recovery, submeshes)
+    check_recovery(recovery, submeshes_of(request))
     variables = (runtime_env or {}).get("env_vars") or {}
     check_cache(compilation_cache, variables)
     for text in without_effect(variables, jax.config):
         warnings.warn(text, stacklevel=2)
+    options = _Options(
+        request,
+        runtime_env or {},
+        transport,
+        encryption,
+        None if compilation_cache is None else os.fspath(compilation_cache),
+        recovery,
+        timeout,
+        max_in_flight,
+        limits,
+    )
     watch = Stopwatch()
     with contextlib.ExitStack() as undo:
         with watch("ray"):
             on_close = connect_to_ray(address)
         undo.callback(on_close)
-        platform = platform or default_platform()
-        shapes = shapes_of(request, platform, [node["Resources"].get("GPU", 0) for node in live_nodes()])
-        processes = endpoints([shape.num_processes for shape in shapes])
-        members = [Member(process.mpmd_idx, process.rank, shapes) for process in processes]
-        num_spares = recovery.spares if recovery else 0
-        bundles = bundles_of(request, platform, shapes, num_spares)
+        processes = processes_of(request, recovery.spares if recovery else 0)
         with watch("resources"):
-            reserve = reserve_separately if recovery else reserve_places
-            own, nodes = reserve(bundles, _teams(processes, num_spares), timeout)
-        placement_groups = {place.placement_group for place in own}
+            reserve = reserve_separately if recovery else reserve_together
+            reservations, nodes = reserve(processes.bundles, processes.teams, timeout)
+        placement_groups = {reservation.placement_group for reservation in reservations}
         undo.callback(remove_all, placement_groups)
-        share_after = recovery.share_after if recovery and platform in SHAREABLE_PLATFORMS else None
-        shares = share_after is not None
-        needs = needs_of(members, bundles, nodes, request, platform, runtime_env or {}, shares)
-        cache = None if compilation_cache is None else os.fspath(compilation_cache)
-        starter = ActorStarter(members, needs, cache, RecoverableActor if recovery else GroupActor)
         with watch("actors"):
-            actors = [starter.start(number, own[number]) for number in range(len(members))]
-            replacements = None
-            if recovery is not None:
-                mpmd_idxs = [process.mpmd_idx for process in processes]
-                places = Places(own[: len(members)], bundles, mpmd_idxs, share_after, timeout)
-                replacements = Replacements(starter, places, own[len(members) :])
-                replacements.start_spares()
-            starting = StartingActors(actors, processes, timeout)
-            infos = open_groups(starting, members, versions_here())
-            if replacements is not None:
-                replacements.await_spares(timeout)
+            started = _start_actors(processes, reservations, nodes, options)
         with watch("transports"):
-            transports = choose(transport, infos)
-            topology = Topology(shapes, gathering_edges(infos, transports))
-            connect_groups(starting, infos, transports, topology.gathering, encryption)
-            connections: list[Connection] = []
-            if transport != OBJECT_STORE:
-                connections = connect_driver(starting, infos, encryption, undo)
-        placement = Placement(tuple(infos), transports)
-        shapes_of_submeshes = [abstract_submesh(axes) for axes in submeshes]
-        held = holdings(transports, infos, platform)
-        groups_runtime = RayRuntime(processes, shapes_of_submeshes, topology, platform, held, max_in_flight)
+            connected = connect(started.actors, started.infos, processes.shapes, transport, encryption, undo)
         recoveries: list[RecoveryReport] = []
-        runtime: RayRuntime | RecoveringRuntime = groups_runtime
-        if recovery is None or replacements is None:
-            groups_runtime.attach(ActorCalls(actors, processes, placement_groups, connections, infos, limits))
-        else:
-            gathering = topology.gathering
-            fleet = Fleet(replacements, actors, placement, transport, encryption, gathering, timeout, limits)
-            on_recovery = _noting(recoveries)
-            runtime = RecoveringRuntime(groups_runtime, fleet, recovery, on_recovery, max_in_flight)
-            runtime.attach(connections)
+        runtime = _runtime_of(processes, started, connected, placement_groups, recoveries, options)
         undo.pop_all()
     return ClusterMesh(
-        topology=topology,
+        topology=connected.topology,
         mpmd_axis_name=mpmd_axis,
         axis_types=axis_types_of(request),
-        platform=platform,
+        platform=processes.platform,
         runtime=runtime,
-        placement=placement,
+        placement=connected.placement,
         seconds=watch.seconds,
         recoveries=recoveries,
         on_close=on_close,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """The arguments of ``launch``, checked; ``runtime_env`` is empty where there is none."""
+
+    request: Request
+    runtime_env: Mapping[str, Any]
+    transport: str
+    encryption: bool | None
+    compilation_cache: str | None
+    recovery: Recovery | None
+    timeout: float
+    max_in_flight: int
+    limits: Limits
+
+
+class _Started(NamedTuple):
+    """The actors, which have taken their devices; with recovery also those that replace them."""
+
+    actors: StartingActors
+    infos: list[ProcessInfo]
+    replacements: Replacements | None
+
+
+def _start_actors(
+    processes: Processes, reservations: Sequence[Reservation], nodes: Sequence[str], options: _Options
+) -> _Started:
+    """Starts all actors and spares, and has the processes of each group meet, and take their devices."""
+    recovery, members = options.recovery, processes.members
+    share_after = None
+    if recovery is not None and processes.platform in SHAREABLE_PLATFORMS:
+        share_after = recovery.share_after
+    resources = resources_of(
+        processes, nodes, options.request, options.runtime_env, may_share=share_after is not None
+    )
+    actor_class = RecoverableActor if recovery else GroupActor
+    starter = ActorStarter(members, resources, options.compilation_cache, actor_class)
+    handles = [starter.start(number, reservations[number]) for number in range(len(members))]
+    replacements = None
+    if recovery is not None:
+        mpmd_idxs = [member.mpmd_idx for member in members]
+        of_members, of_spares = reservations[: len(members)], reservations[len(members) :]
+        places = Places(of_members, processes.bundles, mpmd_idxs, share_after, options.timeout)
+        replacements = Replacements(starter, places, of_spares)
+        replacements.start_spares()
+    actors = StartingActors(handles, processes.endpoints, options.timeout)
+    infos = open_groups(actors, members, versions_here())
+    if replacements is not None:
+        replacements.await_spares(options.timeout)
+    return _Started(actors, infos, replacements)
+
+
+def _runtime_of(
+    processes: Processes,
+    started: _Started,
+    connected: Connected,
+    placement_groups: Collection[PlacementGroup],
+    recoveries: list[RecoveryReport],
+    options: _Options,
+) -> RayRuntime | RecoveringRuntime:
+    """The runtime on the actors; with recovery one that adds its reports to ``recoveries``."""
+    actors, infos, replacements = started.actors.actors, started.infos, started.replacements
+    topology, placement, connections = connected
+    groups = RayRuntime(
+        processes.endpoints,
+        [abstract_submesh(shape.axes) for shape in processes.shapes],
+        topology,
+        processes.platform,
+        holdings(placement.transports, infos, processes.platform),
+        options.max_in_flight,
+    )
+    limits = options.limits
+    if options.recovery is None or replacements is None:
+        groups.attach(ActorCalls(actors, processes.endpoints, placement_groups, connections, infos, limits))
+        return groups
+    pool = ProcessPool(
+        replacements,
+        actors,
+        placement,
+        options.transport,
+        options.encryption,
+        topology.gathering,
+        options.timeout,
+        limits,
+    )
+    on_recovery = _adding_to(recoveries)
+    recovering = RecoveringRuntime(groups, pool, options.recovery, on_recovery, options.max_in_flight)
+    recovering.attach(connections)
+    return recovering
+
+
+def _adding_to(recoveries: list[RecoveryReport]) -> Callable[[RecoveryReport], None]:
+    """A function that adds each report to the list, and to the metrics of the driver."""
+    metrics = RecoveryMetrics()
+
+    def on_recovery(report: RecoveryReport) -> None:
+        recoveries.append(report)
+        metrics.add(report)
+
+    return on_recovery
 
 
 def _environment_faults(runtime_env: Any) -> Iterator[Fault | None]:
@@ -250,22 +325,3 @@ def _environment_faults(runtime_env: Any) -> Iterator[Fault | None]:
         for name, value in variables.items():
             yield str_fault("the name of a variable in runtime_env", name)
             yield str_fault(f"runtime_env['env_vars'][{name!r}]", value)
-
-
-def _noting(recoveries: list[RecoveryReport]) -> Callable[[RecoveryReport], None]:
-    """Adds each report to the list, and to the metrics of the driver."""
-    metrics = RecoveryMetrics()
-
-    def on_recovery(report: RecoveryReport) -> None:
-        recoveries.append(report)
-        metrics.add(report)
-
-    return on_recovery
-
-
-def _teams(processes: Sequence[Endpoint], num_spares: int) -> list[list[int]]:
-    """The numbers of the processes of each group, and then of each spare."""
-    groups: dict[int, list[int]] = {}
-    for number, process in enumerate(processes):
-        groups.setdefault(process.mpmd_idx, []).append(number)
-    return [*groups.values(), *([len(processes) + spare] for spare in range(num_spares))]

@@ -8,17 +8,20 @@ from types import MappingProxyType
 
 from jax.sharding import AbstractMesh, AxisType
 
-from cluster.driver import RayRuntime
-from cluster.process_info import Placement, ProcessInfo
+from cluster.driver.runtime import RayRuntime
+from cluster.driver.status import ProcessStatus, Status
+from cluster.protocol.process_info import Placement, ProcessInfo
 from cluster.recovery import RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
-from cluster.status import ProcessStatus, Status
+from mpmd.errors import MESH_CLOSED
 from mpmd.ir.routes import Topology
 from mpmd.validation import int_fault, number_fault, raise_faults
 
 
 class ClusterMesh:
-    """Running groups, an actor for each process, made by ``cluster.launch``; an ``mpmd.meshes.mesh.GroupMesh``.
+    """Running groups, an actor for each process, made by ``cluster.launch``.
+
+    It is an ``mpmd.meshes.mesh.GroupMesh``.
 
     ``close``, or leaving ``with``, ends the actors and gives their resources back. So do the end of the last
     reference to the mesh, its steps and its arrays, and the exit of the interpreter.
@@ -75,7 +78,7 @@ class ClusterMesh:
 
     @property
     def processes(self) -> tuple[ProcessInfo, ...]:
-        """Where the processes of the groups run, group by group."""
+        """The processes of the groups, group by group, and where they run."""
         return self._placement.processes
 
     @property
@@ -97,11 +100,11 @@ class ClusterMesh:
     def runtime(self) -> RayRuntime | RecoveringRuntime:
         """The running groups. Raises ``RuntimeError`` after ``close``."""
         if self._runtime is None:
-            raise RuntimeError("the cluster mesh is closed; launch another one")
+            raise RuntimeError(f"{MESH_CLOSED}; launch another one")
         return self._runtime
 
     def status(self) -> Status:
-        """What every process is doing, and for how long; printable as a table.
+        """The activity of every process, and for how long; printable as a table.
 
         May be called at any time, by any thread: it does not wait for steps, and takes two seconds at most.
         Raises ``RuntimeError`` in a fork.

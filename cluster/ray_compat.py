@@ -13,7 +13,7 @@ from packaging.version import Version
 OLDEST, NEWEST = Version("2.54"), Version("2.60")
 """The releases of Ray, by their first two numbers, between which ``make test-versions`` runs the tests."""
 
-_NOTICES = (
+_MESSAGES_TO_USER = (
     ("ray._private.worker", "Started a local Ray instance"),
     ("ray._private.authentication.authentication_token_setup", "Token authentication is enabled"),
 )
@@ -53,10 +53,10 @@ def draining_nodes() -> frozenset[str]:
 
 
 @contextlib.contextmanager
-def without_notices() -> Iterator[None]:
+def without_messages_to_user() -> Iterator[None]:
     """Hides, while this process connects with Ray, the messages of Ray that all is as expected."""
     with contextlib.ExitStack() as undo:
-        for name, beginning in _NOTICES:
+        for name, beginning in _MESSAGES_TO_USER:
             undo.enter_context(_without(logging.getLogger(name), beginning))
         undo.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", _COMING_DEFAULT, FutureWarning)

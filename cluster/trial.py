@@ -2,7 +2,7 @@
 
     python -m cluster.trial devices | in-process | ray [ADDRESS]
 
-prints what was found on one line. What fails raises.
+prints the result on one line. A trial that fails raises.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 import cluster
 import mpmd
-from cluster.ray_connection import connect_to_ray
-from cluster.resources import live_nodes
+from cluster.start.ray_connection import connect_to_ray
+from cluster.start.resources import live_nodes
 
 GROUPS, MICROBATCHES, WIDTH = 2, 4, 8
 TOLERANCE = 1e-5
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def devices() -> str:
-    """How many devices of which kind JAX has."""
+    """The number of JAX's devices of each kind."""
     kinds = collections.Counter(f"{device.platform} ({device.device_kind})" for device in jax.devices())
     return ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
 
@@ -39,9 +39,9 @@ def devices() -> str:
 def in_process() -> str:
     """A step on two groups of one device of this process, on the CPU if there is only one of another kind."""
     jax.config.update("jax_num_cpu_devices", GROUPS)
-    found = jax.devices() if jax.device_count() >= GROUPS else jax.devices("cpu")
-    mesh = mpmd.MpmdMesh(jax.sharding.Mesh(np.array(found[:GROUPS]), ("stage",)), "stage")
-    return f"a step on {GROUPS} groups of one {found[0].platform} device {_compare(mesh)}"
+    chosen = jax.devices() if jax.device_count() >= GROUPS else jax.devices("cpu")
+    mesh = mpmd.MpmdMesh(jax.sharding.Mesh(np.array(chosen[:GROUPS]), ("stage",)), "stage")
+    return f"a step on {GROUPS} groups of one {chosen[0].platform} device {_compare(mesh)}"
 
 
 def on_ray(address: str | None = None) -> str:

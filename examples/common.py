@@ -5,6 +5,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -140,33 +141,38 @@ def ray_connection(on_ray: bool, address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def assert_close(name: str, actual, expected, atol: float) -> None:
-    """Prints the largest difference of two pytrees of arrays, and raises if it is over ``atol``."""
-    difference = max_difference(actual, expected)
-    print(f"{name}: max |difference| {difference:.1e} (limit {atol:.0e})")
-    if not difference <= atol:  # also true of NaN
-        raise AssertionError(f"{name} differ by {difference:.1e}, more than {atol:.0e}")
+def measured_cluster(on_ray: bool, num_devices: int, **resources: Any) -> mpmd.Cluster:
+    """The devices at hand, with their measured rates; ``resources`` as of ``mpmd.Cluster.from_ray``."""
+    if on_ray:
+        return mpmd.Cluster.from_ray(devices_per_node=num_devices, measure=True, **resources)
+    return mpmd.Cluster.of_this_process(jax.devices()[:num_devices], measure=True, **resources)
 
 
-def max_difference(actual, expected) -> float:
-    """The largest elementwise difference of two pytrees of arrays of the same structure."""
-    differences = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), actual, expected)
-    return float(np.max(jax.tree.leaves(differences)))
-
-
-def assert_same(name: str, actual, expected, relative: float) -> None:
+def assert_close(name: str, actual, expected, relative: float, absolute: float | None = None) -> None:
     """Prints the largest relative error of a leaf, and raises if it is over ``relative``, naming the leaf.
 
-    The error of a leaf is the norm of its difference, over the norm of what is expected: gradients and second
-    moments are small, and an absolute limit that suits weights would let any of them pass. Integers are to be
-    equal. Both pytrees have the same structure, shapes and dtypes.
+    The error of a leaf is the norm of its difference, over the norm of the expected leaf: gradients and
+    second moments are small, and an absolute limit that suits weights would let any of them pass. Integers
+    are to be equal. Both pytrees have the same structure, shapes and dtypes. ``absolute`` also limits the
+    difference of each element.
     """
+    if absolute is not None:
+        difference = max_difference(actual, expected)
+        print(f"{name}: max |difference| {difference:.1e} (limit {absolute:.0e})")
+        if not difference <= absolute:  # also true of NaN
+            raise AssertionError(f"{name} differ by {difference:.1e}, more than {absolute:.0e}")
     errors = relative_errors(actual, expected)
     worst = max(errors, key=lambda leaf: (np.isnan(errors[leaf]), errors[leaf]))
     print(f"{name}: largest relative error of a leaf {errors[worst]:.1e} (limit {relative:.0e})")
     if not errors[worst] <= relative:  # also true of NaN
         leaf = f" of {worst}" if worst else ""
         raise AssertionError(f"{name}: relative error{leaf} is {errors[worst]:.1e}, more than {relative:.0e}")
+
+
+def max_difference(actual, expected) -> float:
+    """The largest elementwise difference of two pytrees of arrays of the same structure."""
+    differences = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), actual, expected)
+    return float(np.max(jax.tree.leaves(differences)))
 
 
 def relative_errors(actual, expected) -> dict[str, float]:

@@ -98,13 +98,13 @@ def check_parity(actual: Result, expected: Result) -> None:
     for index, pair in enumerate(zip(actual.losses, expected.losses, strict=True)):
         print(f"step {index + 1}: loss {pair[0]:.6f} in the pipeline, {pair[1]:.6f} by FSDP")
     moments, expected_moments = (mpmd.to_host(result.state.opt_state[0]) for result in (actual, expected))
-    common.assert_same("losses", actual.losses, expected.losses, RELATIVE_LIMIT)
-    common.assert_same("step", int(actual.state.step), int(expected.state.step), 0)
+    common.assert_close("losses", actual.losses, expected.losses, RELATIVE_LIMIT)
+    common.assert_close("step", int(actual.state.step), int(expected.state.step), 0)
     for moment in (moments.mu, expected_moments.mu):
         check_key_biases(moment)
     for name in ("mu", "nu"):
         found, wanted = (without_key_biases(getattr(side, name)) for side in (moments, expected_moments))
-        common.assert_same(f"gradients ({name})", found, wanted, RELATIVE_LIMIT)
+        common.assert_close(f"gradients ({name})", found, wanted, RELATIVE_LIMIT)
     significant = jax.tree.map(lambda nu: nu > SIGNIFICANT, without_key_biases(expected_moments.nu))
     params, expected_params = (
         jax.tree.map(
@@ -112,7 +112,7 @@ def check_parity(actual: Result, expected: Result) -> None:
         )
         for side in (actual.state.params, expected.state.params)
     )
-    common.assert_same("parameters", params, expected_params, RELATIVE_LIMIT)
+    common.assert_close("parameters", params, expected_params, RELATIVE_LIMIT)
     shares = [there.mean() for there in jax.tree.leaves(significant)]
     share = np.average(shares, weights=[there.size for there in jax.tree.leaves(significant)])
     print(f"compared parameters: {share:.1%} of all, {min(shares):.1%} of a leaf at least")

@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{name}: {len(step.plan.executables)} executables, compiled in {seconds:.1f} s")
             trained, losses[name] = train(step, start, batches)
             expected = plain[0] if name == "written out" else {of: stacked(plain[0][of]) for of in plain[0]}
-            common.assert_same(
+            common.assert_close(
                 f"{name}: parameters and moments", mpmd.to_host(trained), expected, RELATIVE_LIMIT
             )
         print(f"\na stacked array: {trained['params']['blocks']['qkv']!r}")
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     for row in zip(*losses.values(), strict=True):
         print("  ".join(f"{loss:13.6f}" for loss in row))
     for name in ("written out", "scanned"):
-        common.assert_same(f"{name}: losses", losses[name], losses["plain jax.jit"], RELATIVE_LIMIT)
+        common.assert_close(f"{name}: losses", losses[name], losses["plain jax.jit"], RELATIVE_LIMIT)
 
 
 def scanned_loss(params: dict, tokens: jax.Array, targets: jax.Array, config: gpt.GPTConfig) -> jax.Array:

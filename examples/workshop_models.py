@@ -113,7 +113,7 @@ def run_network(args: argparse.Namespace) -> None:
     with common.open_mesh({"stage": len(STAGES)}, args.ray, args.address, transport=args.transport) as mesh:
         outputs = mpmd.jit(step, mesh)(params, images)
         print(f"Output shape: {outputs.shape}")
-        common.assert_same("outputs", outputs, expected, LIMIT)
+        common.assert_close("outputs", outputs, expected, LIMIT)
 
 
 def select(layers: int, d_model: int, simulate: int) -> mpmd.Choice:

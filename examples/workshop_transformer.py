@@ -77,8 +77,8 @@ def main(argv: list[str] | None = None) -> None:
             graphdef, state = init(args, strategy)
             step = pipelined(graphdef, state, batch, strategy, mesh)
             actual = train(step, state, batch, args.steps)
-            common.assert_same(f"{name}: losses", actual[1], expected[1], LIMIT)
-            common.assert_same(f"{name}: parameters and moments", actual[0], expected[0], LIMIT)
+            common.assert_close(f"{name}: losses", actual[1], expected[1], LIMIT)
+            common.assert_close(f"{name}: parameters and moments", actual[0], expected[0], LIMIT)
 
 
 class ColumnParallelLinear(nnx.Linear):
@@ -243,7 +243,7 @@ def pipelined(graphdef: nnx.GraphDef, state: nnx.State, batch, strategy: Strateg
     """The step compiled for the groups of ``mesh``; optimizer states are sharded like their parameters."""
     specs = nnx.get_partition_spec(state)
     batch_spec = P(None, "data", "model") if strategy.sequence_parallel else P(None, "data")
-    return mpmd.mpmd_jit_with_loop(
+    return mpmd.jit(
         functools.partial(train_step, graphdef=graphdef),
         mpmd_mesh=mesh,
         in_specs=(specs, batch_spec, batch_spec),

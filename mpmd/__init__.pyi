@@ -27,7 +27,7 @@ from .meshes.abstract_mesh import AbstractMpmdMesh
 from .meshes.mesh import MpmdMesh
 from .planner.choice import Choice
 from .planner.choose import plan
-from .planner.hardware import Cluster
+from .planner.cluster import Cluster
 from .runtime.device_trace import collective_seconds
 from .schedules import (
     CustomSchedule,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import traceback
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,6 +28,19 @@ def with_constants_as_inputs(closed: ClosedJaxpr) -> Jaxpr:
     jaxpr = closed.jaxpr
     invars = [*jaxpr.constvars, *jaxpr.invars]
     return jaxpr.replace(constvars=[], invars=invars, debug_info=NAMELESS)
+
+
+def with_scan_constants(params: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The parameters of a scan with so many more constants, before those that it has.
+
+    JAX 0.11 replaced the numbers of operands of each kind by a tree that has a leaf for each operand.
+    """
+    if "num_consts" in params:
+        return {**params, "num_consts": params["num_consts"] + count}
+    from jax._src import flattree  # type: ignore[attr-defined]
+
+    consts, carry, xs = params["ft_in"].unpack()
+    return {**params, "ft_in": flattree.pack(((flattree.nones(count), consts), carry, xs))}
 
 
 def current_context() -> Any:

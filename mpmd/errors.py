@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+MESH_CLOSED = "the mesh was closed"
+"""So begin all messages of which a closed mesh is the reason."""
+
 
 class CompileError(ValueError):
     """The step cannot be compiled; the message lists every fault found, where it is and what to do."""

@@ -21,7 +21,7 @@ def to_aval(var: Any) -> Aval:
 
 
 def is_key(aval: Any) -> bool:
-    """Whether values are typed random number generator keys."""
+    """Whether values of a type are typed random number generator keys."""
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 

@@ -37,7 +37,7 @@ def to_spec(partition_spec: PartitionSpec) -> Spec:
 
 
 def spec_of(sharding: Sharding, submesh: Mesh, ndim: int) -> Spec:
-    """How a sharding that XLA chose is written over a submesh; as replicated where no spec says the same."""
+    """The spec over a submesh of a sharding that XLA chose; ``()``, replicated, if no spec says the same."""
     if isinstance(sharding, NamedSharding):
         return to_spec(sharding.spec)
     axes = [None, *(name for name, size in submesh.shape.items() if size > 1)]
@@ -62,7 +62,7 @@ def within(submesh: AbstractMesh) -> Iterator[None]:
 
 
 def is_explicit(mesh: Mesh | AbstractMesh) -> bool:
-    """Whether the types of values say how they are sharded along an axis of the mesh."""
+    """Whether the mesh has explicit axes, along which the types of values say how they are sharded."""
     return AxisType.Explicit in mesh.axis_types
 
 
@@ -79,7 +79,7 @@ def described(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def with_auto_axes(mesh: AnyMesh) -> AnyMesh:
-    """The mesh without explicit axes: how values are sharded is left to XLA, as far as nothing says it."""
+    """The mesh with ``Auto`` axes in place of explicit ones: XLA shards values between given specs."""
     if not is_explicit(mesh):
         return mesh
     axis_types = tuple(AxisType.Auto if kind is AxisType.Explicit else kind for kind in mesh.axis_types)

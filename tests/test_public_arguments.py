@@ -69,7 +69,7 @@ def nothing_starts(monkeypatch, tmp_path):
         ("cluster.launch", "connect_to_ray"),
         ("cluster.describe", "connect_to_ray"),
         ("mpmd.planner.choose", "Trials"),
-        ("mpmd.planner.here", "measured"),
+        ("mpmd.planner.local_devices", "measured"),
     ):
         monkeypatch.setattr(importlib.import_module(module), name, start)
     for name in ("Checkpointer", "AsyncCheckpointer"):

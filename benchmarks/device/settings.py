@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 from benchmarks.workload import available_cores
-from cluster.environment import PREALLOCATE, actor_environment
-from cluster.shapes import GPU_PLATFORMS
+from cluster.start.environment import PREALLOCATE, actor_environment
+from cluster.start.shapes import GPU_PLATFORMS
 
 CPU_DEVICES = 8
 FIND = """

@@ -9,7 +9,7 @@ from benchmarks.device.outcome import Findings
 from benchmarks.device.settings import Settings
 from benchmarks.measure import Table
 from benchmarks.transport import KIB, MIB, connected, in_a_step, size_text
-from cluster.environment import gpu_memory
+from cluster.start.environment import gpu_memory
 
 SIZES, QUICK_SIZES = (64 * KIB, MIB, 16 * MIB, 128 * MIB), (64 * KIB, MIB)
 BYTES, REPETITIONS = 512 * MIB, 3

@@ -52,7 +52,7 @@ class Peer:
 
 def cpu_environment(devices: int, threads: int) -> dict[str, str]:
     """The variables that give a process so many CPU devices of JAX, and a pool of so many threads."""
-    from cluster.environment import actor_environment  # not needed by all who need the rest
+    from cluster.start.environment import actor_environment  # not needed by all who need the rest
 
     return {**actor_environment({}, "", "cpu", devices, threads), "OMP_NUM_THREADS": str(threads)}
 

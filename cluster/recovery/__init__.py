@@ -5,10 +5,10 @@ To read in order:
 - what is asked of groups: ``runtime`` (by steps, arrays and checkpoints), ``requests`` (so that it can be
   asked again), ``journal`` and ``logged`` (the log of it), ``snapshots`` (copies of all values), ``saving``
   (to storage);
-- what happens to groups: ``replacer`` (when one dies), ``mover`` and ``departures`` (when one has to leave
-  its place), ``fleet`` (the processes), ``waits`` (for them), ``replacements`` (what takes their place),
-  ``places`` and ``sharing`` (where that is), ``termination`` (what is told to end), ``keepers`` and
-  ``copies`` (who has whose copies);
+- what happens to groups: ``replacer`` (when one dies), ``mover`` and ``migrations`` (when one has to leave
+  its place), ``process_pool`` (the processes), ``liveness_waiter`` (waits for them), ``replacements`` (what
+  takes their place), ``places`` and ``sharing`` (where that is), ``termination`` (what is told to end),
+  ``keepers`` and ``copies`` (who has whose copies);
 - in a process: ``actor`` and ``store`` (of copies);
 - ``policy`` (when to copy, and when to give up), ``report`` and ``metrics``.
 """

@@ -13,17 +13,17 @@ from typing import ClassVar, NamedTuple
 import jax
 import ray
 
-from cluster.actor import GroupActor
-from cluster.agreement import Agreement
-from cluster.endpoint import Member
-from cluster.process_info import ProcessInfo
+from cluster.process.actor import GroupActor
+from cluster.process.agreement import Agreement
+from cluster.protocol.endpoint import Member
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.store import Chunk, DamagedCopyError, SnapshotStore, restore
 from mpmd.runtime.lost_values import LostValue
 from mpmd.runtime.requests import Handle, Released
 
 
 class Copied(NamedTuple):
-    """What a process has copied for a snapshot: the seconds for which steps had to wait, and the bytes."""
+    """A process's copies for a snapshot: the seconds for which steps had to wait, and the bytes."""
 
     seconds: float
     nbytes: int
@@ -119,9 +119,9 @@ class RecoverableActor(GroupActor):
         """
         start = time.perf_counter()
         self.release(released)
-        own = self._stores[self._member.endpoint.number]
-        own.keep_only(base)
-        nbytes = own.take(number, self._worker.values(), self._worker.submesh)
+        store = self._stores[self._member.endpoint.number]
+        store.keep_only(base)
+        nbytes = store.take(number, self._worker.values(), self._worker.submesh)
         return Copied(time.perf_counter() - start, nbytes)
 
     @ray.method(concurrency_group="snapshots")
@@ -165,12 +165,12 @@ class RecoverableActor(GroupActor):
         me = self._member.endpoint.number
         for process in self._stores.keys() - {me, *kept}:
             del self._stores[process]
-        own = self._stores[me]
-        own.keep_only(number)
+        store = self._stores[me]
+        store.keep_only(number)
         submesh = self._worker.submesh
         self._worker.replace_values(
             {
                 handle: saved if isinstance(saved, LostValue) else restore(saved, submesh)
-                for handle, saved in own.values(number).items()
+                for handle, saved in store.values(number).items()
             }
         )

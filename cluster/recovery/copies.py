@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 import ray
 from ray.actor import ActorHandle
 
-from cluster.endpoint import Endpoint
-from cluster.process_info import ProcessInfo
+from cluster.protocol.endpoint import Endpoint
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
-from cluster.recovery.waits import Calls, Waits
+from cluster.recovery.liveness_waiter import Calls, LivenessWaiter
 from mpmd.runtime.requests import Handle
 
 
@@ -21,13 +21,15 @@ class CopiesLostError(RuntimeError):
 
 
 class Copies:
-    """Knows which process keeps whose snapshots, in its host's memory. Blocks, and raises as ``Waits`` does.
+    """Knows which process keeps whose snapshots, in its host's memory.
+
+    Methods block, and raise as those of ``LivenessWaiter`` do.
 
     Args:
       actors: one for each process; who replaces one of them changes it here.
       processes: which process of which group each of them is.
       infos: where they are.
-      waits: waits for them.
+      waiter: waits for them.
     """
 
     def __init__(
@@ -35,11 +37,11 @@ class Copies:
         actors: Sequence[ActorHandle],
         processes: Sequence[Endpoint],
         infos: Sequence[ProcessInfo],
-        waits: Waits,
+        waiter: LivenessWaiter,
     ):
         self._actors = actors
         self._processes = processes
-        self._waits = waits
+        self._waiter = waiter
         self._keepers = choose_keepers(infos)
         self._holders = CopyHolders(self._keepers)
         self._damage: dict[int, list[str]] = {}  # of copies of a process's values
@@ -59,7 +61,7 @@ class Copies:
         checking: Calls = {
             self._actors[i].find_damaged.remote(snapshot, held): i for i, held in holding.items()
         }
-        self._waits.wait_for(checking)
+        self._waiter.wait_for(checking)
         for call, holder in checking.items():
             for owner, handles in ray.get(call).items():
                 self._lose_copy(owner, holder, handles)
@@ -106,7 +108,7 @@ class Copies:
             self._damage.clear()
         self._keepers = keepers
         kept = [[owner for owner, keeper in enumerate(keepers) if keeper == i] for i in range(len(keepers))]
-        self._waits.wait_for(
+        self._waiter.wait_for(
             {actor.restore.remote(snapshot, kept[i]): i for i, actor in enumerate(self._actors)}
         )
 
@@ -118,7 +120,7 @@ class Copies:
         counting: Calls = {
             actors[copy.src].count_chunks.remote(copy.owner, snapshot, base): copy.src for copy in copies
         }
-        self._waits.wait_for(counting, is_wanted)
+        self._waiter.wait_for(counting, is_wanted)
         counts = dict(zip(copies, ray.get(list(counting)), strict=True))
         for index in range(max(counts.values(), default=0)):
             current = [copy for copy in copies if index < counts[copy]]
@@ -127,10 +129,10 @@ class Copies:
             ]
             # An actor's later calls wait for those whose arguments are not there yet, so they have to be.
             handing_over = {part: copy.src for part, copy in zip(parts, current, strict=True)}
-            self._waits.wait_for(handing_over, is_wanted, fetch=False)
+            self._waiter.wait_for(handing_over, is_wanted, fetch=False)
             keeping: Calls = {
                 actors[c.dst].keep.remote(c.owner, snapshot, base, index, part): c.dst
                 for c, part in zip(current, parts, strict=True)
             }
             del parts, handing_over
-            self._waits.wait_for(keeping, is_wanted)
+            self._waiter.wait_for(keeping, is_wanted)

@@ -1,4 +1,4 @@
-"""What groups were asked since they all last had a copy of their values elsewhere, to ask it again.
+"""The requests to groups since they all last had a copy of their values elsewhere, to repeat them.
 
 The journal is the memory of recovery: a log of requests, with the answers to them that the user was given,
 and the snapshots that were begun and committed. It decides what is believed, what is given to the user, when
@@ -46,7 +46,7 @@ BEGINNING = 0
 
 
 class Outcome(NamedTuple):
-    """What the user is to be told of a request to a group: its result, or else its error."""
+    """The answer for the user to a request to a group: its result, or else its error."""
 
     request: LoggedRequest
     mpmd_idx: int
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 class ResultChangedError(RuntimeError):
-    """What was asked again did not give what it had given the first time, or failed with ``error``."""
+    """A repeated request has had another result than the first time, or failed with ``error``."""
 
     def __init__(self, request: LoggedStep | LoggedRead, mpmd_idx: int, error: BaseException | None = None):
         what = "gave another result" if error is None else "failed"
@@ -183,11 +183,11 @@ class Journal:
             return []
         request.waiting.remove(mpmd_idx)
         outcomes = []
-        if mpmd_idx not in request.given:
+        if mpmd_idx not in request.answers:
             inline = dict(result.inline) if isinstance(result, StepReply) else None
-            request.given[mpmd_idx] = inline
+            request.answers[mpmd_idx] = inline
             outcomes.append(Outcome(request, mpmd_idx, result, None))
-        elif isinstance(request, LoggedStep | LoggedRead) and not _repeats(request.given[mpmd_idx], result):
+        elif isinstance(request, LoggedStep | LoggedRead) and not _repeats(request.answers[mpmd_idx], result):
             raise ResultChangedError(request, mpmd_idx)
         return outcomes + self._go_on()
 
@@ -266,10 +266,10 @@ class Journal:
     def _believed_errors(self, request: LoggedRequest) -> list[Outcome]:
         outcomes = []
         for mpmd_idx, error in request.errors.items():
-            if mpmd_idx not in request.given:
-                request.given[mpmd_idx] = None
+            if mpmd_idx not in request.answers:
+                request.answers[mpmd_idx] = None
                 outcomes.append(Outcome(request, mpmd_idx, None, error))
-            elif isinstance(request, LoggedStep | LoggedRead) and request.given[mpmd_idx] is not None:
+            elif isinstance(request, LoggedStep | LoggedRead) and request.answers[mpmd_idx] is not None:
                 raise ResultChangedError(request, mpmd_idx, error)
         request.errors.clear()
         return outcomes
@@ -301,7 +301,7 @@ class Journal:
             if not (
                 entry.has_failed
                 if isinstance(entry, LoggedSnapshot)
-                else entry.given and self._is_done(entry)
+                else entry.answers and self._is_done(entry)
             )
         ]
         for entry in self._log:
@@ -318,7 +318,7 @@ class Journal:
             Outcome(entry, mpmd_idx, None, error)
             for entry in self._log
             if not isinstance(entry, LoggedSnapshot)
-            for mpmd_idx in sorted(entry.groups - entry.given.keys())
+            for mpmd_idx in sorted(entry.groups - entry.answers.keys())
         ]
         self._log.clear()
         self._dropped.clear()
@@ -345,9 +345,9 @@ class Journal:
         return unused
 
 
-def _repeats(given: Mapping[Handle, np.ndarray] | None, reply: StepReply) -> bool:
+def _repeats(earlier: Mapping[Handle, np.ndarray] | None, reply: StepReply) -> bool:
     """Whether a reply has the bits that the user was given; after an error there is nothing to compare."""
-    return given is None or all(
+    return earlier is None or all(
         handle in reply.inline and array.tobytes() == reply.inline[handle].tobytes()
-        for handle, array in given.items()
+        for handle, array in earlier.items()
     )

@@ -1,4 +1,4 @@
-"""Which process keeps whose copies, which copies a death has taken, and which have to be made again.
+"""Assigns copies to the processes that keep them, and finds those that a death has taken.
 
 Nothing here knows Ray, a thread or the clock.
 """
@@ -9,11 +9,11 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 
 
 def choose_keepers(processes: Sequence[ProcessInfo]) -> list[int]:
-    """Which process keeps the snapshots of each, in its host's memory: one of another group.
+    """The process that keeps the snapshots of each, in its host's memory: one of another group.
 
     It is on another node if there is one, and all keep as many as the others, as far as possible; then it is
     of the next group. All are named by their positions.
@@ -49,7 +49,7 @@ class Copy(NamedTuple):
 
 
 class CopyHolders:
-    """Which processes have the committed snapshot of each: itself, and its keeper. All by their positions."""
+    """The processes that have the committed snapshot of each, itself and its keeper, by their positions."""
 
     def __init__(self, keepers: Sequence[int]):
         self._holders = [{owner, keeper} for owner, keeper in enumerate(keepers)]
@@ -73,10 +73,10 @@ class CopyHolders:
         return [owner for owner, holders in enumerate(self._holders) if not holders]
 
     def missing(self, keepers: Sequence[int]) -> list[Copy]:
-        """What to copy so that every process has its own snapshot, and so has its keeper."""
+        """The copies to make so that every process and its keeper have its snapshot."""
         return [
-            Copy(owner, owner if owner in holders else min(holders), wanted)
+            Copy(owner, owner if owner in holders else min(holders), holder)
             for owner, (keeper, holders) in enumerate(zip(keepers, self._holders, strict=True))
-            for wanted in (owner, keeper)
-            if wanted not in holders
+            for holder in (owner, keeper)
+            if holder not in holders
         ]

@@ -1,4 +1,4 @@
-"""What is in the log of requests, and what groups have answered."""
+"""The entries of the log of requests, with the answers of groups."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class LoggedRequest(abc.ABC):
     Attributes:
       waiting: the groups that have not answered in this attempt.
       errors: those of the groups that have answered by one which is not given to the user yet.
-      given: the groups whose answer the user has, and for steps and reads the small results in it; ``None``
-        after an error, and for other requests.
+      answers: those that the user has, by group: of steps and reads their small results; ``None`` after an
+        error, and of other requests.
     """
 
     waiting: set[int] = dataclasses.field(init=False)
     errors: dict[int, BaseException] = dataclasses.field(init=False, default_factory=dict)
-    given: dict[int, Mapping[Handle, Any] | None] = dataclasses.field(init=False, default_factory=dict)
+    answers: dict[int, Mapping[Handle, Any] | None] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.waiting = set(self.groups)
@@ -67,7 +67,7 @@ class LoggedStep(LoggedRequest):
     def give_up(self, reason: str) -> None:
         """Has the step not run again. Its results are lost, also those that were there."""
         self.failure = reason
-        self.given = dict.fromkeys(self.given)
+        self.answers = dict.fromkeys(self.answers)
 
     def __str__(self) -> str:
         return f"step {self.ordinal}"

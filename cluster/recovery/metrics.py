@@ -1,4 +1,4 @@
-"""What Ray's Prometheus endpoints show of recoveries."""
+"""The metrics of recoveries that Ray's Prometheus endpoints show."""
 
 from __future__ import annotations
 

@@ -13,16 +13,16 @@ import time
 import weakref
 from collections.abc import Iterator
 
-from cluster.calls.pending_calls import copy_of
-from cluster.ray_session import RaySession
-from cluster.recovery.departures import Departures
-from cluster.recovery.fleet import Fleet
+from cluster.driver.calls.pending_calls import copy_of
+from cluster.driver.ray_session import RaySession
+from cluster.recovery.liveness_waiter import SupersededError
+from cluster.recovery.migrations import Migrations
+from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.replacer import Replacer
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
-from cluster.recovery.waits import SupersededError
 from mpmd.errors import GroupDiedError
 from mpmd.util.stopwatch import Stopwatch
 
@@ -49,17 +49,17 @@ class Mover:
 
     def __init__(self, requests: Requests, snapshots: Snapshots, saving: Saving, replacer: Replacer):
         self._requests = requests
-        self._fleet = requests.fleet
+        self._pool = requests.pool
         self._snapshots = snapshots
         self._saving = saving
         self._replacer = replacer
-        self._departures = Departures(self._fleet)
+        self._migrations = Migrations(self._pool)
         self._said: dict[int | None, str] = {}  # why a group does not move
         self._wake = threading.Event()
 
     def start(self) -> None:
         """Has a thread look after the groups, as long as the mover is in use."""
-        watching = (weakref.ref(self), self._wake, self._fleet)
+        watching = (weakref.ref(self), self._wake, self._pool)
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
     def resize(self, num_places: int, timeout: float) -> None:
@@ -72,7 +72,7 @@ class Mover:
         Raises: ``RuntimeError`` when there is no room within ``timeout`` seconds; groups then move as soon as
           there is.
         """
-        requests, places = self._requests, self._fleet.places
+        requests, places = self._requests, self._pool.places
         if num_places < requests.num_groups and not places.can_share:
             raise RuntimeError(
                 "resize: groups may not share devices here: the mesh was launched with "
@@ -100,8 +100,8 @@ class Mover:
     @property
     def _late(self) -> list[int]:
         """The groups that share and are not to, or the other way round; and those that are moving."""
-        places = self._fleet.places
-        sharing = {p.mpmd_idx for p in self._fleet.infos if p.shares_with is not None}
+        places = self._pool.places
+        sharing = {p.mpmd_idx for p in self._pool.infos if p.shares_with is not None}
         late = [i for i in range(self._requests.num_groups) if (i in sharing) == (i < places.num_own)]
         return late or sorted(self._requests.dead)
 
@@ -112,21 +112,21 @@ class Mover:
         """
         if self._requests.dead:
             return
-        misplaced = self._departures.misplaced()
+        misplaced = self._migrations.misplaced()
         self._replacer.leaving |= {i for i, kind in misplaced.items() if kind == DRAINED}
         for mpmd_idx, kind in misplaced.items():
             try:
-                self._fleet.check_open()
+                self._pool.check_open()
                 self._move(mpmd_idx, kind)
             except SupersededError:
                 return
             except RuntimeError as error:  # tried again at the next look
-                self._fleet.replacements.discard()
-                if self._fleet.stop.is_set():  # which may be why
+                self._pool.replacements.discard()
+                if self._pool.stop.is_set():  # which may be why
                     return
                 self.say(f"group {mpmd_idx} does not move, though {_REASONS[kind]}: {error}", mpmd_idx)
         if not misplaced:
-            self._fleet.replacements.start_spares()  # for which there was no room before
+            self._pool.replacements.start_spares()  # for which there was no room before
 
     def say(self, message: str, mpmd_idx: int | None = None) -> None:
         """Tells the user, of a group or of all, unless it is what was told last."""
@@ -139,7 +139,7 @@ class Mover:
         self._check_saves(kind)
         watch, attempt = Stopwatch(), self._requests.journal.attempt
         with watch("prepared"):
-            has_place = self._departures.prepare(mpmd_idx, may_use_spares=kind == DRAINED)
+            has_place = self._migrations.prepare(mpmd_idx, may_use_spares=kind == DRAINED)
         if not has_place:
             raise RuntimeError("there is no other place for it")
         death = GroupDiedError(f"group {mpmd_idx} moves: {_REASONS[kind]}", mpmd_idx)
@@ -147,11 +147,11 @@ class Mover:
             with watch("copied"):
                 self._check_saves(kind)
                 self._wait_for_saves()
-                if self._fleet.find_dead() - {mpmd_idx}:
+                if self._pool.find_dead() - {mpmd_idx}:
                     raise RuntimeError("another group does not answer")  # and may have the only other copy
                 is_copied = self._copy_all(death, attempt)
             if not is_copied:  # a group has died since: the next look shows what is to be done now
-                self._fleet.replacements.discard()
+                self._pool.replacements.discard()
                 return
             self._replacer.leaving.add(mpmd_idx)
             self._replacer.replace(death, kind=kind, watch=watch)
@@ -213,14 +213,14 @@ class Mover:
             return True
 
 
-def _watch(mover: weakref.ref[Mover], wake: threading.Event, fleet: Fleet) -> None:
+def _watch(mover: weakref.ref[Mover], wake: threading.Event, pool: ProcessPool) -> None:
     """In a thread of its own, which does not keep the mover alive."""
     session = RaySession()
     while True:
         wake.wait(_LOOK_SECONDS)
         wake.clear()
-        if fleet.stop.is_set():
-            fleet.release()  # the mesh was closed, perhaps before the last place was requested
+        if pool.stop.is_set():
+            pool.release()  # the mesh was closed, perhaps before the last place was requested
             return
         alive = mover()
         if alive is None or not session.is_connected:
@@ -230,7 +230,7 @@ def _watch(mover: weakref.ref[Mover], wake: threading.Event, fleet: Fleet) -> No
         except Exception as error:  # Ray may be shutting down; or it is out of reach for now
             if not session.is_connected:
                 return
-            if fleet.stop.is_set():
+            if pool.stop.is_set():
                 continue
             alive.say(f"the places of groups cannot be looked after: {type(error).__name__}: {error}")
         del alive

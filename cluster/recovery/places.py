@@ -1,4 +1,4 @@
-"""Where the processes of a mesh that recovers run: in bundles that are reserved for them, or with others.
+"""Places of the processes of a mesh that recovers: their own reservations, or devices of others.
 
 A group's own place is a placement group of its own, so that it can be given back when the group leaves it,
 and another one be requested when its node is gone or is to end. While a request waits for room, the group
@@ -15,16 +15,16 @@ from typing import NamedTuple
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
-from cluster.process_info import ProcessInfo
+from cluster.driver.ray_session import RaySession
+from cluster.protocol.process_info import ProcessInfo
 from cluster.ray_compat import draining_nodes
-from cluster.ray_session import RaySession
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from cluster.recovery.sharing import choose_hosts
-from cluster.resources import (
+from cluster.start.resources import (
     Bundle,
-    OwnPlace,
     Place,
-    SharedPlace,
+    Reservation,
+    SharedDevices,
     describe_shortage,
     live_nodes,
     request,
@@ -56,7 +56,7 @@ class Places:
     """The place of each process. Processes are named by their numbers. Thread-safe.
 
     Args:
-      own: the places at the start.
+      reservations: of the processes, at the start.
       bundles: the resources of each process.
       mpmd_idxs: the group of each process.
       share_after: the seconds to wait for room before a process shares; ``None`` not to share.
@@ -70,13 +70,13 @@ class Places:
 
     def __init__(
         self,
-        own: Sequence[OwnPlace],
+        reservations: Sequence[Reservation],
         bundles: Sequence[Bundle],
         mpmd_idxs: Sequence[int],
         share_after: float | None,
         timeout: float,
     ):
-        self._places: list[Place] = list(own)
+        self._places: list[Place] = list(reservations)
         self._bundles = tuple(bundles)
         self._mpmd_idxs = tuple(mpmd_idxs)
         self._share_after = share_after
@@ -85,8 +85,10 @@ class Places:
         self._session = RaySession()
         self._lock = threading.Lock()
         self._requests: dict[int, _Request] = {}
-        self._nodes: dict[OwnPlace, str] = {}
-        self.placement_groups: set[PlacementGroup] = {place.placement_group for place in own}
+        self._nodes: dict[Reservation, str] = {}
+        self.placement_groups: set[PlacementGroup] = {
+            reservation.placement_group for reservation in reservations
+        }
         self.num_own = 1 + max(mpmd_idxs)
         self.avoided: frozenset[str] = frozenset()
 
@@ -105,7 +107,7 @@ class Places:
     @property
     def shares_with(self) -> dict[int, int]:
         """The processes that share, and with which."""
-        return {n: place.host for n, place in enumerate(self._places) if isinstance(place, SharedPlace)}
+        return {n: place.host for n, place in enumerate(self._places) if isinstance(place, SharedDevices)}
 
     # Nodes.
 
@@ -121,7 +123,7 @@ class Places:
 
     def node_of(self, place: Place) -> str:
         """Ray's identifier of a place's node; empty while Ray has none for it."""
-        if isinstance(place, SharedPlace):
+        if isinstance(place, SharedDevices):
             return place.node_id
         if place not in self._nodes:
             table = placement_group_table(place.placement_group)
@@ -157,16 +159,16 @@ class Places:
             return None  # it has died
         if not nodes <= set(good):
             return DRAINED
-        if all(isinstance(place, OwnPlace) for place in places):
+        if all(isinstance(place, Reservation) for place in places):
             return None if mpmd_idx < self.num_own else SHRUNK
         if self._is_granted(mpmd_idx, good):
             return GROWN
-        hosted = (isinstance(place, OwnPlace) or self._is_valid(place) for place in places)
+        hosted = (isinstance(place, Reservation) or self._is_valid(place) for place in places)
         return None if all(hosted) else SHRUNK
 
-    def _is_valid(self, place: SharedPlace) -> bool:
+    def _is_valid(self, place: SharedDevices) -> bool:
         host = self._places[place.host]
-        return isinstance(host, OwnPlace) and self.node_of(host) == place.node_id
+        return isinstance(host, Reservation) and self.node_of(host) == place.node_id
 
     def _is_granted(self, mpmd_idx: int, good: Collection[str]) -> bool:
         """Whether the places that a group waits for are there."""
@@ -211,34 +213,34 @@ class Places:
         waited: float,
     ) -> dict[int, Place]:
         good, numbers = self.good_nodes(), self.numbers_of(mpmd_idx)
-        is_wanted = mpmd_idx < self.num_own
+        may_reserve = mpmd_idx < self.num_own
         places = {n: self._places[n] for n in numbers}
-        found: dict[int, Place] = {
+        kept: dict[int, Place] = {
             n: place
             for n, place in places.items()
-            if isinstance(place, OwnPlace) and is_wanted and self.node_of(place) in good
+            if isinstance(place, Reservation) and may_reserve and self.node_of(place) in good
         }
-        homeless = [n for n in numbers if n not in found]
-        if not homeless:
-            return found
+        unplaced = [n for n in numbers if n not in kept]
+        if not unplaced:
+            return kept
         if seconds is None:
             seconds = self._share_after if self._share_after is not None else self._timeout
-            if self.can_share and all(isinstance(places[n], SharedPlace) for n in homeless):
+            if self.can_share and all(isinstance(places[n], SharedDevices) for n in unplaced):
                 seconds = 0.0  # they have waited before
             seconds = max(seconds - waited, min(seconds, PROMPT_SECONDS))
         if not good:
             seconds = 0.0  # Ray may have another node later, but none now
-        if is_wanted and (own := self._await_own(mpmd_idx, homeless, seconds, check)) is not None:
-            return found | own
+        if may_reserve and (reserved := self._await_own(mpmd_idx, unplaced, seconds, check)) is not None:
+            return kept | reserved
         living = self._living_nodes()
         try:
             if not self.can_share:
                 raise LookupError("it may not share the devices of others")
-            return found | self._share(homeless, infos, gone, good)
+            return kept | self._share(unplaced, infos, gone, good)
         except LookupError as reason:
             if all(self.node_of(place) in living for place in places.values()):
                 return places  # on a node that is to end, but there is no other
-            raise NoPlaceError(self._shortage(mpmd_idx, homeless, seconds, str(reason))) from None
+            raise NoPlaceError(self._shortage(mpmd_idx, unplaced, seconds, str(reason))) from None
 
     def _shortage(self, mpmd_idx: int, numbers: Sequence[int], seconds: float, reason: str) -> str:
         bundles = [self._bundles[number] for number in numbers]
@@ -256,7 +258,7 @@ class Places:
             number: infos[number]
             for number, place in enumerate(self._places)
             if number not in {*numbers, *gone}
-            and isinstance(place, OwnPlace)
+            and isinstance(place, Reservation)
             and self._mpmd_idxs[number] < self.num_own
             and self._mpmd_idxs[number] != self._mpmd_idxs[numbers[0]]
             and infos[number].node_id in good
@@ -266,7 +268,7 @@ class Places:
         guests = {number: len(infos[number].devices) for number in numbers}
         chosen = choose_hosts(guests, hosts, shares_with)
         return {
-            guest: SharedPlace(hosts[host].node_id, host, hosts[host].accelerators)
+            guest: SharedDevices(hosts[host].node_id, host, hosts[host].accelerators)
             for guest, host in chosen.items()
         }
 
@@ -285,7 +287,7 @@ class Places:
             time.sleep(_POLL_SECONDS)
             self._request(mpmd_idx, numbers)
         granted = self._requests.pop(mpmd_idx)
-        return {n: OwnPlace(granted.placement_group, index) for index, n in enumerate(granted.numbers)}
+        return {n: Reservation(granted.placement_group, index) for index, n in enumerate(granted.numbers)}
 
     def _request(self, mpmd_idx: int, numbers: Sequence[int]) -> None:
         """Requests a place for processes of a group, unless they wait for one that is or may become good."""
@@ -304,7 +306,9 @@ class Places:
     def _renew_request(self, mpmd_idx: int, good: Collection[str]) -> None:
         """Has a group that shares or is to leave its node wait for a place of its own; and no other group."""
         places = {number: self._places[number] for number in self.numbers_of(mpmd_idx)}
-        waiting = [n for n, p in places.items() if isinstance(p, SharedPlace) or self.node_of(p) not in good]
+        waiting = [
+            n for n, p in places.items() if isinstance(p, SharedDevices) or self.node_of(p) not in good
+        ]
         if waiting and mpmd_idx < self.num_own:
             self._request(mpmd_idx, waiting)
         else:
@@ -319,17 +323,17 @@ class Places:
         """Whether groups wait for places of their own."""
         return bool(self._requests)
 
-    def request_spare(self, bundle: Mapping[str, float]) -> OwnPlace:
+    def request_spare(self, bundle: Mapping[str, float]) -> Reservation:
         """A place for a spare process, which may not be there yet."""
         with self._lock:
             group = request([bundle], self.avoided)
             self.placement_groups.add(group)
-            return OwnPlace(group, 0)
+            return Reservation(group, 0)
 
     def give_back(self, others: Iterable[Place] = ()) -> None:
         """Gives back what neither a process nor one of the ``others`` uses, and nobody waits for."""
         with self._lock:
-            places = [place for place in (*self._places, *others) if isinstance(place, OwnPlace)]
+            places = [place for place in (*self._places, *others) if isinstance(place, Reservation)]
             used = {place.placement_group for place in places}
             used |= {waiting.placement_group for waiting in self._requests.values()}
             for group in self.placement_groups - used:

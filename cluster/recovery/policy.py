@@ -1,4 +1,4 @@
-"""When to copy values, and when to give up: the policy of recovery.
+"""The policy of recovery: when to copy values, and when to give up.
 
 Nothing here knows Ray, a thread or the clock.
 """

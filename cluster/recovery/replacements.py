@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import ray
 from ray.actor import ActorHandle
 
-from cluster.actors import ActorStarter
-from cluster.process_info import ProcessInfo
-from cluster.ray_session import RaySession
+from cluster.driver.ray_session import RaySession
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.places import Places
-from cluster.resources import OwnPlace, Place, SharedPlace
+from cluster.start.actors import ActorStarter
+from cluster.start.resources import Place, Reservation, SharedDevices
 
 _ANSWER_SECONDS = 5.0
 """A process that was prepared and does not answer within this time is not used."""
@@ -29,14 +29,14 @@ class Replacements:
       spares: the places of those that are to wait for others to die.
     """
 
-    def __init__(self, starter: ActorStarter, places: Places, spares: Sequence[OwnPlace]):
+    def __init__(self, starter: ActorStarter, places: Places, spares: Sequence[Reservation]):
         self.starter = starter
         self.places = places
         places.placement_groups.update(place.placement_group for place in spares)
         self._num_spares = len(spares)
         self._free = list(spares)
         self._lock = threading.Lock()
-        self._spares: list[tuple[ActorHandle, OwnPlace, ray.ObjectRef]] = []
+        self._spares: list[tuple[ActorHandle, Reservation, ray.ObjectRef]] = []
         self._prepared: dict[int, tuple[ActorHandle, Place]] = {}
         self._session = RaySession()
 
@@ -52,7 +52,7 @@ class Replacements:
             while len(self._spares) < self._num_spares and not self.places.is_short:
                 place = self._free.pop() if self._free else None
                 if place is None or self.places.node_of(place) not in good:
-                    place = self.places.request_spare(self.starter.needs[0].resources)
+                    place = self.places.request_spare(self.starter.resources[0].bundle)
                 actor = self.starter.start(0, place)
                 self._spares.append((actor, place, actor.warm_up.remote()))
             self._free.clear()
@@ -68,16 +68,16 @@ class Replacements:
         ray.get(starting)
 
     def count_ready_spares(self) -> int:
-        """How many spares could take a place now."""
+        """The number of spares that could take a place now."""
         with self._lock:
             good = self.places.good_nodes()
             return sum(self._is_ready(spare, good) for spare in self._spares)
 
-    def _is_ready(self, spare: tuple[ActorHandle, OwnPlace, ray.ObjectRef], good: Collection[str]) -> bool:
+    def _is_ready(self, spare: tuple[ActorHandle, Reservation, ray.ObjectRef], good: Collection[str]) -> bool:
         _, place, ready = spare
         return bool(ray.wait([ready], timeout=0)[0]) and self.places.node_of(place) in good
 
-    def _take_spare(self) -> tuple[ActorHandle, OwnPlace] | None:
+    def _take_spare(self) -> tuple[ActorHandle, Reservation] | None:
         good = self.places.good_nodes() if self._spares else frozenset()
         for spare in list(self._spares):
             if not self._is_ready(spare, good):
@@ -140,23 +140,23 @@ class Replacements:
             start = time.monotonic()
             for mpmd_idx in sorted({self.starter.members[n].mpmd_idx for n in numbers if n not in actors}):
                 waited = time.monotonic() - start  # for the groups before, and for this one as well
-                found = self.places.find(mpmd_idx, infos, numbers, check=check, waited=waited)
-                for number in found.keys() - actors.keys():
-                    self._leave(number, found[number])
-                    actors[number] = self.starter.start(number, found[number])
+                places = self.places.find(mpmd_idx, infos, numbers, check=check, waited=waited)
+                for number in places.keys() - actors.keys():
+                    self._leave(number, places[number])
+                    actors[number] = self.starter.start(number, places[number])
             return actors
 
     def _leave(self, number: int, place: Place) -> None:
         """A process is at another place from now on; a spare may start where it was."""
         before = self.places.of(number)
-        if isinstance(before, OwnPlace) and before != place:
+        if isinstance(before, Reservation) and before != place:
             self._free.append(before)
         self.places.assign(number, place)
 
     def placed(self, number: int, info: ProcessInfo) -> ProcessInfo:
-        """What is known of a process, with whom it shares."""
+        """The record of a process, completed by the group with which it shares."""
         place = self.places.of(number)
-        group = self.starter.members[place.host].mpmd_idx if isinstance(place, SharedPlace) else None
+        group = self.starter.members[place.host].mpmd_idx if isinstance(place, SharedDevices) else None
         return dataclasses.replace(info, shares_with=group)
 
 

@@ -13,14 +13,14 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 
-from cluster.recovery.fleet import Replacement
+from cluster.recovery.liveness_waiter import SupersededError
 from cluster.recovery.logged import LoggedCopy, LoggedSnapshot, LoggedStep
 from cluster.recovery.policy import FailureCounter, Recovery
+from cluster.recovery.process_pool import Replacement
 from cluster.recovery.report import DIED, FAILED, RecoveryReport
 from cluster.recovery.requests import FROM_DISK, Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
-from cluster.recovery.waits import SupersededError
 from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.util.stopwatch import Stopwatch
@@ -70,7 +70,7 @@ class Replacer:
                 note(step)
 
         self._requests.on_failed_step = on_failed_step
-        self._requests.groups.attach(self._requests.fleet.calls(connections, on_death))
+        self._requests.groups.attach(self._requests.pool.calls(connections, on_death))
 
     def note_death(self, error: GroupDiedError) -> None:
         """A group counts as dead. Is called in any thread."""
@@ -104,7 +104,7 @@ class Replacer:
         kind: str = DIED,
         watch: Stopwatch | None = None,
     ) -> None:
-        """Has the fleet replace what is dead or to move, and asks again what was asked.
+        """Has the pool replace what is dead or to move, and asks again what was asked.
 
         Blocks until then; no thread waits for this one with the lock held.
 
@@ -118,7 +118,7 @@ class Replacer:
         try:
             dead, connections, lost = self._replace_processes(death, step, watch)
         except SupersededError:
-            requests.fleet.release()  # the mesh was closed, perhaps before the last process was started
+            requests.pool.release()  # the mesh was closed, perhaps before the last process was started
             return
         except BaseException as error:  # whatever it is, those who wait have to know
             with requests.changed:
@@ -148,13 +148,13 @@ class Replacer:
             kind=kind,
             shares_with={
                 process.mpmd_idx: process.shares_with
-                for process in requests.fleet.infos
+                for process in requests.pool.infos
                 if process.mpmd_idx in dead and process.shares_with is not None
             },
         )
         self._on_recovery(report)
         print(f"cluster: {report}", file=sys.stderr, flush=True)
-        requests.fleet.replacements.start_spares()
+        requests.pool.replacements.start_spares()
 
     def _replace_processes(
         self, death: GroupDiedError, step: LoggedStep | None, watch: Stopwatch
@@ -173,7 +173,7 @@ class Replacer:
         self.leaving -= dead
         if is_failure:
             count_failure(None)
-        return requests.fleet.replace_all(
+        return requests.pool.replace_all(
             dead, requests.loads, requests.journal.committed, watch, count_failure
         )
 

@@ -1,4 +1,4 @@
-"""What is reported of a recovery, or of the move of a group."""
+"""Reports on recoveries, and on moves of groups."""
 
 from __future__ import annotations
 

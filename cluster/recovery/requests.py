@@ -14,12 +14,12 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 
-from cluster.calls.pending_calls import copy_of
-from cluster.driver import LoadRequests, RayRuntime
-from cluster.recovery.fleet import Fleet
+from cluster.driver.calls.pending_calls import copy_of
+from cluster.driver.runtime import LoadRequests, RayRuntime
 from cluster.recovery.journal import BEGINNING, Journal, Outcome, ResultChangedError
 from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedRead, LoggedRequest, LoggedStep
 from cluster.recovery.policy import loss_of_values
+from cluster.recovery.process_pool import ProcessPool
 from mpmd.errors import GroupDiedError, RecoveryError, StateLostError
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.protocol import ReleaseQueue
@@ -29,11 +29,11 @@ FROM_DISK = "Start again from a checkpoint on disk"
 
 
 class Requests:
-    """What groups were asked, and the futures of it.
+    """The requests to groups, and their futures.
 
     Args:
       groups: are asked; connected later.
-      fleet: their processes.
+      pool: their processes.
       released: what the user has released and groups were not told.
       next_handle: gives numbers that ascend.
       arguments: what groups keep of the user's.
@@ -53,13 +53,13 @@ class Requests:
     def __init__(
         self,
         groups: RayRuntime,
-        fleet: Fleet,
+        pool: ProcessPool,
         released: ReleaseQueue,
         next_handle: Callable[[], Handle],
         arguments: ArgumentCache,
     ):
         self.groups = groups
-        self.fleet = fleet
+        self.pool = pool
         self.num_groups = len(groups.processes_per_group)
         self.journal = Journal()
         self.changed = threading.Condition(threading.RLock())
@@ -77,7 +77,7 @@ class Requests:
         self._futures: dict[tuple[LoggedRequest, int], Future] = {}
         self._loss: StateLostError | None = None  # why there are no values with handles before the first one
         self._first_handle: Handle = 0
-        self._copied_snapshot = BEGINNING  # the committed one, as far as the fleet knows
+        self._copied_snapshot = BEGINNING  # the committed one, as far as the pool knows
 
     # Whether groups can be asked.
 
@@ -105,7 +105,7 @@ class Requests:
             )
 
     def count_waiting(self) -> Mapping[int, int]:
-        """How many answers of each group are awaited."""
+        """The number of each group's answers that are awaited."""
         return collections.Counter(mpmd_idx for _, mpmd_idx in list(self._futures))
 
     # What the user has released.
@@ -217,7 +217,7 @@ class Requests:
                 return
             if self._copied_snapshot != self.journal.committed:
                 self._copied_snapshot = self.journal.committed
-                self.fleet.copies.mark_committed()
+                self.pool.copies.mark_committed()
             self.unload_unused()
             if self.journal.failed is not None and not self.dead:
                 self.on_failed_step(self.journal.failed)  # before who waits for the step asks for more
@@ -251,14 +251,14 @@ class Requests:
         error.__cause__ = cause
         self.end(error)
         # Not here: it waits for a thread that may wait for this one.
-        threading.Thread(target=self.fleet.release, name="mpmd end", daemon=True).start()
+        threading.Thread(target=self.pool.release, name="mpmd end", daemon=True).start()
 
     def end(self, error: RuntimeError) -> None:
         """Fails all that is asked, now and later."""
         if self.error is not None:
             return
         self.error = error
-        self.fleet.stop.set()
+        self.pool.stop.set()
         self._fail_unlogged(error)
         futures, self._futures = self._futures, {}
         for future in futures.values():

@@ -15,20 +15,20 @@ import jax
 import numpy as np
 from ray.actor import ActorHandle
 
-from cluster.calls.joined import failed
-from cluster.calls.pending_calls import copy_of
-from cluster.driver import RayRuntime
-from cluster.recovery.fleet import Fleet
+from cluster.driver.calls.joined import failed
+from cluster.driver.calls.pending_calls import copy_of
+from cluster.driver.runtime import RayRuntime
+from cluster.driver.status import Status, while_recovering
 from cluster.recovery.mover import Mover
 from cluster.recovery.policy import Recovery
+from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.replacer import Replacer
 from cluster.recovery.report import RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.snapshots import Snapshots
-from cluster.status import Status, while_recovering
 from cluster.tcp.connection import Connection
-from mpmd.errors import GroupDiedError
+from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import TraceFiles
@@ -47,7 +47,7 @@ class RecoveringRuntime(RuntimeBase):
 
     Args:
       groups: the other runtime, which is not attached yet.
-      fleet: the running processes.
+      pool: the running processes.
       policy: when to copy values, and when to give up.
       on_recovery: is called with a report of each recovery, and of each move of a group.
       max_in_flight: how many steps may be under way.
@@ -58,7 +58,7 @@ class RecoveringRuntime(RuntimeBase):
     def __init__(
         self,
         groups: RayRuntime,
-        fleet: Fleet,
+        pool: ProcessPool,
         policy: Recovery,
         on_recovery: Callable[[RecoveryReport], None],
         max_in_flight: int = MAX_IN_FLIGHT,
@@ -66,9 +66,9 @@ class RecoveringRuntime(RuntimeBase):
         super().__init__(len(groups.processes_per_group), max_in_flight)
         self.processes_per_group = groups.processes_per_group
         self._groups = groups
-        self._fleet = fleet
+        self._pool = pool
         # None of them gets this object or a method of it: it ends when its last user drops it.
-        self._requests = Requests(groups, fleet, self._released, self._handles.__next__, self.arguments)
+        self._requests = Requests(groups, pool, self._released, self._handles.__next__, self.arguments)
         self._snapshots = Snapshots(self._requests, policy)
         self._saving = Saving(self._requests)
         self._replacer = Replacer(self._requests, self._snapshots, self._saving, policy, on_recovery)
@@ -90,7 +90,7 @@ class RecoveringRuntime(RuntimeBase):
     @property
     def actors(self) -> tuple[ActorHandle, ...]:
         """The actors: group by group, those of its processes."""
-        return tuple(self._fleet.actors)
+        return tuple(self._pool.actors)
 
     @property
     def is_recovering(self) -> bool:
@@ -222,7 +222,7 @@ class RecoveringRuntime(RuntimeBase):
         dead = dict(self._requests.dead)
         if not dead or self._requests.error is not None:
             return self._groups.status()
-        return while_recovering(self._fleet.infos, dead, self._requests.count_waiting())
+        return while_recovering(self._pool.infos, dead, self._requests.count_waiting())
 
     def resize(self, num_places: int, timeout: float) -> None:
         """As ``Mover.resize``."""
@@ -235,6 +235,6 @@ class RecoveringRuntime(RuntimeBase):
             return
         self.is_closed = True
         with self._requests.changed:
-            self._requests.end(RuntimeError("the cluster mesh is closed"))
+            self._requests.end(RuntimeError(MESH_CLOSED))
         self._groups.close()
-        self._fleet.release()
+        self._pool.release()

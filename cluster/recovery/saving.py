@@ -11,8 +11,8 @@ import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from cluster.calls.joined import failed
-from cluster.calls.pending_calls import copy_of
+from cluster.driver.calls.joined import failed
+from cluster.driver.calls.pending_calls import copy_of
 from cluster.recovery.logged import LoggedCopy
 from cluster.recovery.requests import Requests
 from mpmd.errors import GroupDiedError
@@ -22,7 +22,7 @@ from mpmd.runtime.storage import JsonSpec
 
 @dataclasses.dataclass(frozen=True)
 class _Write:
-    """What a group was asked to write, until it was heard to have written it."""
+    """A group's request to write, until the group has said that it has written."""
 
     mpmd_idx: int
     specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
@@ -43,7 +43,7 @@ class Saving:
         return bool(self._unwritten)
 
     def free(self, copy: Handle) -> None:
-        """Nobody needs a copy any more. Other handles are none of a copy. May be called at any time."""
+        """Drops a copy. A handle that names none is ignored. May be called at any time."""
         self._unwritten.discard(copy)
 
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:

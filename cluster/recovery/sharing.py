@@ -1,11 +1,11 @@
-"""Which processes share the devices of others, while there is no room for all: the policy, without Ray."""
+"""Chooses the processes that share the devices of others while there is no room for all. Knows no Ray."""
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Mapping
 
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 
 
 def choose_hosts(

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from cluster.calls.ray_errors import is_death, raised_by
+from cluster.driver.calls.ray_errors import is_death, raised_by
+from cluster.recovery.liveness_waiter import ProcessLostError, SupersededError
 from cluster.recovery.logged import LoggedSnapshot
 from cluster.recovery.policy import Recovery
 from cluster.recovery.requests import FROM_DISK, Requests
-from cluster.recovery.waits import ProcessLostError, SupersededError
 
 _DEATH_SECONDS = 90.0
 """When a snapshot has failed because of a death, the driver hears of the death within this time."""
@@ -74,7 +74,7 @@ class Snapshots:
         try:
             for copied in copying:
                 copied.result()
-            requests.fleet.copies.copy_away(*numbers, lambda: attempt == journal.attempt)
+            requests.pool.copies.copy_away(*numbers, lambda: attempt == journal.attempt)
         except SupersededError:
             pass
         except Exception as error:  # a consequence of a death, of which the driver will hear, or a fault
@@ -103,7 +103,7 @@ class Snapshots:
                     )
                 return
             times = journal.num_failed + 1
-        if requests.fleet.find_dead():  # which is why, and the driver will hear of it
+        if requests.pool.find_dead():  # which is why, and the driver will hear of it
             requests.wait_for_end_of(attempt, seconds=_DEATH_SECONDS)
         with requests.changed:
             if attempt == journal.attempt:

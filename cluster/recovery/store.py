@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from cluster.digests import digest_of
+from cluster.protocol.digests import digest_of
 from cluster.recovery.journal import BEGINNING
 from mpmd.ir.plan import Spec
 from mpmd.ir.reshard import Box
@@ -126,7 +126,7 @@ class SnapshotStore:
         return nbytes
 
     def chunks(self, number: int, base: int) -> list[Chunk]:
-        """What a snapshot has and an earlier one has not, in pieces that are to travel one by one."""
+        """The values that a snapshot has and an earlier one has not, in pieces that travel one by one."""
         handles = self._snapshots[number]
         fresh = sorted(handles - self._handles(base))
         pieces: list[dict[Handle, Saved]] = [{}]

@@ -1,4 +1,4 @@
-"""Which processes were told to end: their nodes are about to."""
+"""Finds processes that were told to end, because their nodes are about to."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Connection:
         self._incoming = RecordReader(tcp, ahead)
 
     def encoded(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-        """What is to be written for these bytes, in parts, which are made when they are asked for.
+        """The bytes to write for these, in parts, which are made when they are asked for.
 
         Parts have to be written in the order in which they are made.
         """

@@ -1,4 +1,4 @@
-"""What the processes of a launch prove to one another who they are with, and how they agree on TLS."""
+"""The proof that processes are of one launch, and the TLS on which they agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VALID = datetime.timedelta(days=3650)
 
 @dataclasses.dataclass(frozen=True)
 class Credentials:
-    """What the two ends of a connection have in common, and nobody else. It travels through Ray.
+    """The secret of the two ends of a connection. It travels through Ray.
 
     Attributes:
       secret: by which both ends prove that they have these credentials, before anything is interpreted.
@@ -70,8 +70,8 @@ class Handshake:
         context = _context(credentials.pem, accepts)
         if accepts:
             context.num_tickets = 0  # nobody resumes a session
-            context.sni_callback = lambda tls, given, _: (
-                None if given == name else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+            context.sni_callback = lambda tls, announced, _: (
+                None if announced == name else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
             )
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = context.wrap_bio(incoming, outgoing, accepts, None if accepts else name)

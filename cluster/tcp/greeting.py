@@ -38,7 +38,7 @@ CHALLENGE_BYTES = 32
 _PROOF_BYTES = 32
 
 _CLAIM = struct.Struct("<i?")
-"""What the end that connects is: its number, and whether it wants to encrypt."""
+"""The end that connects: its number, and whether it wants to encrypt."""
 
 _ANSWER_BYTES = CHALLENGE_BYTES + _CLAIM.size
 
@@ -47,7 +47,7 @@ _MAX_HANDSHAKE_BYTES = 16 * 1024
 
 
 class _Transcript(NamedTuple):
-    """What both ends of a connection have said in a greeting.
+    """The words of both ends of a connection in a greeting.
 
     Attributes:
       identity: of the listener.
@@ -95,8 +95,8 @@ class Greeting:
         Raises: ``OSError`` when it cannot prove it, or is gone.
         """
         expected = _ANSWER_BYTES + _PROOF_BYTES
-        wanted = expected - len(self.received) if self.handshake is None else _MAX_HANDSHAKE_BYTES
-        received = self.link.recv(wanted)
+        most = expected - len(self.received) if self.handshake is None else _MAX_HANDSHAKE_BYTES
+        received = self.link.recv(most)
         if not received:
             raise ConnectionError("the other end has closed the connection")
         if self.handshake is not None:
@@ -200,6 +200,6 @@ def introduce(
 
 
 def _send_at_once(link: socket.socket, content: bytes) -> None:
-    """What a greeting sends fits in the empty buffer of a socket."""
+    """Sends at once: a greeting fits in the empty buffer of a socket."""
     if link.send(content) < len(content):
         raise ConnectionError("the other end does not take what it is sent")

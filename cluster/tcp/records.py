@@ -11,7 +11,7 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator
 
-from cluster.digests import CorruptedError, digest_of, digest_of_all
+from cluster.protocol.digests import CorruptedError, digest_of, digest_of_all
 
 _RECORD_BYTES = 256 * 1024
 """The most that a record has. It stays in a processor's cache from its digest until it is sent, and from its

@@ -161,7 +161,7 @@ class Server:
 
 
 def _decoded(request: Frame) -> Any:
-    """What was encoded, or the exception that decoding raises."""
+    """The decoded content, or the exception that decoding raises."""
     try:
         return request.decode()
     except Exception as error:

@@ -22,7 +22,7 @@ _IDLE_SECONDS, _PROBE_SECONDS = 30, 10
 
 
 class Address(NamedTuple):
-    """Where a ``Listener`` is, and which one it is: no other one can answer in its place."""
+    """The address and the identity of a ``Listener``: no other one can answer in its place."""
 
     host: str
     port: int

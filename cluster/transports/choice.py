@@ -1,4 +1,4 @@
-"""Which transport connects which processes."""
+"""The choice of a transport for each two processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 
-from cluster.process_info import ProcessInfo
+from cluster.protocol.process_info import ProcessInfo
 from mpmd.ir.plan import Edge
 from mpmd.memory import Holding
 
@@ -80,7 +80,7 @@ def choose(transport: str, processes: Sequence[ProcessInfo]) -> dict[tuple[int, 
 def holdings(
     chosen: Mapping[tuple[int, int], str], processes: Sequence[ProcessInfo], platform: str
 ) -> dict[Edge, Holding]:
-    """Where the messages of each edge are until they are used, of groups whose memory is the devices'.
+    """The memory that holds the messages of each edge until they are used, where it is the devices'.
 
     Where the processes of two groups are connected in different ways, it is the way that takes most memory.
 
@@ -94,9 +94,10 @@ def holdings(
     else:
         rules |= {SHARED_MEMORY: Holding.ELSEWHERE, NETWORK: Holding.ELSEWHERE}
     by_memory = [Holding.ELSEWHERE, Holding.COPIED, Holding.KEPT, Holding.SLOTS]
-    found: dict[Edge, Holding] = {}
+    holding_of: dict[Edge, Holding] = {}
     for (i, j), name in chosen.items():
         a, b = processes[i].mpmd_idx, processes[j].mpmd_idx
         for edge in ((a, b), (b, a)):
-            found[edge] = max(found.get(edge, Holding.ELSEWHERE), rules[name], key=by_memory.index)
-    return found
+            so_far = holding_of.get(edge, Holding.ELSEWHERE)
+            holding_of[edge] = max(so_far, rules[name], key=by_memory.index)
+    return holding_of

@@ -18,7 +18,7 @@ CONNECT_SECONDS = 60
 
 
 class ConnectedPeer(Protocol):
-    """What speaks with a peer over its connection."""
+    """Speaks with a peer over its connection."""
 
     def start(self) -> None:
         """Begins to read."""

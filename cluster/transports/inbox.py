@@ -1,4 +1,4 @@
-"""Where the messages for one process arrive, by whichever transport, and where it waits for them."""
+"""The messages that arrive for one process, by whichever transport, and its wait for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 
-from cluster.digests import CorruptedError
+from cluster.protocol.digests import CorruptedError
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import Array, MessageId
 
@@ -46,7 +46,7 @@ class PeerLostError(RuntimeError):
 
 
 class _Loss(NamedTuple):
-    """When and why a peer was lost."""
+    """The loss of a peer: when and why."""
 
     since: float
     reason: str

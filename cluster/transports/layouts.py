@@ -1,4 +1,4 @@
-"""How the values of a message lie in memory, for transports that bring them in one piece."""
+"""The layout of a message's values in memory, for transports that bring them in one piece."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIZES = "<{}q"
 
 
 class ValueLayout(NamedTuple):
-    """Where a value of a message is; ``offset`` is in bytes."""
+    """The position of a value of a message; ``offset`` is in bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -29,7 +29,7 @@ class ValueLayout(NamedTuple):
 
 
 class MessageLayout(NamedTuple):
-    """Where the values of a message are, one after the other, each aligned.
+    """The positions of a message's values, one after the other, each aligned.
 
     ``number`` identifies the layout in both processes. ``nbytes`` is what the values need, with the padding.
     """

@@ -12,7 +12,7 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from cluster.packing import PackedArray, pack, unpack
+from cluster.protocol.packing import PackedArray, pack, unpack
 from cluster.tcp.credentials import Credentials
 from cluster.transports.inbox import Inbox
 from cluster.transports.peer_transport import PeerTransport

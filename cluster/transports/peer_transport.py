@@ -1,4 +1,4 @@
-"""What the transports between processes have in common."""
+"""The interface of the transports between processes."""
 
 from __future__ import annotations
 

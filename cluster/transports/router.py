@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from cluster.endpoint import Endpoint
-from cluster.packing import PackedArray
+from cluster.protocol.endpoint import Endpoint
+from cluster.protocol.packing import PackedArray
 from cluster.tcp.credentials import Credentials
 from cluster.transports.choice import DEVICE, NETWORK, OBJECT_STORE, SHARED_MEMORY
 from cluster.transports.device.transport import DeviceTransport
@@ -63,7 +63,7 @@ class Router:
 
     @property
     def lost(self) -> PeerLostError | None:
-        """What has ended a wait, when the driver did not say in time why a peer was lost."""
+        """The error that has ended a wait, when the driver did not say in time why a peer was lost."""
         return self._inbox.lost
 
     def begin_step(self, step: int, groups: Collection[int] | None = None) -> None:

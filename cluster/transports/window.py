@@ -1,4 +1,4 @@
-"""How far a sender may be ahead of its receiver."""
+"""Limits how far a sender is ahead of its receiver."""
 
 from __future__ import annotations
 

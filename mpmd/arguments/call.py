@@ -1,4 +1,4 @@
-"""One call of a step: its leaves, and what has to hold of them."""
+"""One call of a step: its leaves, and the conditions on them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Call:
 
     @functools.cached_property
     def paths(self) -> tuple[str, ...]:
-        """What to call the leaves in messages."""
+        """The names of the leaves in messages."""
         return argument_paths(*jax.tree.unflatten(self.treedef, self.leaves))
 
     @functools.cached_property
@@ -65,7 +65,7 @@ class Call:
         Args:
           argnum: its position, or its name.
           names: those of the positional parameters, which may also be passed by name.
-          leaves: for each leaf of the call, what takes its place; no pytree.
+          leaves: for each leaf of the call its substitute, which is no pytree.
 
         Raises: ``ValueError`` when the call has no such argument, or has a static one there.
         """
@@ -73,16 +73,16 @@ class Call:
         args, kwargs = jax.tree.unflatten(self.treedef, leaves)
         static = dict(self.static)
         traced = [i for i in range(self.num_args) if i not in static]
-        given = {**dict(zip(traced, args, strict=True)), **kwargs}
+        passed = {**dict(zip(traced, args, strict=True)), **kwargs}
         # A parameter may be meant by its position and passed by its name, or the other way round.
         other = dict(enumerate(names)) | {name: i for i, name in enumerate(names)}
         for where in (argnum, other.get(argnum)):
-            if where in given:
-                return given[where]
+            if where in passed:
+                return passed[where]
             if where in static:
                 raise ValueError(f"argument {argnum!r} is static")
         raise ValueError(
-            f"there is no argument argnum={argnum!r}; the step was compiled for {_some([*map(repr, given)])}"
+            f"there is no argument argnum={argnum!r}; the step was compiled for {_some([*map(repr, passed)])}"
         )
 
     def function(self, fun: Callable) -> Callable:
@@ -121,16 +121,16 @@ class Call:
             raise ValueError("the step was compiled for other arguments: " + "; ".join(differing))
 
     def _diff(self, other: Call) -> str:
-        """How the structure of ``other`` differs from that of this call."""
+        """The differences between the structure of ``other`` and that of this call, as text."""
         missing = [path for path in self.paths if path not in other.paths]
         added = [path for path in other.paths if path not in self.paths]
         if not missing and not added:
             return f"{self.treedef}, not {other.treedef}"
         both = (("lacks", missing), ("has", added))
-        return "the call " + " and ".join(f"{verb} {_some(found)}" for verb, found in both if found)
+        return "the call " + " and ".join(f"{verb} {_some(paths)}" for verb, paths in both if paths)
 
     def placements(self, runtime: Runtime) -> tuple[Placement, ...]:
-        """Where the groups of a runtime hold each leaf."""
+        """The placement of each leaf on the groups of a runtime; ``ANYWHERE`` for other leaves."""
         return tuple(
             leaf.placement if isinstance(leaf, MpmdArray) and leaf.runtime is runtime else ANYWHERE
             for leaf in self.leaves
@@ -172,7 +172,7 @@ class Call:
             raise ValueError("\n".join(faults))
 
     def donate_to(self, future: StepFuture) -> None:
-        """Has a step that was submitted take over the arrays of groups that the caller gives up."""
+        """Gives a submitted step the arrays on groups that the caller gives up."""
         for array in self._donated_arrays:
             if isinstance(array, MpmdArray):
                 array.donate_to(future)
@@ -183,7 +183,7 @@ class Call:
             array.delete()
 
     def delete_donated_by_host(self) -> None:
-        """Deletes those of them that no groups have."""
+        """Deletes the arrays of this process that the caller gives up."""
         for array in self._donated_arrays:
             if not isinstance(array, MpmdArray):
                 array.delete()
@@ -194,7 +194,7 @@ class Call:
 
 
 def check_argnum(argnum: Any) -> None:
-    """Raises ``TypeError`` for what is neither the position of an argument nor its name."""
+    """Raises ``TypeError`` for an ``argnum`` that is neither a position nor a name."""
     if not is_int(argnum):
         raise_faults(type_fault("argnum", argnum, str, "the position of an argument, or its name"))
 

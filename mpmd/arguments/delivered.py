@@ -1,4 +1,4 @@
-"""How an argument of a call gets to the groups that read it, or parts of it."""
+"""The way of an argument of a call to the groups that read it, or layer ranges of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mpmd.runtime.requests import Handle
 
 
 def held_part(leaf: Any, stack: Stack | None, part: int) -> MpmdArray | None:
-    """The array of a part, if groups hold the leaf in the parts of this stack."""
+    """The array of a layer range, if groups hold the leaf cut as this stack is."""
     is_held = isinstance(leaf, MpmdArray) and leaf.stack == stack
     return leaf.parts[part] if is_held else None
 
@@ -28,7 +28,7 @@ class Argument:
 
     Attributes:
       leaf, aval, donated: itself, its shape and dtype, and whether the caller gives it up.
-      stack: how the step reads it in parts; ``None``: as one value.
+      stack: its cut into the layer ranges that the step reads; ``None``: the step reads one value.
     """
 
     def __init__(self, leaf: Any, aval: jax.ShapeDtypeStruct, donated: bool, stack: Stack | None):
@@ -38,11 +38,11 @@ class Argument:
         self._stack = stack
 
     def on(self, placement: Placement, part: int, runtime: Runtime, delivery: Delivery) -> Handle:
-        """A handle of a part for groups that read it. What they lack is added to the delivery.
+        """A handle of a layer range for groups that read it; a value that they lack joins the delivery.
 
         Args:
-          placement: the groups, and how the step reads the part there.
-          part: its number; 0 of what is read as one value.
+          placement: the groups that read the range, and its spec there.
+          part: its number; 0 of a leaf that is read as one value.
         """
         leaf = self._leaf
         held = held_part(leaf, self._stack, part)
@@ -56,6 +56,6 @@ class Argument:
 
     @functools.cached_property
     def _values(self) -> tuple[np.ndarray, ...]:
-        """The parts on the host."""
+        """The layer ranges on the host."""
         value = host_value(self._leaf, self._aval, self._donated)
         return (value,) if self._stack is None else tuple(map(np.ascontiguousarray, self._stack.cut(value)))

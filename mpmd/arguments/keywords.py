@@ -11,14 +11,14 @@ _INSTEAD = {
     "keep_unused": "leaves that the step does not read are never sent, and a donated one is still given up",
     "device": "the groups' devices are those of mpmd_mesh",
     "backend": "the groups' devices are those of mpmd_mesh; cluster.launch(platform=...) chooses their kind",
-    "inline": "calls within the step are inlined as far as its marks need it",
+    "inline": "calls within the step are inlined anyway",
     "abstracted_axes": "the step compiles for each shape that it is called with",
     "compiler_options": "give XLA's options to the groups' processes in XLA_FLAGS: in the environment, or "
     'with cluster.launch(runtime_env={"env_vars": {"XLA_FLAGS": ...}})',
     "axis_resources": "use in_specs and out_specs",
     "mesh": "the mesh of groups is mpmd_mesh",
 }
-"""For keywords of ``jax.jit``, and names that are easily taken for ours, what there is in their place."""
+"""The substitutes of keywords of ``jax.jit``, and of names that are easily taken for ours."""
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
@@ -35,7 +35,7 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
 
 
 def specs_or_shardings(which: str, specs: Any, shardings: Any) -> Any:
-    """What the user gave as ``in_specs`` or as ``in_shardings``, or the same for ``out``.
+    """The specs of ``in_specs`` or ``in_shardings``, or those of ``out_specs`` or ``out_shardings``.
 
     Raises: ``ValueError`` when both are given.
     """
@@ -58,6 +58,6 @@ def positions(numbers: int | Iterable[int] | None) -> tuple[int, ...]:
     return () if numbers is None else (numbers,) if is_int(numbers) else tuple(numbers)  # type: ignore[return-value, arg-type]
 
 
-def names(given: str | Iterable[str] | None) -> tuple[str, ...]:
+def names(argnames: str | Iterable[str] | None) -> tuple[str, ...]:
     """The names of arguments, of which one may be given alone."""
-    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    return () if argnames is None else (argnames,) if isinstance(argnames, str) else tuple(argnames)

@@ -20,9 +20,9 @@ class ArgumentLeaf:
     """A leaf of an argument, as a compiled step reads it.
 
     Attributes:
-      path: what users call the leaf, e.g. ``args[0]['w']``.
+      path: its name to users, e.g. ``args[0]['w']``.
       aval: its shape, dtype and weak type.
-      placement: the groups that read it, and in which parts; group 0 for what the step does not read.
+      placement: the groups that read it, and its layer ranges; group 0 if the step does not read it.
     """
 
     path: str
@@ -31,12 +31,12 @@ class ArgumentLeaf:
 
     @property
     def mpmd_idxs(self) -> tuple[int, ...]:
-        """The groups that read it, or a part of it."""
+        """The groups that read it, or a layer range of it."""
         return self.placement.mpmd_idxs
 
     @property
     def spec(self) -> Spec:
-        """How it is sharded within each of them."""
+        """Its spec within each of them."""
         return self.placement.spec or ()
 
 
@@ -55,7 +55,7 @@ def as_described(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def fault_of(path: str, leaf: Any) -> str | None:
-    """What is wrong with a leaf that is not an array, and what to do; ``None`` for an array or a number."""
+    """The fault of a leaf that is not an array, with advice; ``None`` for an array or a number."""
     try:
         describe(leaf)
     except TypeError:
@@ -71,7 +71,7 @@ def fault_of(path: str, leaf: Any) -> str | None:
 
 
 def _instead_of(path: str, leaf: Any) -> str:
-    """What to do with a leaf that is no array: functions are often parts of a model."""
+    """Advice for a leaf that is no array: functions are often leaves of a model."""
     if not callable(leaf) or re.fullmatch(r"args\[\d+\]|kwargs\['\w+'\]", path):
         return "name its argument in static_argnums or static_argnames if the step depends on it"
     return (

@@ -1,4 +1,4 @@
-"""How the arguments of a step are passed: which are static, which are donated."""
+"""The kinds of a step's arguments: static ones, donated ones, and all others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpmd.util.tree import argument_paths, broadcast_prefix
 
 @dataclasses.dataclass(frozen=True)
 class CallSignature:
-    """Which arguments of a step are static and which are donated.
+    """The static and the donated arguments of a step.
 
     Attributes:
       names: of the positional parameters, which may also be passed by name.

@@ -1,4 +1,4 @@
-"""The specs that users give for arguments and results: checked, and spread over the leaves."""
+"""The user's specs of arguments and results: checked, and spread over the leaves."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _is_spec(x: Any) -> bool:
 
 
 def specs_faults(what: str, specs: Any) -> list[TypeError]:
-    """The faults of a pytree of specs, whatever it is a prefix of."""
+    """The faults of a pytree of specs; it may be a prefix of any tree."""
     return [
         TypeError(f"{what} must have PartitionSpecs, NamedShardings or None, not {shown(leaf)}")
         for leaf in jax.tree.leaves(specs, is_leaf=_is_spec)
@@ -102,8 +102,8 @@ def keyword_specs_faults(what: str, specs: Any) -> list[TypeError]:
 def _flatten_specs(specs: Any, tree: Any, what: str) -> list[PartitionSpec | None]:
     """Spreads a pytree prefix of specs over the leaves of ``tree``.
 
-    A pytree of specs that was made of another call's arguments may differ in what is no leaf, as the
-    functions of a ``TrainState`` do that is made anew.
+    A pytree of specs that was made of another call's arguments may differ in its static data, such as the
+    functions of a ``TrainState`` that was created again.
     """
     try:
         leaves = broadcast_prefix(specs, tree, _is_spec)

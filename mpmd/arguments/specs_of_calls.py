@@ -1,4 +1,4 @@
-"""The specs of a call's leaves: those that the user gave, or else those of the arrays that are passed."""
+"""The specs of a call's leaves: those that the user gave, or else those of the passed arrays."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SpecsOfCalls:
     it: the axes of it that groups have, if it divides by them on every group.
 
     Args:
-      in_specs: what the user gave for arguments that are passed by position; ``None``: nothing.
-      of_keywords: what was given for those that are passed by name.
+      in_specs: the user's specs of arguments that are passed by position; ``None``: there are none.
+      of_keywords: the user's specs of arguments that are passed by name.
       submeshes: those of the groups.
       mpmd_axis_name: the axis along which the groups are, if any.
     """
@@ -48,7 +48,7 @@ class SpecsOfCalls:
         self._usable = functools.cache(self._find_usable)
 
     def are_own(self, call: Call) -> tuple[bool, ...]:
-        """Whether the spec of each leaf is the array's own, rather than one that the user gave."""
+        """For each leaf, whether its spec is that of the passed array; otherwise the user gave it."""
         if self._is_open:
             return (True,) * len(call.leaves)
         return tuple(spec is None for spec in self._given_for(call))
@@ -61,24 +61,25 @@ class SpecsOfCalls:
         if self._is_open and not self._can_shard:
             return None
         if self._is_open:
-            specs = tuple(map(self._carried, call.leaves))
+            specs = tuple(map(self._of_array, call.leaves))
             return specs if any(specs) else None
         given = self._given_for(call)
         if None not in given:
             return given
         pairs = zip(given, call.leaves, strict=True)
-        return tuple(self._carried(leaf) if spec is None else spec for spec, leaf in pairs)
+        return tuple(self._of_array(leaf) if spec is None else spec for spec, leaf in pairs)
 
     def _given_for(self, call: Call) -> tuple[Spec | None, ...]:
         given = self._given.get(call.key)
         if given is None:
-            found = input_specs(
+            specs = input_specs(
                 self._in_specs, call, self._axis_names, self._mpmd_axis_name, self._of_keywords
             )
-            given = self._given[call.key] = tuple(found)
+            given = self._given[call.key] = tuple(specs)
         return given
 
-    def _carried(self, leaf: Any) -> Spec | None:
+    def _of_array(self, leaf: Any) -> Spec | None:
+        """The usable spec that a passed array has, if it has any."""
         if isinstance(leaf, MpmdArray):
             return self._usable(leaf.placement.spec, leaf.shape)
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and isinstance(leaf.sharding, NamedSharding):
@@ -86,11 +87,11 @@ class SpecsOfCalls:
         return None
 
     def _find_usable(self, spec: Spec | PartitionSpec, shape: tuple[int, ...]) -> Spec | None:
-        """What of an array's spec the groups can use; ``None`` where that is the same as to replicate it."""
-        found = to_spec(PartitionSpec(*map(self._of_groups, spec)))
-        if any(any(indivisible(found, shape, sizes)) for sizes in self._sizes):
+        """An array's spec over the axes that groups have; ``None`` if it does not divide or cuts nothing."""
+        usable = to_spec(PartitionSpec(*map(self._of_groups, spec)))
+        if any(any(indivisible(usable, shape, sizes)) for sizes in self._sizes):
             return None
-        return found if any(num_parts(found, sizes) > 1 for sizes in self._sizes) else None
+        return usable if any(num_parts(usable, sizes) > 1 for sizes in self._sizes) else None
 
     def _of_groups(self, entry: Any) -> tuple[str, ...] | str | None:
         """The axes of one entry of a spec that groups have, other than the one along which they are."""

@@ -39,7 +39,7 @@ class Copy(NamedTuple):
 
 
 class _Donation(NamedTuple):
-    """A value that a step has taken over, and that is there again if the step fails."""
+    """A value that a step has taken over, and that comes back if the step fails."""
 
     future: StepFuture
     held: Held
@@ -47,21 +47,21 @@ class _Donation(NamedTuple):
 
 @delegate_to_value
 class MpmdArray(jax.Array):
-    """An array on one or more groups, sharded over the submesh of each in the same way, if it divides there.
+    """An array on one or more groups, with the same spec over the submesh of each, if it divides there.
 
     It exists at once, like the result of a function under ``jax.jit``: the step that computes it may still
-    run. It is a ``jax.Array``: whatever reads the value, such as ``np.asarray``, ``float``, arithmetic and
-    JAX's functions, fetches it, waits for it, and raises the error of its step, ``TaskError`` or
-    ``GroupDiedError``. Results of these are ordinary arrays of this process. To compute where the array is,
-    use ``mpmd.jit``; ``mpmd.to_host`` fetches the arrays of a pytree together.
+    run. It is a ``jax.Array``: a function that reads the value, such as ``np.asarray``, ``float``, arithmetic
+    and JAX's functions, waits for it, fetches it, and raises the error of its step, ``TaskError`` or
+    ``GroupDiedError``. The results of these functions are ordinary arrays of this process. To compute on the
+    groups of the array, use ``mpmd.jit``; ``mpmd.to_host`` fetches the arrays of a pytree together.
 
     Attributes:
       shape, dtype, weak_type: of the logical array.
       mpmd_idxs: the groups that hold it; all have the same value.
-      spec: how it is sharded over a group's submesh, a ``PartitionSpec``.
-      submeshes: the shapes of those of ``mpmd_idxs``; ``submesh`` is the first of them.
-      stack: how it is in parts; ``None``: it is one value.
-      sharding: of the value that JAX's functions get: it is on the default device of this process.
+      spec: a ``PartitionSpec`` over a group's submesh.
+      submeshes: the shapes of the submeshes of ``mpmd_idxs``; ``submesh`` is the first of them.
+      stack: its cut into layer ranges; ``None``: it is one value.
+      sharding: that of the value that JAX's functions get, on the default device of this process.
     """
 
     __array_priority__ = 100  # as of other jax arrays: numpy leaves arithmetic with them to them
@@ -145,46 +145,46 @@ class MpmdArray(jax.Array):
         return jax.random.key_data(self.value)
 
     def _check_is_key(self, name: str) -> None:
-        """Only key arrays have what ``jax.random`` reads of them."""
+        """Raises ``AttributeError`` of ``name`` for other arrays than keys, as ``jax.random`` expects."""
         if not is_key(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def placement(self) -> Placement:
-        """Its groups, its spec and its parts, as data."""
+        """Its groups, its spec and its layer ranges, as data."""
         return Placement(self.mpmd_idxs, self._spec)
 
     @property
     def parts(self) -> tuple[MpmdArray, ...]:
-        """What it consists of: itself, or, of an array of stacked layers, the parts that groups have."""
+        """The layer ranges of an array of stacked layers; of any other array, itself."""
         return (self,)
 
     @property
     def handle(self) -> Handle:
-        """What the groups know the array by. Raises ``RuntimeError`` when it was donated or deleted."""
+        """The groups' number for the value. Raises ``RuntimeError`` if the array was donated or deleted."""
         if self.is_deleted():
             raise RuntimeError(f"{self!r} was donated to a step or deleted")
         return self._handle
 
     @property
     def held(self) -> Held:
-        """The value that it stands for, even if the array was deleted."""
+        """The value that the array stands for, even if the array was deleted."""
         return Held(self.mpmd_idxs, self._spec, self.submeshes, self._handle, self._future)
 
     def hold(self, held: Held) -> None:
-        """Stands for another value from now on, and drops its own; also a deleted array."""
+        """Makes the array stand for another value and drop its own; also a deleted array."""
         if not self._deleted:
             self.runtime.free(self.mpmd_idxs, self._handle)
         self.mpmd_idxs, self._spec, self.submeshes, self._handle, self._future = held
         self._deleted, self._copying = False, None
 
     def take_over(self, other: MpmdArray) -> None:
-        """Stands for the value of another array, which is deleted then."""
+        """Makes the array stand for the value of another one, which is deleted then."""
         held, other._deleted = other.held, True
         self.hold(held)
 
     def is_on(self, runtime: Runtime, mpmd_idxs: tuple[int, ...]) -> bool:
-        """Whether these groups of a runtime hold it."""
+        """Whether all of these groups of a runtime hold the array."""
         return self.runtime is runtime and set(mpmd_idxs) <= set(self.mpmd_idxs)
 
     def is_deleted(self) -> bool:
@@ -201,7 +201,7 @@ class MpmdArray(jax.Array):
             self.runtime.free(self.mpmd_idxs, self._handle)
 
     def donate_to(self, future: StepFuture) -> None:
-        """Has a step take the value over. Where groups go back when it fails, the value is there again."""
+        """Gives the value to a step. If groups go back when the step fails, the array has it again."""
         if not self.runtime.goes_back:
             self.delete()
             return
@@ -218,7 +218,7 @@ class MpmdArray(jax.Array):
         future.call_when_done(settle)
 
     def _may_hold(self, handle: Handle) -> bool:
-        """Whether it stands for the value, or stood for it before, and does again if its step fails."""
+        """Whether the array stands for the value, or will again if the step that took it fails."""
         return handle in (self._handle, self._donation and self._donation.held.handle)
 
     def __del__(self) -> None:
@@ -235,7 +235,7 @@ class MpmdArray(jax.Array):
 
     @property
     def copies(self) -> dict[int, Copy]:
-        """The value of each group that holds the array, by group, and how it is sharded there.
+        """The value of each group that holds the array, by group, with its sharding there.
 
         Fetches and waits; the copies are fetched together. Raises as reading the array does.
         """
@@ -252,7 +252,7 @@ class MpmdArray(jax.Array):
 
     @property
     def to_mpmd_local_array(self) -> jax.Array | np.ndarray | list[jax.Array | np.ndarray]:
-        """The value of its only copy, or the list of those of its ``copies``."""
+        """The value of the array's only copy, or the list of the values of its ``copies``."""
         local = [copy.value for copy in self.copies.values()]
         return local[0] if len(local) == 1 else local
 
@@ -262,7 +262,7 @@ class MpmdArray(jax.Array):
         return to_sharding(fitting(self._spec, self.shape, submesh.shape), submesh)
 
     def _typed(self, array: Any) -> jax.Array | np.ndarray:
-        """A fetched array, in the same buffers, over a mesh with axes of the types of the caller's."""
+        """A fetched array, in the same buffers, over a mesh with the axis types of the caller's mesh."""
         axes = self.submesh
         if isinstance(array, np.ndarray) or not is_explicit(axes):
             return array
@@ -275,7 +275,7 @@ class MpmdArray(jax.Array):
         return self.runtime.fetch(mpmd_idx, self.handle).result()
 
     def copy_to_host_async(self) -> None:
-        """Starts to fetch the value for the next read of it. Does not wait; ``jax.device_get`` calls it."""
+        """Starts to fetch the value for the next read. Does not wait; ``jax.device_get`` calls this."""
         if self._copying is None and self.nbytes > INLINE_BYTES:  # a smaller value comes with the reply
             self._copying = self.runtime.fetch(self.mpmd_idxs[0], self.handle)
 
@@ -343,7 +343,7 @@ def to_host(tree: Any) -> Any:
       tree: a pytree; ``MpmdArray``s and jax arrays become numpy arrays of the same shape and dtype, and
         typed random number generator keys become jax arrays. Other leaves stay as they are.
 
-    Raises: what reading an array of it raises: ``TaskError``, ``GroupDiedError``, and ``RuntimeError`` for an
+    Raises: the errors of reading its arrays: ``TaskError``, ``GroupDiedError``, and ``RuntimeError`` for an
       array that was donated or deleted.
     """
     for leaf in jax.tree.leaves(tree):
@@ -359,7 +359,7 @@ def _leaf_to_host(leaf: Any) -> Any:
 
 
 def values_of(arrays: Sequence[MpmdArray]) -> list[jax.Array]:
-    """The values; they are fetched together."""
+    """The values of arrays, which are fetched together."""
     for array in arrays:
         array.copy_to_host_async()
     return [array.value for array in arrays]

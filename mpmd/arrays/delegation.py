@@ -1,4 +1,4 @@
-"""What every ``jax.Array`` has, for a class of arrays that have it by their value only."""
+"""The methods of ``jax.Array`` for a class of arrays that delegates them to its value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 _OF_CLASSES = frozenset("__doc__ __hash__ __module__ __numpy_dtype__ __slots__ __weakref__".split())
 
 _BESIDES = "__complex__ __dlpack__ __dlpack_device__ __iter__ devices is_ready tobytes tolist".split()
-"""What arrays have, and their base class does not name."""
+"""The methods of arrays that their base class does not name."""
 
 _PROPERTIES = frozenset(
     "T addressable_shards at device flat global_shards imag is_fully_addressable is_fully_replicated mT "
@@ -25,9 +25,9 @@ def delegate_to_value(array_class: Class) -> Class:
 
     They are those of ``self.value``, a jax array, and so are their results.
     """
-    own = vars(array_class)
+    defined = vars(array_class)
     for name in [*vars(jax.Array), *_BESIDES]:
-        if name not in own and name not in _OF_CLASSES:
+        if name not in defined and name not in _OF_CLASSES:
             setattr(array_class, name, _property(name) if name in _PROPERTIES else _method(name))
     return array_class
 

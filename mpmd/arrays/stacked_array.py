@@ -1,4 +1,4 @@
-"""Results of a step that are in parts: arrays of stacked layers, of which each group has its own."""
+"""Arrays of stacked layers on groups: each group holds a range of the layers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from mpmd.runtime.step_future import StepFuture
 
 
 class StackedMpmdArray(MpmdArray):
-    """An ``MpmdArray`` in parts, each on its own groups; it is read, passed, donated and saved as one array.
+    """An ``MpmdArray`` in layer ranges, each on groups of its own; users handle it as one array.
+
+    It is read, passed, donated and saved as a whole.
 
     Attributes:
-      mpmd_idxs: the groups that hold a part of it.
-      spec, submeshes, submesh: those of its first part.
-      stack: the axis that counts layers, and how many of them each part has.
-      parts: an ``MpmdArray`` for each.
+      mpmd_idxs: the groups that hold a layer range of it.
+      spec, submeshes, submesh: those of its first layer range.
+      stack: the axis that counts layers, and the number of layers of each range.
+      parts: an ``MpmdArray`` for each layer range.
     """
 
     stack: Stack
@@ -40,7 +42,7 @@ class StackedMpmdArray(MpmdArray):
     def parts(self) -> tuple[MpmdArray, ...]:
         return self._parts
 
-    # Each part says where it is, and may come to stand for another value.
+    # Each layer range says where it is, and may come to stand for another value.
 
     @property
     def mpmd_idxs(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -63,7 +65,7 @@ class StackedMpmdArray(MpmdArray):
         raise TypeError(f"{self!r} has no handle of its own, but its parts have")
 
     def is_on(self, runtime: Runtime, mpmd_idxs: tuple[int, ...]) -> bool:
-        """Whether each of these groups has all of it."""
+        """Whether each of these groups holds every layer range."""
         return all(part.is_on(runtime, mpmd_idxs) for part in self.parts)
 
     def is_deleted(self) -> bool:
@@ -78,7 +80,7 @@ class StackedMpmdArray(MpmdArray):
             part.donate_to(future)
 
     def __del__(self) -> None:
-        """Each part drops its value when nothing holds the part."""
+        """Each layer range drops its value when nothing refers to it."""
 
     def block_until_ready(self) -> StackedMpmdArray:
         for part in self.parts:
@@ -91,7 +93,7 @@ class StackedMpmdArray(MpmdArray):
 
     @property
     def to_mpmd_local_array(self) -> list[Any]:
-        """For each part the value of its only copy, or the list of those of its copies."""
+        """For each layer range the value of its only copy, or the list of the values of its copies."""
         return [part.to_mpmd_local_array for part in self.parts]
 
     def copy_to_host_async(self) -> None:
@@ -106,9 +108,9 @@ class StackedMpmdArray(MpmdArray):
 
     def __repr__(self) -> str:
         state = ", deleted" if self.is_deleted() else ""
-        places = zip(self.stack.names, self.parts, strict=True)
-        parts = ", ".join(f"{name} on {part.mpmd_idxs}" for name, part in places)
-        return f"MpmdArray(shape={self.shape}, dtype={self.dtype}, {parts}, spec={self.spec}{state})"
+        named = zip(self.stack.names, self.parts, strict=True)
+        ranges = ", ".join(f"{name} on {part.mpmd_idxs}" for name, part in named)
+        return f"MpmdArray(shape={self.shape}, dtype={self.dtype}, {ranges}, spec={self.spec}{state})"
 
 
 register_array_type(StackedMpmdArray, values_of)

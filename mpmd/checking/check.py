@@ -58,7 +58,7 @@ def check(
     loaded = step.compile(*args, **kwargs) if isinstance(step, MpmdFunction) else step
     call = loaded.signature.bind(args, kwargs)
     call = dataclasses.replace(call, leaves=tuple(map(on_host, call.leaves)))
-    carried = dict(loaded.compiled.traced.carried_leaves)
+    carried = dict(loaded.compiled.step.carried_leaves)
     run = jax.jit(call.function(reference))
 
     def on_one_device(leaves: Sequence[Any]) -> Any:
@@ -66,7 +66,7 @@ def check(
         return run(*arguments, **named)
 
     with _mesh_of_one_device(loaded.submeshes[0]):
-        _check_alike(jax.eval_shape(on_one_device, call.leaves), loaded.compiled.traced.out_shape)
+        _check_alike(jax.eval_shape(on_one_device, call.leaves), loaded.compiled.step.out_shape)
     rounding = coarsest_rounding(loaded.compiled.program.jaxprs.values())
     moved = [perturbed(call.leaves, rounding, seed) for seed in range(_PERTURBED_RUNS)]
     copies = tuple(map(on_host, call.leaves))  # which the step may take over
@@ -86,7 +86,7 @@ def check(
                 perturbed=[[of_step[i] for of_step in other] for other in others],
                 rounding=rounding,
             )
-            for i, path in enumerate(paths(loaded.compiled.traced.out_shape))
+            for i, path in enumerate(paths(loaded.compiled.step.out_shape))
         ),
         steps,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpmd.cli.arguments import count, number
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.cluster import Cluster
 from mpmd.render import draw_timeline
 from mpmd.schedules.families import FAMILIES
 from mpmd.simulate import Link

@@ -1,19 +1,23 @@
 """The compiler: a user's step enters, a program with a verified plan leaves.
 
-====== ============= ============= ====================================================================
-pass   from          to            what it decides
-====== ============= ============= ====================================================================
-trace  a function    TracedStep    which arrays are state, and where each stage ends
-split  TracedStep    TaskGraph     which stage's forward or backward computes each equation of the loop,
-                                   what a forward keeps for its backward, what is accumulated where
-shard  TaskGraph     ShardedGraph  how values are sharded within a group, and what its devices gather or sum
-                                   up once, before or after the loop
-place  ShardedGraph  PlacedGraph   on which groups stages and everything outside of loops are
-lower  PlacedGraph   Plan          the order of tasks and messages, names, executables, frees, donations
-verify Plan          Verified      nothing: it proves that the plan can run (``mpmd.verify``)
-====== ============= ============= ====================================================================
+========== ============= ============= ================================================================
+pass       from          to            what it decides
+========== ============= ============= ================================================================
+trace      a function    TracedStep    which arrays are state
+cut_layers TracedStep    CutStep       where each stage ends, and so which layers of a scan it has, and in
+                                       which parts stacked arrays are
+split      CutStep       TaskGraph     which stage's forward or backward computes each equation of the
+                                       loop, what a forward keeps for its backward, what is accumulated
+                                       where
+shard      TaskGraph     ShardedGraph  how values are sharded within a group, and what its devices gather
+                                       or sum up once, before or after the loop
+place      ShardedGraph  PlacedGraph   on which groups stages and everything outside of loops are
+lower      PlacedGraph   Plan          the order of tasks and messages, names, executables, frees,
+                                       donations
+verify     Plan          Verified      nothing: it proves that the plan can run (``mpmd.verify``)
+========== ============= ============= ================================================================
 
 Each pass is a package with one function of its name; ``pipeline.py`` runs them in this order. Passes do not
-import one another: what they hand over is in ``graph.py``, and what they share about jaxprs in ``jaxprs``.
-Each level prints with ``str()``, and ``checks.py`` checks it after the pass that made it.
+import one another: what they hand over is in ``steps.py`` and ``graph.py``, and what they share about jaxprs
+in ``jaxprs``. Each level prints with ``str()``, and ``checks.py`` checks it after the pass that made it.
 """

@@ -11,27 +11,43 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import (
-    Loop,
-    PlacedEqn,
-    PlacedGraph,
-    ShardedGraph,
-    StageWork,
-    TaskGraph,
-    TracedStep,
-)
+from mpmd.compiler.graph import PlacedEqn, PlacedGraph, ShardedGraph, StageWork, TaskGraph
+from mpmd.compiler.jaxprs.canonical import canonical_faults
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, is_dropped, operands
+from mpmd.compiler.steps import CutStep, Loop, TracedStep
+from mpmd.ir.stack import Leaf
 from mpmd.language.annotate import mark_of
+from mpmd.language.reduce import treduce_p
 
 
 def check_traced_step(step: TracedStep) -> None:
-    """Checks that every value is defined once and before it is read, and that marks end stages of the loop.
+    """Checks the canonical form, that values are defined once and before they are read, and marks in loops.
 
     Raises: ``AssertionError`` with every fault.
     """
     _raise(
-        "traced step", step, [*_undefined_in_step(step), *_misplaced_marks(step), *_mismatched_state(step)]
+        "traced step",
+        step,
+        [
+            *canonical_faults(step.jaxpr.eqns),
+            *_undefined_in_jaxpr(step),
+            *_marks_outside(step),
+            *_mismatched_leaves(step),
+        ],
     )
+
+
+def check_cut_step(step: CutStep) -> None:
+    """Checks the canonical form, that values are defined once and before they are read, and marks in loops.
+
+    The arguments and results are the parts that leaves say.
+
+    Raises: ``AssertionError`` with every fault.
+    """
+    eqns = itertools.chain(*step.outside, *(loop.eqns for loop in step.loops))
+    faults = [*canonical_faults(eqns), *_undefined_in_step(step), *_misplaced_marks(step)]
+    faults += _mismatched_state(step)
+    _raise("cut step", step, [*faults, *_wrong_parts(step)])
 
 
 def check_task_graph(graph: TaskGraph) -> None:
@@ -68,7 +84,30 @@ def _raise(level: str, value: object, faults: list[str]) -> None:
         raise AssertionError(f"{text}\n{value}")
 
 
-def _outer(step: TracedStep) -> list[Var]:
+def _undefined_in_jaxpr(step: TracedStep) -> list[str]:
+    scope = _Scope([])
+    scope.define([*step.jaxpr.invars, *step.constants], "an argument or constant")
+    for eqn in step.jaxpr.eqns:
+        if eqn.primitive is treduce_p:
+            scope.run_loop(Loop.of(eqn))
+        else:
+            scope.run([eqn])
+    scope.read(step.jaxpr.outvars, "a result")
+    return scope.faults
+
+
+def _marks_outside(step: TracedStep) -> Iterator[str]:
+    return (f"{eqn} is outside the loop" for eqn in step.jaxpr.eqns if mark_of(eqn))
+
+
+def _mismatched_leaves(step: TracedStep) -> Iterator[str]:
+    for i, j in step.carried_leaves:
+        argument, result = aval_of(step.jaxpr.invars[i]), aval_of(step.jaxpr.outvars[j])
+        if (argument.shape, argument.dtype) != (result.shape, result.dtype):
+            yield f"{step.argument_paths[i]} is {argument}, but its next value is {result}"
+
+
+def _outer(step: CutStep) -> list[Var]:
     """The values that exist before the step."""
     return [*(argument.var for argument in step.arguments), *(constant.var for constant in step.constants)]
 
@@ -106,7 +145,7 @@ class _Scope:
         self.define((result.result for result in loop.results), "a loop's result")
 
 
-def _undefined_in_step(step: TracedStep) -> list[str]:
+def _undefined_in_step(step: CutStep) -> list[str]:
     scope = _Scope([])
     scope.define(_outer(step), "an argument or constant")
     for eqns, loop in itertools.zip_longest(step.outside, step.loops):
@@ -117,7 +156,7 @@ def _undefined_in_step(step: TracedStep) -> list[str]:
     return scope.faults
 
 
-def _misplaced_marks(step: TracedStep) -> Iterator[str]:
+def _misplaced_marks(step: CutStep) -> Iterator[str]:
     for eqn in itertools.chain(*step.outside):
         if mark_of(eqn):
             yield f"{eqn} is outside the loop"
@@ -128,15 +167,27 @@ def _misplaced_marks(step: TracedStep) -> Iterator[str]:
                 yield f"{eqn} ends stage {mark.boundary.stage}, the loop has {loop.stages}"
 
 
-def _mismatched_state(step: TracedStep) -> Iterator[str]:
+def _mismatched_state(step: CutStep) -> Iterator[str]:
     for i, j in step.carried_state:
         argument, result = aval_of(step.arguments[i].var), aval_of(step.results[j].var)
         if (argument.shape, argument.dtype) != (result.shape, result.dtype):
             yield f"{step.arguments[i].path} is {argument}, but its next value is {result}"
 
 
+def _wrong_parts(step: CutStep) -> Iterator[str]:
+    ends = ((step.argument_leaves, step.arguments), (step.result_leaves, step.results))
+    for leaves, variables in ends:
+        shapes = [shape for leaf in leaves for shape in _shapes_of_parts(leaf)]
+        if shapes != (found := [tuple(aval_of(member.var).shape) for member in variables]):
+            yield f"the parts of leaves have the shapes {shapes}, but the values {found}"
+
+
+def _shapes_of_parts(leaf: Leaf) -> tuple[tuple[int, ...], ...]:
+    return leaf.stack.shapes(leaf.shape) if leaf.stack else (leaf.shape,)
+
+
 def _undefined_outside(graph: TaskGraph) -> list[str]:
-    step, scope = graph.traced, _Scope([])
+    step, scope = graph.step, _Scope([])
     scope.define(_outer(step), "an argument or constant")
     scope.define((accumulator.result for accumulator in graph.accumulators), "an accumulator")
     scope.run(graph.outer)
@@ -153,11 +204,11 @@ def _undefined_outside(graph: TaskGraph) -> list[str]:
 
 
 def _indices(graph: TaskGraph) -> set[Var]:
-    return {loop.index for loop in graph.traced.loops}
+    return {loop.index for loop in graph.step.loops}
 
 
 def _wrong_work(graph: TaskGraph) -> Iterator[str]:
-    known = {*_outer(graph.traced), *(var for eqn in graph.outer for var in eqn.outvars)}
+    known = {*_outer(graph.step), *(var for eqn in graph.outer for var in eqn.outvars)}
     known |= {*_indices(graph), *(accumulator.result for accumulator in graph.accumulators)}
     states = {a.state: a.work for a in graph.accumulators}
     readers: collections.Counter[Var] = collections.Counter()
@@ -226,7 +277,7 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
     inside |= {*_indices(graph), *(a.state for a in graph.accumulators)}
     read |= {var for work in graph.stage_work for var in work.reads} - inside
     yield from (f"{var} is read, but on no group" for var in read if not placed.homes.get(var))
-    for result, held in zip(graph.traced.results, placed.output_groups, strict=True):
+    for result, held in zip(graph.step.results, placed.output_groups, strict=True):
         if not held or not held <= groups:
             yield f"the result {result.path} is on the groups {sorted(held)}"
 
@@ -234,8 +285,8 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
 def _too_early(placed: PlacedGraph) -> Iterator[str]:
     """What runs before the values that it reads can be there."""
     makers: dict[Var, PlacedEqn] = {}
-    traced = placed.graph.traced
-    results = {a.result: traced.loop_of(a.work.stage) + 1 for a in placed.graph.accumulators}
+    step = placed.graph.step
+    results = {a.result: step.loop_of(a.work.stage) + 1 for a in placed.graph.accumulators}
     for member in placed.eqns:
         for var in operands(member.eqn):
             maker = makers.get(var)

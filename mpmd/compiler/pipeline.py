@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.checks import (
+    check_cut_step,
     check_placed_graph,
     check_sharded_graph,
     check_task_graph,
     check_traced_step,
 )
-from mpmd.compiler.graph import Gather, PartialSums, TracedStep
+from mpmd.compiler.cut_layers import cut_layers
+from mpmd.compiler.graph import Gather, PartialSums
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import check_specs, place
-from mpmd.compiler.shard import argument_specs, fitting_parts, given_or_held, shard, with_results_apart
+from mpmd.compiler.shard import argument_specs, fitting_parts, shard, with_results_apart
 from mpmd.compiler.split import split
+from mpmd.compiler.steps import CutStep
 from mpmd.compiler.trace import trace
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec
@@ -40,7 +42,7 @@ class CompiledStep:
       seconds: how long each pass took; ``jax`` is the step itself, as JAX traces it.
     """
 
-    traced: TracedStep
+    step: CutStep
     in_specs: tuple[Spec | None, ...] | None
     program: Program
     verified: Verified
@@ -97,40 +99,32 @@ def compile_step(
     """
     watch = Stopwatch()
     with watch("trace"):
-        step = functools.partial(
-            trace,
-            watch.timed("jax", fun),
-            args,
-            dict(kwargs),
-            submeshes,
-            argument_stacks=[placement.stack for placement in held or ()],
-            result_stacks=[placement.stack for placement in wanted or ()],
-            donated=donated,
+        check_traced_step(
+            traced := trace(watch.timed("jax", fun), args, dict(kwargs), submeshes, in_specs, held, donated)
         )
-        traced = step(specs=(known := given_or_held(in_specs, held)))
-        if traced.loops and traced.typed and known != in_specs:
-            traced = step(specs=in_specs)  # a loop's arguments come from anywhere: types follow from the call
+    with watch("cut_layers"):
+        cut = cut_layers(traced, [p.stack for p in held or ()], [p.stack for p in wanted or ()])
+        check_cut_step(cut)
         submeshes = [with_auto_axes(submesh) for submesh in submeshes]
-        check_traced_step(traced)
-        arguments, results = traced.argument_leaves, traced.result_leaves
+        arguments, results = cut.argument_leaves, cut.result_leaves
         donated = per_part(arguments, donated)
         leaf_specs = in_specs = fitting_parts(arguments, in_specs, own_specs, submeshes)
         in_specs = None if in_specs is None else per_part(arguments, in_specs)
-        given = per_part(results, out_specs(traced.out_shape)) if out_specs else None
+        given = per_part(results, out_specs(cut.out_shape)) if out_specs else None
         held = _of_parts(arguments, held)
         wanted = _of_parts(results, wanted)
-        if not traced.loops:
-            in_specs = argument_specs(traced, submeshes, in_specs, given, held)
+        if not cut.loops:
+            in_specs = argument_specs(cut, submeshes, in_specs, given, held)
         specs = None if in_specs is None else [spec or () for spec in in_specs]
-        traced = with_results_apart(traced, specs, given)
+        cut = with_results_apart(cut, specs, given)
     with watch("split"):
-        graph = split(traced)
+        graph = split(cut)
         check_task_graph(graph)
     with watch("shard"):
         sharded = shard(graph, submeshes, specs, given, partial_sums, gather)
         check_sharded_graph(sharded)
     with watch("place"):
-        if not traced.loops:
+        if not cut.loops:
             there = [frozenset(placement.mpmd_idxs) for placement in held]
             asked = [frozenset(placement.mpmd_idxs) for placement in wanted]
             placed = place(sharded, submeshes, there, asked)
@@ -139,8 +133,8 @@ def compile_step(
         check_placed_graph(placed)
         check_specs(placed, submeshes, specs, given)
     with watch("lower"):
-        open_specs = specs is not None or given is not None or any(traced.typed.values())
+        open_specs = specs is not None or given is not None or any(cut.typed.values())
         program = lower(placed, submeshes, donated, open_specs)
     with watch("verify"):
         verified = verify(program.plan)
-    return CompiledStep(traced, leaf_specs, program, verified, watch.seconds)
+    return CompiledStep(cut, leaf_specs, program, verified, watch.seconds)

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.graph import Loop, TracedStep
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, subjaxprs
 from mpmd.compiler.jaxprs.source import nearness_to_user, where
+from mpmd.compiler.steps import CutStep, Loop
 from mpmd.errors import (
     IdleGroupWarning,
     SharedKeyWarning,
@@ -32,10 +32,10 @@ _LARGE = 0.05
 """State of at most this share of the memory is not what makes it short."""
 
 
-def warn_of_mistakes(traced: TracedStep, plan: Plan) -> None:
+def warn_of_mistakes(step: CutStep, plan: Plan) -> None:
     """Warns of loops and groups that are probably not as the user meant them, once for each kind and loop."""
-    of_arguments = _dependent(itertools.chain(*traced.outside), [leaf.var for leaf in traced.arguments])
-    for loop in traced.loops:
+    of_arguments = _dependent(itertools.chain(*step.outside), [leaf.var for leaf in step.arguments])
+    for loop in step.loops:
         if loop.num_microbatches > 1:
             _warn(UnreadMicrobatchWarning, unread_microbatch(loop))
             _warn(SharedKeyWarning, shared_keys(loop, of_arguments))

@@ -1,4 +1,4 @@
-"""What a group did in one step, and when."""
+"""Events: the activities of groups in a step, with their times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpmd.validation import raise_faults, type_fault
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """That a group waits for a message of another group; prints as ``wait for group 2``."""
+    """The wait of a group for a message of another group; prints as ``wait for group 2``."""
 
     src: int
 
@@ -22,7 +22,7 @@ class Wait:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What a group did from ``start`` to ``end``, in seconds of a clock that all groups share."""
+    """A group's activity from ``start`` to ``end``, in seconds of a clock that all groups share."""
 
     mpmd_idx: int
     activity: AnyTask | Wait
@@ -41,8 +41,8 @@ class Event:
 
 
 def checked_events(name: str, events: Any) -> list[Event]:
-    """The events of an argument of this name. Raises ``TypeError`` for what are none."""
+    """The events of an argument of this name. Raises ``TypeError`` if it has anything else."""
     raise_faults(type_fault(name, events, Iterable, "the events of a step"))
-    found = list(events)
-    raise_faults(*(type_fault(f"{name}[{i}]", event, Event, "an Event") for i, event in enumerate(found)))
-    return found
+    listed = list(events)
+    raise_faults(*(type_fault(f"{name}[{i}]", event, Event, "an Event") for i, event in enumerate(listed)))
+    return listed

@@ -1,4 +1,4 @@
-"""What XLA needs to run an executable."""
+"""The memory that XLA needs to run an executable."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class ExecutableMemory:
-    """What XLA needs on each device to run an executable, in bytes.
+    """The bytes that XLA needs on each device to run an executable.
 
     Attributes:
       inputs, outputs: the buffers of the inputs and of the outputs.
-      aliased: of the outputs, those that take over buffers of inputs.
-      temporaries: what XLA allocates when the executable starts, and frees when it ends.
+      aliased: the outputs that take over buffers of inputs.
+      temporaries: the buffers that XLA allocates when the executable starts, and frees when it ends.
       code: the compiled code, as far as it is in the device's memory.
     """
 
@@ -23,5 +23,5 @@ class ExecutableMemory:
     code: int
 
     def __or__(self, other: ExecutableMemory) -> ExecutableMemory:
-        """What is enough for either, of an executable that several groups or processes have compiled."""
+        """The larger of each: enough for an executable that two groups or processes have compiled."""
         return ExecutableMemory(*map(max, dataclasses.astuple(self), dataclasses.astuple(other)))

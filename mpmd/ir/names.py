@@ -6,13 +6,13 @@ The grammar, with the rules of ``ir.py``::
                        | "constant_" position                         a constant of the step
                        | "index_" microbatch                          the index of a microbatch
                        | single "." position                          an output of a task: fwd_2__1.0
-                       | work ".state" number "@" microbatch          an accumulator after a microbatch
+                       | type ".state" number "@" microbatch          an accumulator after a microbatch
                        | outside "." group "." position               made outside of loops: after_0.2.1
                        | single "." "told" position                   for the driver: fwd_2__1.told0
                        | outside "." group "." "told" position        for the driver: after_0.2.told0
     executable-name  ::= base ["'" number] ["@" number]               fwd_1, fwd_1'2, fwd_1@1
-    base             ::= work ("+" work)* | outside "." group         fwd_3+bwd_3, after_0.1
-    work             ::= kind "_" stage                               fwd_2
+    base             ::= type ("+" type)* | outside "." group         fwd_3+bwd_3, after_0.1
+    type             ::= kind "_" stage                               fwd_2
 
 The compiler makes the names; no code parses them.
 """
@@ -33,21 +33,21 @@ def index_name(microbatch: int) -> Name:
 
 
 INDEX_PATTERN = "index_%d"
-"""``index_name`` with a place for the microbatch."""
+"""``index_name`` with ``%d`` for the microbatch."""
 
 
 def output_pattern(kind: TaskKind, stage: int, position: int) -> str:
-    """The name of an output of a task, with a place for the microbatch: ``fwd_2__%d.0``."""
+    """The name of an output of a task, with ``%d`` for the microbatch: ``fwd_2__%d.0``."""
     return f"{kind}_{stage}__%d.{position}"
 
 
 def told_pattern(kind: TaskKind, stage: int, position: int) -> str:
-    """The name of what a task tells the driver, with a place for the microbatch: ``fwd_2__%d.told0``."""
+    """The name of an operand for the driver: ``fwd_2__%d.told0``, with ``%d`` for the microbatch."""
     return f"{kind}_{stage}__%d.told{position}"
 
 
 def state_pattern(kind: TaskKind, stage: int, accumulator: int) -> str:
-    """The name of an accumulator after its update, with a place for the microbatch: ``bwd_1.state3@%d``.
+    """The name of an accumulator after its update: ``bwd_1.state3@%d``, with ``%d`` for the microbatch.
 
     Args:
       accumulator: the number of the accumulator among all of the step.
@@ -61,7 +61,7 @@ def outside_name(task: OutsideTask, mpmd_idx: int, position: int) -> Name:
 
 
 def outside_told_name(task: OutsideTask, mpmd_idx: int, position: int) -> Name:
-    """The name of what is told to the driver outside the loop: ``after_0.2.told0``."""
+    """The name of an operand that is told to the driver outside the loop: ``after_0.2.told0``."""
     return f"{task}.{mpmd_idx}.told{position}"
 
 

@@ -1,4 +1,4 @@
-"""Where an array is, as data."""
+"""The placement of an array, as data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mpmd.ir.stack import Stack
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The groups that hold an array, and how it is sharded within each; no groups: not decided.
+    """The groups that hold an array, and its spec within each; without groups it is not decided.
 
     Attributes:
-      stack: how it is in parts; ``None``: it is one value, or that is not decided.
-      part_idxs: the groups of each part; ``mpmd_idxs`` are those of all.
+      stack: its cut into layer ranges; ``None``: it is one value, or that is not decided.
+      part_idxs: the groups of each layer range; ``mpmd_idxs`` are the groups of all.
     """
 
     mpmd_idxs: tuple[int, ...] = ()
@@ -24,13 +24,13 @@ class Placement:
 
     @classmethod
     def of_parts(cls, stack: Stack, part_idxs: tuple[tuple[int, ...], ...], spec: Spec | None) -> Placement:
-        """Where an array in parts is."""
+        """The placement of an array in layer ranges."""
         groups = sorted({group for groups in part_idxs for group in groups})
         return cls(tuple(groups), spec, stack, part_idxs)
 
     @property
     def parts(self) -> tuple[Placement, ...]:
-        """Where each part is; of an array that is one value, itself."""
+        """The placement of each layer range; of an array that is one value, itself."""
         if self.stack is None:
             return (self,)
         return tuple(Placement(groups, self.spec) for groups in self.part_idxs)

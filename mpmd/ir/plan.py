@@ -1,4 +1,4 @@
-"""The plan: what every group of devices does in one step, as plain printable data.
+"""The plan: the program of every group of devices for one step, as plain printable data.
 
 The grammar of its text::
 
@@ -304,7 +304,7 @@ class Plan:
         return "\n".join(lines)
 
     def stage_text(self, stage: int) -> str:
-        """What users call a stage: ``stage 1``, or ``stage 1 of loop 0`` where there are several loops."""
+        """The name of a stage to users: ``stage 1``; of several loops, ``stage 1 of loop 0``."""
         if len(self.loops) < 2:
             return f"stage {stage}"
         number, loop = next((i, loop) for i, loop in enumerate(self.loops) if stage in loop.stages)

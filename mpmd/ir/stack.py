@@ -1,4 +1,4 @@
-"""Arrays of stacked layers that are in parts, as data."""
+"""Arrays of stacked layers that are cut into layer ranges, as data."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Region = tuple[slice, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """How an array is in parts: slices of one of its axes, the layers, one behind the other.
+    """The cut of an array into layer ranges: consecutive slices of the axis that counts layers.
 
     Attributes:
       axis: the axis that counts layers.
-      sizes: of the parts along this axis.
+      sizes: the number of layers in each range.
     """
 
     axis: int
@@ -27,13 +27,13 @@ class Stack:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """The part of the axis that each part has."""
+        """The slice of the axis for each layer range."""
         ends = itertools.accumulate(self.sizes, initial=0)
         return tuple(slice(start, stop) for start, stop in itertools.pairwise(ends))
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """What to index the whole array by to have each part."""
+        """The index of each layer range in the whole array."""
         return tuple((*[slice(None)] * self.axis, part) for part in self.slices)
 
     @property
@@ -43,15 +43,15 @@ class Stack:
         return tuple(f"[{before}{part.start}:{part.stop}]" for part in self.slices)
 
     def shapes(self, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the parts of an array of a shape."""
+        """The shapes of the layer ranges of an array of this shape."""
         return tuple((*shape[: self.axis], size, *shape[self.axis + 1 :]) for size in self.sizes)
 
     def cut(self, array: Any) -> tuple[Any, ...]:
-        """The parts of an array."""
+        """The layer ranges of an array."""
         return tuple(array[region] for region in self.regions)
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The array that has these parts."""
+        """The array of these layer ranges."""
         return np.concatenate(parts, self.axis)
 
 
@@ -60,9 +60,9 @@ class Leaf:
     """A leaf of the step's arguments or result, as its user has it.
 
     Attributes:
-      path: what users call it, such as ``args[0].params['w']``.
-      shape: of the whole; ``dtype`` and ``weak_type`` are those of each part.
-      stack: how it is in parts; ``None``: it is one value.
+      path: its name to users, such as ``args[0].params['w']``.
+      shape: of the whole; ``dtype`` and ``weak_type`` are those of each layer range.
+      stack: its cut into layer ranges; ``None``: it is one value.
     """
 
     path: str
@@ -73,10 +73,10 @@ class Leaf:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What its parts are called; its own name if it is one value."""
+        """The names of its layer ranges; its own name if it is one value."""
         return tuple(self.path + name for name in self.stack.names) if self.stack else (self.path,)
 
 
 def per_part(leaves: Sequence[Leaf], values: Sequence[Any]) -> list[Any]:
-    """Values of leaves, once for each part of the leaf."""
+    """The values of leaves, each repeated for every layer range of its leaf."""
     return [value for leaf, value in zip(leaves, values, strict=True) for _ in leaf.names]

@@ -1,4 +1,4 @@
-"""Tasks, of which each is printed as text that can be read back.
+"""Tasks, which print as text that parses back.
 
 The grammar of the text::
 
@@ -26,7 +26,7 @@ _OUTSIDE = re.compile(r"(before|after|between_(\d+)_)_(\d+)")
 
 
 class TaskType(NamedTuple):
-    """What the tasks of a stage for all microbatches have in common; prints as ``fwd_2``."""
+    """A kind of task and a stage: the type of its tasks for all microbatches; prints as ``fwd_2``."""
 
     kind: TaskKind
     stage: int
@@ -37,7 +37,7 @@ class TaskType(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Task:
-    """One kind of work of one stage on one microbatch; prints as ``fwd_2__1``."""
+    """One kind of task of one stage on one microbatch; prints as ``fwd_2__1``."""
 
     kind: TaskKind
     stage: int
@@ -68,17 +68,17 @@ class FusedTask:
 
 
 Cell = Task | FusedTask
-"""What one group does next in a schedule."""
+"""The next task, or fused tasks, of a group in a schedule."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class OutsideTask:
-    """The work of one group outside of microbatch loops; prints as ``after_0`` or ``between_1__0``.
+    """The task of one group outside of microbatch loops; prints as ``after_0`` or ``between_1__0``.
 
     Attributes:
-      side: whether the work comes before all loops, after all, or between two.
-      level: the number of exchanges between groups that come before the work, from the last loop on.
-      loop: of work between two loops, the number of the second one; 0 of other work.
+      side: the segment of the step: before all loops, after all, or between two.
+      level: the number of exchanges between groups that come before the task, from the last loop on.
+      loop: between two loops, the number of the second one; otherwise 0.
     """
 
     side: Literal["before", "between", "after"]
@@ -92,7 +92,7 @@ class OutsideTask:
 
 
 AnyTask = Cell | OutsideTask
-"""What one ``Run`` computes."""
+"""The task of a ``Run``."""
 
 
 def parse_task(text: str) -> AnyTask:

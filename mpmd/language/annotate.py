@@ -20,10 +20,10 @@ class Boundary:
     """One call of ``mark_stage_end``; marks that differentiation derives from it share it.
 
     Attributes:
-      every, num_stages: after which iterations of the scan around it a stage ends, as the user wrote it.
-      in_scan: whether it is one of the ends of stages that a mark in a scan makes.
-      has_rest: whether the scan has more iterations than ``every``, which belong to what follows it.
-      found: whether no user wrote it: it is the end of a layer that ``mpmd.auto_marks`` has found.
+      every, num_stages: the iterations of the scan around it after which a stage ends, as the user wrote it.
+      in_scan: whether a mark in a scan made it, as one of several ends of stages.
+      has_rest: whether the scan has more iterations than ``every``; these belong to the next stage.
+      found: whether ``mpmd.auto_marks`` found it, as the end of a layer; no user wrote it.
       stage: the stage that ends there, once the compiler has numbered the marks of a loop.
     """
 
@@ -37,7 +37,7 @@ class Boundary:
 
     @property
     def is_of_scan(self) -> bool:
-        """Whether it says after which iterations a stage ends."""
+        """Whether stages end there after given iterations of a scan."""
         return self.every is not None or self.num_stages is not None
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ mark_p.multiple_results = True
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What a mark in a jaxpr says: the parameters of ``mark_p``."""
+    """The meaning of a mark in a jaxpr: the parameters of ``mark_p``."""
 
     boundary: Boundary
     forward: bool
@@ -62,12 +62,12 @@ class Mark:
 
 
 def mark_of(eqn: JaxprEqn) -> Mark | None:
-    """What an equation says, if it is a mark."""
+    """The mark that an equation is; ``None`` for any other equation."""
     return Mark(**eqn.params) if eqn.primitive is mark_p else None
 
 
 def mark_text(eqn: JaxprEqn, line: str | None) -> str:
-    """The name of a mark in messages: its line or, if it was chosen for the user, that.
+    """The name of a mark in messages: its line, or that it was chosen for the user.
 
     Args:
       line: the user's line that the equation comes from, if it is known.
@@ -87,21 +87,22 @@ def mark_stage_end(
 ) -> Tree:
     """Marks the end of a pipeline stage.
 
-    What ``x`` depends on belongs to the stage that ends here (or to an earlier one), what depends on the
-    result belongs to later stages. ``S`` stages have ``S - 1`` marks; one more, after the last stage, is
-    allowed. Models that do not depend on one another, as a student and its teacher, have marks of their own
-    each, and pass the same stages. Anywhere but in the loop of a step compiled by ``mpmd_jit_with_loop`` a
-    mark is the identity.
+    Everything that ``x`` depends on belongs to the stage that ends here, or to an earlier one; everything
+    that depends on the result belongs to later stages. ``S`` stages have ``S - 1`` marks; one more, after the
+    last stage, is allowed. Models that do not depend on one another, such as a student and its teacher, have
+    marks of their own each, and pass through the same stages. A mark is the identity everywhere except in the
+    loop of a step that ``mpmd.jit`` compiles.
 
-    In the body of a ``jax.lax.scan`` over layers, ``x`` is what is carried to the next layer. Stages end
-    after whole iterations: after each one, unless ``every`` or ``num_stages`` says otherwise. Arrays that are
-    scanned over, and what is computed of them, are then held in parts, each by the group of its layers.
+    In the body of a ``jax.lax.scan`` over layers, ``x`` is the carry to the next layer. Stages end after
+    whole iterations: after each one, unless ``every`` or ``num_stages`` says otherwise. Each group then holds
+    the range of its layers of the arrays that are scanned over, and of the values that are computed of them.
 
     Args:
       x: a pytree of arrays of any shape and dtype, usually the activations.
       name: shown in error messages.
-      every: in a scan, the number of iterations of each stage, or a sequence of the numbers of all stages.
-      num_stages: in a scan, into how many stages its iterations are divided, as evenly as possible; the first
+      every: in a scan, the number of iterations of each stage, or a sequence with the number of each stage.
+        ``None``: 1, unless ``num_stages`` is given.
+      num_stages: in a scan, the number of stages that share its iterations, as evenly as possible; the first
         ones have one iteration more.
 
     Returns: ``x``.
@@ -122,7 +123,7 @@ def mark_stage_end(
 
 
 def _check_ends(name: Any, every: Any, num_stages: Any) -> None:
-    """Raises ``TypeError`` or ``ValueError`` for parameters of a mark that are none."""
+    """Raises ``TypeError`` or ``ValueError`` for wrong parameters of a mark."""
     raise_faults(
         str_fault("name", name, optional=True),
         *(int_faults("every", every) if is_sequence(every) else [int_fault("every", every, optional=True)]),
@@ -184,13 +185,17 @@ mlir.register_lowering(mark_p, lambda ctx, *args, **params: args)
 def _saved_by_remat(
     saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: JaxprEqn
 ) -> Any:
-    """Has ``jax.checkpoint`` keep what a mark returns, whatever its policy.
+    """Makes ``jax.checkpoint`` keep the results of marks, whatever its policy.
 
-    What enters a stage is kept, so no recomputation goes back into the stage before it. The rule is called
-    with which operands the forward does not know, as it is told in ``jax.interpreters.partial_eval``.
+    The input of a stage is kept, so no recomputation goes back into the stage before it.
+    ``jax.interpreters.partial_eval`` documents such rules.
 
-    Returns: the equation of the forward, that of the backward, for each result whether the forward does not
-      know it and whether the backward computes it, and what the backward reads besides.
+    Args:
+      unknown: for each operand, whether the forward does not know it.
+      instantiated: for each operand, whether the backward has it already.
+
+    Returns: the equation of the forward; that of the backward; for each result, whether the forward does not
+      know it; for each result, whether the backward computes it; further operands of the backward.
     """
     if not any(unknown):
         return eqn, None, [False] * len(unknown), [False] * len(unknown), []

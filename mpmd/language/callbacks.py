@@ -1,4 +1,4 @@
-"""Callbacks into Python that give nothing back: the driver makes the calls.
+"""Callbacks into Python whose results nothing reads: the driver makes the calls.
 
 These are ``jax.debug.print``, ``jax.debug.callback``, and ``io_callback`` whose result nothing reads. The
 compiler makes each an equation of ``callback_p``, which holds a ``HostCallback``.
@@ -17,13 +17,13 @@ from jax.extend.core import JaxprEqn, Primitive
 from mpmd.keys import decode
 
 GIVING_NOTHING_BACK = frozenset({"debug_callback", "debug_print", "io_callback"})
-"""JAX's primitives of callbacks that need not give anything back."""
+"""JAX's primitives of callbacks whose result may be unread."""
 
 PYTHON_CALLS = GIVING_NOTHING_BACK | {"pure_callback"}
 """All of JAX's primitives of callbacks."""
 
 callback_p = Primitive("host_callback")
-"""Takes the operands of the ``HostCallback`` in its parameter ``callback``, and gives nothing back."""
+"""Takes the operands of the ``HostCallback`` in its parameter ``callback``; has no result."""
 callback_p.multiple_results = True
 
 
@@ -36,16 +36,15 @@ class Scan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostCallback:
-    """A function of the user's that the driver calls, and the place of the call in the traced step.
+    """A function of the user's that the driver calls, and the position of the call in the traced step.
 
     Attributes:
       primitive, params: JAX's equation of the call.
       where: the user's line.
-      position: the number of the equation in the step; in a loop, scan or conditional that of the whole, and
-        then of the equation within. ``None`` stands for the number of an iteration, and comes after a loop or
-        scan.
-      scans: the scans around the call, less the microbatch loop. The operands are stacked by them.
-      conditional: whether the first operand, a bool, tells if the function is called.
+      position: the number of the equation in the step; within a loop, scan or conditional the number of that
+        equation, then the number within it. ``None`` after a loop or scan stands for the iteration's number.
+      scans: the scans around the call, without the microbatch loop. They stack the operands.
+      conditional: whether the first operand, a bool, says if the function is called.
       avals: of the operands of one call.
       literals: the operands that are known, by their positions; tasks tell the others.
     """
@@ -65,19 +64,19 @@ class HostCallback:
     def calls(
         self, microbatch: int | None, values: Sequence[np.ndarray]
     ) -> Iterator[tuple[tuple[int, ...], list[np.ndarray]]]:
-        """The calls that a task asks for, each with its place in the order of the step.
+        """The calls that a task asks for, each with its position in the order of the step.
 
         Args:
           microbatch: that of the task; ``None`` outside the loop.
-          values: what it told, as the plan has it, stacked by the scans.
+          values: the operands that it told, as the plan has them, stacked by the scans.
         """
         for index in np.ndindex(*(scan.length for scan in self.scans)):
             told = [np.asarray(value[index]) for value in values]
             if self.conditional and not told.pop(0):
                 continue
-            rest = iter(told)
+            remaining = iter(told)
             operands = [
-                self.literals[i] if i in self.literals else next(rest) for i in range(len(self.avals))
+                self.literals[i] if i in self.literals else next(remaining) for i in range(len(self.avals))
             ]
             times = [
                 scan.length - 1 - i if scan.reverse else i for i, scan in zip(index, self.scans, strict=True)
@@ -89,7 +88,7 @@ class HostCallback:
         """Calls the function as ``jax.jit`` does, with arrays on the CPU. Raises what the function raises.
 
         Args:
-          mark: stands before what ``jax.debug.print`` prints.
+          mark: the text in front of a line of ``jax.debug.print``.
         """
         cpu = jax.local_devices(backend="cpu")[0]
         arrays = [

@@ -1,4 +1,4 @@
-"""The function of a microbatch, with what it hands to the next microbatch."""
+"""The function of a microbatch, with the carry that it hands to the next one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Microbatch:
 
     @property
     def states(self) -> list[jax.Array]:
-        """The leaves of the carry that microbatches change; the others are like any value of outside."""
+        """The leaves of the carry that microbatches change; the others are loop constants."""
         return [self.initial[i] for i in self._changing]
 
     @property
@@ -66,15 +66,15 @@ class Microbatch:
         """The next values of ``states``, and the leaves of the microbatch's result."""
         leaves = self._with(states)
         values = jaxpr_as_fun(self.traced)(*leaves, index)
-        carried = [_sharded_like(leaves[i], values[i]) for i in self._changing]
-        # A carried value that is also a result is a value of its own.
-        own = set(self.traced.jaxpr.invars)
+        next_states = [_sharded_like(leaves[i], values[i]) for i in self._changing]
+        # A leaf of the carry that is also a result becomes a second value.
+        taken = set(self.traced.jaxpr.invars)
         outvars = self.traced.jaxpr.outvars[len(leaves) :]
         results = zip(values[len(leaves) :], outvars, strict=True)
-        return carried, [jnp.copy(value) if _is_among(var, own) else value for value, var in results]
+        return next_states, [jnp.copy(value) if _is_among(var, taken) else value for value, var in results]
 
     def carry_with(self, states: Sequence[jax.Array]) -> Any:
-        """The carry with these in place of the leaves that change, which may be followed by others."""
+        """The carry with other leaves in place of those that change; further ``states`` are ignored."""
         return jax.tree.unflatten(self.treedef, self._with(states))
 
     def _with(self, states: Sequence[jax.Array]) -> list[jax.Array]:
@@ -89,7 +89,7 @@ def _is_among(atom: Any, variables: set[Any]) -> bool:
 
 
 def _check_carry(carry: Any, result: Any) -> None:
-    """Raises ``TypeError`` when a function of a microbatch does not return what it carries as it got it."""
+    """Raises ``TypeError`` when the carry that is returned has another structure, shape or dtype."""
     if carry is None:
         return
     if not isinstance(result, tuple) or len(result) != 2:
@@ -115,6 +115,6 @@ def _check_carry(carry: Any, result: Any) -> None:
 
 
 def _sharded_like(state: jax.Array, value: jax.Array) -> jax.Array:
-    """The next value of what is carried, sharded as before, where types say how."""
+    """The next value of a leaf of the carry, with the explicit sharding of the value before."""
     before, after = (explicit_sharding(jax.typeof(array)) for array in (state, value))
     return value if before is None or before == after else jax.sharding.reshard(value, before)

@@ -1,4 +1,4 @@
-"""What is decided for a step from outside, where the step itself leaves it open.
+"""Decisions that a step leaves open, and that are made from outside.
 
 A step that says neither its schedule nor where its stages end is traced under ``Decisions``, which
 ``mpmd.treduce``, ``mpmd.value_and_grad``, ``mpmd.microbatches`` and ``mpmd.auto_marks`` read.
@@ -19,19 +19,21 @@ from mpmd.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Decisions:
-    """What a plan has decided; ``None`` leaves it to the step.
+    """The decisions of a plan; ``None`` leaves one to the step.
 
     Attributes:
       schedule: takes the place of the schedule of the step's ``treduce``.
-      num_microbatches: for what is called without a number of microbatches.
-      layers_per_stage: how many layers of a function under ``mpmd.auto_marks`` each stage has. ``()``: each
-        layer is a stage.
-      num_layers: into how many layers such a function is divided, where ``layers_per_stage`` does not say it;
+      num_microbatches: of ``microbatches`` and ``value_and_grad`` that are called without a number.
+      layers_per_stage: the number of layers of each stage of a function under ``mpmd.auto_marks``. ``()``:
+        each layer is a stage.
+      num_layers: the number of layers of such a function, where ``layers_per_stage`` does not say it;
         ``None``: as many as are found.
-      remat: whether each of these layers is computed again in the backward, from what enters it.
-      of_loops: what is decided within each loop, in the order in which loops are traced, where it is not the
-        same for all. A function under ``jax.jit`` is traced once, however often it is called, so its loops
-        have the same decisions in each call.
+      remat: whether each of these layers is computed again in the backward, from its input.
+      mark_layers: marks the ends of stages in the function of a gradient that has no marks:
+        ``mpmd.auto_marks``, which is above the language of steps. ``None`` leaves functions as they are.
+      of_loops: the decisions of each loop, in the order in which loops are traced, if they differ. A function
+        under ``jax.jit`` is traced once, however often it is called, so its loops have the same decisions in
+        each call.
     """
 
     schedule: Schedule | None = None
@@ -39,11 +41,12 @@ class Decisions:
     layers_per_stage: tuple[int, ...] | None = None
     num_layers: int | None = None
     remat: bool = False
+    mark_layers: Callable[[Callable], Callable] | None = None
     of_loops: tuple[Decisions, ...] = ()
 
 
 def in_order(of_loops: Mapping[int, Decisions]) -> tuple[Decisions, ...]:
-    """``Decisions.of_loops`` with those of some loops by number; of others nothing is decided."""
+    """``Decisions.of_loops`` made of the decisions of some loops, by number; the others have none."""
     return tuple(of_loops.get(number, Decisions()) for number in range(1 + max(of_loops, default=-1)))
 
 
@@ -54,20 +57,20 @@ class _Trace:
         self.loops = itertools.count()
 
 
-# The contexts are part of the keys of JAX's caches: what a step jits is traced anew for other decisions, and
-# in each trace, so that each counts the same loops.
+# The contexts are part of the keys of JAX's caches: functions under ``jax.jit`` are traced anew for other
+# decisions, and in each trace, so that each counts the same loops.
 _decisions = jax.make_user_context(default_value=Decisions())
 _trace = jax.make_user_context(default_value=None)
 
 
 def current_decisions() -> Decisions:
-    """What has been decided for the step, or the loop of it, that is being traced."""
+    """The decisions for the step, or for the loop of it, that is being traced."""
     return _decisions.value
 
 
 @contextlib.contextmanager
 def next_loop() -> Iterator[int]:
-    """Within it, what is decided for the next loop is current.
+    """A context in which the decisions for the next loop are current.
 
     Yields: the number of the loop, in the order in which loops are traced; 0 where nothing is decided.
     """

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpmd.compiler.find_layers.auto_marks import auto_marks
+from mpmd.language.decisions import current_decisions
 from mpmd.language.operations import Op, is_op, operation_faults
 from mpmd.language.pieces import cut_rows, number_of_microbatches
 from mpmd.language.reduce import Add, Concat, Mean, treduce
@@ -47,7 +47,7 @@ def value_and_grad(
 
         loss, grads = mpmd.value_and_grad(loss_fn, num_microbatches=8, schedule=mpmd.Std1F1B(4))(params, x, y)
 
-    Its meaning, for a loss that is a mean over the rows of ``x`` and ``y``::
+    For a loss that is a mean over the rows of ``x`` and ``y``, it means::
 
         def of_microbatch(microbatch):
             return jax.value_and_grad(loss_fn)(params, *microbatch)
@@ -55,38 +55,39 @@ def value_and_grad(
         xs, ys = mpmd.microbatches((x, y), 8)
         loss, grads = mpmd.treduce(of_microbatch, (xs, ys), schedule, operation=mpmd.Mean)
 
-    Of the arguments that are the batch, arrays are cut along their first axis, the rows. Scalars, such as a
-    single random key, are passed to every microbatch as they are: with one key all microbatches draw the same
-    numbers; for others, pass a key for each row. What is not of the batch is passed so, too, and what is
-    given by name.
+    The arrays of the batch are cut along their first axis, the rows. Its scalars, such as a single random
+    key, are passed to every microbatch as they are: with one key all microbatches draw the same numbers; for
+    different numbers, pass a key for each row. Arguments that are not of the batch, and those that are passed
+    by name, go to every microbatch, too.
 
     Args:
-      fun: a function like one of ``jax.value_and_grad``: it returns a scalar, or a pair of that and auxiliary
-        output. Its marks end stages. One without marks is under ``mpmd.auto_marks``, so that ``mpmd.plan``
-        can choose its stages.
+      fun: a function as for ``jax.value_and_grad``: it returns a scalar, or a pair of a scalar and auxiliary
+        output. Its marks end stages. A function without marks is put under ``mpmd.auto_marks``, so that
+        ``mpmd.plan`` can choose its stages.
       argnums: the positions of the arguments to differentiate with respect to.
       has_aux: whether ``fun`` returns auxiliary output.
-      num_microbatches: divides the number of rows. ``None``: what a plan decides, or else 1.
-      schedule: that of ``treduce``.
-      batch_argnums: the positions of the arguments that are cut. By default all but those of ``argnums``.
-      reduction: what the value of the whole batch is of those of microbatches: ``"mean"`` or ``"sum"``; or,
-        for a mean over something else than rows, such as tokens that are not padding, a function that takes
-        the arguments of ``fun`` for one microbatch and returns how much it counts, a scalar. The value is
-        then ``sum(w[i] * value[i]) / sum(w)``. A microbatch that counts nothing adds nothing, not even a
-        NaN; if none counts anything, all count alike.
+      num_microbatches: the number of microbatches, by which the number of rows divides. ``None``: the number
+        that a plan decides, or else 1.
+      schedule: as of ``treduce``.
+      batch_argnums: the positions of the arguments that are cut. ``None``: all but those of ``argnums``.
+      reduction: how the values of microbatches make the value of the batch: ``"mean"`` or ``"sum"``; or, for
+        a mean over something else than rows, such as tokens that are not padding, a function that takes the
+        arguments of ``fun`` for one microbatch and returns its weight, a scalar. The value is then
+        ``sum(w[i] * value[i]) / sum(w)``. A microbatch of weight zero adds nothing, not even a NaN; if all
+        weights are zero, all count alike.
       aux_reduction: how auxiliary output is combined: an ``Op`` of ``treduce``, or a pytree prefix of it with
-        one for each part. ``None``, for a part or all of it, gives what ``fun`` gives of the whole batch: a
-        leaf whose shape grows with the rows is concatenated along these, and any other one, which has to be
-        of floats, is reduced as the value is.
+        an ``Op`` for each subtree. ``None``, for a subtree or for all of it, gives the auxiliary output of
+        the whole batch: a leaf whose shape grows with the rows is concatenated along these; any other leaf
+        has to be of floats and is reduced as the value is.
 
-    Returns: a function of the arguments of ``fun``, that returns what that of ``jax.value_and_grad`` does.
-    Raises: ``TypeError`` or ``ValueError`` for arguments that are none. The function that is returned raises
-      ``jax.value_and_grad`` and ``treduce`` do, ``ValueError`` for arguments that are not there, that are
-      both differentiated and cut, or that cannot be cut, and ``TypeError`` for auxiliary output or weights
+    Returns: a function of the arguments of ``fun`` with the results of ``jax.value_and_grad``.
+    Raises: ``TypeError`` or ``ValueError`` for wrong arguments. The returned function raises the errors of
+      ``jax.value_and_grad`` and of ``treduce``; ``ValueError`` for arguments that are not there, that are
+      both differentiated and cut, or that cannot be cut; and ``TypeError`` for auxiliary output or weights
       that cannot be combined.
     """
     _check_options(fun, argnums, has_aux, num_microbatches, schedule, batch_argnums, reduction, aux_reduction)
-    differentiate = jax.value_and_grad(auto_marks(fun), argnums, has_aux)
+    differentiate = jax.value_and_grad(_marked_as_decided(fun), argnums, has_aux)
     whole = Add if reduction == "sum" else Mean
 
     @functools.wraps(fun)
@@ -113,10 +114,21 @@ def value_and_grad(
 
         operation = (whole, whole, [rule.op for rule in rules])
         value, grads, aux = treduce(with_aux_of_microbatch, xs, schedule, operation=operation)
-        made = [rule.finish(leaf) for rule, leaf in zip(rules, aux, strict=True)]
-        return (value, jax.tree.unflatten(treedef, made)), grads
+        finished = [rule.finish(leaf) for rule, leaf in zip(rules, aux, strict=True)]
+        return (value, jax.tree.unflatten(treedef, finished)), grads
 
     return of_batch
+
+
+def _marked_as_decided(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the ends of stages that a plan decides, if there is one."""
+
+    @functools.wraps(fun)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        mark_layers = current_decisions().mark_layers
+        return (mark_layers(fun) if mark_layers else fun)(*args, **kwargs)
+
+    return marked
 
 
 def grad(
@@ -147,7 +159,7 @@ def _check_options(
     reduction: Any,
     aux_reduction: Any,
 ) -> None:
-    """Raises all that is wrong with the arguments of ``value_and_grad``."""
+    """Raises all faults of the arguments of ``value_and_grad``."""
     is_word = isinstance(reduction, str) and reduction in ("mean", "sum")
     reductions = 'reduction must be "mean", "sum", or a function that weighs a microbatch'
     raise_faults(
@@ -201,7 +213,7 @@ class _Batch:
         return cls(tuple(leaf for _, leaf in with_paths), treedef, tuple(named), tuple(microbatches), size)
 
     def arguments(self, microbatch: Sequence[Any]) -> tuple:
-        """The arguments with the cut leaves of one microbatch; the others are the same objects as ever."""
+        """The arguments with the cut leaves of one microbatch; the others are the same objects in all."""
         leaves = list(self.leaves)
         for i, leaf in zip(self.cut, microbatch, strict=True):
             leaves[i] = leaf
@@ -212,10 +224,11 @@ class _Batch:
         return jax.tree.unflatten(self.treedef, self.leaves)
 
     def relative_weights(self, weight: Callable[..., Any], kwargs: dict[str, Any]) -> jax.Array:
-        """How much each microbatch counts, relative to their mean: floats, ``(microbatches,)``.
+        """The weight of each microbatch, relative to the mean of the weights: floats, ``(microbatches,)``.
 
-        A mean of values times these is their weighted mean. They are near 1, so that gradients in half
-        precision keep their range, and known before the loop, so that each is scaled where it is made.
+        The mean of values times these weights is the weighted mean. Relative weights are near 1, so that
+        gradients in half precision keep their range, and known before the loop, so that each gradient is
+        scaled on the group that makes it.
         """
 
         def of_microbatch(microbatch: Sequence[Any]) -> jax.Array:
@@ -233,11 +246,11 @@ class _Batch:
 
 
 def _batch_positions(count: int, argnums: Any, batch_argnums: Any) -> frozenset[int]:
-    """The positions of the arguments that are cut. Raises ``ValueError`` with all that is wrong."""
+    """The positions of the arguments that are cut. Raises ``ValueError`` with all faults."""
     faults: list[str] = []
 
-    def positions(given: Any, name: str) -> frozenset[int]:
-        listed = (given,) if hasattr(given, "__index__") else tuple(given)
+    def positions(argnums: Any, name: str) -> frozenset[int]:
+        listed = (argnums,) if hasattr(argnums, "__index__") else tuple(argnums)
         if missing := [i for i in listed if not -count <= i < count]:
             faults.append(
                 f"{name} {first_few(list(map(str, missing)), _SHOWN)} of {count} positional arguments"
@@ -260,7 +273,7 @@ def _batch_positions(count: int, argnums: Any, batch_argnums: Any) -> frozenset[
 
 
 def _weighted(tree: Any, weight: jax.Array | None) -> Any:
-    """The leaves times the weight, if there is one; zeros if it is zero, whatever they are."""
+    """The leaves times the weight, if there is one. A zero weight gives zeros, also of NaNs."""
     if weight is None:
         return tree
 
@@ -275,11 +288,11 @@ def _weighted(tree: Any, weight: jax.Array | None) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _AuxRule:
-    """How a leaf of the auxiliary output is combined.
+    """The rule by which a leaf of the auxiliary output is combined.
 
     Attributes:
       is_reduced: whether it is weighted as the value is.
-      finish: from what the loop has accumulated to the result.
+      finish: makes the result of the accumulated value.
     """
 
     op: Op
@@ -288,7 +301,7 @@ class _AuxRule:
 
 
 def _aux_rules(
-    fun: Callable[..., Any], batch: _Batch, kwargs: dict[str, Any], given: Any, reduced: Op
+    fun: Callable[..., Any], batch: _Batch, kwargs: dict[str, Any], aux_reduction: Any, reduced: Op
 ) -> tuple[list[_AuxRule], Any]:
     """The rule for each leaf of the auxiliary output, and its structure. Raises ``TypeError``."""
 
@@ -304,11 +317,11 @@ def _aux_rules(
     first = jax.eval_shape(lambda: aux_of([leaf[0] for leaf in batch.microbatches]))
     with_paths, treedef = jax.tree_util.tree_flatten_with_path(first)
     try:
-        ops = broadcast_prefix(given, first, lambda x: x is None or is_op(x))
+        ops = broadcast_prefix(aux_reduction, first, lambda x: x is None or is_op(x))
     except ValueError as error:
         raise TypeError(
-            f"aux_reduction {given} is not a pytree prefix of the auxiliary output, which has the structure "
-            f"{treedef}"
+            f"aux_reduction {aux_reduction} is not a pytree prefix of the auxiliary output, which has the "
+            f"structure {treedef}"
         ) from error
     whole: Sequence[Any] = [leaf for _, leaf in with_paths]
     if None in ops and batch.size > 1:
@@ -336,7 +349,7 @@ def _aux_rules(
 def _default_rule(
     leaf: jax.ShapeDtypeStruct, whole: jax.ShapeDtypeStruct, size: int, reduced: Op
 ) -> _AuxRule | None:
-    """What gives a leaf as it is of the whole batch; ``None`` if nothing evident does."""
+    """The rule that makes the leaf of the whole batch; ``None`` if none evidently does."""
     if size == 1:
         return _AuxRule(Concat(), finish=lambda stacked: stacked[0])
     if leaf.shape == whole.shape:

@@ -20,19 +20,19 @@ class Op(Protocol):
     """
 
     def state(self, n: int, a: jax.ShapeDtypeStruct) -> jax.Array:
-        """The state before the first microbatch; ``a`` describes one microbatch's value.
+        """The state before the first of ``n`` microbatches; ``a`` has the shape and dtype of one's value.
 
-        Along explicit mesh axes it gets the sharding that ``update`` gives it.
+        Along explicit mesh axes the state gets the sharding that ``update`` gives it.
         """
         ...
 
     def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
-        """The state after microbatch ``index`` (int32 scalar); same shape and dtype as ``state``."""
+        """The state after microbatch ``index``, an int32 scalar; shape and dtype are those of ``state``."""
         ...
 
 
 def is_op(x: Any) -> bool:
-    """Whether it is an ``Op``."""
+    """Whether an object has the methods of an ``Op``."""
     return hasattr(x, "state") and hasattr(x, "update") and not isinstance(x, type)
 
 

@@ -23,22 +23,22 @@ per_group_p.multiple_results = True
 def per_group(fun: Callable) -> Callable:
     """``fun``, traced again for each group that runs it, under the group's own submesh.
 
-    A train step is traced once. That is enough for groups of any sizes, except for what reads the sizes of
-    the submesh while it is traced, as the function of a ``jax.shard_map`` does for its parts of arrays. Under
-    ``per_group`` it may, with groups of different sizes::
+    A train step is traced once. That is enough for groups of any sizes, except for code that reads the sizes
+    of the submesh while it is traced, such as the function of a ``jax.shard_map``, which sees shards. Under
+    ``per_group`` such code works with groups of different sizes::
 
         @mpmd.per_group
         def gathered(x, w):  # jax.lax.axis_size("data") is that of the group
             return jax.shard_map(local, in_specs=(P("data"), P("data")), out_specs=P("data"))(x, w)
 
     The shapes of the results must not depend on the group. In a backward, ``fun`` is computed again, as under
-    ``jax.checkpoint``: what it keeps for its backward could be of other shapes on another group.
+    ``jax.checkpoint``: its residuals could have other shapes on another group.
 
     Args:
-      fun: from pytrees of arrays to a pytree of arrays. It closes over no traced array: what it reads are
-        its arguments.
+      fun: from pytrees of arrays to a pytree of arrays. It closes over no traced array: everything that it
+        reads is an argument.
 
-    Raises: ``TypeError`` for what is no function; when called, for one that closes over traced arrays.
+    Raises: ``TypeError`` when ``fun`` cannot be called; when it is called, if it closes over a traced array.
     """
     raise_faults(callable_fault("fun", fun))
 
@@ -69,17 +69,17 @@ def _differentiable(flat: Callable[..., list[jax.Array]]) -> Callable[..., list[
         differentiated = [_is_inexact(cotangent) for cotangent in cotangents]
 
         def gradients(*values):
-            def of_inexact(*given):
+            def of_inexact(*inexact_values):
                 whole = list(values[: len(args)])
-                for i, value in zip(inexact, given, strict=True):
+                for i, value in zip(inexact, inexact_values, strict=True):
                     whole[i] = value
                 return list(itertools.compress(flat(*whole), differentiated))
 
             _, pull_back = jax.vjp(of_inexact, *(values[i] for i in inexact))
             return list(pull_back(list(values[len(args) :])))
 
-        found = per_group_p.bind(*args, *itertools.compress(cotangents, differentiated), fun=gradients)
-        by_position = dict(zip(inexact, found, strict=True))
+        results = per_group_p.bind(*args, *itertools.compress(cotangents, differentiated), fun=gradients)
+        by_position = dict(zip(inexact, results, strict=True))
         return tuple(by_position.get(i) for i in range(len(args)))
 
     call.defvjp(forward, backward)
@@ -106,7 +106,7 @@ def traced_for_group(fun: Callable[..., list[jax.Array]], avals: Sequence[Any]) 
 
 
 def typed_again(fun: Callable[..., list[jax.Array]], avals: Sequence[Any]) -> Callable[..., list[jax.Array]]:
-    """``fun`` for arguments that are of these types but for the shardings in them, over ``Auto`` axes."""
+    """``fun`` for arguments over ``Auto`` axes, to which it gives the explicit shardings of these types."""
     shardings = list(map(explicit_sharding, avals))
     mesh = next((sharding.mesh for sharding in shardings if sharding is not None), None)
     if mesh is None:

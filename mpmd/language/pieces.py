@@ -1,4 +1,4 @@
-"""Cuts what a pipeline works on into even pieces: a batch into microbatches, layers into stages."""
+"""Even division: a batch is cut into microbatches, layers into stages."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def microbatches(batch: Any, n: int | None = None) -> Any:
 
     Args:
       batch: a pytree of arrays, all with the same leading axis of rows, ``(rows, ...)``.
-      n: the number of microbatches, by which the number of rows divides. ``None``: what a plan decides, or
-        else 1.
+      n: the number of microbatches, by which the number of rows divides. ``None``: the number that a plan
+        decides, or else 1.
 
     Returns: the pytree with leaves of shape ``(n, rows // n, ...)``: microbatch 0 has the first rows. A numpy
-      array is a view of the batch's. Rows that are sharded are sharded so within each microbatch, if they
-      divide: along ``Explicit`` axes their types say so, along ``Auto`` axes a compiled step sees to it.
+      array is a view of the batch's. Sharded rows stay sharded within each microbatch, if they divide: along
+      ``Explicit`` axes by their types, along ``Auto`` axes by constraints of the compiled step.
     Raises: ``ValueError`` that names every leaf that cannot be cut, or when leaves differ in their rows;
       ``TypeError`` for leaves that are not arrays.
     """
@@ -45,7 +45,7 @@ def microbatches(batch: Any, n: int | None = None) -> Any:
 
 
 def number_of_microbatches(name: str, n: int | None) -> int:
-    """The number that was given, or else decided, or else 1. Raises ``TypeError`` or ``ValueError``."""
+    """``n``, or else the number that is decided, or else 1. Raises ``TypeError`` or ``ValueError``."""
     if n is None:
         n = current_decisions().num_microbatches or 1
     raise_faults(int_fault(name, n))
@@ -87,7 +87,7 @@ def _others(rows: int, n: int) -> str:
 
 
 def _cut(leaf: Any, n: int) -> Any:
-    """A leaf as microbatches. Without a word, JAX would give the sharding of rows to the new axis."""
+    """A leaf as microbatches. By default, JAX would give the sharding of rows to the new axis."""
     shape = (n, leaf.shape[0] // n, *leaf.shape[1:])
     sharding = explicit_sharding(jax.typeof(leaf)) if isinstance(leaf, jax.Array) else None
     if sharding is None or not sharding.spec or sharding.spec[0] is None:
@@ -97,7 +97,7 @@ def _cut(leaf: Any, n: int) -> Any:
 
 
 def stage_ends(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """After which layers to mark the end of a stage, so that stages have as many layers as one another.
+    """The layers after which to mark the end of a stage, so that all stages have equally many layers.
 
     ::
 
@@ -107,15 +107,15 @@ def stage_ends(num_layers: int, num_stages: int) -> tuple[int, ...]:
             if i in ends:
                 x = mpmd.mark_stage_end(x)
 
-    Where the layers do not divide, the first stages have one more, so that the last one has room for the
-    loss: 30 layers in 4 stages are 8, 8, 7 and 7.
+    If the layers do not divide, the first stages have one more, so that the last stage has time for the loss:
+    30 layers in 4 stages are 8, 8, 7 and 7.
 
     Args:
       num_layers: at least ``num_stages``.
-      num_stages: of the schedule.
+      num_stages: that of the schedule.
 
     Returns: the positions of ``num_stages - 1`` layers.
-    Raises: ``ValueError`` for fewer layers than stages, or no stage; ``TypeError`` for what is no number.
+    Raises: ``ValueError`` for fewer layers than stages, or no stage; ``TypeError`` for other types than ints.
     """
     raise_faults(int_fault("num_layers", num_layers), int_fault("num_stages", num_stages))
     if num_stages > num_layers:

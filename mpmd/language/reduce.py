@@ -1,4 +1,4 @@
-"""The microbatch loop: ``treduce`` and the operations that combine what the microbatches give."""
+"""The microbatch loop: ``treduce`` and the operations that combine the results of microbatches."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def treduce(
 ) -> Any:
     """Applies ``fun`` to every microbatch and accumulates the results, pipelined by ``schedule``.
 
-    Its meaning, with a loop that ``mpmd_jit_with_loop`` pipelines and plain JAX runs as a ``lax.scan``::
+    It means the loop below, which ``mpmd.jit`` pipelines and plain JAX runs as a ``lax.scan``::
 
         def treduce(fun, xs, operation):
             state = [operation.state(n, shape_of_result)]
@@ -129,30 +129,31 @@ def treduce(
         return carry, state
 
     A step may have several such loops, each with a schedule of its own. They run in the order in which they
-    are written, and later ones may read what earlier ones give.
+    are written, and later ones may read the results of earlier ones.
 
     A stage reads and updates its leaves of the carry in its forward, one microbatch after the other. Later
-    stages and backwards read what the leaf was in the forward of their microbatch. An earlier stage cannot:
-    the next microbatch would wait there until this one has reached the later stage.
+    stages and backwards read the value that the leaf had in the forward of their microbatch. Earlier stages
+    cannot read it: the next microbatch would wait there until this one has reached the later stage.
 
     Args:
       fun: takes one microbatch, a pytree like ``xs`` without the axis, and returns a pytree of arrays; with a
         carry, takes the carry and a microbatch, and returns the next carry and the pytree.
       xs: a pytree of arrays that all have the same size along ``axis``: the number of microbatches.
-      schedule: the order of the stages' work, e.g. ``mpmd.Std1F1B(num_stages=4)``. Where a plan decides one,
-        that is taken instead. ``None`` leaves it to a plan; plain JAX needs none.
-      axis: the axis of every leaf of ``xs`` that counts microbatches; not sharded, where types say so.
-      operation: an ``Op``, or a pytree prefix of the result with one for each part. By default the first
-        of two results is stacked and the second summed: the losses and the gradients. ``Mean`` gives what
-        the whole batch would, if ``fun`` takes the mean over its microbatch: ``Add`` gives ``n`` times that.
+      schedule: the order of the stages' tasks, e.g. ``mpmd.Std1F1B(num_stages=4)``. The schedule that a plan
+        decides takes its place. ``None`` leaves it to a plan; plain JAX needs none.
+      axis: the axis of every leaf of ``xs`` that counts microbatches. Explicit types must not shard it.
+      operation: an ``Op``, or a pytree prefix of the result with an ``Op`` for each subtree. By default the
+        first of two results is stacked and the second summed: the losses and the gradients. If ``fun`` takes
+        the mean over its microbatch, ``Mean`` gives the result of the whole batch, and ``Add`` gives ``n``
+        times that.
       carry: a pytree of arrays that the first microbatch takes; its shapes and dtypes stay. ``None``: none.
 
-    Returns: the accumulated results; with a carry, what the last microbatch returns of it, and these.
+    Returns: the accumulated results; with a carry, the pair of the last microbatch's carry and these.
     Raises: ``ValueError`` when the leaves of ``xs`` differ in size along ``axis``, or when there is no
       microbatch or no leaf; ``TypeError`` when ``operation`` does not match the result, when ``fun`` returns
-      another carry than it takes, or when ``schedule`` is of another type. When it is compiled,
-      ``CompileError`` where nothing says the schedule, for a leaf of the carry that a stage reads before the
-      one that updates it, and for a schedule that does not run the microbatches of such a stage in ascending
+      another carry than it takes, or when ``schedule`` is of another type. When the step is compiled,
+      ``CompileError`` without a schedule; for a leaf of the carry that a stage reads before the stage that
+      updates it; and for a schedule that runs the microbatches of such a stage in another than ascending
       order.
     """
     raise_faults(
@@ -186,9 +187,9 @@ def treduce(
         )
 
     def fun_of_index(*carry_and_index):
-        *taken, i = carry_and_index
+        *taken_carry, i = carry_and_index
         microbatch = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, axis, keepdims=False), xs)
-        return fun(*taken, microbatch)
+        return fun(*taken_carry, microbatch)
 
     return treduce_i(fun_of_index, sizes.pop(), schedule, operation, carry)
 
@@ -202,7 +203,7 @@ def treduce_i(
 ) -> Any:
     """``treduce`` over the microbatch index: ``fun`` takes an int32 scalar from 0 to ``length - 1``.
 
-    With a carry, it takes that first. Args, result and errors are those of ``treduce``.
+    With a carry, ``fun`` takes the carry first. Arguments, result and errors are those of ``treduce``.
     """
     raise_faults(
         callable_fault("fun", fun),
@@ -228,27 +229,30 @@ def treduce_i(
         schedule=schedule,
         number=number,
     )
-    made = [
+    totals = [
         op.of_sum(result, length) if isinstance(op, _Mean) else result
         for op, result in zip(ops, results[len(microbatch.states) :], strict=True)
     ]
-    reduced = jax.tree.unflatten(jax.tree.structure(microbatch.result), made)
+    reduced = jax.tree.unflatten(jax.tree.structure(microbatch.result), totals)
     return reduced if carry is None else (microbatch.carry_with(results), reduced)
 
 
-def _decided(given: Any) -> Schedule | None:
-    """The schedule that is decided for the loop, or else the one that is given."""
+def _decided(schedule: Any) -> Schedule | None:
+    """The schedule that is decided for the loop; the argument where none is."""
     decided = current_decisions().schedule
-    return given if decided is None else decided
+    return schedule if decided is None else decided
 
 
 def _body(microbatch: Microbatch, ops: Sequence[Op], initial: Sequence[Any]) -> Callable:
-    """From the index and the states that are no plain sums: what is carried on, and addends or new states."""
+    """The function of the index and the states that are no plain sums.
+
+    It returns the next leaves of the carry, then for each result its addend or its new state.
+    """
 
     def body(i, *states):
-        carried, values = microbatch(i, states[: len(microbatch.states)])
+        next_carry, values = microbatch(i, states[: len(microbatch.states)])
         remaining = iter(states[len(microbatch.states) :])
-        return carried + [
+        return next_carry + [
             lax.convert_element_type(value, jnp.result_type(first))
             if isinstance(op, _Add)
             else _updated(op, next(remaining), value, i)
@@ -263,8 +267,8 @@ def _bind(states: Sequence[Any], body: Callable, *, summed: tuple[bool, ...], **
     read = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
     index = jax.ShapeDtypeStruct((), jnp.int32)
     closed = jax.make_jaxpr(body)(index, *(described(jax.typeof(state)) for state in read))
-    taken = with_constants_as_inputs(closed)
-    return treduce_p.bind(*closed.consts, *states, body=taken, summed=summed, **params)
+    open_body = with_constants_as_inputs(closed)
+    return treduce_p.bind(*closed.consts, *states, body=open_body, summed=summed, **params)
 
 
 def _is_ordered(op: Op) -> bool:
@@ -291,7 +295,7 @@ def _array(value: Any, what: str) -> Any:
 
 
 def _initial(op: Op, length: int, value: jax.ShapeDtypeStruct) -> Any:
-    """The state before the first microbatch, sharded as it is after that, where types say how."""
+    """The state before the first microbatch, with the explicit sharding that an update gives it."""
     state = _array(op.state(length, value), f"{op}.state")
     if explicit_sharding(value) is None:
         return state
@@ -316,20 +320,20 @@ treduce_p = Primitive("treduce")
 """Operands: the body's closed-over values, then the initial states.
 
 Parameters: ``body``, a jaxpr without constants, that takes the closed-over values, the index and the states
-that are not plain sums; ``summed``, for each result, whether it is a plain sum of what the body returns
-(otherwise the body returns the new state); ``ordered``, for each result, whether the order of the
-microbatches may decide it; ``carried``, for each result, whether the user's function itself reads the state;
-``length``, the number of microbatches; ``schedule``, ``None`` where nothing says it; ``number``, which of the
-step's decisions it was traced under."""
+that are not plain sums; ``summed``, for each result, whether the body returns an addend of a plain sum
+(otherwise it returns the new state); ``ordered``, for each result, whether it may depend on the order of the
+microbatches; ``carried``, for each result, whether it is a leaf of the user's carry; ``length``, the number
+of microbatches; ``schedule``, ``None`` if it is open; ``number``, that of the loop in the step's
+decisions."""
 treduce_p.multiple_results = True
 
 
 SCOPE = "treduce"
-"""What the name stack of a loop's scan has in it."""
+"""The name of a loop's scan in name stacks."""
 
 
 def as_scan(*operands, body: core.Jaxpr, summed: tuple[bool, ...], length: int, **of_pipeline):
-    """What the loop means: a scan over the microbatch index."""
+    """The meaning of the loop: a scan over the microbatch index."""
     closed_over = len(operands) - len(summed)
     consts, states = operands[:closed_over], operands[closed_over:]
     run = core.jaxpr_as_fun(core.ClosedJaxpr(body, ()))

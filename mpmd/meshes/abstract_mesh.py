@@ -73,7 +73,7 @@ class AbstractMpmdMesh:
 
     @property
     def topology(self) -> Topology:
-        """Of one process for each group."""
+        """The topology of one process for each group."""
         return Topology(tuple(GroupShape(dict(submesh.shape)) for submesh in self._submeshes))
 
     @property

@@ -1,4 +1,4 @@
-"""Where the groups are: a jax mesh of this process's devices, cut along one axis, or one mesh per group."""
+"""Groups of this process's devices: a JAX mesh that is cut along one axis, or one mesh per group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mpmd.validation import Fault, int_fault, is_sequence, raise_faults, shown, 
 
 
 class GroupMesh(Protocol):
-    """What compiling and running a step need to know of the groups, wherever they live."""
+    """The groups as compiling and running a step see them, wherever they live."""
 
     @property
     def mpmd_dim(self) -> int:
@@ -42,7 +42,7 @@ class GroupMesh(Protocol):
 
     @property
     def topology(self) -> Topology:
-        """The processes of the groups, which say what travels between them."""
+        """The processes of the groups, which decide the messages between them."""
         ...
 
     @property
@@ -66,14 +66,15 @@ class MpmdMesh:
     Args:
       jax_mesh: a mesh of devices of this process, or a sequence of such meshes with the same axes, of the
         same types, and no device in common. Along ``Explicit`` axes, as of ``jax.make_mesh``, the types of
-        values say within a step how they are sharded; along ``Auto`` axes that is left to the compiler.
-      mpmd_axis_name: the axis of it along which the groups are. Of a sequence it is left out, or an axis of
-        size 1 of each mesh.
-      max_in_flight: how many steps, each with its arguments, may be under way; a further call waits.
+        values in a step say how they are sharded; along ``Auto`` axes the compiler chooses.
+      mpmd_axis_name: the axis of the mesh along which the groups are. With a sequence it is left out, or an
+        axis of size 1 of each mesh.
+      max_in_flight: the number of steps, each with its arguments, that may be under way; a further call
+        waits.
 
     Raises: ``ValueError`` when the mesh has no such axis, or has ``Manual`` ones, or devices of other
       processes, or when the meshes of a sequence do not have the same axes or share a device; ``TypeError``
-      for what is no mesh.
+      for other types.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class MpmdMesh:
 
     @property
     def topology(self) -> Topology:
-        """Of one process, in which values are handed over whole."""
+        """The topology of one process, in which values are handed over whole."""
         return Topology(tuple(GroupShape(submesh.shape) for submesh in self.unstack))
 
     @property
@@ -134,7 +135,7 @@ class MpmdMesh:
         return InProcessRuntime([*map(with_auto_axes, self.unstack)], self._max_in_flight)
 
     def status(self) -> Status:
-        """The state of every group, with what it is doing and for how long; printable as a table.
+        """The state of every group, with its current activity and since when; printable as a table.
 
         May be called at any time, by any thread: it does not wait for steps.
         """
@@ -149,7 +150,7 @@ class MpmdMesh:
         )
 
     def close(self) -> None:
-        """Ends the groups' threads after the steps already submitted, and frees what the groups hold.
+        """Ends the groups' threads after the steps already submitted, and frees the groups' values.
 
         The mesh can be used again: functions are compiled again, and earlier results are lost.
         """
@@ -217,18 +218,18 @@ def _faults_of_all(meshes: Sequence[Mesh]) -> Iterator[str]:
 
 
 def _faults_of_groups(meshes: Sequence[Mesh], mpmd_axis_name: str | None) -> Iterator[str]:
-    """Why these cannot be the meshes of groups."""
+    """The reasons why these cannot be the meshes of groups."""
     if not meshes:
         yield "there is no mesh in the list: give one for each group"
         return
-    wanted = meshes[0].axis_names
+    axis_names = meshes[0].axis_names
     holders = collections.defaultdict(list)
     for group, mesh in enumerate(meshes):
         for device in mesh.devices.flat:
             holders[device].append(group)
-        if mesh.axis_names != wanted:
+        if mesh.axis_names != axis_names:
             yield (
-                f"group {group} has the axes {mesh.axis_names}, but group 0 has {wanted}; "
+                f"group {group} has the axes {mesh.axis_names}, but group 0 has {axis_names}; "
                 "give all the same axes, of size 1 where a group does not use one"
             )
         elif mpmd_axis_name is not None and mesh.shape.get(mpmd_axis_name) != 1:
@@ -238,7 +239,7 @@ def _faults_of_groups(meshes: Sequence[Mesh], mpmd_axis_name: str | None) -> Ite
             )
         elif mesh.axis_types != meshes[0].axis_types:
             yield (
-                f"the axes {wanted} of group {group} are {_types(mesh)}, but those of group 0 are "
+                f"the axes {axis_names} of group {group} are {_types(mesh)}, but those of group 0 are "
                 f"{_types(meshes[0])}; give all the same types, because a step is traced once"
             )
     for device, groups in holders.items():

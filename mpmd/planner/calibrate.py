@@ -18,11 +18,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import mpmd
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Cell, Task
+from mpmd.language.annotate import mark_stage_end
+from mpmd.language.reduce import Add, treduce
+from mpmd.schedules import ForwardOnly, GPipe
 from mpmd.simulate import Link
 from mpmd.validation import Fault, shown
+
+RecordSteps = Callable[[Callable[..., Any], tuple[Any, ...], int], Sequence[Sequence[Event]]]
+"""Runs a step with arguments so many times on a mesh, and returns the events of each run."""
 
 STEPS = 5
 """How many steps a number is the median of."""
@@ -52,26 +57,43 @@ class Calibration:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-def calibrate(mesh: Any, nodes: Sequence[Hashable], dtype: str = "float32") -> Calibration:
+def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str = "float32") -> Calibration:
     """Measures the devices of a mesh, in a few seconds.
 
     Args:
-      mesh: an ``MpmdMesh``, or what ``cluster.launch`` returns, with one device for each group.
+      record_steps: runs a step on a mesh with one device for each group. The caller gives it, so that neither
+        the compiler nor a runtime is needed here.
       nodes: the node of each group; those of a node follow one another.
       dtype: of the matrix products.
     """
-    links = _links(mesh) if mesh.mpmd_dim > 1 else []
+    groups = _Groups(len(nodes), record_steps)
+    links = _links(groups) if groups.count > 1 else []
     within = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a == b]
     between = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a != b]
-    flops, alone = _flops(mesh, jnp.dtype(dtype))
+    flops, alone = _flops(groups, jnp.dtype(dtype))
     return Calibration(
         flops=flops,
         alone=alone,
-        memory_bandwidth=_memory_bandwidth(mesh),
-        task_overhead=_task_overhead(mesh),
+        memory_bandwidth=_memory_bandwidth(groups),
+        task_overhead=_task_overhead(groups),
         device_link=_typical(within),
         node_link=_typical(between),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Groups:
+    """The groups of the mesh: their number, and the function that runs a step on them."""
+
+    count: int
+    record_steps: RecordSteps
+
+    def tasks(self, step: Callable[..., Any], *args: Any, steps: int = 1) -> list[list[Event]]:
+        """The tasks of the loop in each of so many steps."""
+        return [
+            [event for event in events if isinstance(event.activity, Cell)]
+            for events in self.record_steps(step, args, steps)
+        ]
 
 
 def _pairs(nodes: Sequence[Hashable]) -> list[tuple[Hashable, Hashable]]:
@@ -100,7 +122,7 @@ def dtype_fault(name: str, dtype: Any) -> Fault | None:
     return None if parsed is not None and jnp.issubdtype(parsed, jnp.floating) else ValueError(text)
 
 
-def _flops(mesh: Any, dtype: Any) -> tuple[float, float]:
+def _flops(groups: _Groups, dtype: Any) -> tuple[float, float]:
     """Operations per second in products of square matrices, and how many times more of a group alone.
 
     They are so large that a task takes ``TASK_SECONDS``.
@@ -108,9 +130,9 @@ def _flops(mesh: Any, dtype: Any) -> tuple[float, float]:
     width = SMALLEST_WIDTH
     while True:
         work = functools.partial(_products, width=width, dtype=dtype)
-        seconds = _task_seconds(mesh, work)
+        seconds = _task_seconds(groups, work)
         if seconds >= TASK_SECONDS or width >= LARGEST_WIDTH:
-            return 2.0 * PRODUCTS * width**3 / seconds, max(seconds / _lone_task_seconds(mesh, work), 1.0)
+            return 2.0 * PRODUCTS * width**3 / seconds, max(seconds / _lone_task_seconds(groups, work), 1.0)
         width *= 2
 
 
@@ -121,9 +143,9 @@ def _products(x: jax.Array, *, width: int, dtype: Any) -> jax.Array:
     return jax.lax.fori_loop(0, PRODUCTS, lambda _, made: made @ matrix, matrix)[0, 0].astype(jnp.float32)
 
 
-def _memory_bandwidth(mesh: Any) -> float:
+def _memory_bandwidth(groups: _Groups) -> float:
     """Bytes per second that a device reads and writes of arrays that are too large for caches."""
-    seconds = _task_seconds(mesh, _passes)
+    seconds = _task_seconds(groups, _passes)
     return (2 * PASSES + 1) * ARRAY_BYTES / seconds
 
 
@@ -133,30 +155,30 @@ def _passes(x: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, PASSES, lambda _, made: 0.5 * made + 1.0, array)[0]
 
 
-def _task_seconds(mesh: Any, work: Callable[[jax.Array], jax.Array]) -> float:
+def _task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> float:
     """What a task takes that makes a number of a number, while all groups run such tasks."""
-    microbatches = mesh.mpmd_dim + STEPS
-    events = _forwards(mesh, work, microbatches)
+    microbatches = groups.count + STEPS
+    events = _forwards(groups, work, microbatches)
     # In the middle of the step all groups are at work.
     middle = [
         event.duration
         for event in events
         if isinstance(event.activity, Task)
-        and event.activity.stage + event.activity.microbatch in range(mesh.mpmd_dim - 1, microbatches)
+        and event.activity.stage + event.activity.microbatch in range(groups.count - 1, microbatches)
     ]
     return statistics.median(middle)
 
 
-def _lone_task_seconds(mesh: Any, work: Callable[[jax.Array], jax.Array]) -> float:
+def _lone_task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> float:
     """The same while the other groups wait: a single microbatch is on one group at a time."""
-    return statistics.median(event.duration for event in _forwards(mesh, work, 1, STEPS))
+    return statistics.median(event.duration for event in _forwards(groups, work, 1, STEPS))
 
 
-def _task_overhead(mesh: Any) -> float:
+def _task_overhead(groups: _Groups) -> float:
     """From a task that computes nothing to the next one, while all groups run such tasks."""
-    events = _forwards(mesh, _nothing, OVERHEAD_MICROBATCHES)
+    events = _forwards(groups, _nothing, OVERHEAD_MICROBATCHES)
     spans = []
-    for group in range(mesh.mpmd_dim):
+    for group in range(groups.count):
         own = [event for event in events if event.mpmd_idx == group]
         spans.append((max(e.end for e in own) - min(e.start for e in own)) / len(own))
     return statistics.median(spans)
@@ -169,43 +191,31 @@ def _nothing(x: jax.Array) -> jax.Array:
 
 
 def _forwards(
-    mesh: Any, work: Callable[[jax.Array], jax.Array], microbatches: int, steps: int = 1
+    groups: _Groups, work: Callable[[jax.Array], jax.Array], microbatches: int, steps: int = 1
 ) -> list[Event]:
     """The tasks of steps in which each group does the same work on what it gets, for each microbatch."""
-    num_stages = mesh.mpmd_dim
+    num_stages = groups.count
 
     def loss(x):
         for stage in range(num_stages):
             x = work(x)
             if stage < num_stages - 1:
-                x = mpmd.mark_stage_end(x)
+                x = mark_stage_end(x)
         return x
 
     def step(xs):
-        return mpmd.treduce(loss, xs, schedule=mpmd.ForwardOnly(num_stages, num_stages), operation=mpmd.Add)
+        return treduce(loss, xs, schedule=ForwardOnly(num_stages, num_stages), operation=Add)
 
-    found = _tasks(mesh, step, np.zeros(microbatches, np.float32), steps=steps)
-    return [event for events in found for event in events]
-
-
-def _tasks(mesh: Any, step: Callable, *args: Any, steps: int = 1) -> list[list[Event]]:
-    """The tasks of the loop of so many steps, after one that is not counted."""
-    compiled = mpmd.jit(step, mesh).compile(*args)
-    jax.block_until_ready(compiled(*args))
-    found = []
-    for _ in range(steps):
-        result, events = compiled.profile(*args)
-        jax.block_until_ready(result)
-        found.append([event for event in events if isinstance(event.activity, Cell)])
-    return found
+    of_steps = groups.tasks(step, np.zeros(microbatches, np.float32), steps=steps)
+    return [event for events in of_steps for event in events]
 
 
 # What messages take.
 
 
-def _links(mesh: Any) -> list[Link]:
+def _links(groups: _Groups) -> list[Link]:
     """The link of each group to the next one."""
-    small, large = _hops(mesh, SMALL_MESSAGE_BYTES), _hops(mesh, MESSAGE_BYTES)
+    small, large = _hops(groups, SMALL_MESSAGE_BYTES), _hops(groups, MESSAGE_BYTES)
     return [_link(latency, seconds) for latency, seconds in zip(small, large, strict=True)]
 
 
@@ -215,28 +225,28 @@ def _link(latency: float, seconds: float) -> Link:
     return Link(latency, MESSAGE_BYTES / (seconds - latency) if seconds > latency else math.inf)
 
 
-def _hops(mesh: Any, nbytes: int) -> list[float]:
+def _hops(groups: _Groups, nbytes: int) -> list[float]:
     """The seconds of a message from each group to the next one, and back, halved.
 
     One microbatch goes through all groups and back. From the end of a stage's forward to the start of its
     backward there are the tasks of the next stage, and a message each way; so the clocks of two groups are
     never compared. A task may copy what it has received: it takes longer than that of the first stage.
     """
-    num_stages = mesh.mpmd_dim
+    num_stages = groups.count
 
     def loss(weight, x):
         y = weight * x
         for _ in range(num_stages - 1):
-            y = mpmd.mark_stage_end(y) * 1.5
+            y = mark_stage_end(y) * 1.5
         return (y * y).sum()
 
     def step(weight, xs):
         grad = jax.value_and_grad(loss)
-        schedule = mpmd.GPipe(num_stages)
-        return mpmd.treduce(lambda x: grad(weight, x), xs, schedule=schedule, operation=mpmd.Add)
+        schedule = GPipe(num_stages)
+        return treduce(lambda x: grad(weight, x), xs, schedule=schedule, operation=Add)
 
     args = (np.ones(nbytes // 4, np.float32), np.ones(1, np.float32))
-    of_steps = [_hops_of(events, num_stages) for events in _tasks(mesh, step, *args, steps=STEPS)]
+    of_steps = [_hops_of(events, num_stages) for events in groups.tasks(step, *args, steps=STEPS)]
     return [statistics.median(times) for times in zip(*of_steps, strict=True)]
 
 

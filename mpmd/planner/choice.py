@@ -23,7 +23,7 @@ from mpmd.planner.choice_table import (
     seconds_text,
     text_table,
 )
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile
 from mpmd.planner.search.stage_profile import StageProfile, stage_profile
 from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
@@ -60,7 +60,7 @@ class Choice:
     """
 
     rows: tuple[Row, ...]
-    cluster: Cluster
+    cluster: Hardware
     examples: int
     decisions: Decisions
     in_shardings: Any

@@ -12,7 +12,7 @@ from typing import Any
 
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.collectives import INNERMOST_FIRST
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Kind
 from mpmd.util.tables import aligned, first_few, human_bytes, ranges
 
@@ -209,7 +209,7 @@ def _loop_data(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def cluster_data(cluster: Cluster) -> dict[str, Any]:
+def cluster_data(cluster: Hardware) -> dict[str, Any]:
     """A cluster as data; ``None`` for what is infinite."""
     return {
         name: value.value if isinstance(value, enum.Enum) else _finite(value)

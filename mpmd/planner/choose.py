@@ -11,15 +11,15 @@ from mpmd.arguments.keywords import argument_faults
 from mpmd.arguments.specs import keyword_specs_faults, specs_faults
 from mpmd.planner.candidate import Row
 from mpmd.planner.choice import Choice
-from mpmd.planner.contest import Limits, compete
-from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.constraints import Constraints
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Kind
 from mpmd.planner.reasons import shortage, slower_because
+from mpmd.planner.rerank import Limits, rerank
+from mpmd.planner.search.multi_loop import loops_as_written, search_loops
 from mpmd.planner.search.search import as_written, search
-from mpmd.planner.search.several import loops_as_written, search_loops
 from mpmd.planner.trials.realize import decisions_of, measured
-from mpmd.planner.trials.trials import Subject, Trials
+from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.schedules import Schedule
 from mpmd.step.jit import MpmdFunction
 from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fault, raise_faults, type_fault
@@ -28,7 +28,7 @@ from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fau
 def plan(
     step: Callable,
     *args: Any,
-    cluster: Cluster,
+    cluster: Hardware,
     kwargs: Mapping[str, Any] | None = None,
     groups: int | None = None,
     num_layers: int | None = None,
@@ -103,7 +103,7 @@ def plan(
         title="mpmd.plan: ",
     )
     limits = Limits(simulate, seconds, measure)
-    fixed = Fixed.of(
+    constraints = Constraints.of(
         groups=groups,
         num_layers=num_layers,
         num_stages=num_stages,
@@ -114,7 +114,7 @@ def plan(
         remat=remat,
         fsdp=fsdp,
     )
-    subject = Subject.of(
+    step_spec = StepSpec.of(
         step,
         args,
         kwargs or {},
@@ -124,13 +124,13 @@ def plan(
         static_argnames,
         donate_argnums,
     )
-    trials = Trials(subject, cluster, fixed.num_layers)
+    trials = Trials(step_spec, cluster, constraints.num_layers)
 
     def rows(memory: float) -> tuple[Row, ...]:
-        return _rows(trials, dataclasses.replace(cluster, memory=memory), fixed)
+        return _rows(trials, dataclasses.replace(cluster, memory=memory), constraints)
 
     measuring = functools.partial(measured, cluster=cluster, devices=None)
-    result = compete(rows, trials.realize, measuring, cluster, limits)
+    result = rerank(rows, trials.realize, measuring, cluster, limits)
     best: Row = result.rows[0]
     in_shardings, kwarg_shardings = trials.shardings(best.candidate)
     return Choice(
@@ -143,26 +143,26 @@ def plan(
         donate_argnums=trials.donate_argnums,
         notes=result.notes,
         _step=step,
-        _static=subject.static,
+        _static=step_spec.static,
         _realized=result.winner,
         _profiles=trials.profiles,
     )
 
 
-def _rows(trials: Trials, cluster: Cluster, fixed: Fixed) -> tuple[Row, ...]:
+def _rows(trials: Trials, cluster: Hardware, constraints: Constraints) -> tuple[Row, ...]:
     """The rows by formula, with that of the schedules that the step has itself."""
     profiles = trials.profiles
     if len(profiles) == 1:
-        rows = search(profiles[0], cluster, fixed)
+        rows = search(profiles[0], cluster, constraints)
     else:
-        rows = search_loops(profiles, cluster, [fixed] * len(profiles))
+        rows = search_loops(profiles, cluster, [constraints] * len(profiles))
     schedules = [schedule for schedule in trials.written_schedules if schedule is not None]
-    if len(schedules) < len(profiles) or fixed.schedule is not None:
+    if len(schedules) < len(profiles) or constraints.schedule is not None:
         return rows
     if len(profiles) == 1:
-        written = as_written(profiles[0], cluster, schedules[0], fixed)
+        written = as_written(profiles[0], cluster, schedules[0], constraints)
     else:
-        written = loops_as_written(profiles, cluster, schedules, fixed)
+        written = loops_as_written(profiles, cluster, schedules, constraints)
     if written is None or rows[0].candidate == written.candidate:
         return rows
     reason = shortage(written.prediction, cluster) or slower_because(
@@ -182,7 +182,7 @@ def _faults(
             "step must be the train step itself, not what mpmd.jit has made of it: choice.jit compiles it"
         )
     what = "an mpmd.Cluster, such as mpmd.Cluster.from_ray() or mpmd.Cluster(nodes=2, ...)"
-    yield type_fault("cluster", cluster, Cluster, what)
+    yield type_fault("cluster", cluster, Hardware, what)
     what = "a dict of the arguments that are passed by name"
     yield type_fault("kwargs", kwargs, Mapping, what, optional=True)
     yield int_fault("simulate", simulate)

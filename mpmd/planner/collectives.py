@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Kind
 from mpmd.simulate import Link
 
@@ -49,7 +49,7 @@ def places_of(submeshes: tuple[Submesh, ...]) -> tuple[Place, ...]:
     return tuple(places)
 
 
-def axis_links(cluster: Cluster, place: Place) -> tuple[Link, ...]:
+def axis_links(cluster: Hardware, place: Place) -> tuple[Link, ...]:
     """The slowest link of the rings along each axis, ``INNERMOST_FIRST``.
 
     Rings that leave a node share its link: as many as there are devices within it that no ring joins.
@@ -85,7 +85,7 @@ def all_gather(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
     return np.where(nbytes > 0, steps / size * nbytes / link.bandwidth + steps * link.latency, 0.0)
 
 
-def message_link(cluster: Cluster, source: Place, target: Place) -> Link:
+def message_link(cluster: Hardware, source: Place, target: Place) -> Link:
     """The link of a message between two groups, of which the bytes are those that a target device gets.
 
     Within a node each device has a link of its own. Between nodes the devices of a node share one, over which
@@ -100,12 +100,12 @@ def message_link(cluster: Cluster, source: Place, target: Place) -> Link:
     return Link(cluster.node_link.latency, cluster.node_link.bandwidth / parts)
 
 
-def share_a_node(cluster: Cluster, source: Place, target: Place) -> bool:
+def share_a_node(cluster: Hardware, source: Place, target: Place) -> bool:
     """Whether all devices of two groups are on one node."""
     return _same_node(cluster, min(source.start, target.start), max(source.stop, target.stop))
 
 
-def parts_on_a_node(cluster: Cluster, place: Place, divided: Collection[str]) -> int:
+def parts_on_a_node(cluster: Hardware, place: Place, divided: Collection[str]) -> int:
     """How many parts of a value that is divided along some axes the devices of one node get.
 
     Where a group begins within a node, that is the most any node gets if it were at its start.
@@ -119,5 +119,5 @@ def parts_on_a_node(cluster: Cluster, place: Place, divided: Collection[str]) ->
     return found
 
 
-def _same_node(cluster: Cluster, start: int, stop: int) -> bool:
+def _same_node(cluster: Hardware, start: int, stop: int) -> bool:
     return start // cluster.devices_per_node == (stop - 1) // cluster.devices_per_node

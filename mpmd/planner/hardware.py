@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +13,6 @@ from mpmd.memory import Holding
 from mpmd.simulate import Link
 from mpmd.validation import (
     Fault,
-    bool_fault,
     choice_fault,
     device_count_fault,
     int_fault,
@@ -22,9 +20,6 @@ from mpmd.validation import (
     raise_faults,
     type_fault,
 )
-
-ENTRY_POINT_GROUP = "mpmd.clusters"
-"""Packages say in their installation, under the name of a kind of cluster, what describes one."""
 
 _UNITS = {"memory": "bytes", "flops": "operations per second", "memory_bandwidth": "bytes per second"}
 _LEAST = {"task_overhead": 0, "alone": 1}
@@ -36,7 +31,7 @@ _TITLE = "no cluster is like this:\n"
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class Hardware:
     """Equal devices on equal nodes.
 
     Attributes:
@@ -93,68 +88,6 @@ class Cluster:
         of_products = np.maximum(operations / self.flops, nbytes_of_products / self.memory_bandwidth)
         return of_products + nbytes_beside / self.memory_bandwidth
 
-    @staticmethod
-    def from_ray(
-        address: str | None = None,
-        *,
-        measure: bool = False,
-        dtype: str = "float32",
-        platform: str | None = None,
-        cpus_per_device: float | None = None,
-        timeout: float = 60.0,
-        **given: Any,
-    ) -> Cluster:
-        """Describes a Ray cluster: the one that this process is connected to, or the one at ``address``.
-
-        Nodes, devices and memory are read. A device is a GPU where the cluster has GPUs, else a CPU with its
-        share of the node's memory.
-
-        Args:
-          measure: measure what is not given, in actors on two nodes, in seconds: rates of matrix products
-            while all devices of a node compute, memory bandwidth, what a task takes beside, and messages
-            between groups on a node and between nodes.
-          dtype: of these matrix products.
-          platform: ``cpu``, ``cuda`` or another one of JAX; by default as ``cluster.launch`` chooses.
-          cpus_per_device: the CPUs of a node that make a device, on ``cpu``; by default one, or as many as
-            the given ``devices_per_node`` have each.
-          timeout: seconds to wait for the actors.
-          given: what is known already, by the names of the attributes; it is not measured.
-
-        Raises: ``ValueError`` when the cluster has no such devices, when its nodes differ and
-          ``devices_per_node`` does not say what to use of them, or when something is neither given nor
-          measured; ``RuntimeError`` when ``mpmd`` is not installed; as ``cluster.launch``.
-        """
-        describe = _entry_point("ray")
-        return describe(
-            address,
-            measure=measure,
-            dtype=dtype,
-            platform=platform,
-            cpus_per_device=cpus_per_device,
-            timeout=timeout,
-            **given,
-        )
-
-    @staticmethod
-    def of_this_process(
-        devices: Sequence[Any] | None = None, *, measure: bool = False, dtype: str = "float32", **given: Any
-    ) -> Cluster:
-        """Describes devices of this process, for an ``MpmdMesh`` of them: one node.
-
-        Args:
-          devices: of one kind; by default all that JAX shows this process.
-          measure, dtype, given: as of ``from_ray``.
-
-        Raises: ``ValueError`` for no devices, for several kinds of them, and as ``from_ray``.
-        """
-        import mpmd.planner.here as here  # which loads JAX
-
-        check_known(given)
-        raise_faults(bool_fault("measure", measure), here.dtype_fault("dtype", dtype))
-        devices = here.checked(devices)
-        found = {"nodes": 1, "devices_per_node": len(devices), "memory": here.memory_of(devices)}
-        return completed(found, given, (lambda: here.measured(devices, dtype)) if measure else None)
-
 
 def _fault_of(name: str, value: Any) -> Fault | None:
     """The fault of the value of an attribute of a cluster."""
@@ -173,7 +106,7 @@ def _fault_of(name: str, value: Any) -> Fault | None:
 
 def check_known(known: Mapping[str, Any]) -> None:
     """Raises ``TypeError`` or ``ValueError`` for what is given of a cluster, and is no attribute of one."""
-    fields = [field.name for field in dataclasses.fields(Cluster)]
+    fields = [field.name for field in dataclasses.fields(Hardware)]
     if unknown := [name for name in known if name not in fields]:
         raise ValueError(f"a cluster has no {', '.join(unknown)}; it has {', '.join(fields)}")
     faults = (_fault_of(name, value) for name, value in known.items())
@@ -182,7 +115,7 @@ def check_known(known: Mapping[str, Any]) -> None:
 
 def completed(
     found: Mapping[str, Any], given: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]] | None
-) -> Cluster:
+) -> Hardware:
     """The cluster of which something was found and something is given, which takes precedence.
 
     Args:
@@ -191,7 +124,7 @@ def completed(
     Raises: ``ValueError`` for what is given and is no attribute, and for what nobody knows.
     """
     check_known(given)
-    fields = {field.name: field for field in dataclasses.fields(Cluster)}
+    fields = {field.name: field for field in dataclasses.fields(Hardware)}
     known = {**found, **given}
     needed = [name for name in _needed(fields, known) if name not in known]
     if measure is not None and not {*fields} - {"holding"} <= {*known}:
@@ -204,7 +137,7 @@ def completed(
         )
     # Of a link that there is none of, nothing depends on the number.
     links = {name: known.get(name, Link()) for name in ("device_link", "node_link")}
-    return Cluster(**{**known, **links})
+    return Hardware(**{**known, **links})
 
 
 def _needed(fields: Iterable[str], known: Mapping[str, Any]) -> list[str]:
@@ -215,13 +148,3 @@ def _needed(fields: Iterable[str], known: Mapping[str, Any]) -> list[str]:
     if known["nodes"] == 1:
         unused.add("node_link")
     return [name for name in fields if name not in unused]
-
-
-def _entry_point(name: str) -> Callable[..., Cluster]:
-    found = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name))
-    if not found:
-        raise RuntimeError(
-            f"no installed package describes clusters of {name!r} (entry points of {ENTRY_POINT_GROUP!r}): "
-            "install mpmd, or install it again if that was an earlier version: pip install --editable ."
-        )
-    return found[0].load()

@@ -8,14 +8,14 @@ import statistics
 from collections.abc import Iterable
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.util.tables import human_bytes
 
 AS_FAST = 1.01
 """Steps whose times differ by less are as fast: no prediction is more exact."""
 
 
-def ranked(rows: Iterable[Row], cluster: Cluster, most: int) -> tuple[Row, ...]:
+def ranked(rows: Iterable[Row], cluster: Hardware, most: int) -> tuple[Row, ...]:
     """Rows with reasons, the shortest step first; what does not fit last.
 
     Args:
@@ -32,7 +32,7 @@ def ranked(rows: Iterable[Row], cluster: Cluster, most: int) -> tuple[Row, ...]:
     return tuple(kept)
 
 
-def shortage(prediction: Prediction, cluster: Cluster) -> str:
+def shortage(prediction: Prediction, cluster: Hardware) -> str:
     """What is missing of memory; empty for a candidate that fits."""
     memory = prediction.memory
     if memory.total <= cluster.memory:

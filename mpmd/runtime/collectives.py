@@ -6,8 +6,18 @@ import dataclasses
 import math
 import re
 
-_OPERATIONS = "all-gather|all-reduce|all-to-all|collective-broadcast|collective-permute|reduce-scatter"
-_COLLECTIVE = re.compile(rf" = (.*?) ({_OPERATIONS})(?:-start)?\(")
+OPERATIONS = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "ragged-all-to-all",
+    "reduce-scatter",
+)
+"""XLA's names of the exchanges among devices; asynchronous ones end in ``-start`` and ``-done``."""
+
+_COLLECTIVE = re.compile(rf" = (.*?) ({'|'.join(OPERATIONS)})(?:-start)?\(")
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
@@ -28,12 +38,12 @@ class Collective:
 
 def collectives_in(text: str) -> tuple[Collective, ...]:
     """The collectives in the text of a compiled program, in order; one in a loop counts once."""
-    found = []
+    collectives = []
     for results, operation in _COLLECTIVE.findall(text):
         arrays = [
             (tuple(int(size) for size in sizes.split(",") if size), int(bits or 8) // 8)
             for _, bits, sizes in _ARRAY.findall(results)
         ]
         nbytes = sum(math.prod(shape) * width for shape, width in arrays)
-        found.append(Collective(operation, tuple(shape for shape, _ in arrays), nbytes))
-    return tuple(found)
+        collectives.append(Collective(operation, tuple(shape for shape, _ in arrays), nbytes))
+    return tuple(collectives)

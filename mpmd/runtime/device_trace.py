@@ -14,23 +14,15 @@ from typing import NamedTuple
 
 import jax
 
+from mpmd.runtime.collectives import OPERATIONS
 from mpmd.validation import path_fault, raise_faults
 
 TraceFiles = Mapping[str, bytes]
 """The files that ``jax.profiler`` writes for a process: the content of each by the end of its name."""
 
 _FILES = ("xplane.pb", "trace.json.gz")
-_COLLECTIVES = (
-    "all-gather",
-    "all-reduce",
-    "all-to-all",
-    "collective-broadcast",
-    "collective-permute",
-    "ragged-all-to-all",
-    "reduce-scatter",
-)
 _NO_NAME = re.compile(r"[^\w.-]")
-_OPERATION = re.compile(rf"({'|'.join(_COLLECTIVES)})(-start|-done)?(\.\d+)?")
+_OPERATION = re.compile(rf"({'|'.join(OPERATIONS)})(-start|-done)?(\.\d+)?")
 
 
 class DeviceTrace:

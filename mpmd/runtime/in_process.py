@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from mpmd.compat import trace_context_for_threads
-from mpmd.errors import StepAborted, StepDroppedError
+from mpmd.errors import MESH_CLOSED, StepAborted, StepDroppedError
 from mpmd.ir.plan import Executable, Spec
 from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program
@@ -37,7 +37,7 @@ from mpmd.runtime.worker import GroupWorker
 from mpmd.sharding import spec_of, to_sharding
 from mpmd.util.stopwatch import Stopwatch
 
-_CLOSED = "the mesh was closed, and the values on it are gone"
+_CLOSED = f"{MESH_CLOSED}, and the values on it are gone"
 
 
 class InProcessTransport:

@@ -1,4 +1,4 @@
-"""The train step as users hold it: called like the function it was made from."""
+"""``mpmd.jit``: a step as users hold it, called like the function it was made from."""
 
 from __future__ import annotations
 
@@ -34,16 +34,14 @@ from mpmd.validation import callable_fault, choice_fault, raise_faults
 
 
 @overload
-def mpmd_jit_with_loop(fun: Callable, mpmd_mesh: GroupMesh, *args: Any, **kwargs: Any) -> MpmdFunction: ...
+def jit(fun: Callable, mpmd_mesh: GroupMesh, *args: Any, **kwargs: Any) -> MpmdFunction: ...
 
 
 @overload
-def mpmd_jit_with_loop(
-    fun: None = None, *, mpmd_mesh: GroupMesh, **kwargs: Any
-) -> Callable[[Callable], MpmdFunction]: ...
+def jit(fun: None = None, *, mpmd_mesh: GroupMesh, **kwargs: Any) -> Callable[[Callable], MpmdFunction]: ...
 
 
-def mpmd_jit_with_loop(
+def jit(
     fun: Callable | None = None,
     mpmd_mesh: GroupMesh | None = None,
     in_specs: Any = None,
@@ -62,44 +60,44 @@ def mpmd_jit_with_loop(
 ) -> MpmdFunction | Callable[[Callable], MpmdFunction]:
     """Compiles a train step with a ``treduce`` loop, or another function, for groups of devices.
 
-    The result is called like ``fun``. What it returns are ``MpmdArray``s, which stay on the groups and can be
-    passed to the next call; it returns at once. It computes what ``jax.jit(fun)`` computes. The first call,
-    and each call with other shapes, dtypes or static arguments, compiles.
+    The result is called like ``fun`` and computes the same numbers as ``jax.jit(fun)``. It returns at once,
+    with ``MpmdArray``s, which stay on the groups and can be passed to the next call. The first call, and each
+    call with other shapes, dtypes or static arguments, compiles.
 
     Args:
-      fun: an ordinary function of pytrees of arrays, with one ``treduce`` whose function marks its stages. A
-        function without ``treduce`` runs where the ``MpmdArray``s are that it is called with: averages, casts
-        and norms of a train step's state leave it where it is. It is compiled anew for arrays elsewhere.
-        Without ``fun``, the result is a decorator.
-      mpmd_mesh: the groups: an ``MpmdMesh``, or what ``cluster.launch`` returns; or an ``AbstractMpmdMesh``,
-        for which steps are only planned.
+      fun: an ordinary function of pytrees of arrays, with ``treduce`` loops whose functions mark their
+        stages. A function without ``treduce`` runs on the groups of the ``MpmdArray``s that it is called
+        with: averages, casts and norms of a train step's state leave it on its groups. It is compiled anew
+        for arrays on other groups. Without ``fun``, the result is a decorator.
+      mpmd_mesh: the groups: an ``MpmdMesh``, or the result of ``cluster.launch``; or an
+        ``AbstractMpmdMesh``, for which steps are only planned.
       in_specs: a pytree prefix of the tuple of (not static) arguments with a ``PartitionSpec`` over the axes
-        of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: as the array that
-        is passed, if it is an ``MpmdArray`` or has a ``NamedSharding`` with axes that groups have; otherwise
-        replicated within the groups that hold it.
-      out_specs: the same for the result; ``None`` anywhere: as the argument that it updates, or left to
-        the compiler.
+        of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: the spec of the
+        passed array, if it is an ``MpmdArray`` or has a ``NamedSharding`` with axes that groups have;
+        otherwise replicated within the groups that hold it.
+      out_specs: the same for the result. ``None`` anywhere: the spec of the argument that it updates, or one
+        that the compiler chooses.
       static_argnums, static_argnames: hashable arguments that are not arrays.
       donate_argnums, donate_argnames: arguments, such as the state, whose buffers the step may take over;
         they cannot be used after the call.
-      partial_sums: which accumulators hold partial sums over the devices of a group, which are reduced once
-        per step rather than in every microbatch. ``"replicated"``: along mesh axes over which the batch is
+      partial_sums: the accumulators that hold partial sums over the devices of a group, which are reduced
+        once per step, and not in every microbatch. ``"replicated"``: along mesh axes over which the batch is
         sharded and the sum, as a weight and its gradient, is not; this takes no memory. ``"all"``: also
         along axes that shard the sum, as for FSDP; each device then accumulates the whole gradient of its
-        stages' weights instead of its shard, and reduces and scatters it once. ``"none"``.
+        stages' weights instead of its shard, and reduces and scatters it once. ``"none"``: no accumulators.
       gather: when weights that are sharded over an axis of the batch, as for FSDP, are gathered along it.
         ``"task"``: in every task that reads them. ``"step"``: once per step and group, before its first
         task; from there to the last task that reads it, each device also holds the gathered weight.
-      in_shardings, out_shardings: what ``jax.jit`` calls ``in_specs`` and ``out_specs``.
-      kwarg_shardings: the same as ``in_shardings`` for arguments that are passed by name: by name, a pytree
-        prefix of each; open for those that it lacks.
-      others: nothing; the other keywords of ``jax.jit`` get an error that says what to use instead.
+      in_shardings, out_shardings: the names of ``in_specs`` and ``out_specs`` in ``jax.jit``.
+      kwarg_shardings: specs as in ``in_shardings`` of arguments that are passed by name: a pytree prefix of
+        each, by its name. Arguments that it lacks have ``None``.
+      others: none; other keywords of ``jax.jit`` are an error that names their substitute.
 
     Raises: ``TypeError`` for arguments of other types, and for other keywords; ``ValueError`` for positions
       and names that ``fun`` does not have, for another ``partial_sums`` or ``gather``, and when both specs
-      and shardings are given. When called: ``CompileError`` (a ``ValueError``) for what cannot be compiled,
-      ``TypeError`` for arguments that are not arrays, and, without a loop, ``ValueError`` for ``MpmdArray``s
-      of another mesh.
+      and shardings are given. When called: ``CompileError`` (a ``ValueError``) for a step that cannot be
+      compiled, ``TypeError`` for arguments that are not arrays, and, without a loop, ``ValueError`` for
+      ``MpmdArray``s of another mesh.
     """
     check_keywords(others)
     raise_faults(
@@ -135,19 +133,20 @@ def mpmd_jit_with_loop(
         names(donate_argnames),
     )
 
-    def made_of(fun: Callable) -> MpmdFunction:
+    def jitted(fun: Callable) -> MpmdFunction:
         raise_faults(callable_fault("fun", fun), title="mpmd.jit: ")
         return MpmdFunction(fun, mpmd_mesh, CallSignature.of(fun, *arguments), options)
 
-    return made_of if fun is None else made_of(fun)
+    return jitted if fun is None else jitted(fun)
 
 
-jit = mpmd_jit_with_loop
+mpmd_jit_with_loop = jit
+"""The name of ``jit`` for JaxPP's users."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """What ``mpmd_jit_with_loop`` was told beside the function, the mesh and the kinds of arguments."""
+    """The options of ``mpmd.jit`` beside the function, the mesh and the kinds of arguments."""
 
     in_specs: Any
     out_specs: Any
@@ -157,7 +156,7 @@ class StepOptions:
 
 
 class MpmdFunction:
-    """What ``mpmd_jit_with_loop`` returns: compiles once for each kind of arguments it is called with."""
+    """The result of ``mpmd.jit``: compiles once for each kind of arguments that it is called with."""
 
     def __init__(self, fun: Callable, mesh: GroupMesh, signature: CallSignature, options: StepOptions):
         functools.update_wrapper(self, fun, updated=())
@@ -225,7 +224,7 @@ class MpmdFunction:
         if step := loaded.get((traced_as, call.key, placements)):
             return step
         compiled, stable = self._compile(call, specs, placements)
-        where = () if compiled.traced.loops else (placements,)
+        where = () if compiled.step.loops else (placements,)
         fitting = (trace_context(), compiled.in_specs)
         if (traced_as, stable.key, *where) not in loaded:
             loaded[traced_as, stable.key, *where] = LoadedStep(compiled, stable, self._mesh, self._signature)
@@ -234,7 +233,7 @@ class MpmdFunction:
         return step
 
     def _held(self, call: Call) -> tuple[Placement, ...]:
-        """Where the groups hold each leaf. Groups that hold none do not have to run."""
+        """The placement of each leaf on the groups. Groups that hold none do not have to run."""
         if not any(isinstance(leaf, MpmdArray) for leaf in call.leaves):
             return (ANYWHERE,) * len(call.leaves)
         return call.placements(self._mesh.runtime)
@@ -270,5 +269,5 @@ class MpmdFunction:
             held=held,
         )
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
-        warn_of_mistakes(compiled.traced, compiled.program.plan)
-        return compiled, call.described_by(tuple(map(as_described, compiled.traced.argument_leaves)))
+        warn_of_mistakes(compiled.step, compiled.program.plan)
+        return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))

@@ -1,4 +1,4 @@
-"""A step that the groups have compiled: what it is, how it runs, and where its arguments are made."""
+"""A step that the groups have compiled: its plan, its runs, and the state that it makes for itself."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from mpmd.arguments.delivered import Argument
 from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.arguments.signature import CallSignature
 from mpmd.compiler.pipeline import CompiledStep
+from mpmd.errors import MESH_CLOSED
 from mpmd.explanation import Report, report, warn_of_undonated_state
 from mpmd.ir.events import Event
 from mpmd.ir.placement import Placement
@@ -56,7 +57,7 @@ class LoadedStep(PlannedStep):
         self._mesh = mesh  # whose groups run as long as it is held and not closed
         self._signature = signature
         self._expected = call
-        self._argument_leaves = compiled.traced.argument_leaves
+        self._argument_leaves = compiled.step.argument_leaves
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
         self._loaded = loaded = runtime.load(compiled.program)
@@ -67,13 +68,13 @@ class LoadedStep(PlannedStep):
             self._verified = compiled.verified if resolved is compiled.program.plan else verify(resolved)
         self._seconds = watch.seconds
         self._plan = plan = loaded.plan
-        state = compiled.traced.carried_state
+        state = compiled.step.carried_state
         warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
         self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
         self._state = DonatedState(self._argument_leaves, state, call.donated, plan.outputs)
-        self._results = StepResults(compiled.traced, plan.outputs, mesh.abstract_submeshes)
+        self._results = StepResults(compiled.step, plan.outputs, mesh.abstract_submeshes)
         # Others are not asked for the step, which does not fail when one of them is gone.
         taking_part = [
             group
@@ -81,7 +82,7 @@ class LoadedStep(PlannedStep):
             if plan.programs[group].instructions or self._inputs[group] or self._outputs[group]
         ]
         self._groups = tuple(taking_part or [0])
-        # What makes an argument, by the function, which its user may drop.
+        # The compiled steps of ``init``, by its function, which the user may drop.
         self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
     @property
@@ -90,12 +91,12 @@ class LoadedStep(PlannedStep):
 
     @property
     def signature(self) -> CallSignature:
-        """How the step's arguments are passed."""
+        """The kinds of the step's arguments."""
         return self._signature
 
     @property
     def plan(self) -> Plan:
-        """The verified programs of all groups, with what XLA needs to run them; printable."""
+        """The verified programs of all groups, with the memory that XLA needs to run them; printable."""
         return self._plan
 
     @property
@@ -108,7 +109,7 @@ class LoadedStep(PlannedStep):
         return self._mesh.abstract_submeshes
 
     def report(self) -> Report:
-        """What each group does and needs, and how long it took to compile; printable.
+        """The tasks and the needs of each group, and the seconds of compiling; printable.
 
         It asks the allocators of the groups' devices for their peaks so far; those of CPUs do not count them.
         """
@@ -117,7 +118,7 @@ class LoadedStep(PlannedStep):
             plan=self.plan,
             topology=self.topology,
             verified=self._verified,
-            updated={argument for argument, _ in self._compiled.traced.carried_state},
+            updated={argument for argument, _ in self._compiled.step.carried_state},
             seconds=self._seconds,
             xla_seconds=self._loaded.xla_seconds,
             holdings=self._loaded.holdings,
@@ -126,7 +127,7 @@ class LoadedStep(PlannedStep):
         )
 
     def argument_leaves(self, argnum: int | str = 0) -> Any:
-        """Where the step reads an argument: its pytree, with an ``ArgumentLeaf`` for each leaf.
+        """The leaves of an argument with their placements: its pytree, with an ``ArgumentLeaf`` for each.
 
         Args:
           argnum: the argument's position, or its name.
@@ -141,12 +142,12 @@ class LoadedStep(PlannedStep):
         return self._expected.argument(argnum, self._signature.names, leaves)
 
     def init(self, fun: Callable, *args: Any, argnum: int | str = 0) -> Any:
-        """Makes an argument of the step, such as its state, where the step reads it: ``fun(*args)``.
+        """Makes an argument of the step, such as its state, on the groups that read it: ``fun(*args)``.
 
-        Each group computes the leaves that it reads, sharded as it reads them. The whole is nowhere, and the
-        driver holds none of it. The values are those of ``jax.jit(fun)(*args)``; random numbers are, too, if
-        they do not depend on how they are sharded, as JAX's default keys do not. The same function is not
-        compiled again for arguments of the same shapes and dtypes.
+        Each group computes the leaves that it reads, sharded as it reads them. No process has the whole, and
+        the driver holds none of it. The values are those of ``jax.jit(fun)(*args)``; random numbers are, too,
+        if they do not depend on their sharding, as those of JAX's default keys do not. The same function is
+        not compiled again for arguments of the same shapes and dtypes.
 
         Args:
           fun: makes a pytree like the argument.
@@ -155,14 +156,16 @@ class LoadedStep(PlannedStep):
 
         Returns: the argument, of ``MpmdArray``s. Nothing waits until it is made.
         Raises: ``CompileError`` naming the leaves that have another shape or dtype than the step reads, or
-          that only one of them has; ``ValueError`` as ``argument_leaves``.
+          that only one of them has; ``ValueError`` as ``argument_leaves``; ``RuntimeError`` when the mesh was
+          closed since.
         """
         raise_faults(callable_fault("fun", fun))
         check_argnum(argnum)
+        runtime = self._running()
         signature = CallSignature.of(fun, (), (), ())
         call = signature.bind(args, {})
         enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        key = (argnum, call.key, call.placements(self._mesh.runtime), enable_x64)
+        key = (argnum, call.key, call.placements(runtime), enable_x64)
         known = self._inits.setdefault(fun, {})
         if key not in known:
             compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
@@ -170,19 +173,20 @@ class LoadedStep(PlannedStep):
         return known[key].submit(call)[0]
 
     def restore(self, path: str | os.PathLike, argnum: int | str = 0) -> Any:
-        """Restores an argument, such as the state, from a checkpoint, to where the step reads it.
+        """Restores an argument, such as the state, from a checkpoint, to the groups that read it.
 
         The checkpoint may be of any groups, stages and shardings, or of plain JAX. Waits until all groups
         have read. ``mpmd.restore`` restores other pytrees, of which ``argument_leaves`` is a part.
 
         Args:
-          path: what ``mpmd.save`` has saved, or Orbax.
+          path: the directory of a checkpoint of ``mpmd.save`` or of Orbax.
           argnum: the argument's position, or its name.
 
-        Raises: as ``mpmd.restore`` and ``argument_leaves``.
+        Raises: as ``mpmd.restore`` and ``argument_leaves``; ``RuntimeError`` when the mesh was closed since.
         """
         from mpmd.checkpoint import restore  # which imports Orbax, an optional package
 
+        self._running()
         return restore(path, self.argument_leaves(argnum), self._mesh)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -191,7 +195,7 @@ class LoadedStep(PlannedStep):
     def profile(
         self, *args: Any, trace_dir: str | os.PathLike | None = None, **kwargs: Any
     ) -> tuple[Any, tuple[Event, ...]]:
-        """Runs a step, waits for it, and returns its result and when each group did what.
+        """Runs a step, waits for it, and returns its result and the events of all groups, with their times.
 
         Args:
           args, kwargs: the step's.
@@ -214,7 +218,7 @@ class LoadedStep(PlannedStep):
 
     @contextlib.contextmanager
     def _traced(self, folder: pathlib.Path) -> Iterator[None]:
-        """Has every process traced meanwhile, and writes the traces."""
+        """A context in which every process is traced; writes the traces at its end."""
         runtime = self._running()
         runtime.start_trace()
         try:
@@ -230,18 +234,18 @@ class LoadedStep(PlannedStep):
         """The runtime. Raises ``RuntimeError`` when the mesh was closed."""
         runtime = self._runtime()
         if runtime is None or runtime.is_closed:
-            raise RuntimeError("the mesh was closed, and the step was unloaded; compile it again")
+            raise RuntimeError(f"{MESH_CLOSED}, and the step was unloaded; compile it again")
         return runtime
 
     def collectives(self) -> dict[str, tuple[Collective, ...]]:
         """The exchanges among the devices of a group, in each executable of the plan, by its name.
 
-        The groups read them from what XLA has compiled there.
+        The groups read them from the code that XLA has compiled there.
         """
         return self._running().collectives(self._loaded.number)
 
     def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
-        """Submits a step. Returns its result, and what the groups reply.
+        """Submits a step. Returns its result, and the future of the groups' replies.
 
         Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` within a
           callback of a step, and when the mesh was closed since.
@@ -255,7 +259,7 @@ class LoadedStep(PlannedStep):
                 "a callback of a step cannot run a step, which may have to wait for the callback; have it "
                 "note what is to be done, and do that after the step"
             )
-        if not self._compiled.traced.loops:
+        if not self._compiled.step.loops:
             call.check_held(runtime)
         with dropping_queued(runtime):
             runtime.in_flight.enter()
@@ -299,7 +303,7 @@ class LoadedStep(PlannedStep):
         handles: Sequence[Handle],
         replies: Mapping[int, Future[StepReply]],
     ) -> SubmittedStep:
-        """The record of a step that the groups have; it takes over what is donated."""
+        """The record of a step that the groups have; it takes over donated arrays."""
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:
@@ -314,13 +318,13 @@ class LoadedStep(PlannedStep):
         return SubmittedStep(queued, future, self._results.joined(arrays), pairs)
 
     def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
-        """A handle for each argument that is read; those that groups lack are added to the delivery."""
+        """A handle for each argument that is read; values that groups lack are added to the delivery."""
         handles: dict[int, Handle] = {}
-        wanted = iter(enumerate(self.plan.inputs))
+        inputs = iter(enumerate(self.plan.inputs))
         for i, leaf in enumerate(self._argument_leaves):
             argument = Argument(call.leaves[i], call.avals[i], call.donated[i], leaf.stack)
             for part in range(len(leaf.names)):
-                position, read = next(wanted)
+                position, read = next(inputs)
                 if read.name is not None:
                     placement = Placement(read.mpmd_idxs, read.spec)
                     handles[position] = argument.on(placement, part, runtime, delivery)
@@ -353,14 +357,14 @@ class LoadedStep(PlannedStep):
 
 
 def _placement(stack: Stack | None, parts: Sequence[InputLeaf]) -> Placement:
-    """Where a step reads a leaf; what it does not read is on group 0."""
+    """The placement in which a step reads a leaf; group 0 for a leaf that it does not read."""
     spec = next((part.spec for part in parts if part.mpmd_idxs), ())
     part_idxs = tuple(part.mpmd_idxs or (0,) for part in parts)
     return Placement(part_idxs[0], spec) if stack is None else Placement.of_parts(stack, part_idxs, spec)
 
 
 def _bring_traces(runtime: Runtime, folder: pathlib.Path) -> str | None:
-    """Ends and writes the traces. Returns why they are lost."""
+    """Ends and writes the traces. Returns the reason if they are lost."""
     try:
         write_traces(folder, runtime.stop_trace())
     except (RuntimeError, OSError) as error:

@@ -15,7 +15,7 @@ from mpmd.validation import raise_faults
 
 
 class LoweredStep(PlannedStep):
-    """What ``step.lower(...)`` returns: the plan for arguments of certain shapes, made without devices.
+    """The result of ``step.lower(...)``: the plan for arguments of certain shapes, made without devices.
 
     Shardings that the groups' compilers will choose are open: their values count as replicated, the most that
     they can be. What XLA needs to run the tasks is not known yet.
@@ -40,18 +40,18 @@ class LoweredStep(PlannedStep):
         return self._mesh.topology
 
     def report(self) -> Report:
-        """What each group does and needs, as far as it is known before the groups compile; printable."""
+        """The tasks and the needs of each group, as far as known before the groups compile; printable."""
         return report(
             plan=self.plan,
             topology=self.topology,
             verified=self._compiled.verified,
-            updated={argument for argument, _ in self._compiled.traced.carried_state},
+            updated={argument for argument, _ in self._compiled.step.carried_state},
             seconds=self._compiled.seconds,
             findings=explain(self).findings,
         )
 
     def compile(self, mpmd_mesh: GroupMesh | None = None) -> LoadedStep:
-        """Has the groups compile and load the step.
+        """Compiles and loads the step on the groups.
 
         Args:
           mpmd_mesh: groups of the shape that the step was planned for; by default those it was planned for.

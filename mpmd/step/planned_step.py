@@ -19,7 +19,7 @@ class PlannedStep(abc.ABC):
     @property
     @abc.abstractmethod
     def compiled(self) -> CompiledStep:
-        """What the compiler made; its specs may still be open."""
+        """The output of the compiler; its specs may still be open."""
 
     @property
     @abc.abstractmethod
@@ -33,12 +33,12 @@ class PlannedStep(abc.ABC):
 
     @abc.abstractmethod
     def report(self) -> Report:
-        """What each group does and needs, and how long it took to compile; printable."""
+        """The tasks and the needs of each group, and the seconds of compiling; printable."""
 
     def simulate(
         self, costs: Costs | None = None, steps: int = 1, operations_per_second: float = 1e12
     ) -> Simulation:
-        """When each group does what; ``mpmd.render.draw_timeline(simulation, path, of_plan=True)`` draws it.
+        """The times of all tasks; ``mpmd.render.draw_timeline(simulation, path, of_plan=True)`` draws them.
 
         Args:
           costs: how long tasks and messages take, such as ``Costs.measured(events)`` of a step's profile; by
@@ -71,4 +71,4 @@ def explain(step: PlannedStep) -> Explanation:
             f"mpmd.jit(...).compile(...), not {shown(step)}"
         )
     compiled = step.compiled
-    return explain_plan(step.plan, step.topology, compiled.program.jaxprs, compiled.traced.carried_state)
+    return explain_plan(step.plan, step.topology, compiled.program.jaxprs, compiled.step.carried_state)

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 from mpmd.arguments.delivered import held_part
 from mpmd.arrays.array import MpmdArray
 from mpmd.arrays.stacked_array import StackedMpmdArray
-from mpmd.compiler.graph import TracedStep
+from mpmd.compiler.steps import CutStep
 from mpmd.ir.plan import OutputLeaf
 from mpmd.ir.stack import Leaf, Stack, per_part
 from mpmd.runtime.in_flight import FedBack, QueuedStep
@@ -76,7 +76,7 @@ class DonatedState:
         pairs: Sequence[tuple[MpmdArray, MpmdArray]],
         replies: Collection[Future[StepReply]],
     ) -> QueuedStep:
-        """What dropping the step needs. State that came from the host with it would be lost, so it runs."""
+        """The record by which the step can be dropped. State that came from the host with it forbids that."""
         fed_back = [FedBack(weakref.ref(result), result.handle, argument.held) for argument, result in pairs]
         can_drop = self._may_be_dropped and len(pairs) == len(self._pairs)
         return QueuedStep(number, can_drop, fed_back, replies)
@@ -90,10 +90,10 @@ class StepResults:
       submeshes: the shapes of the groups' submeshes.
     """
 
-    def __init__(self, traced: TracedStep, outputs: Sequence[OutputLeaf], submeshes: Sequence[AbstractMesh]):
-        self._leaves = traced.result_leaves
-        self._avals = _part_avals(self._leaves, [result.var.aval for result in traced.results])
-        self._tree = jax.tree.structure(traced.out_shape)
+    def __init__(self, step: CutStep, outputs: Sequence[OutputLeaf], submeshes: Sequence[AbstractMesh]):
+        self._leaves = step.result_leaves
+        self._avals = _part_avals(self._leaves, [result.var.aval for result in step.results])
+        self._tree = jax.tree.structure(step.out_shape)
         self._outputs = outputs
         self._submeshes = submeshes
 

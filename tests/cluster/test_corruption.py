@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from cluster.agreement import Agreement
-from cluster.digests import CorruptedError
-from cluster.endpoint import endpoints
+from cluster.process.agreement import Agreement
+from cluster.process.world import WorldLostError
+from cluster.protocol.digests import CorruptedError
+from cluster.protocol.endpoint import endpoints
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode
@@ -22,7 +23,6 @@ from cluster.transports import inbox as inbox_module
 from cluster.transports.inbox import HEADER_BYTES, PeerLostError
 from cluster.transports.router import Router
 from cluster.transports.shared_memory.announcements import Announcement
-from cluster.world import WorldLostError
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
 from tests.support.proxy import Flips, Proxy

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from cluster.describe import _find, _holding
+from cluster.describe import _find, _holding, describe
 from mpmd.memory import Holding
 
 GIB = 2**30
@@ -23,17 +23,17 @@ def nodes(monkeypatch):
 
 def test_a_device_of_a_cpu_node_is_a_cpu_with_its_share(nodes):
     nodes({"CPU": 4.0, "memory": 8.0 * GIB}, {"CPU": 4.0, "memory": 6.0 * GIB})
-    found = _find("cpu", None, {})
-    assert (found.nodes, found.devices_per_node, found.cpus, found.memory) == (2, 4, 1.0, 1.5 * GIB)
-    found = _find("cpu", None, {"nodes": 1, "devices_per_node": 8})
-    assert (found.nodes, found.devices_per_node, found.cpus, found.memory) == (1, 8, 0.5, GIB)
+    nodes = _find("cpu", None, {})
+    assert (nodes.count, nodes.devices_per_node, nodes.cpus, nodes.memory) == (2, 4, 1.0, 1.5 * GIB)
+    nodes = _find("cpu", None, {"nodes": 1, "devices_per_node": 8})
+    assert (nodes.count, nodes.devices_per_node, nodes.cpus, nodes.memory) == (1, 8, 0.5, GIB)
     assert _find("cpu", 2.0, {}).devices_per_node == 2
 
 
 def test_nodes_without_gpus_are_left_out(nodes):
     nodes({"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 4.0})
-    found = _find("cuda", None, {})
-    assert (found.nodes, found.devices_per_node) == (2, 4)
+    nodes = _find("cuda", None, {})
+    assert (nodes.count, nodes.devices_per_node) == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,8 @@ def test_messages_wait_where_the_transport_of_the_platform_has_them():
     assert _holding("cpu", 1) is Holding.SLOTS
     assert _holding("cpu", 2) is Holding.KEPT
     assert _holding("cuda", 1) is Holding.ELSEWHERE
+
+
+def test_measuring_takes_a_function_that_runs_steps():
+    with pytest.raises(ValueError, match=r"record_steps, which mpmd.Cluster.from_ray\(measure=True\) gives"):
+        describe(measure=True)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from cluster.agreement import Agreement
+from cluster.process.agreement import Agreement
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode
@@ -23,7 +23,7 @@ from mpmd.runtime.transport import MessageId
 from tests.support.strangers import answer_wrongly, attack, flood, replay, send_and_leave
 
 SECONDS = 20
-"""What a peer may take. Alone it takes milliseconds; machines of tests are slow."""
+"""The time that a peer may take. Alone it takes milliseconds; machines of tests are slow."""
 
 VISITS = 150
 """Of strangers at a port, by each of four threads."""
@@ -136,7 +136,7 @@ def test_more_strangers_than_can_be_greeted_keep_no_peer_waiting():
 
 
 def test_who_is_between_two_ends_can_send_nothing_after_their_greeting():
-    """What arrives after it goes to OpenSSL, and no further."""
+    """All that arrives after it goes to OpenSSL, and no further."""
     numbers = random.Random(0)
     with Answerer() as answerer, socket.create_server(("127.0.0.1", 0)) as middle:
         address = answerer.address._replace(port=middle.getsockname()[1])

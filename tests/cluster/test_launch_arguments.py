@@ -8,12 +8,12 @@ import ray
 from jax.sharding import AxisType
 
 import cluster
-from cluster.connect import open_groups
-from cluster.endpoint import endpoints
 from cluster.mesh import abstract_submesh
-from cluster.process_info import Location
-from cluster.shapes import Request, axis_types_of, fewest_processes, shapes_of, submeshes_of
-from cluster.versions import Versions
+from cluster.protocol.endpoint import endpoints
+from cluster.protocol.process_info import Location
+from cluster.protocol.versions import Versions
+from cluster.start.connect import open_groups
+from cluster.start.shapes import Request, axis_types_of, fewest_processes, shapes_of, submeshes_of
 
 
 @pytest.mark.parametrize(

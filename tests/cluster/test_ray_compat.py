@@ -11,7 +11,7 @@ from cluster import ray_compat
 def test_only_messages_that_all_is_well_are_hidden_and_only_meanwhile(caplog):
     worker = logging.getLogger("ray._private.worker")
     setup = logging.getLogger("ray._private.authentication.authentication_token_setup")
-    with ray_compat.without_notices():
+    with ray_compat.without_messages_to_user():
         worker.warning("Started a local Ray instance.")
         worker.warning("the disk is full")
         setup.warning("Token authentication is enabled for this Ray cluster.")
@@ -25,7 +25,7 @@ def test_only_messages_that_all_is_well_are_hidden_and_only_meanwhile(caplog):
 
 
 def test_only_the_coming_default_of_ray_is_hidden():
-    with warnings.catch_warnings(action="error"), ray_compat.without_notices():
+    with warnings.catch_warnings(action="error"), ray_compat.without_messages_to_user():
         warnings.warn("Tip: In future versions of Ray, Ray will", FutureWarning, stacklevel=1)
         with pytest.raises(FutureWarning, match="another"):
             warnings.warn("another", FutureWarning, stacklevel=1)

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 import pytest
 
-from cluster.agreement import Agreement
-from cluster.endpoint import endpoints
+from cluster.process.agreement import Agreement
+from cluster.protocol.endpoint import endpoints
 from cluster.tcp import greeting, sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode
@@ -143,7 +143,7 @@ def stranger(address):
 
 
 def all_received(link):
-    """What a stranger gets until it is refused, and how many file descriptors."""
+    """The bytes that a stranger gets until it is refused, and the number of file descriptors."""
     received, num_descriptors = b"", 0
     with contextlib.suppress(ConnectionError):
         while True:

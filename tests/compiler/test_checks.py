@@ -6,13 +6,23 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.compiler.checks import check_placed_graph, check_sharded_graph, check_task_graph, check_traced_step
+from mpmd.compat import NAMELESS
+from mpmd.compiler.checks import (
+    check_cut_step,
+    check_placed_graph,
+    check_sharded_graph,
+    check_task_graph,
+    check_traced_step,
+)
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.place import place
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.ir.plan import TaskType
+from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_p
+from mpmd.language.reduce import treduce_p
 from tests.support.models import batch, init, make_step, mlp, weights
 from tests.support.parity import mesh_of
 
@@ -31,8 +41,13 @@ def traced():
 
 
 @pytest.fixture(scope="module")
-def graph(traced):
-    return split(traced)
+def cut(traced):
+    return cut_layers(traced)
+
+
+@pytest.fixture(scope="module")
+def graph(cut):
+    return split(cut)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +70,9 @@ def changed(items, position, **changes):
     return tuple(replace(item, **changes) if i == position else item for i, item in enumerate(items))
 
 
-def test_what_the_passes_make_is_right(traced, graph, placed):
+def test_what_the_passes_make_is_right(traced, cut, graph, placed):
     check_traced_step(traced)
+    check_cut_step(cut)
     check_task_graph(graph)
     check_placed_graph(placed)
 
@@ -69,7 +85,43 @@ def with_loop(step, changes):
     return replace(step, loops=(replace(step.loops[0], **changes(step.loops[0])),))
 
 
+def with_jaxpr(step, **changes):
+    return replace(step, jaxpr=step.jaxpr.replace(debug_info=NAMELESS, **changes))
+
+
+def inner_mark(step):
+    (loop,) = (eqn for eqn in step.jaxpr.eqns if eqn.primitive is treduce_p)
+    return next(eqn for eqn in loop.params["body"].eqns if eqn.primitive is mark_p)
+
+
 OF_TRACED_STEPS = {
+    "lacks an equation": lambda s: with_jaxpr(s, eqns=s.jaxpr.eqns[1:]),
+    "has its equations backwards": lambda s: with_jaxpr(s, eqns=s.jaxpr.eqns[::-1]),
+    "has an equation twice": lambda s: with_jaxpr(s, eqns=[*s.jaxpr.eqns, s.jaxpr.eqns[-1]]),
+    "has a mark outside": lambda s: with_jaxpr(
+        s,
+        eqns=[
+            *s.jaxpr.eqns,
+            inner_mark(s).replace(invars=s.jaxpr.invars[:1], outvars=inner_mark(s).outvars[:1]),
+        ],
+    ),
+    "takes an argument for another one": lambda s: replace(
+        s, carried_leaves=((0, s.carried_leaves[1][1]), *s.carried_leaves[2:])
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", OF_TRACED_STEPS)
+def test_a_traced_step_that(fault, traced):
+    with pytest.raises(AssertionError, match="traced step that is wrong"):
+        check_traced_step(OF_TRACED_STEPS[fault](traced))
+
+
+OF_CUT_STEPS = {
+    "has an argument in other parts": lambda s: replace(
+        s,
+        argument_leaves=changed(s.argument_leaves, 0, stack=Stack(0, (1, s.argument_leaves[0].shape[0] - 1))),
+    ),
     "lacks an equation of the loop": lambda s: with_loop(s, lambda loop: {"eqns": loop.eqns[1:]}),
     "has an equation of the loop twice": lambda s: with_loop(
         s, lambda loop: {"eqns": (*loop.eqns, loop.eqns[-1])}
@@ -103,10 +155,10 @@ OF_TRACED_STEPS = {
 }
 
 
-@pytest.mark.parametrize("fault", OF_TRACED_STEPS)
-def test_a_traced_step_that(fault, traced):
-    with pytest.raises(AssertionError, match="traced step that is wrong"):
-        check_traced_step(OF_TRACED_STEPS[fault](traced))
+@pytest.mark.parametrize("fault", OF_CUT_STEPS)
+def test_a_cut_step_that(fault, cut):
+    with pytest.raises(AssertionError, match="cut step that is wrong"):
+        check_cut_step(OF_CUT_STEPS[fault](cut))
 
 
 OF_TASK_GRAPHS = {
@@ -128,7 +180,7 @@ OF_TASK_GRAPHS = {
         ),
     ),
     "reads what it does not need": lambda g: replace(
-        g, stage_work=changed(g.stage_work, 0, reads=(*g.stage_work[0].reads, g.traced.arguments[-1].var))
+        g, stage_work=changed(g.stage_work, 0, reads=(*g.stage_work[0].reads, g.step.arguments[-1].var))
     ),
     "updates an accumulator elsewhere": lambda g: replace(
         g, accumulators=changed(g.accumulators, 0, work=TaskType("fwd", 0))
@@ -150,7 +202,7 @@ OF_SHARDED_GRAPHS = {
     "starts an accumulator with another shape": lambda s: replace(
         s,
         graph=replace(
-            s.graph, accumulators=changed(s.graph.accumulators, 0, result=s.graph.traced.arguments[-1].var)
+            s.graph, accumulators=changed(s.graph.accumulators, 0, result=s.graph.step.arguments[-1].var)
         ),
     ),
     "shards an accumulator otherwise at first": lambda s: replace(
@@ -185,7 +237,7 @@ OF_PLACED_GRAPHS = {
     "has a stage on a group that is not there": lambda p: replace(p, stage_groups=(0, 2)),
     "holds a result nowhere": lambda p: replace(p, output_groups=(frozenset(), *p.output_groups[1:])),
     "has no home for an argument": lambda p: replace(
-        p, homes={**p.homes, p.graph.traced.arguments[0].var: frozenset()}
+        p, homes={**p.homes, p.graph.step.arguments[0].var: frozenset()}
     ),
 }
 

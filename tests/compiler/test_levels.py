@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import mpmd
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import place
 from mpmd.compiler.shard import shard
@@ -61,9 +62,13 @@ def traced(step, *args):
         return trace(step, args, {}, mesh.abstract_submeshes)
 
 
+def cut(step, *args):
+    return cut_layers(traced(step, *args))
+
+
 def sharded(step, *args):
     with mesh_of(GROUPS) as mesh:
-        return shard(split(traced(step, *args)), mesh.abstract_submeshes, None, None, "replicated", "task")
+        return shard(split(cut(step, *args)), mesh.abstract_submeshes, None, None, "replicated", "task")
 
 
 def placed(step, *args):
@@ -71,7 +76,7 @@ def placed(step, *args):
         return place(sharded(step, *args), mesh.abstract_submeshes)
 
 
-def test_trace(file_regression):
+def with_metrics(state, xs):
     """A call, dead code, a value that the step closes over, results without an equation, and the state."""
     table = np.arange(3, dtype=np.float32)
 
@@ -79,13 +84,39 @@ def test_trace(file_regression):
     def shifted(x):
         return lax.add(x, lax.broadcast_in_dim(table, (2, 5, 3), (2,)))
 
-    def step(state, xs):
-        lax.cos(xs)  # nobody reads it
-        weights, count = state
-        loss, grads = gradients(two_layers, weights, shifted(xs), mpmd.Std1F1B(2))
-        return (sgd(weights, grads), lax.add(count, jnp.int32(1))), {"loss": loss, "one": 1.0, "xs": xs}
+    lax.cos(xs)  # nobody reads it
+    weights, count = state
+    loss, grads = gradients(two_layers, weights, shifted(xs), mpmd.Std1F1B(2))
+    return (sgd(weights, grads), lax.add(count, jnp.int32(1))), {"loss": loss, "one": 1.0, "xs": xs}
 
-    file_regression.check(str(traced(step, (WEIGHTS, array(dtype=jnp.int32)), XS)))
+
+def scanned(weights, xs):
+    """Four layers in a scan, of which two are a stage."""
+
+    def layer(h, w):
+        return mpmd.mark_stage_end(lax.sin(lax.dot(h, w)), name="block", every=2), None
+
+    def loss(weights, x):
+        return jnp.sum(lax.scan(layer, x, weights["layers"])[0])
+
+    loss_value, grads = gradients(loss, weights, xs, mpmd.Std1F1B(2))
+    return sgd(weights, grads), loss_value
+
+
+STEPS = {
+    "plain": (with_metrics, (WEIGHTS, array(dtype=jnp.int32)), XS),
+    "scanned": (scanned, {"layers": array(4, 3, 3)}, XS),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_trace(file_regression, name):
+    file_regression.check(str(traced(*STEPS[name])))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_cut_layers(file_regression, name):
+    file_regression.check(str(cut(*STEPS[name])))
 
 
 def two_loops(weights, xs):
@@ -96,8 +127,8 @@ def two_loops(weights, xs):
     return sgd(weights, grads), lax.add(first, last)
 
 
-def test_trace_two_loops(file_regression):
-    file_regression.check(str(traced(two_loops, WEIGHTS, XS)))
+def test_cut_layers_two_loops(file_regression):
+    file_regression.check(str(cut(two_loops, WEIGHTS, XS)))
 
 
 def test_place_two_loops(file_regression):
@@ -117,7 +148,7 @@ def test_split(file_regression, schedule):
         loss, grads = gradients(tied, weights, xs, schedule)
         return sgd(weights, grads), loss
 
-    file_regression.check(str(split(traced(step, {"tied": array(3, 3)}, XS))))
+    file_regression.check(str(split(cut(step, {"tied": array(3, 3)}, XS))))
 
 
 @pytest.mark.parametrize("gather", ["task", "step"])
@@ -135,7 +166,7 @@ def test_shard(file_regression, gather):
     weights = {"first": array(3, 4), "last": array(4, 2)}
     with mesh_of(GROUPS, data=2) as mesh:
         submesh = mesh.abstract_submeshes
-        graph = split(trace(step, (weights, array(2, 6, 3)), {}, submesh))
+        graph = split(cut_layers(trace(step, (weights, array(2, 6, 3)), {}, submesh)))
     specs = [(), ("data",), (None, "data")]
     file_regression.check(str(shard(graph, submesh, specs, None, "replicated", gather)))
 

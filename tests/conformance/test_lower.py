@@ -49,7 +49,7 @@ def test_report_without_what_xla_knows(lowered):
     assert all(group.peak_bytes > 0 and group.parameter_bytes > 0 for group in report.groups)
     assert "not compiled" in text and "planned in seconds" in text
     assert "XLA compile" not in text and "replicated" not in text
-    assert set(report.seconds) == {"trace", "jax", "split", "shard", "place", "lower", "verify"}
+    assert set(report.seconds) == {"trace", "jax", "cut_layers", "split", "shard", "place", "lower", "verify"}
 
 
 def test_explanation(lowered):

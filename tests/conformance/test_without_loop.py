@@ -273,7 +273,7 @@ def test_what_is_told_of_a_function(mesh, held):
     assert "an argument" in str(explanation)
     assert [(edge.src, edge.dst) for edge in explanation.edges] == [(1, 0)]
     assert [group.tasks for group in product.report().groups] == [1, 0, 0]
-    assert "without a loop" in str(product.compiled.traced)
+    assert "without a loop" in str(product.compiled.step)
     _, events = product.profile(held["params"]["layers"])
     assert {event.label for event in events if event.mpmd_idx == 0} >= {"after_0"}
     _, shared = assert_same(lambda x: x.astype(jnp.bfloat16), (held["params"]["embedding"],), mesh)

@@ -1,4 +1,4 @@
-"""``assert_same`` of the examples: passes rounding, fails for one wrong leaf however small, and names it."""
+"""``assert_close`` of the examples: passes rounding, fails for one wrong leaf however small, and names it."""
 
 import pathlib
 
@@ -24,9 +24,9 @@ def common(monkeypatch):
 
 
 def test_rounding_passes(common, capsys):
-    common.assert_same("state", EXPECTED | {"w": EXPECTED["w"] * np.float32(1 + 1e-6)}, EXPECTED, LIMIT)
+    common.assert_close("state", EXPECTED | {"w": EXPECTED["w"] * np.float32(1 + 1e-6)}, EXPECTED, LIMIT)
     assert capsys.readouterr().out.startswith("state: largest relative error of a leaf ")
-    common.assert_same("loss", 1.0, 1.0, 0.0)
+    common.assert_close("loss", 1.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -44,5 +44,5 @@ def test_rounding_passes(common, capsys):
 )
 def test_a_wrong_leaf_is_named(common, changed, leaf):
     with pytest.raises(AssertionError) as error:
-        common.assert_same("state", EXPECTED | changed, EXPECTED, LIMIT)
+        common.assert_close("state", EXPECTED | changed, EXPECTED, LIMIT)
     assert leaf in str(error.value)

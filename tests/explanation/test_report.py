@@ -15,7 +15,7 @@ from mpmd.verify import verify
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import mesh_of
 
-PASSES = ["trace", "jax", "split", "shard", "place", "lower", "verify", "resolve", "load"]
+PASSES = ["trace", "jax", "cut_layers", "split", "shard", "place", "lower", "verify", "resolve", "load"]
 
 
 @pytest.fixture(scope="module")

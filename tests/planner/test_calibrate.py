@@ -1,6 +1,9 @@
 """Rates and links of the devices of a mesh."""
 
+import functools
 import math
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -10,6 +13,7 @@ import mpmd
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Task
 from mpmd.planner import calibrate
+from mpmd.planner.record_steps import record_steps
 from mpmd.simulate import Link
 
 
@@ -31,7 +35,7 @@ def test_all_is_measured_that_such_a_mesh_has(monkeypatch, groups):
     devices = [jax.sharding.Mesh(np.array([device]), ("device",)) for device in jax.devices()[:groups]]
     with mpmd.MpmdMesh(devices) as mesh:
         nodes = [0, 0, 1, 1][:groups]
-        found = calibrate.calibrate(mesh, nodes)
+        found = calibrate.calibrate(functools.partial(record_steps, mesh), nodes)
     assert min(found.flops, found.memory_bandwidth, found.task_overhead) > 0
     assert found.alone >= 1
     assert (found.device_link is None) == (groups == 1)
@@ -55,3 +59,10 @@ def test_a_link_is_what_small_and_large_messages_take():
     assert calibrate._link(0.5, 2.5) == Link(0.5, size / 2)
     assert calibrate._link(-0.1, 2.0) == Link(0.0, size / 2)
     assert calibrate._link(0.5, 0.25) == Link(0.5, math.inf)
+
+
+def test_a_calibration_can_be_read_where_nothing_compiles():
+    program = "import sys, cluster.describe; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "mpmd.planner.calibrate" in loaded.stdout.split()
+    assert not [name for name in loaded.stdout.split() if name.startswith("mpmd.compiler")]

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from mpmd.planner.candidate import Candidate
+from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import Place, all_gather, all_reduce, axis_links, message_link
-from mpmd.planner.hardware import Cluster
 from mpmd.planner.profile import Division, Layer, TaskWork
 from mpmd.planner.search import orders
 from mpmd.planner.search.closed_forms import CLOSED_FORMS
-from mpmd.planner.search.columns import Way
 from mpmd.planner.search.formula import evaluate
+from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.orders import order_of
-from mpmd.planner.search.partition import Stretches, cuts
+from mpmd.planner.search.partition import StageRangeCosts, cuts
 from mpmd.planner.search.stages import CostModel
 from mpmd.schedules import FAMILIES, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble, ZeroBubbleV
 from mpmd.simulate import Costs, Link, simulate
@@ -188,8 +188,8 @@ def test_a_cut_is_the_shortest_of_all():
     seconds, number = [5.0, 1.0, 1.0, 4.0, 2.0, 2.0], 4
     made = profile(tuple(layer("", 1e12 * time / 3) for time in seconds), number)
     model = CostModel(made, FAST)
-    table = model.table(model.setting(Place(0, {}), Way(number, False, False)))
-    stretches = Stretches.of(table, 0.0, np.zeros(7))
+    table = model.table(model.group_settings(Place(0, {}), StepSettings(number, False, False)))
+    range_costs = StageRangeCosts.of(table, 0.0, np.zeros(7))
 
     def bound(cut):
         stops = [*itertools.accumulate(cut)]
@@ -203,7 +203,7 @@ def test_a_cut_is_the_shortest_of_all():
         tuple(b - a for a, b in itertools.pairwise((0, *inner, 6)))
         for inner in itertools.combinations(range(1, 6), 2)
     ]
-    found = [*cuts([stretches] * 3, [1, 1, 1], number, math.inf)]
+    found = [*cuts([range_costs] * 3, [1, 1, 1], number, math.inf)]
     assert min(map(bound, found)) == pytest.approx(min(map(bound, every)))
     assert (
         min(

@@ -10,7 +10,7 @@ import mpmd
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.trials.trials import Subject, Trials
+from mpmd.planner.trials.trials import StepSpec, Trials
 from tests.support.planned_steps import ADAM, CLUSTER, LAYERS, layer_of, open_step
 
 WIDTH, ROWS = 64, 512
@@ -33,7 +33,9 @@ def trials(request):
     params = [{"up": up, "bias": bias, "down": down} for _ in range(LAYERS)]
     x = jax.ShapeDtypeStruct((ROWS, WIDTH), "float32")
     args = (params, jax.eval_shape(ADAM.init, params), x, x)
-    return Trials(Subject.of(open_step, args, {}, None, None, None, None, None), request.param), request.param
+    return Trials(
+        StepSpec.of(open_step, args, {}, None, None, None, None, None), request.param
+    ), request.param
 
 
 @pytest.mark.parametrize("num_microbatches", [4, 16])
@@ -76,7 +78,7 @@ def test_the_formula_knows_the_temporaries_of_a_large_vocabulary(submesh):
     params = (embedding, [{"up": matrix, "bias": bias, "down": matrix}] * 2)
     rows = jax.ShapeDtypeStruct((ROWS,), "int32")
     made = Trials(
-        Subject.of(step_with_scores, (params, rows, rows), {}, None, None, None, None, None), CLUSTER
+        StepSpec.of(step_with_scores, (params, rows, rows), {}, None, None, None, None, None), CLUSTER
     )
     number = len(made.profiles[0].layers)
     candidate = Candidate((number,), (submesh,), mpmd.Std1F1B(1), 2, remat=False, fsdp=False)

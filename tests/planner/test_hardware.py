@@ -9,7 +9,8 @@ import pytest
 
 import mpmd
 from mpmd.memory import Holding
-from mpmd.planner.hardware import Cluster, completed
+from mpmd.planner.cluster import Cluster
+from mpmd.planner.hardware import Hardware, completed
 from mpmd.simulate import Link
 
 GIVEN = {
@@ -62,7 +63,7 @@ def test_a_file_may_say_where_messages_are():
 
 def test_what_is_given_is_taken_and_not_measured():
     cluster = completed({"nodes": 3, "devices_per_node": 4, "memory": 1.0}, GIVEN, None)
-    assert cluster == Cluster(**GIVEN)
+    assert cluster == Hardware(**GIVEN)
     measured = {name: value for name, value in GIVEN.items() if name not in ("flops", "nodes")}
     cluster = completed(
         {"nodes": 2}, {**measured, "flops": 5.0}, lambda: {"flops": 7.0, "task_overhead": 1e-3}

@@ -11,7 +11,7 @@ from mpmd.ir.plan import Send
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.trials.trials import Subject, Trials
+from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Link
 from tests.support.planned_steps import CLUSTER
 
@@ -42,7 +42,7 @@ def test_counts_what_the_link_carries(cluster, share):
         "down": jax.ShapeDtypeStruct((HIDDEN, WIDTH), "float32"),
     }
     x = jax.ShapeDtypeStruct((4, ROWS, WIDTH), "float32")
-    trials = Trials(Subject.of(step, (params, x), {}, None, None, None, None, None), cluster)
+    trials = Trials(StepSpec.of(step, (params, x), {}, None, None, None, None, None), cluster)
     (profile,) = trials.profiles
     assert profile.layers[1].divisions["model"].received == 1.0
     candidate = Candidate((1, 1), ({"model": 2},) * 2, mpmd.Std1F1B(2), 4, remat=False, fsdp=False)

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from mpmd.planner.fixed import Fixed
-from mpmd.planner.search.search import Effort, find, search
+from mpmd.planner.constraints import Constraints
+from mpmd.planner.search.search import SearchBudget, find, search
 from mpmd.schedules import Std1F1B, ZeroBubble
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 
@@ -41,22 +41,24 @@ def test_a_model_that_is_small_needs_no_pipeline():
 def test_stages_with_heavy_layers_have_fewer():
     parts = [layer(str(index), 1e12, entering=1000) for index in range(7)]
     made = profile((*parts, layer("head", 4e12, entering=1000)), rows=32)
-    best = search(made, a100s(nodes=1), Fixed(groups=4, submesh={}, schedule="Std1F1B"))[0]
+    best = search(made, a100s(nodes=1), Constraints(groups=4, submesh={}, schedule="Std1F1B"))[0]
     assert best.candidate.layers_per_stage[-1] == 1
     assert max(best.candidate.layers_per_stage) == 3
 
 
 def test_values_that_skip_layers_are_counted():
     without = dataclasses.replace(u_net(), skips=())
-    fixed = Fixed(groups=2, layers_per_stage=(4, 4), schedule="Std1F1B", num_microbatches=8, submesh={})
-    one, other = (search(made, a100s(1), fixed)[0].prediction for made in (u_net(), without))
+    constraints = Constraints(
+        groups=2, layers_per_stage=(4, 4), schedule="Std1F1B", num_microbatches=8, submesh={}
+    )
+    one, other = (search(made, a100s(1), constraints)[0].prediction for made in (u_net(), without))
     assert one.memory.messages > other.memory.messages
     assert one.seconds > other.seconds
 
 
 def test_what_is_fixed_is_in_every_row():
-    fixed = Fixed(groups=2, schedule="ZeroBubble", num_microbatches=16, remat=True, fsdp=False)
-    for row in search(SMALL, a100s(nodes=1), fixed):
+    constraints = Constraints(groups=2, schedule="ZeroBubble", num_microbatches=16, remat=True, fsdp=False)
+    for row in search(SMALL, a100s(nodes=1), constraints):
         candidate = row.candidate
         assert isinstance(candidate.schedule, ZeroBubble)
         assert len(candidate.submeshes) == 2
@@ -64,15 +66,15 @@ def test_what_is_fixed_is_in_every_row():
 
 
 def test_a_schedule_of_a_size_fixes_stages_and_groups():
-    for row in search(SMALL, a100s(nodes=1), Fixed(schedule=Std1F1B(4), submesh={"data": 2})):
+    for row in search(SMALL, a100s(nodes=1), Constraints(schedule=Std1F1B(4), submesh={"data": 2})):
         assert row.candidate.schedule == Std1F1B(4)
         assert [submesh["data"] for submesh in row.candidate.submeshes] == [2] * 4
 
 
-@pytest.mark.parametrize("effort", [Effort(), Effort(exhaustive=False)])
-def test_each_group_has_the_submesh_that_is_fixed_for_it(effort):
+@pytest.mark.parametrize("budget", [SearchBudget(), SearchBudget(exhaustive=False)])
+def test_each_group_has_the_submesh_that_is_fixed_for_it(budget):
     submesh = ({"data": 4}, {"model": 2}, {})
-    for row in find(SMALL, a100s(nodes=1), Fixed(submesh=submesh), effort).rows:
+    for row in find(SMALL, a100s(nodes=1), Constraints(submesh=submesh), budget).rows:
         assert row.candidate.schedule.mpmd_dim == 3
         sizes = [{k: n for k, n in own.items() if n > 1} for own in row.candidate.submeshes]
         assert sizes == [*submesh]
@@ -89,7 +91,7 @@ def test_marked_stages_stay_where_groups_of_different_sizes_are_tried():
     """Stages of unequal work, of which groups of different sizes would take fewer."""
     parts = tuple(layer("", 1e12 * work, weights=10**6) for work in (1, 1, 5, 1))
     made = profile(parts, 16, are_stages=True)
-    found = find(made, a100s(nodes=1), effort=Effort(exhaustive=False))
+    found = find(made, a100s(nodes=1), budget=SearchBudget(exhaustive=False))
     assert all(row.candidate.schedule.num_stages == 4 for row in found.rows)
     assert len({len(row.candidate.submeshes) for row in found.rows}) > 1
     assert any(len({*map(str, row.candidate.submeshes)}) > 1 for row in found.rows), "none differ in size"
@@ -97,34 +99,40 @@ def test_marked_stages_stay_where_groups_of_different_sizes_are_tried():
 
 def test_without_backwards_there_are_forwards_alone():
     made = dataclasses.replace(SMALL, has_backward=False)
-    best = search(made, a100s(nodes=1), Fixed(groups=2))[0]
+    best = search(made, a100s(nodes=1), Constraints(groups=2))[0]
     assert best.candidate.schedule.name == "ForwardOnly"
     assert best.prediction.memory.residuals == best.prediction.memory.gradients == 0
 
 
 @pytest.mark.parametrize(
-    ("fixed", "texts"),
+    ("constraints", "texts"),
     [
-        (Fixed(groups=9), ["groups=9 need a device each; the cluster has 8", "the step has 8 layers"]),
-        (Fixed(layers_per_stage=(3, 3)), ["layers_per_stage=(3, 3) has 6 layers; the step has 8"]),
-        (Fixed(num_stages=9), ["num_stages=9 needs as many layers; the step has 8"]),
-        (Fixed(num_microbatches=3), ["num_microbatches=3 does not divide the 64 rows of the batch"]),
-        (Fixed(schedule=Std1F1B(4), groups=2), ["has 4 groups, and groups were fixed to 2"]),
-        (Fixed(schedule="Interleaved1F1B", groups=2, num_stages=3), ["mpmd_dim=2 takes num_stages=2, 4, 6"]),
-        (Fixed(schedule="ForwardOnly"), ["the step has backwards"]),
-        (Fixed(submesh={"data": 4}, groups=4), ["would have 16 devices; the cluster has 8"]),
-        (Fixed(submesh=({"data": 4}, {"data": 8})), ["would have 12 devices; the cluster has 8"]),
-        (Fixed(submesh=({}, {}), groups=3), ["the devices of 2 groups, and there are to be 3"]),
-        (Fixed(submesh={"model": 3}), ["model=3 does not divide 16"]),
-        (Fixed(submesh={"sequence": 2}), ["the step has nothing to divide along sequence"]),
-        (Fixed(submesh={"model": 2}, fsdp=True), ["along which submesh={'model': 2} has one device"]),
-        (Fixed(groups=8, fsdp=True), ["fsdp=True needs a group of several devices; groups=8 have one each"]),
-        (Fixed(schedule="ZeroBubbleV", num_stages=3), ["ZeroBubbleV", "num_stages"]),
+        (Constraints(groups=9), ["groups=9 need a device each; the cluster has 8", "the step has 8 layers"]),
+        (Constraints(layers_per_stage=(3, 3)), ["layers_per_stage=(3, 3) has 6 layers; the step has 8"]),
+        (Constraints(num_stages=9), ["num_stages=9 needs as many layers; the step has 8"]),
+        (Constraints(num_microbatches=3), ["num_microbatches=3 does not divide the 64 rows of the batch"]),
+        (Constraints(schedule=Std1F1B(4), groups=2), ["has 4 groups, and groups were fixed to 2"]),
+        (
+            Constraints(schedule="Interleaved1F1B", groups=2, num_stages=3),
+            ["mpmd_dim=2 takes num_stages=2, 4, 6"],
+        ),
+        (Constraints(schedule="ForwardOnly"), ["the step has backwards"]),
+        (Constraints(submesh={"data": 4}, groups=4), ["would have 16 devices; the cluster has 8"]),
+        (Constraints(submesh=({"data": 4}, {"data": 8})), ["would have 12 devices; the cluster has 8"]),
+        (Constraints(submesh=({}, {}), groups=3), ["the devices of 2 groups, and there are to be 3"]),
+        (Constraints(submesh={"model": 3}), ["model=3 does not divide 16"]),
+        (Constraints(submesh={"sequence": 2}), ["the step has nothing to divide along sequence"]),
+        (Constraints(submesh={"model": 2}, fsdp=True), ["along which submesh={'model': 2} has one device"]),
+        (
+            Constraints(groups=8, fsdp=True),
+            ["fsdp=True needs a group of several devices; groups=8 have one each"],
+        ),
+        (Constraints(schedule="ZeroBubbleV", num_stages=3), ["ZeroBubbleV", "num_stages"]),
     ],
 )
-def test_contradictions_are_said_with_numbers(fixed, texts):
+def test_contradictions_are_said_with_numbers(constraints, texts):
     with pytest.raises(ValueError) as raised:
-        search(SMALL, a100s(nodes=1), fixed)
+        search(SMALL, a100s(nodes=1), constraints)
     for text in texts:
         assert text in str(raised.value)
 
@@ -132,12 +140,12 @@ def test_contradictions_are_said_with_numbers(fixed, texts):
 def test_marked_stages_are_rematerialised_by_their_user():
     made = dataclasses.replace(SMALL, are_stages=True)
     with pytest.raises(ValueError, match=r"put jax\.checkpoint around its own layers"):
-        search(made, a100s(nodes=1), Fixed(remat=True))
+        search(made, a100s(nodes=1), Constraints(remat=True))
 
 
 def test_all_contradictions_are_said_at_once():
     with pytest.raises(ValueError) as raised:
-        search(SMALL, a100s(nodes=1), Fixed(groups=9, num_microbatches=3, submesh={"model": 3}))
+        search(SMALL, a100s(nodes=1), Constraints(groups=9, num_microbatches=3, submesh={"model": 3}))
     assert len(str(raised.value).splitlines()) >= 4
 
 
@@ -153,4 +161,4 @@ def test_a_fix_that_keeps_a_step_from_fitting_is_named():
     cluster = dataclasses.replace(a100s(nodes=1), memory=3e9)
     assert search(SMALL, cluster)
     with pytest.raises(ValueError, match="another groups than 1"):
-        search(SMALL, cluster, Fixed(groups=1, submesh={}))
+        search(SMALL, cluster, Constraints(groups=1, submesh={}))

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.cluster import Cluster
+from mpmd.planner.constraints import Constraints
 from mpmd.planner.profile import Division
-from mpmd.planner.search.search import Effort, find
+from mpmd.planner.search.search import SearchBudget, find
 from mpmd.planner.search.stages import CostModel
 from mpmd.simulate import Link
 from tests.support.brute_force import brute_force
 from tests.support.profiles import layer, profile
 
-HEURISTIC = Effort(exhaustive=False)
+HEURISTIC = SearchBudget(exhaustive=False)
 
 
 def random_problem(seed, most_layers, most_devices):
@@ -50,10 +50,10 @@ def random_problem(seed, most_layers, most_devices):
     return profile(tuple(parts), rows=draw.choice([2, 4])), cluster, draw.random() < 0.5
 
 
-def found(made, cluster, fixed, effort=None):
+def found(made, cluster, constraints, budget=None):
     """``None`` where nothing fits."""
     try:
-        return find(made, cluster, fixed, *([effort] if effort else []))
+        return find(made, cluster, constraints, *([budget] if budget else []))
     except ValueError as error:
         assert "does not fit" in str(error)
         return None
@@ -65,7 +65,7 @@ def test_what_is_exact_is_the_best_of_all(seed):
     made, cluster, remat = random_problem(seed, most_layers=4, most_devices=3)
     fsdp = (False, True) if cluster.devices_per_node > 1 else (False,)
     best = brute_force(CostModel(made, cluster), (remat,), fsdp)
-    result = found(made, cluster, Fixed(remat=remat))
+    result = found(made, cluster, Constraints(remat=remat))
     assert (result is None) == (best is None)
     if result is not None:
         assert result.exact
@@ -77,8 +77,8 @@ def worst_ratio(seeds, **sizes):
     ratios = []
     for seed in seeds:
         made, cluster, remat = random_problem(seed, **sizes)
-        exact = found(made, cluster, Fixed(remat=remat))
-        approximate = found(made, cluster, Fixed(remat=remat), HEURISTIC)
+        exact = found(made, cluster, Constraints(remat=remat))
+        approximate = found(made, cluster, Constraints(remat=remat), HEURISTIC)
         assert (exact is None) == (approximate is None), f"seed {seed}"
         if exact is not None and exact.exact:
             assert not approximate.exact

@@ -15,7 +15,7 @@ from tests.support.planned_steps import arguments, open_scanned_step
 def scanned():
     args = arguments(open_scanned_step)
     leaves = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(args)]
-    return leaves, step_arguments(profile_step(open_scanned_step, args, {}).graph.traced)
+    return leaves, step_arguments(profile_step(open_scanned_step, args, {}).graph.step)
 
 
 def test_weights_are_linked_with_what_the_optimizer_keeps(scanned):

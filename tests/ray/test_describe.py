@@ -3,7 +3,8 @@
 import cluster
 import mpmd
 from mpmd.memory import Holding
-from mpmd.planner import calibrate, hardware
+from mpmd.planner import calibrate
+from mpmd.planner import cluster as planner_cluster
 
 
 def test_what_ray_says_and_actors_measure(local_ray, monkeypatch):
@@ -11,7 +12,7 @@ def test_what_ray_says_and_actors_measure(local_ray, monkeypatch):
     for name, value in small.items():
         monkeypatch.setattr(calibrate, name, value)
     # What is installed may be an older version; tests/planner/test_hardware.py reads the entry point.
-    monkeypatch.setattr(hardware, "_entry_point", lambda name: cluster.describe)
+    monkeypatch.setattr(planner_cluster, "_entry_point", lambda name: cluster.describe)
     read = mpmd.Cluster.from_ray(flops=1.0, memory_bandwidth=2.0, device_link=mpmd.simulate.Link())
     assert (read.nodes, read.devices_per_node, read.flops) == (1, 4, 1.0)
     assert read.memory > 2**20

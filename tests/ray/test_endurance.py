@@ -43,6 +43,6 @@ def test_steps_and_programs_leave_nothing_with_recovery(local_ray, steps, progra
                     if journal.snapshot is None:
                         training.step()
                     time.sleep(0.01)
-            return held_by_all(mesh.runtime._fleet.actors)
+            return held_by_all(mesh.runtime._pool.actors)
 
         training.endure(steps, programs, measure)

@@ -328,7 +328,7 @@ def test_close_fails_pending_calls(disposable_mesh):
     with pytest.raises(RuntimeError, match="closed"):
         runtime.load(relay_program(add_one))
     runtime.free((0, 1), driver.handles["x"])  # as the garbage collector may
-    with pytest.raises(RuntimeError, match="the cluster mesh is closed; launch another one"):
+    with pytest.raises(RuntimeError, match="the mesh was closed; launch another one"):
         disposable_mesh.runtime  # noqa: B018
 
 
@@ -343,7 +343,7 @@ def test_a_closed_mesh_keeps_nothing_of_its_steps(disposable_mesh):
     assert not step._loaded
     with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
         loaded(init(weights(2)), *batch())
-    with pytest.raises(RuntimeError, match="the cluster mesh is closed; launch another one"):
+    with pytest.raises(RuntimeError, match="the mesh was closed; launch another one"):
         step(init(weights(2)), *batch())
 
 

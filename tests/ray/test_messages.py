@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import ray
 
-from cluster.endpoint import endpoints
+from cluster.protocol.endpoint import endpoints
 from cluster.tcp.credentials import make_credentials
 from cluster.transports import inbox
 from cluster.transports.choice import NAMES

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import cluster
 import mpmd
 from cluster.recovery import Recovery
-from cluster.recovery.fleet import Fleet
+from cluster.recovery.process_pool import ProcessPool
 from mpmd.errors import RecoveryError, StateLostError
 from tests.ray.hand_written_programs import ProgramDriver, compute_forever, relay_program
 from tests.support import stacked_state
@@ -135,13 +135,13 @@ def test_what_was_restored_from_a_checkpoint_is_read_again(recovering_mesh, tmp_
 def test_another_group_may_die_during_recovery(local_ray, monkeypatch):
     """Before the first snapshot: after it, two groups that keep each other's copies may not die together."""
     monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
-    start, started = Fleet._start, []
+    start, started = ProcessPool._start, []
 
-    def noting_start(fleet, groups):
+    def noting_start(pool, groups):
         started.append(set(groups))
-        start(fleet, groups)
+        start(pool, groups)
 
-    monkeypatch.setattr(Fleet, "_start", noting_start)
+    monkeypatch.setattr(ProcessPool, "_start", noting_start)
     with cluster.launch(
         {"stage": 2}, "stage", cpus_per_group=0.25, recovery=Recovery(max_failures=9)
     ) as mesh:
@@ -150,7 +150,7 @@ def test_another_group_may_die_during_recovery(local_ray, monkeypatch):
         for count, phase in enumerate(["_open", "_connect"], start=1):
             started.clear()
             with monkeypatch.context() as patched:
-                patched.setattr(Fleet, phase, killing_before(getattr(Fleet, phase), mesh, 1))
+                patched.setattr(ProcessPool, phase, killing_before(getattr(ProcessPool, phase), mesh, 1))
                 assert (
                     train(step, lambda number, state: number == 1 and kill(mesh, 0), steps=3) == undisturbed
                 )
@@ -212,7 +212,7 @@ def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_lose_the_values(loca
     ) as mesh:
         step = compiled(mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
         undisturbed = train(step)
-        spare, _, _ = mesh.runtime._fleet.replacements._spares[0]
+        spare, _, _ = mesh.runtime._pool.replacements._spares[0]
         assert train(step, lambda number, state: number == 6 and kill(mesh, 1)) == undisturbed
         assert mesh.runtime.actors[1] == spare
         state = init(weights(2), CLIPPED_ADAM)

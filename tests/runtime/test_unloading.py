@@ -76,6 +76,17 @@ def test_nothing_keeps_a_closed_mesh_alive():
         assert np.isfinite(float(step(init(weights(2)), *batch())[1][0]))
 
 
+def test_a_step_of_a_closed_mesh_makes_and_restores_no_state(tmp_path):
+    mesh = mesh_of(2)
+    loaded = mpmd.jit(STEP, mesh).compile(init(weights(2)), *batch())
+    mesh.close()
+    with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
+        loaded.init(lambda: init(weights(2)))
+    with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
+        loaded.restore(tmp_path)
+    assert "runtime" not in vars(mesh)
+
+
 def test_a_result_does_not_keep_what_a_closed_mesh_held():
     mesh = mesh_of(2)
     with mesh:

@@ -1,4 +1,4 @@
-"""Groups and a fleet that only pretend, for the runtime that recovers."""
+"""Groups and a pool that only pretend, for the runtime that recovers."""
 
 import dataclasses
 import threading
@@ -6,13 +6,13 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from cluster.driver import RayRuntime
-from cluster.endpoint import endpoints
-from cluster.process_info import ProcessInfo
+from cluster.driver.runtime import RayRuntime
+from cluster.protocol.endpoint import endpoints
+from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import Recovery
 from cluster.recovery.copies import CopiesLostError
-from cluster.recovery.fleet import Replacement
 from cluster.recovery.journal import BEGINNING
+from cluster.recovery.process_pool import Replacement
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import GroupDiedError
 from mpmd.ir.routes import Topology
@@ -86,7 +86,7 @@ class Calls:
             future.set_result(StepReply({7: np.float32(value)}))
 
 
-class Fleet:
+class ProcessPool:
     """In place of the processes. ``failures`` are what the next replacements raise."""
 
     def __init__(self, failures=()):
@@ -146,12 +146,12 @@ class Whole:
 class Driven(RecoveringRuntime):
     """Of two groups. ``attempts`` has the calls of each attempt."""
 
-    def __init__(self, fleet, recovery, on_recovery=lambda report: None, max_in_flight=16):
-        groups = RayRuntime(fleet.processes, [None, None], Topology(()), "cpu", {})
+    def __init__(self, pool, recovery, on_recovery=lambda report: None, max_in_flight=16):
+        groups = RayRuntime(pool.processes, [None, None], Topology(()), "cpu", {})
         groups._arguments[0] = Whole()
-        super().__init__(groups, fleet, recovery, on_recovery, max_in_flight)
+        super().__init__(groups, pool, recovery, on_recovery, max_in_flight)
         self._replacer.attach([])  # nobody looks after the groups
-        self.attempts = fleet.attempts
+        self.attempts = pool.attempts
         self.changed, self.journal = self._requests.changed, self._requests.journal
 
     @property
@@ -167,34 +167,34 @@ class Driven(RecoveringRuntime):
 
     def die(self, mpmd_idx):
         before = len(self.attempts)
-        self._fleet.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+        self._pool.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.attempts) > before or self.error is not None, SOON)
 
 
 def runtime(recovery=None, failures=(), max_in_flight=16):
     recovery = recovery or Recovery(every=100)
-    return Driven(Fleet(failures), recovery, max_in_flight=max_in_flight)
+    return Driven(ProcessPool(failures), recovery, max_in_flight=max_in_flight)
 
 
 def begin_recovery(driven, mpmd_idx):
     """A group dies, and is not replaced before ``end_recovery``."""
-    driven._fleet.may_replace.clear()
-    driven._fleet.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+    driven._pool.may_replace.clear()
+    driven._pool.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
     with driven.changed:
         assert driven.changed.wait_for(lambda: driven.attempts[-1].detached is not None, SOON)
 
 
 def end_recovery(driven):
     count = len(driven.attempts)
-    driven._fleet.may_replace.set()
+    driven._pool.may_replace.set()
     with driven.changed:
         assert driven.changed.wait_for(lambda: len(driven.attempts) > count, SOON)
 
 
 def commit_snapshot(driven):
     """Ends the snapshot that is under way."""
-    driven._fleet.may_copy.set()
+    driven._pool.may_copy.set()
     end_snapshot(driven, lambda copied: copied.set_result(None))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.cluster import Cluster
 from mpmd.planner.profile import Division, Kind, Layer, Profile, TaskWork
 from mpmd.simulate import Link
 

@@ -16,7 +16,7 @@ import cluster
 import mpmd
 import mpmd.simulate.compare
 from cluster.mesh import ClusterMesh
-from cluster.process_info import Placement
+from cluster.protocol.process_info import Placement
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 from mpmd.ir.tasks import Task
@@ -379,7 +379,7 @@ def of_clusters() -> list[Public]:
             dict.fromkeys(("operations", "nbytes_of_products", "nbytes_beside"), ("number or array", 1.0)),
         ),
         Public("Cluster.from_ray", mpmd.Cluster.from_ray, DESCRIBE),
-        Public("describe", cluster.describe, DESCRIBE),
+        Public("describe", cluster.describe, {**DESCRIBE, "record_steps": ("special?",)}),
         Public(
             "Cluster.of_this_process", mpmd.Cluster.of_this_process, {**described, "devices": ("special?",)}
         ),

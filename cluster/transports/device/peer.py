@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cluster.digests import CorruptedError
-from cluster.packing import PackedArray, unpack
+from cluster.protocol.digests import CorruptedError
+from cluster.protocol.packing import PackedArray, unpack
 from cluster.tcp.connection import Connection
 from cluster.tcp.frames import FrameConnection, encode
 from cluster.transports.inbox import Inbox
@@ -59,7 +59,7 @@ def offered_sharding(spec: Spec | None, submesh: jax.sharding.Mesh) -> jax.shard
 
 
 _CONFIRMATION = None
-"""What the receiver sends back for each message that was received or dropped."""
+"""The receiver's answer to each message that was received or dropped."""
 
 
 class Peer:
@@ -118,7 +118,7 @@ class Peer:
         self._inbox.wait(step, lambda: False)
 
     def name_of(self, process: int) -> str:
-        """What messages to users call a process."""
+        """A process's name in messages to users."""
         return self._inbox.name_of(process)
 
     def confirm(self) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from cluster.packing import pack
+from cluster.protocol.packing import pack
 from cluster.tcp import sockets
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
@@ -29,7 +29,7 @@ _CHUNKS = 8
 
 
 class DeviceAddress(NamedTuple):
-    """Where a group can be reached: its transfer server, and the socket that accepts connections."""
+    """The addresses of a group: its transfer server, and the socket that accepts connections."""
 
     server: str
     connections: sockets.Address

@@ -1,4 +1,4 @@
-"""What a connection carries: headers, each of which says what follows it."""
+"""Frames on a connection: headers, and the pieces that follow each of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COPIED_BYTES = 16 * 1024
 
 
 class Kind(enum.IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     LAYOUT = 0
     """Announces the types of later messages' values, which follow in ``number`` bytes."""
@@ -72,7 +72,7 @@ def _host_view(array: Array) -> np.ndarray:
 
 
 def pieces_of(values: Sequence[np.ndarray]) -> list[Piece]:
-    """What is to be written for the values of a message, with padding; large ones are not copied."""
+    """The pieces to write for the values of a message, with padding; large ones are not copied."""
     pieces: list[Piece] = []
     small = bytearray()
     for value in values:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from cluster.digests import CorruptedError
+from cluster.protocol.digests import CorruptedError
 from cluster.tcp.connection import Connection
 from cluster.tcp.sockets import UNREACHABLE_SECONDS
 from cluster.transports.inbox import Inbox

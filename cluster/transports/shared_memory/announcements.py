@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cluster.digests import CorruptedError, digest_of
+from cluster.protocol.digests import CorruptedError, digest_of
 
 _INLINE_BYTES = 32 * 1024
 """More goes through memory: the system limits the size of a packet."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from cluster.digests import CorruptedError, digest_of
+from cluster.protocol.digests import CorruptedError, digest_of
 from cluster.transports.inbox import HEADER_BYTES
 
 _FIELDS = struct.Struct("<iiqIIQ")

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from cluster.digests import CorruptedError, digest_of
+from cluster.protocol.digests import CorruptedError, digest_of
 from cluster.transports.inbox import Inbox
 from cluster.transports.layouts import MessageLayout, decode_types
 from cluster.transports.shared_memory.announcements import announcement, receive

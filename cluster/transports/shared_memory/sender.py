@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from cluster.digests import Digest
+from cluster.protocol.digests import Digest
 from cluster.transports.inbox import Inbox
 from cluster.transports.layouts import ArrayTypes, MessageLayout, encode_types
 from cluster.transports.shared_memory.announcements import Announcement, announcement, receive

@@ -28,7 +28,6 @@ from mpmd.compiler.jaxprs.equations import (
     aval_of,
     called,
     closed,
-    inlined_eqns,
     is_dropped,
     is_remat,
     lookup,
@@ -37,13 +36,14 @@ from mpmd.compiler.jaxprs.equations import (
     shape_of,
     size,
     substitute,
-    traced_eqns,
     with_eqns,
 )
 from mpmd.compiler.jaxprs.linear_solves import solution
+from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.jaxprs.scan_parts import named
 from mpmd.compiler.jaxprs.scans import ScanOperands, computed, scan_operands, without_copies
 from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.errors import PerformanceWarning
 from mpmd.language.annotate import mark_p
 from mpmd.language.reduce import treduce_p

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.counted_scans import with_rows_scanned
-from mpmd.compiler.cut_layers.inline import has_mark, in_loops, with_calls_open, with_remat_open
+from mpmd.compiler.cut_layers.inline import has_mark, in_loops, with_remat_open
 from mpmd.compiler.cut_layers.link import Linker, Links
 from mpmd.compiler.cut_layers.marked_scans import marks_in
 from mpmd.compiler.cut_layers.rewrite import Rewriter
@@ -28,8 +28,8 @@ Known = TypeVar("Known")
 
 
 @dataclasses.dataclass(frozen=True)
-class CutStep:
-    """A step whose stacked values are in parts.
+class CutJaxpr:
+    """The jaxpr of a step whose stacked values are in parts.
 
     Attributes:
       jaxpr: of the parts of arguments and results, in order.
@@ -56,8 +56,8 @@ def cut_stacks(
     carried_state: Sequence[tuple[int, int]],
     argument_stacks: Sequence[Stack | None] = (),
     result_stacks: Sequence[Stack | None] = (),
-) -> CutStep:
-    """Cuts a step whose calls outside of loops are inlined.
+) -> CutJaxpr:
+    """Cuts a step in canonical form.
 
     A scan with marks becomes one for each of its stages, with marks in between. What it scans over is in
     parts, and so is all that goes along with it: gradients, accumulators, an optimizer's moments.
@@ -78,8 +78,7 @@ def cut_stacks(
     seeds = [(atom, stack) for atom, stack in given if stack is not None and isinstance(atom, Var)]
     if not seeds and not has_marked_scan(jaxpr):
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
-        return CutStep(jaxpr, constants, *whole, made_for={})
-    jaxpr, constants = _without_calls(jaxpr, constants)
+        return CutJaxpr(jaxpr, constants, *whole, made_for={})
     jaxpr = _without_dead_code(jaxpr)
     jaxpr = with_rows_scanned(jaxpr, constants)
     warn_of_scans_over_data(jaxpr)
@@ -88,16 +87,16 @@ def cut_stacks(
         opened = _with_remat_open(jaxpr, links)
         if opened is None:
             return _rewritten(jaxpr, constants, links, carried_state, result_stacks)
-        jaxpr, constants = _without_calls(opened, constants)
+        jaxpr = opened
 
 
 def _without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     """The step without equations that nothing needs, of which nobody is to be warned; with all marks."""
 
-    def live_body(body: Jaxpr) -> tuple[Jaxpr, dict[Var, Any]]:
-        return live_jaxpr(body, is_kept=lambda eqn: mark_of(eqn) is not None or has_mark(eqn)), {}
+    def live_body(body: Jaxpr) -> Jaxpr:
+        return live_jaxpr(body, is_kept=lambda eqn: mark_of(eqn) is not None or has_mark(eqn))
 
-    jaxpr, _ = in_loops(jaxpr, live_body)
+    jaxpr = in_loops(jaxpr, live_body)
     return live_jaxpr(jaxpr, is_kept=lambda eqn: eqn.primitive is treduce_p)
 
 
@@ -109,14 +108,6 @@ def has_marked_scan(jaxpr: Jaxpr) -> bool:
         else any(map(has_marked_scan, subjaxprs(eqn)))
         for eqn in jaxpr.eqns
     )
-
-
-def _without_calls(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> tuple[Jaxpr, Mapping[Var, Any]]:
-    """The step and its loops without calls, and the constants with those that the calls closed over."""
-    arguments = jaxpr.invars
-    jaxpr, outside = with_calls_open(jaxpr)
-    jaxpr, in_body = in_loops(jaxpr, with_calls_open)
-    return jaxpr.replace(invars=arguments), {**constants, **outside, **in_body}
 
 
 def _links(jaxpr: Jaxpr, seeds: Sequence[tuple[Var, Stack]]) -> Links:
@@ -139,7 +130,7 @@ def _with_remat_open(jaxpr: Jaxpr, links: Links) -> Jaxpr | None:
 
     if not any(is_remat(eqn) and touches_parts(eqn) for eqn in _equations(jaxpr)):
         return None
-    jaxpr, _ = in_loops(jaxpr, lambda body: (with_remat_open(body, touches_parts), {}))
+    jaxpr = in_loops(jaxpr, lambda body: with_remat_open(body, touches_parts))
     return with_remat_open(jaxpr, touches_parts)
 
 
@@ -158,7 +149,7 @@ def _rewritten(
     links: Links,
     carried_state: Sequence[tuple[int, int]],
     given: Sequence[Stack | None],
-) -> CutStep:
+) -> CutJaxpr:
     """The step of the parts.
 
     A result that takes the place of an argument is in the argument's parts, not the other way round: that it
@@ -183,7 +174,7 @@ def _rewritten(
         outvars += values.as_planned(atom, stack)
     for message in gathered.messages():
         warnings.warn(message, PerformanceWarning, stacklevel=2)
-    return CutStep(
+    return CutJaxpr(
         jaxpr=with_eqns(jaxpr, values.eqns, invars=invars, outvars=outvars),
         constants=parts_of_constants,
         argument_stacks=argument_stacks,

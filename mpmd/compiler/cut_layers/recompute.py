@@ -15,9 +15,10 @@ from jax.extend.core import Jaxpr, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
 from mpmd.compiler.cut_layers.marked_scans import LayerScan, read_scan
-from mpmd.compiler.jaxprs.equations import Atom, closed, traced_eqns, with_eqns
+from mpmd.compiler.jaxprs.equations import Atom, closed, with_eqns
 from mpmd.compiler.jaxprs.scans import computed
 from mpmd.compiler.jaxprs.source import is_transposed
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.ir.stack import Stack
 
 

@@ -11,7 +11,8 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.accesses import Access
 from mpmd.compiler.cut_layers.row_wise import RowWise
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, shape_of, substitute, traced_eqns
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, shape_of, substitute
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.language.annotate import mark_of
 
 _COMBINED: dict[str, Callable] = {

@@ -11,8 +11,9 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.dimensions import Dimensions
 from mpmd.compiler.cut_layers.recompute import Passed
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, size, traced_eqns
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, size
 from mpmd.compiler.jaxprs.source import line_of, where
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_of, mark_text
 

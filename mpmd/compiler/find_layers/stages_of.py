@@ -10,6 +10,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.sharding import AbstractMesh, AxisType
 
 from mpmd.compiler.cut_layers import iterations_of, marks_in
+from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.compiler.jaxprs.equations import any_inside, operands, subjaxprs
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.trace.traced_within import traced_within_submesh
@@ -41,7 +42,7 @@ class Stages:
 ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.Auto,) * 3)
 """What steps are traced within, so that specs in them may name the axes of any candidate."""
 
-EACH_LAYER = Decisions(layers_per_stage=())
+EACH_LAYER = Decisions(layers_per_stage=(), mark_layers=auto_marks)
 """Each layer that ``mpmd.auto_marks`` finds is a stage."""
 
 
@@ -63,7 +64,7 @@ def stages_of(
 
 def _of_loop(loop: JaxprEqn) -> Stages:
     body: Jaxpr = loop.params["body"]
-    ends = _longest_chain(body)
+    ends = _longest_chain(body, _direction(body))
     written = any(not mark.boundary.found for _, mark in marks_in(body))
     schedule = loop.params["schedule"]
     ends_with_mark = written and schedule is not None and schedule.num_stages == ends
@@ -84,8 +85,16 @@ def _loops(jaxpr: Jaxpr) -> list[JaxprEqn]:
     return found
 
 
-def _longest_chain(body: Jaxpr) -> int:
-    """How many ends of stages stand one behind the other.
+def _direction(body: Jaxpr) -> bool:
+    """``Mark.forward`` of the marks that end stages: ``False`` where the user has transposed all of them."""
+    return any(mark.forward for _, mark in marks_in(body) if not mark.linear)
+
+
+def _longest_chain(body: Jaxpr, forward: bool) -> int:
+    """The number of ends of stages that stand one behind the other.
+
+    Args:
+      forward: ``Mark.forward`` of the marks that end stages.
 
     Marks that ``auto_marks`` makes are in the order in which they stand, whatever depends on whatever: an
     iteration of a second tower does not read what the first one has made.
@@ -93,7 +102,7 @@ def _longest_chain(body: Jaxpr) -> int:
     passed: dict[Var, int] = {}
     most = found = 0
     for eqn in body.eqns:
-        ends = _ends(eqn)
+        ends = _ends(eqn, forward)
         found += ends if any(mark.boundary.found for _, mark in _marks(eqn)) else 0
         before = max((passed.get(var, 0) for var in operands(eqn)), default=0)
         most = max(most, before + ends)
@@ -106,18 +115,18 @@ def _marks(eqn: JaxprEqn) -> list:
     return [(eqn, mark)] if mark else [pair for inner in subjaxprs(eqn) for pair in marks_in(inner)]
 
 
-def _ends(eqn: JaxprEqn) -> int:
-    """How many of the ends of stages that their user, or ``auto_marks``, has marked are in an equation."""
+def _ends(eqn: JaxprEqn, forward: bool) -> int:
+    """The number of ends of stages, marked by the user or by ``auto_marks``, in an equation."""
     mark = mark_of(eqn)
     if mark is not None:
-        return int(mark.forward and not mark.linear)
+        return int(mark.forward is forward and not mark.linear)
     if not any_inside(eqn, mark_p):
         return 0
     if eqn.primitive.name != "scan":
-        return sum(map(_longest_chain, subjaxprs(eqn)))
+        return sum(_longest_chain(inner, forward) for inner in subjaxprs(eqn))
     marks = _marks(eqn)
-    written = [(member, mark) for member, mark in marks if mark.forward and not mark.linear]
-    if not written or not all(mark.forward for _, mark in marks):
+    written = [(member, mark) for member, mark in marks if mark.forward is forward and not mark.linear]
+    if not written or not all(mark.forward is forward for _, mark in marks):
         return 0
     member, mark = written[0]
     return len(iterations_of(mark.boundary, eqn.params["length"], where(member)))

@@ -13,17 +13,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
-from mpmd.compiler.jaxprs.equations import (
-    Atom,
-    called,
-    closed,
-    inlined_eqns,
-    lookup,
-    make_jaxpr,
-    shape_of,
-    substitute,
-)
+from mpmd.compiler.jaxprs.equations import Atom, called, closed, lookup, make_jaxpr, shape_of, substitute
 from mpmd.compiler.jaxprs.linear_solves import solution
+from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.jaxprs.scans import scan_operands
 
 DimensionsOf = Callable[[JaxprEqn], Sequence[CommonDimension]]

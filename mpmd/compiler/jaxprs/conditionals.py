@@ -8,7 +8,9 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.interpreters import partial_eval
 
-from mpmd.compiler.jaxprs.equations import Atom, called, inlined_eqns, lookup, substitute, traced_eqns
+from mpmd.compiler.jaxprs.equations import Atom, called, lookup, substitute
+from mpmd.compiler.jaxprs.remat import inlined_eqns
+from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
 def only_computes(eqn: JaxprEqn) -> bool:

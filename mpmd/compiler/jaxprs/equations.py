@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
 
-from mpmd.compat import NAMELESS, with_constants_as_inputs
+from mpmd.compat import NAMELESS
 from mpmd.compiler.jaxprs.source import nearness_to_user
 
 Atom = Var | Literal
@@ -73,42 +71,6 @@ def is_remat(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in ("remat2", "checkpoint")
 
 
-def inline_calls(jaxpr: Jaxpr, should_inline: Callable[[JaxprEqn], bool]) -> tuple[Jaxpr, dict[Var, Any]]:
-    """Replaces calls by the equations they call, recursively, where ``should_inline(eqn)`` says so.
-
-    Returns: the jaxpr, and the constants that the called jaxprs closed over, which are its first inputs now.
-    """
-    eqns: list[JaxprEqn] = []
-    constants: dict[Var, Any] = {}
-
-    def emit(inner: Jaxpr, renamed: dict[Var, Atom], call: JaxprEqn | None) -> None:
-        for eqn in inner.eqns:
-            eqn = substitute(eqn, renamed)
-            if call is not None:
-                eqn = as_called(call, eqn)
-            if should_inline(eqn) and (body := called(eqn)) is not None:
-                nested: dict[Var, Atom] = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
-                for var, value in zip(body.jaxpr.constvars, body.consts, strict=True):
-                    nested[var] = constant = Var(var.aval)
-                    constants[constant] = value
-                emit(body.jaxpr, nested, eqn)
-                renamed.update(
-                    (var, lookup(atom, nested))
-                    for var, atom in zip(eqn.outvars, body.jaxpr.outvars, strict=True)
-                )
-            elif call is not None:  # the same jaxpr may be called again: its variables need to be new
-                fresh = [Var(var.aval) for var in eqn.outvars]
-                renamed.update(zip(eqn.outvars, fresh, strict=True))
-                eqns.append(eqn.replace(outvars=fresh))
-            else:
-                eqns.append(eqn)
-
-    replacement: dict[Var, Atom] = {}
-    emit(jaxpr, replacement, None)
-    outvars = [lookup(atom, replacement) for atom in jaxpr.outvars]
-    return with_eqns(jaxpr, eqns, invars=[*constants, *jaxpr.invars], outvars=outvars), constants
-
-
 def as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
     """An equation that ``call`` calls, with the transformations of the call, such as ``transpose``.
 
@@ -118,36 +80,6 @@ def as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
     traceback = own.traceback if nearness_to_user(eqn) >= nearness_to_user(call) else outer.traceback
     source_info = own.replace(traceback=traceback, name_stack=outer.name_stack + own.name_stack)
     return eqn.replace(source_info=source_info)
-
-
-def inlined_eqns(eqns: Iterable[JaxprEqn], body: Callable[[JaxprEqn], Jaxpr | None]) -> list[JaxprEqn]:
-    """Equations with those of the functions they call, recursively, in place of the calls.
-
-    The variables that the calls define keep their names.
-
-    Args:
-      body: the jaxpr, without constants, of a call that is to be replaced.
-    """
-    inlined: list[JaxprEqn] = []
-    for eqn in eqns:
-        inner = body(eqn)
-        if inner is None:
-            inlined.append(eqn)
-            continue
-        renamed: dict[Var, Atom] = dict(zip(inner.invars, eqn.invars, strict=True))
-        results: dict[Var, Var] = {}
-        for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
-            if isinstance(atom, Var) and atom not in renamed and not is_dropped(var):
-                results.setdefault(atom, var)
-        for member in inlined_eqns(inner.eqns, body):
-            outvars = [results.get(var) or Var(var.aval) for var in member.outvars]
-            inlined.append(as_called(eqn, substitute(member, renamed)).replace(outvars=outvars))
-            renamed.update(zip(member.outvars, outvars, strict=True))
-        for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
-            if not is_dropped(var) and (value := lookup(atom, renamed)) is not var:
-                copies, _ = traced_eqns(lambda x: [jnp.copy(x)], [value])
-                inlined.append(copies[-1].replace(outvars=[var]))
-    return inlined
 
 
 def with_eqns(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], **changes: Any) -> Jaxpr:
@@ -196,21 +128,3 @@ def aval_of(atom: Atom) -> Any:
 def avals_of(atoms: Sequence[Atom]) -> list[Any]:
     """``aval_of`` of each."""
     return [aval_of(atom) for atom in atoms]
-
-
-def traced_eqns(fun: Callable, inputs: Sequence[Atom]) -> tuple[list[JaxprEqn], list[Any]]:
-    """The equations of ``fun(*inputs)`` and its results, which are variables unless they are literals.
-
-    A function that is under ``jax.jit`` is traced once for inputs of the same shapes and dtypes.
-    """
-    avals = [jax.ShapeDtypeStruct(aval_of(a).shape, aval_of(a).dtype) for a in inputs]
-    traced = fun if isinstance(fun, jax.stages.Wrapped) else jax.jit(fun)
-    jaxpr, constants = inline_calls(with_constants_as_inputs(traced.trace(*avals).jaxpr), lambda eqn: True)
-    assert not constants and len(jaxpr.invars) == len(inputs), "the function closes over arrays"
-    renamed: dict[Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
-    eqns = []
-    for eqn in jaxpr.eqns:
-        outvars = [Var(var.aval) for var in eqn.outvars]
-        eqns.append(substitute(eqn, renamed).replace(outvars=outvars))
-        renamed.update(zip(eqn.outvars, outvars, strict=True))
-    return eqns, [lookup(atom, renamed) for atom in jaxpr.outvars]

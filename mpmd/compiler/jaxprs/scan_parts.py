@@ -16,9 +16,9 @@ from mpmd.compiler.jaxprs.equations import (
     lookup,
     make_jaxpr,
     substitute,
-    traced_eqns,
 )
 from mpmd.compiler.jaxprs.scans import computed, scan_operands
+from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
 class ScanParts:

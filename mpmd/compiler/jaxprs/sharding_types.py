@@ -18,8 +18,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mpmd.compat import current_context
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, avals_of, is_dropped, lookup, traced_eqns, with_eqns
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, avals_of, is_dropped, lookup, with_eqns
 from mpmd.compiler.jaxprs.source import is_transposed
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.ir.plan import Spec
 from mpmd.language.per_group import per_group_p, typed_again
 from mpmd.sharding import explicit_sharding, is_explicit, to_spec, with_auto_axes, within

@@ -1,4 +1,4 @@
-"""The fifth pass: a ``PlacedGraph`` enters, a ``Program`` leaves, which has the plan.
+"""The sixth pass: a ``PlacedGraph`` enters, a ``Program`` leaves, which has the plan.
 
 ``lower.py`` writes the programs of the groups. ``cells.py`` lowers the cells of the schedule; ``fuse.py``
 makes one list of equations of a cell's tasks. ``executables.py`` makes functions of equations, one for all

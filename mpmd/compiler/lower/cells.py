@@ -76,7 +76,7 @@ class CellLowering:
 
     def __init__(self, graph: TaskGraph, stage_groups: Sequence[int], table: ExecutableTable):
         self._graph = graph
-        self._indices = {loop.index for loop in graph.traced.loops}
+        self._indices = {loop.index for loop in graph.step.loops}
         self._stage_groups = stage_groups
         self._table = table
         self._stage_work = {member.work: member for member in graph.stage_work}

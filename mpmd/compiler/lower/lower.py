@@ -76,12 +76,12 @@ class _Lowering:
     def __init__(self, placed: PlacedGraph, meshes: GroupMeshes, default_spec: Spec | None):
         self._placed = placed
         self._graph = placed.graph
-        self._traced = placed.graph.traced
+        self._step = placed.graph.step
         self._table = ExecutableTable(meshes, placed.specs, default_spec)
         self._programs: list[list[Instruction]] = [[] for _ in range(placed.mpmd_dim)]
         self._tags: collections.Counter[tuple[int, int]] = collections.Counter()
-        self._names: dict[Var, Name] = {argument.var: argument.path for argument in self._traced.arguments}
-        self._names |= {constant.var: constant_name(i) for i, constant in enumerate(self._traced.constants)}
+        self._names: dict[Var, Name] = {argument.var: argument.path for argument in self._step.arguments}
+        self._names |= {constant.var: constant_name(i) for i, constant in enumerate(self._step.constants)}
         self._callbacks: dict[HostCallback, int] = {}
         self._jaxprs: dict[tuple[int, AnyTask], Jaxpr] = {}
         self._uses = self._uses_by_group()
@@ -104,10 +104,10 @@ class _Lowering:
             submeshes=tuple(tuple(submesh.shape.items()) for submesh in self._table.meshes.submeshes),
             loops=tuple(
                 LoopStages(loop.schedule.name, loop.first_stage, len(loop.stages), loop.num_microbatches)
-                for loop in self._traced.loops
+                for loop in self._step.loops
             ),
         )
-        constants = {self._names[c.var]: np.asarray(encode(c.value)) for c in self._traced.constants}
+        constants = {self._names[c.var]: np.asarray(encode(c.value)) for c in self._step.constants}
         constants |= {index_name(m): np.asarray(m, np.int32) for m in self._index_groups}
         return Program(
             plan=plan,
@@ -128,14 +128,14 @@ class _Lowering:
                 spec=self._table.specs.get(argument.var, ()),
                 donated=is_donated,
             )
-            for argument, is_donated in zip(self._traced.arguments, donated, strict=True)
+            for argument, is_donated in zip(self._step.arguments, donated, strict=True)
         )
 
     def _constant_leaves(self) -> tuple[ConstantLeaf, ...]:
         homes = self._placed.homes
         closed_over = (
             ConstantLeaf(self._names[c.var], to_aval(c.var), tuple(sorted(homes[c.var])))
-            for c in self._traced.constants
+            for c in self._step.constants
             if homes[c.var]
         )
         indices = (
@@ -153,7 +153,7 @@ class _Lowering:
                 mpmd_idxs=tuple(sorted(groups)),
                 spec=self._table.spec_of(result.var, min(groups)),
             )
-            for result, groups in zip(self._traced.results, self._placed.output_groups, strict=True)
+            for result, groups in zip(self._step.results, self._placed.output_groups, strict=True)
         )
 
     def _uses_by_group(self) -> dict[Var, collections.Counter[int]]:
@@ -167,7 +167,7 @@ class _Lowering:
                 uses[var][self._placed.stage_groups[member.work.stage]] += 1
         for accumulator in self._graph.accumulators:
             uses[accumulator.initial][self._placed.stage_groups[accumulator.work.stage]] += 1
-        for result, groups in zip(self._traced.results, self._placed.output_groups, strict=True):
+        for result, groups in zip(self._step.results, self._placed.output_groups, strict=True):
             uses[result.var].update(groups)
         return uses
 
@@ -186,7 +186,7 @@ class _Lowering:
     def _send_arguments(self) -> None:
         """Sends arguments from where they stay to the other groups that read them."""
         wanted: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
-        for argument in self._traced.arguments:
+        for argument in self._step.arguments:
             homes = self._placed.homes[argument.var]
             if elsewhere := self._uses[argument.var].keys() - homes:
                 wanted[min(homes)][argument.path] = sorted(elsewhere)
@@ -210,9 +210,9 @@ class _Lowering:
             self._run_outside(self._task(place, level), group, eqns, sources)
 
     def _task(self, place: int, level: int) -> OutsideTask:
-        if 0 < place < len(self._traced.loops):
+        if 0 < place < len(self._step.loops):
             return OutsideTask("between", level, place)
-        return OutsideTask("before" if place < len(self._traced.loops) else "after", level)
+        return OutsideTask("before" if place < len(self._step.loops) else "after", level)
 
     def _run_outside(
         self,
@@ -261,7 +261,7 @@ class _Lowering:
         return sorted(self._uses[var].keys() - self._placed.homes[var])
 
     def _loop(self, number: int, tasks: TaskLists, cells: CellLowering) -> None:
-        stages = self._traced.loops[number].stages
+        stages = self._step.loops[number].stages
         accumulators = [a for a in self._graph.accumulators if a.work.stage in stages]
         states = {a.state: self._names[a.initial] for a in accumulators}
         for _, cell in total_order(tasks):

@@ -1,4 +1,4 @@
-"""The fourth pass: a ``ShardedGraph`` enters, a ``PlacedGraph`` leaves.
+"""The fifth pass: a ``ShardedGraph`` enters, a ``PlacedGraph`` leaves.
 
 ``place_stages.py`` says on which group each stage is, ``place.py`` on which groups each value outside of
 loops is and each equation runs, ``exchanges.py`` how many exchanges between groups come before each equation.

@@ -28,15 +28,15 @@ def check_specs(
     Raises: ``CompileError`` that names every leaf with a dimension that does not divide on a group, and the
       group where not all are alike.
     """
-    traced = placed.graph.traced
+    step = placed.graph.step
     faults: list[str] = []
-    axes = _axes_of_layers(traced.argument_leaves)
-    for argument, spec, axis in zip(traced.arguments, in_specs or (), axes, strict=False):
+    axes = _axes_of_layers(step.argument_leaves)
+    for argument, spec, axis in zip(step.arguments, in_specs or (), axes, strict=False):
         leaf = f"in_specs: {argument.path}"
         faults += _faults(leaf, argument.var, spec, placed.homes[argument.var], submeshes, axis)
-    axes = _axes_of_layers(traced.result_leaves)
+    axes = _axes_of_layers(step.result_leaves)
     for result, given, groups, axis in zip(
-        traced.results, out_specs or (), placed.output_groups, axes, strict=False
+        step.results, out_specs or (), placed.output_groups, axes, strict=False
     ):
         leaf = f"out_specs: result{result.path}"
         faults += _faults(leaf, result.var, given or (), groups, submeshes, axis)

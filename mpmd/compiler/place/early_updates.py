@@ -40,25 +40,25 @@ class EarlyUpdates:
         homes: Mapping[Var, GroupSet],
         donated: Collection[Var],
     ):
-        traced = graph.traced
+        step = graph.step
         self._eqns, self._runs, self._places, self._homes = eqns, runs, places, homes
-        self._end = len(traced.loops)
+        self._end = len(step.loops)
         self._given = dict.fromkeys(homes, 0)
-        self._given |= {a.result: traced.loop_of(a.work.stage) + 1 for a in graph.accumulators}
+        self._given |= {a.result: step.loop_of(a.work.stage) + 1 for a in graph.accumulators}
         for eqn in eqns:
             for var in eqn.outvars:
                 self._given.pop(var, None)
         self._freed = {a.result for a in graph.accumulators} | set(donated)
-        self._returned = {result.var for result in traced.results}
+        self._returned = {result.var for result in step.results}
         self._last_loop: dict[Var, int] = collections.defaultdict(lambda: -1)
         for member in graph.stage_work:
             for var in member.reads:
-                self._last_loop[var] = max(self._last_loop[var], traced.loop_of(member.work.stage))
+                self._last_loop[var] = max(self._last_loop[var], step.loop_of(member.work.stage))
         self._readers: dict[Var, set[int]] = collections.defaultdict(set)
         for i, eqn in enumerate(eqns):
             for var in operands(eqn):
                 self._readers[var].add(i)
-        self._busy = [_busy_group(graph, stage_groups, loop.first_stage) for loop in traced.loops]
+        self._busy = [_busy_group(graph, stage_groups, loop.first_stage) for loop in step.loops]
 
     def places(self) -> list[int]:
         """The numbers, of the equations in order."""

@@ -76,11 +76,11 @@ class _Placer:
     ):
         self._graph = graph
         self._gathered = gathered
-        self._has_loop = bool(graph.traced.loops)
-        self._traced = graph.traced
-        self._arguments = [argument.var for argument in graph.traced.arguments]
-        self._constants = [constant.var for constant in graph.traced.constants]
-        self._results = [result.var for result in graph.traced.results]
+        self._has_loop = bool(graph.step.loops)
+        self._step = graph.step
+        self._arguments = [argument.var for argument in graph.step.arguments]
+        self._constants = [constant.var for constant in graph.step.constants]
+        self._results = [result.var for result in graph.step.results]
         self._returned = set(self._results)
         self._held = {var: groups for var, groups in zip(self._arguments, held, strict=False) if groups}
         self._donated = set(itertools.compress(self._arguments, donated))
@@ -116,7 +116,7 @@ class _Placer:
             _, demanded = self._demand(required)
             carried = {
                 out: demanded[self._arguments[argument]]
-                for argument, out in self._traced.carried_state
+                for argument, out in self._step.carried_state
                 if demanded[self._arguments[argument]]
             }
             # Grows with every round, so it ends: a group once asked for a result stays.
@@ -132,7 +132,7 @@ class _Placer:
         that is made of scalars alone is needed once.
         """
         required: dict[int, GroupSet] = {i: groups for i, groups in enumerate(wanted) if groups}
-        for argument, i in self._traced.carried_state:
+        for argument, i in self._step.carried_state:
             var = self._arguments[argument]
             if size(var) == 1 and var in self._held:
                 required.setdefault(i, self._held[var])
@@ -161,10 +161,10 @@ class _Placer:
         a better place. Callbacks stay where they are.
         """
         needed_by = self._first_loops()
-        after = len(self._traced.loops)
+        after = len(self._step.loops)
         written = {
             callback: place
-            for place, eqns in enumerate(self._traced.outside)
+            for place, eqns in enumerate(self._step.outside)
             for eqn in eqns
             if (callback := callback_of(eqn))
         }
@@ -185,7 +185,7 @@ class _Placer:
         reads += [(a.initial, a.work.stage) for a in graph.accumulators]
         found: dict[Var, int] = {}
         for var, stage in reads:
-            loop = self._traced.loop_of(stage)
+            loop = self._step.loop_of(stage)
             found[var] = min(found.get(var, loop), loop)
         return found
 
@@ -205,7 +205,7 @@ class _Placer:
         self._anchor_from(read_in_loop)
         updated = {
             self._arguments[argument]: self._anchors[result]
-            for argument, out in self._traced.carried_state
+            for argument, out in self._step.carried_state
             if (result := self._results[out]) in self._anchors and size(result) > 1
         }
         if updated.keys() - self._anchors.keys():

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from jax.extend.core import Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.graph import GroupSet, TaskGraph, TracedStep
+from mpmd.compiler.graph import GroupSet, TaskGraph
 from mpmd.compiler.jaxprs.equations import aval_of, operands, size
+from mpmd.compiler.steps import CutStep
 from mpmd.errors import CompileError
 
 
@@ -23,7 +24,7 @@ def place_stages(graph: TaskGraph, submeshes: Sequence[AbstractMesh]) -> tuple[i
 
     Raises: ``CompileError`` naming all loops whose schedules need more groups than there are.
     """
-    _check_sizes(graph.traced, len(submeshes))
+    _check_sizes(graph.step, len(submeshes))
     placed: dict[int, int] = {}
     for tasks in graph.tasks:
         rows = {task.stage: row for row, cells in enumerate(tasks) for c in cells for task in c.tasks}
@@ -34,13 +35,13 @@ def place_stages(graph: TaskGraph, submeshes: Sequence[AbstractMesh]) -> tuple[i
     return tuple(placed[stage] for stage in sorted(placed))
 
 
-def _check_sizes(traced: TracedStep, mpmd_dim: int) -> None:
+def _check_sizes(step: CutStep, mpmd_dim: int) -> None:
     faults = []
-    for loop in traced.loops:
+    for loop in step.loops:
         schedule = loop.schedule
         if schedule.mpmd_dim > mpmd_dim:
             others = ", ".join(
-                f"{other.schedule.mpmd_dim} at {other.where}" for other in traced.loops if other is not loop
+                f"{other.schedule.mpmd_dim} at {other.where}" for other in step.loops if other is not loop
             )
             same = f"; all loops run on the same groups (other loops take {others})" if others else ""
             faults.append(
@@ -76,9 +77,9 @@ def _held(graph: TaskGraph, placed: Mapping[int, int]) -> dict[Var, GroupSet]:
 
     Only as far as the loops before decide it. The batch comes from the caller, wherever it is read.
     """
-    traced = graph.traced
-    state = {traced.arguments[argument].var for argument, _ in traced.carried_state}
-    state |= {constant.var for constant in traced.constants}
+    step = graph.step
+    state = {step.arguments[argument].var for argument, _ in step.carried_state}
+    state |= {constant.var for constant in step.constants}
     held: dict[Var, GroupSet] = collections.defaultdict(frozenset)
     for member in graph.stage_work:
         for var in state.intersection(member.reads) if member.work.stage in placed else ():

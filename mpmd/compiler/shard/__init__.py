@@ -1,4 +1,4 @@
-"""The third pass: a ``TaskGraph`` enters, a ``ShardedGraph`` leaves.
+"""The fourth pass: a ``TaskGraph`` enters, a ``ShardedGraph`` leaves.
 
 ``infer_specs.py`` says how values outside the loop and accumulators are sharded within a group; ``reads.py``
 tells weights from the batch; ``microbatch_dimensions.py`` keeps the rows of a batch sharded that the step
@@ -9,8 +9,8 @@ parts as to the whole. Before all that, ``argument_specs.py`` finds the specs of
 ``forwarded_results.py`` gives results of their own where they are asked for with others.
 """
 
-from mpmd.compiler.shard.argument_specs import argument_specs, fitting_parts, given_or_held
+from mpmd.compiler.shard.argument_specs import argument_specs, fitting_parts
 from mpmd.compiler.shard.forwarded_results import with_results_apart
 from mpmd.compiler.shard.shard import shard
 
-__all__ = ["argument_specs", "fitting_parts", "given_or_held", "shard", "with_results_apart"]
+__all__ = ["argument_specs", "fitting_parts", "shard", "with_results_apart"]

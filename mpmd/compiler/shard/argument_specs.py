@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.graph import TracedStep
 from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.steps import CutStep
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import indivisible
@@ -15,7 +15,7 @@ from mpmd.ir.stack import Leaf
 
 
 def argument_specs(
-    traced: TracedStep,
+    step: CutStep,
     submeshes: Sequence[AbstractMesh],
     in_specs: Sequence[Spec | None] | None,
     out_specs: Sequence[Spec | None] | None,
@@ -29,9 +29,9 @@ def argument_specs(
 
     Returns: ``None`` when nothing is given and all are replicated.
     """
-    returned = dict(zip((result.var for result in traced.results), out_specs or (), strict=False))
+    returned = dict(zip((result.var for result in step.results), out_specs or (), strict=False))
     specs: list[Spec | None] = []
-    for i, argument in enumerate(traced.arguments):
+    for i, argument in enumerate(step.arguments):
         spec = in_specs[i] if in_specs else None
         if spec is None:
             spec = _as_held(aval_of(argument.var).shape, held[i] if held else ANYWHERE, submeshes)
@@ -62,16 +62,6 @@ def fitting_parts(
         for leaf, spec, own in zip(leaves, specs, are_own or [False] * len(leaves), strict=True)
     )
     return fitting if any(fitting) or fitting == tuple(specs) else None
-
-
-def given_or_held(
-    in_specs: Sequence[Spec | None] | None, held: Sequence[Placement] | None
-) -> Sequence[Spec | None] | None:
-    """What is known of the specs of arguments before the function is traced; ``None``: of none."""
-    if not any(there.spec for there in held or ()):
-        return in_specs
-    of_held = [there.spec for there in held or ()]
-    return [there if spec is None else spec for spec, there in zip(in_specs or of_held, of_held, strict=True)]
 
 
 def _as_held(shape: Sequence[int], there: Placement, submeshes: Sequence[AbstractMesh]) -> Spec | None:

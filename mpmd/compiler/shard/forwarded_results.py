@@ -8,15 +8,16 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import Result, TracedStep
 from mpmd.compiler.jaxprs.dimensions import dimensions_of
-from mpmd.compiler.jaxprs.equations import aval_of, traced_eqns
+from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.steps import CutStep, Result
 from mpmd.ir.plan import Spec
 
 
 def with_results_apart(
-    traced: TracedStep, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
-) -> TracedStep:
+    step: CutStep, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
+) -> CutStep:
     """The step with a copy for each result whose spec is not that which its variable has already.
 
     Args:
@@ -24,19 +25,19 @@ def with_results_apart(
       out_specs: for each result; ``None`` for one, or for all: left open.
     """
     if out_specs is None:
-        return traced
-    arguments = [argument.var for argument in traced.arguments]
+        return step
+    arguments = [argument.var for argument in step.arguments]
     specs: dict[Var, Spec] = dict(zip(arguments, in_specs or [()] * len(arguments), strict=True))
     copies: list[JaxprEqn] = []
     results: list[Result] = []
-    for result, spec in zip(traced.results, out_specs, strict=True):
+    for result, spec in zip(step.results, out_specs, strict=True):
         var = result.var
         if spec is not None and not _are_alike(var, specs.setdefault(var, spec), spec):
             eqns, (var,) = traced_eqns(lambda x: [jnp.copy(x)], [var])
             copies += eqns
         results.append(dataclasses.replace(result, var=var))
-    outside = (*traced.outside[:-1], (*traced.outside[-1], *copies))
-    return dataclasses.replace(traced, outside=outside, results=tuple(results))
+    outside = (*step.outside[:-1], (*step.outside[-1], *copies))
+    return dataclasses.replace(step, outside=outside, results=tuple(results))
 
 
 def _are_alike(var: Var, spec: Spec, other: Spec) -> bool:

@@ -22,7 +22,8 @@ from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import ShardedGraph, TaskGraph
 from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, axes_in, without
-from mpmd.compiler.jaxprs.equations import substitute, traced_eqns
+from mpmd.compiler.jaxprs.equations import substitute
+from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
 def gather_weights(

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import TaskGraph, TracedStep
+from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.elementwise import elementwise_classes
+from mpmd.compiler.steps import CutStep
 from mpmd.ir.plan import Spec
 
 
@@ -20,23 +21,23 @@ def infer_specs(
       in_specs: for each argument; ``None``: all are replicated.
       out_specs: for each result; ``None`` for one: as the argument whose place it takes, if any.
     """
-    specs = _spread(graph.outer, _given(graph.traced, in_specs, out_specs))
+    specs = _spread(graph.outer, _given(graph.step, in_specs, out_specs))
     for a in graph.accumulators:
         # An accumulator has the same spec before and after each update.
         specs |= dict.fromkeys((a.initial, a.state, a.updated, a.result), specs.get(a.result, ()))
-    return {**graph.traced.typed, **specs}
+    return {**graph.step.typed, **specs}
 
 
 def _given(
-    traced: TracedStep, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
+    step: CutStep, in_specs: Sequence[Spec] | None, out_specs: Sequence[Spec | None] | None
 ) -> dict[Var, Spec]:
     """The specs of arguments, constants and results that the user has decided, and those that types say."""
-    arguments = [argument.var for argument in traced.arguments]
-    results = [result.var for result in traced.results]
+    arguments = [argument.var for argument in step.arguments]
+    results = [result.var for result in step.results]
     given: dict[Var, Spec] = dict(zip(arguments, in_specs or [()] * len(arguments), strict=True))
-    given |= {constant.var: () for constant in traced.constants}
-    given |= {var: spec for var, spec in traced.typed.items() if var not in given}
-    for argument, result in traced.carried_state:
+    given |= {constant.var: () for constant in step.constants}
+    given |= {var: spec for var, spec in step.typed.items() if var not in given}
+    for argument, result in step.carried_state:
         given.setdefault(results[result], given[arguments[argument]])
     for var, spec in zip(results, out_specs or [None] * len(results), strict=True):
         if spec is not None and var not in arguments:

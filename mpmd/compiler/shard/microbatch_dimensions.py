@@ -21,7 +21,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, sharded
-from mpmd.compiler.jaxprs.equations import aval_of, operands, traced_eqns
+from mpmd.compiler.jaxprs.equations import aval_of, operands
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import indivisible
 

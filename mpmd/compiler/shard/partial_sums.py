@@ -45,11 +45,11 @@ from mpmd.compiler.jaxprs.equations import (
     aval_of,
     called,
     closed,
-    inlined_eqns,
     is_dropped,
     make_jaxpr,
     operands,
 )
+from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions, placement_axes
 from mpmd.compiler.shard.parts import Parts, PartsMaker, parts_key, parts_of

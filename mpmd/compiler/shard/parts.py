@@ -13,7 +13,8 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from mpmd.compiler.jaxprs.dimensions import Axes
-from mpmd.compiler.jaxprs.equations import Atom, traced_eqns
+from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,8 +37,8 @@ class LoopReads(NamedTuple):
 
 def loop_reads(graph: TaskGraph) -> LoopReads:
     """How the equations of each stage's work read values of outside."""
-    indices = {loop.index for loop in graph.traced.loops}
-    outside = [*(a.var for a in graph.traced.arguments), *(c.var for c in graph.traced.constants)]
+    indices = {loop.index for loop in graph.step.loops}
+    outside = [*(a.var for a in graph.step.arguments), *(c.var for c in graph.step.constants)]
     outside += [var for eqn in graph.outer for var in eqn.outvars]
     origins = {var: frozenset({var}) for var in outside}
     found = LoopReads(set(), {}, set())

@@ -39,7 +39,7 @@ def shard(
       gather: when weights that are sharded over the batch's axes are gathered.
     """
     sharded = ShardedGraph(graph, infer_specs(graph, in_specs, out_specs), {})
-    if not graph.traced.loops or not any(map(any, (in_specs or ()))):
+    if not graph.step.loops or not any(map(any, (in_specs or ()))):
         return sharded
     reads = loop_reads(graph)
     whole = microbatch_dimensions(graph.outer, reads.dimensions)
@@ -63,7 +63,7 @@ def _outer_dimensions(
     Args:
       whole: for values the dimension that counts microbatches, along which they are not sharded.
     """
-    arguments = (argument.var for argument in sharded.graph.traced.arguments)
+    arguments = (argument.var for argument in sharded.graph.step.arguments)
     known = {var: _dimensions(var, sharded.specs) for var in arguments}
     return follow(sharded.graph.outer, known, submesh.shape, whole)
 

@@ -1,4 +1,4 @@
-"""The second pass: a ``TracedStep`` enters, a ``TaskGraph`` leaves.
+"""The third pass: a ``CutStep`` enters, a ``TaskGraph`` leaves.
 
 ``split.py`` lists the phases, one line each. The other files are the phases, each named after its function;
 ``microbatch_order.py`` has the order of work that several of them need.

@@ -12,18 +12,19 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Var
 from jax.interpreters import partial_eval
 
-from mpmd.compiler.graph import Accumulator, Loop, LoopResult
+from mpmd.compiler.graph import Accumulator
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
     free_variables,
     make_jaxpr,
     operands,
-    traced_eqns,
 )
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.split.assign import AssignedEqn
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
+from mpmd.compiler.steps import Loop, LoopResult
 from mpmd.ir.plan import TaskType
 from mpmd.language.reduce import as_scan
 

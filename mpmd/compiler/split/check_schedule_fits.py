@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from mpmd.compiler.graph import Accumulator, Loop, StageWork
+from mpmd.compiler.graph import Accumulator, StageWork
+from mpmd.compiler.steps import Loop
 from mpmd.errors import CompileError
 from mpmd.ir.plan import Cell, FusedTask, Task
 from mpmd.schedules import Schedule, TaskLists, check_schedule

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import Accumulator, StageWork
-from mpmd.compiler.jaxprs.equations import free_variables, operands, substitute, traced_eqns
+from mpmd.compiler.jaxprs.equations import free_variables, operands, substitute
 from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.errors import CompileError
 from mpmd.ir.plan import TaskType

@@ -25,7 +25,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
-from mpmd.compiler.jaxprs.equations import called, free_variables, inlined_eqns, operands
+from mpmd.compiler.jaxprs.equations import called, free_variables, operands
+from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.split.replicate import Replica
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
 from mpmd.ir.plan import TaskType

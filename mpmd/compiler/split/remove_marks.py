@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.graph import Loop, LoopResult
 from mpmd.compiler.jaxprs.equations import Atom, lookup, operands, substitute
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
+from mpmd.compiler.steps import Loop, LoopResult
 from mpmd.ir.plan import TaskType
 from mpmd.language.annotate import mark_of
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.cost import draws_random_bits, has_reduction, is_cheap
+from mpmd.compiler.jaxprs.cost import draws_random_bits, has_reduction, is_cheap, is_renamed
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size
 from mpmd.compiler.split.remove_marks import LoopBody
 
@@ -63,6 +63,7 @@ def find_replicas(body: LoopBody, index: Var) -> dict[Var, Replica]:
         if weights and (of_microbatch or has_reduction(eqn)):
             continue
         trivial = takes_slice or not of_microbatch or all(size(var) == 1 for var in reads)
+        trivial |= is_renamed(eqn) and not any(replica.once_per_stage for replica in known)
         replica = Replica(of_microbatch, weights, not trivial or draws_random_bits(eqn))
         replicas.update(dict.fromkeys(eqn.outvars, replica))
     return replicas

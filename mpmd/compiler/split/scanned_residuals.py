@@ -18,13 +18,13 @@ from mpmd.compiler.jaxprs.equations import (
     Atom,
     called,
     free_variables,
-    inlined_eqns,
     is_dropped,
     lookup,
     operands,
     substitute,
     with_eqns,
 )
+from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.jaxprs.scan_parts import ScanParts
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.keys import to_aval

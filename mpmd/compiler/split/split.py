@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpmd.compiler.graph import Accumulator, Loop, StageWork, TaskGraph, TracedStep
+from mpmd.compiler.graph import Accumulator, StageWork, TaskGraph
 from mpmd.compiler.split.accumulate import Accumulation, accumulate
 from mpmd.compiler.split.assign import assign
 from mpmd.compiler.split.check_schedule_fits import check_schedule_fits, checked_tasks
@@ -17,20 +17,21 @@ from mpmd.compiler.split.place_replicas import place_replicas
 from mpmd.compiler.split.remove_marks import remove_marks
 from mpmd.compiler.split.replicate import find_replicas
 from mpmd.compiler.split.split_backwards import split_backwards
+from mpmd.compiler.steps import CutStep, Loop
 from mpmd.ir.plan import Cell
 
 
-def split(traced: TracedStep) -> TaskGraph:
-    """Splits a traced step into work.
+def split(step: CutStep) -> TaskGraph:
+    """Splits a step step into work.
 
     Raises: ``CompileError`` when a schedule gives lists of tasks that cannot run or do not fit its loop.
     """
-    loops = [_split_loop(loop) for loop in traced.loops]
-    outer = [*traced.outside[0]]
-    for loop, eqns in zip(loops, traced.outside[1:], strict=True):
+    loops = [_split_loop(loop) for loop in step.loops]
+    outer = [*step.outside[0]]
+    for loop, eqns in zip(loops, step.outside[1:], strict=True):
         outer += (*loop.accumulation.before, *loop.accumulation.after, *eqns)
     return TaskGraph(
-        traced=traced,
+        step=step,
         outer=tuple(outer),
         stage_work=tuple(member for loop in loops for member in loop.stage_work),
         accumulators=tuple(accumulator for loop in loops for accumulator in loop.accumulators),

@@ -18,10 +18,10 @@ from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
 from mpmd.compiler.jaxprs.equations import (
     called,
     free_variables,
-    inlined_eqns,
     is_dropped,
     operands,
 )
+from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.jaxprs.scan_parts import ScanParts
 from mpmd.ir.plan import Cell, TaskType
 

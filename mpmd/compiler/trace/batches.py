@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import Atom, called, operands, size
+from mpmd.compiler.jaxprs.equations import Atom, operands, size
 from mpmd.language.reduce import treduce_p
 
 _REARRANGED = frozenset(
@@ -50,12 +50,7 @@ def _read_whole(jaxpr: Jaxpr, indices: Collection[Var]) -> set[Var]:
     counted = set(indices)
     whole = set(_variables(jaxpr.outvars))
     for eqn in jaxpr.eqns:
-        if (inner := called(eqn)) is not None:
-            pairs = zip(inner.jaxpr.invars, eqn.invars, strict=True)
-            passed = {var: atom for var, atom in pairs if isinstance(atom, Var)}
-            read = _read_whole(inner.jaxpr, [var for var, atom in passed.items() if atom in counted])
-            whole.update(atom for var, atom in passed.items() if var in read)
-        elif eqn.primitive.name in _TAKEN and not counted.isdisjoint(operands(eqn)[1:]):
+        if eqn.primitive.name in _TAKEN and not counted.isdisjoint(operands(eqn)[1:]):
             whole.update(operands(eqn)[1:])
         else:
             whole.update(operands(eqn))

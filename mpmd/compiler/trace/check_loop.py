@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import any_inside, called, is_remat, subjaxprs
+from mpmd.compiler.jaxprs.equations import any_inside, is_remat, subjaxprs
 from mpmd.compiler.jaxprs.source import is_in_scope, line_of, where
 from mpmd.errors import CompileError
 from mpmd.language.annotate import mark_of, mark_p, mark_text
@@ -30,7 +30,7 @@ def check_loop(jaxpr: Jaxpr) -> None:
     Where there is no loop, no stage ends, and marks may be anywhere.
 
     Args:
-      jaxpr: the step, with calls inlined.
+      jaxpr: the step in canonical form.
 
     Raises: ``CompileError`` with all that is wrong.
     """
@@ -81,9 +81,8 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
             )
         if mark is not None or not any_inside(eqn, mark_p):
             continue
-        if called(eqn) is not None or is_remat(eqn):
-            for inner in subjaxprs(eqn):
-                yield from _misplaced_marks(inner, scan)
+        if is_remat(eqn):
+            yield from _misplaced_marks(eqn.params["jaxpr"], scan)
         elif eqn.primitive.name != "scan" or is_in_scope(eqn, SCOPE):
             name = "treduce" if is_in_scope(eqn, SCOPE) else eqn.primitive.name
             described = _WHERE_A_MARK_CANNOT_BE.get(name, f"{name}; put the mark outside it")

@@ -94,7 +94,7 @@ class Divider:
         step = self._step
         leaf_of, before = step.leaf_of_argument(), before_loops(step.graph)
         for kind, sharing in self._sharing.items():
-            like = {**{var: var for var in step.belongings.weights}, **step.belongings.like}
+            like = {**{var: var for var in step.ownership.weights}, **step.ownership.like}
             for var, weight in like.items():
                 dim = sharing.dim(step.flat.value(weight))
                 if var in leaf_of and dim is not None:

@@ -14,9 +14,9 @@ from mpmd.compiler.graph import StageWork, TaskGraph
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
 from mpmd.ir.plan import TaskType
 from mpmd.ir.stack import per_part
-from mpmd.planner.profiling.belongings import Belongings, belongings
 from mpmd.planner.profiling.classes import ClassedOperation, DimensionClasses, classed
 from mpmd.planner.profiling.microbatch import MicrobatchDim, microbatch_dims
+from mpmd.planner.profiling.ownership import Ownership, ownership_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LayeredStep:
     """
 
     graph: TaskGraph
-    belongings: Belongings
+    ownership: Ownership
     flat: FlatEquations
     classes: DimensionClasses
     tasks: Mapping[TaskType, Sequence[ClassedOperation]]
@@ -91,13 +91,13 @@ class LayeredStep:
 
     def weights(self, layer: int) -> list[Value]:
         """The values of the weights that a layer reads."""
-        return [self.flat.value(var) for var in self.belongings.weights_of(layer)]
+        return [self.flat.value(var) for var in self.ownership.weights_of(layer)]
 
     def leaf_of_argument(self) -> dict[Var, int]:
         """The position of the leaf that each argument is, or is a part of."""
-        traced = self.graph.traced
-        positions = per_part(traced.argument_leaves, range(len(traced.argument_leaves)))
-        return {argument.var: i for argument, i in zip(traced.arguments, positions, strict=True)}
+        step = self.graph.step
+        positions = per_part(step.argument_leaves, range(len(step.argument_leaves)))
+        return {argument.var: i for argument, i in zip(step.arguments, positions, strict=True)}
 
     def nbytes(self, value: Value) -> float:
         """The bytes of a value."""
@@ -107,25 +107,25 @@ class LayeredStep:
 
 def layered(graph: TaskGraph) -> LayeredStep:
     """What follows from the equations of a graph whose stages are layers."""
-    belong = belongings(graph)
+    ownership = ownership_of(graph)
     flat = FlatEquations()
     before = flat.add(before_loops(graph))
     tasks = {member.work: flat.add(member.eqns) for member in graph.stage_work}
     loops = [
         LayeredLoop(
             layers=loop.stages,
-            microbatch=microbatch_dims(flat, _within(tasks, loop.stages), belong.sliced),
+            microbatch=microbatch_dims(flat, _within(tasks, loop.stages), ownership.sliced),
             num_microbatches=loop.num_microbatches,
             decided=loop.decided,
         )
-        for loop in graph.traced.loops
+        for loop in graph.step.loops
     ]
-    return with_classes(graph, belong, flat, tasks, before, loops)
+    return with_classes(graph, ownership, flat, tasks, before, loops)
 
 
 def before_loops(graph: TaskGraph) -> list[JaxprEqn]:
     """The equations before the first loop, and between loops."""
-    return [*itertools.chain(*graph.traced.outside[:-1])]
+    return [*itertools.chain(*graph.step.outside[:-1])]
 
 
 def _within(tasks: Mapping[TaskType, Sequence[Operation]], layers: range) -> Iterator[Operation]:
@@ -136,7 +136,7 @@ def _within(tasks: Mapping[TaskType, Sequence[Operation]], layers: range) -> Ite
 
 def with_classes(
     graph: TaskGraph,
-    belong: Belongings,
+    ownership: Ownership,
     flat: FlatEquations,
     tasks: Mapping[TaskType, Sequence[Operation]],
     before: Sequence[Operation],
@@ -147,19 +147,19 @@ def with_classes(
     Args:
       flat: to which the operations of the tasks, and those before loops, have been added.
     """
-    for var in belong.weights:
+    for var in ownership.weights:
         flat.value(var)  # classes are of the values that are numbered by now
-    classes, members = classed(flat, tasks, before, _parts(graph, flat, belong))
-    return LayeredStep(graph, belong, flat, classes, members, loops)
+    classes, members = classed(flat, tasks, before, _parts(graph, flat, ownership))
+    return LayeredStep(graph, ownership, flat, classes, members, loops)
 
 
-def _parts(graph: TaskGraph, flat: FlatEquations, belong: Belongings) -> list[list[tuple[Value, int]]]:
+def _parts(graph: TaskGraph, flat: FlatEquations, ownership: Ownership) -> list[list[tuple[Value, int]]]:
     """The dimensions that are one, because they are of parts of one argument: it has one spec."""
     found = []
-    arguments = iter(graph.traced.arguments)
-    for leaf in graph.traced.argument_leaves:
+    arguments = iter(graph.step.arguments)
+    for leaf in graph.step.argument_leaves:
         parts = [argument.var for argument in itertools.islice(arguments, len(leaf.names))]
-        read = [flat.value(var) for var in parts if var in belong.weights]
+        read = [flat.value(var) for var in parts if var in ownership.weights]
         if leaf.stack is not None and len(read) > 1:
             dims = (dim for dim in range(len(leaf.shape)) if dim != leaf.stack.axis)
             found += [[(value, dim) for value in read] for dim in dims]

@@ -48,7 +48,7 @@ def profile_step(
         return ProfiledStep(profiles, (), graph)
     # Loops that no result needs are not in the graph.
     of_loop = {loop.decided: loop for loop in written}
-    live = tuple(of_loop[loop.decided] for loop in graph.traced.loops)
+    live = tuple(of_loop[loop.decided] for loop in graph.step.loops)
     rows = math.gcd(*(profile.rows for profile in profiles if profile.num_microbatches == 1))
     open_loops = _open_loops(step, args, kwargs, written, rows)
     return ProfiledStep(

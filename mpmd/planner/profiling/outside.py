@@ -16,17 +16,17 @@ from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.flat import FlatEquations
 from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.planner.profile import TaskWork
-from mpmd.planner.profiling.belongings import nbytes
 from mpmd.planner.profiling.layered_step import LayeredStep
+from mpmd.planner.profiling.ownership import nbytes
 
 
 def work_outside(step: LayeredStep) -> tuple[TaskWork, ...]:
     """The work for each loop. A step without loops updates its weights in its one task, and not outside."""
     graph = step.graph
-    if not graph.traced.loops:
-        return (_work((), 2 * sum(map(nbytes, step.belongings.weights))),)
+    if not graph.step.loops:
+        return (_work((), 2 * sum(map(nbytes, step.ownership.weights))),)
     places = _by_loop(graph)
-    entering = {argument.var for argument in graph.traced.arguments}
+    entering = {argument.var for argument in graph.step.arguments}
     entering |= {accumulator.result for accumulator in graph.accumulators}
     found = []
     for number, eqns in enumerate(places):
@@ -40,8 +40,8 @@ def work_outside(step: LayeredStep) -> tuple[TaskWork, ...]:
 
 def _by_loop(graph: TaskGraph) -> list[list[JaxprEqn]]:
     """For each loop the equations that depend on its results, and not on those of a later one."""
-    after: dict[Var, int] = {a.result: graph.traced.loop_of(a.work.stage) for a in graph.accumulators}
-    places: list[list[JaxprEqn]] = [[] for _ in graph.traced.loops]
+    after: dict[Var, int] = {a.result: graph.step.loop_of(a.work.stage) for a in graph.accumulators}
+    places: list[list[JaxprEqn]] = [[] for _ in graph.step.loops]
     for eqn in graph.outer:
         place = max((after.get(var, 0) for var in operands(eqn)), default=0)
         places[place].append(eqn)
@@ -51,11 +51,11 @@ def _by_loop(graph: TaskGraph) -> list[list[JaxprEqn]]:
 
 def _read_after(graph: TaskGraph, places: Sequence[Sequence[JaxprEqn]], number: int) -> set[Var]:
     """What is a result, or read after the loop's own equations outside."""
-    read = {result.var for result in graph.traced.results}
+    read = {result.var for result in graph.step.results}
     for eqn in itertools.chain.from_iterable(places[number + 1 :]):
         read.update(operands(eqn))
     for member in graph.stage_work:
-        if graph.traced.loop_of(member.work.stage) > number:
+        if graph.step.loop_of(member.work.stage) > number:
             read.update(member.reads)
     return read
 

@@ -10,17 +10,17 @@ from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir.plan import TaskType
 from mpmd.planner.profile import Kind, Layer, Profile, TaskWork
-from mpmd.planner.profiling.belongings import nbytes
 from mpmd.planner.profiling.divide import Divider
 from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep, layered
 from mpmd.planner.profiling.outside import work_outside
+from mpmd.planner.profiling.ownership import nbytes
 from mpmd.planner.profiling.traffic import traffic
 from mpmd.planner.profiling.whole_step import whole_step
 
 
 def profiles_of_graph(graph: TaskGraph) -> tuple[Profile, ...]:
     """What a search knows of each loop of a step whose stages are layers; one of a step without loops."""
-    step = layered(graph) if graph.traced.loops else whole_step(graph)
+    step = layered(graph) if graph.step.loops else whole_step(graph)
     return tuple(map(_Profiler(step).profile, range(len(step.loops))))
 
 
@@ -46,10 +46,10 @@ class _Profiler:
             skips=tuple(self._skips(loop)),
             tied=tuple(self._tied(loop).items()),
             outside=self._outside[number],
-            batch=sum(map(nbytes, step.belongings.batch)),
+            batch=sum(map(nbytes, step.ownership.batch)),
             has_backward=any(work.kind != "fwd" for work in step.tasks if work.stage in loop.layers),
             specs=self._specs,
-            decided=loop.decided if step.graph.traced.loops else None,
+            decided=loop.decided if step.graph.step.loops else None,
         )
 
     @functools.cached_property
@@ -59,7 +59,7 @@ class _Profiler:
     def _tied(self, loop: LayeredLoop) -> Mapping[tuple[int, ...], int]:
         """The layers of a loop that share weights, with the bytes."""
         shared: dict[tuple[int, ...], int] = collections.Counter()
-        for var, layers in self._step.belongings.weights.items():
+        for var, layers in self._step.ownership.weights.items():
             own = tuple(layer - loop.layers.start for layer in layers if layer in loop.layers)
             if len(own) > 1:
                 shared[own] += nbytes(var)
@@ -67,19 +67,19 @@ class _Profiler:
 
     def _elsewhere(self, loop: LayeredLoop) -> int:
         """The bytes of what layers of other loops have, and the layers of this loop not."""
-        belong = self._step.belongings
-        weights = (var for var, layers in belong.weights.items() if not {*layers} & {*loop.layers})
-        state = (var for var, layer in belong.state.items() if layer not in loop.layers)
+        ownership = self._step.ownership
+        weights = (var for var, layers in ownership.weights.items() if not {*layers} & {*loop.layers})
+        state = (var for var, layer in ownership.state.items() if layer not in loop.layers)
         return sum(map(nbytes, weights)) + sum(map(nbytes, state))
 
     def _layer(self, layer: int, loop: LayeredLoop) -> Layer:
-        step, belong = self._step, self._step.belongings
-        state = sum(nbytes(var) for var, owner in belong.state.items() if owner == layer)
+        step, ownership = self._step, self._step.ownership
+        state = sum(nbytes(var) for var, owner in ownership.state.items() if owner == layer)
         return Layer(
             name=f"stage {layer - loop.layers.start}",
             forward=self._work(TaskType("fwd", layer)),
             backward=self._work(TaskType("bwd", layer)),
-            weights=sum(map(nbytes, belong.weights_of(layer))),
+            weights=sum(map(nbytes, ownership.weights_of(layer))),
             state=state + self._elsewhere(loop) // len(loop.layers),
             gradients=sum(nbytes(a.result) for a in step.graph.accumulators if a.work.stage == layer),
             residuals=sum(map(nbytes, step.residuals(layer))),

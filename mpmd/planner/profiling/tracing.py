@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.find_layers.stages_of import EACH_LAYER, ONE_DEVICE, Stages
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.split import split
@@ -35,7 +36,7 @@ def traced_layers(
     """
     of_loops = {loop.decided: _decisions(loop, each_layer) for loop in loops}
     decisions = dataclasses.replace(each_layer, of_loops=in_order(of_loops)) if loops else Decisions()
-    return split(trace(decided(step, decisions), args, dict(kwargs), [ONE_DEVICE]))
+    return split(cut_layers(trace(decided(step, decisions), args, dict(kwargs), [ONE_DEVICE])))
 
 
 def _decisions(loop: Stages, each_layer: Decisions) -> Decisions:

@@ -11,10 +11,10 @@ from mpmd.compiler.graph import StageWork, TaskGraph
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.compiler.jaxprs.flat import FlatEquations
 from mpmd.ir.plan import TaskType
-from mpmd.planner.profiling.belongings import Belongings
 from mpmd.planner.profiling.choose_classes import choose_classes
 from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep, with_classes
 from mpmd.planner.profiling.microbatch import MicrobatchDim
+from mpmd.planner.profiling.ownership import Ownership
 
 _WORK = TaskType("fwd", 0)
 
@@ -26,23 +26,23 @@ def whole_step(graph: TaskGraph) -> LayeredStep:
     the batch is what has the dimension by which most of the work is divided and the least is summed: rows do
     not depend on one another.
     """
-    traced = graph.traced
-    updated = {traced.arguments[argument].var for argument, _ in traced.carried_state}
+    whole = graph.step
+    updated = {whole.arguments[argument].var for argument, _ in whole.carried_state}
     step = _step(graph, updated)
     if updated:
         return step
     rows = choose_classes(step, {}, {_WORK: ()})["data"]
     with_rows = {dim.batch for dim in step.loops[0].microbatch if step.classes.of(dim.value, dim.dim) in rows}
-    return _step(graph, {argument.var for argument in traced.arguments} - with_rows)
+    return _step(graph, {argument.var for argument in whole.arguments} - with_rows)
 
 
 def _step(graph: TaskGraph, weights: Collection[Var]) -> LayeredStep:
     """The step with these weights."""
-    traced = graph.traced
-    arguments = [argument.var for argument in traced.arguments]
+    whole = graph.step
+    arguments = [argument.var for argument in whole.arguments]
     batch = [var for var in arguments if var not in weights]
-    made = tuple(dict.fromkeys(result.var for result in traced.results))
-    constants = [constant.var for constant in traced.constants]
+    made = tuple(dict.fromkeys(result.var for result in whole.results))
+    constants = [constant.var for constant in whole.constants]
     task = StageWork(_WORK, graph.outer, reads=(*arguments, *constants), makes=made)
     flat = FlatEquations()
     tasks = {_WORK: flat.add(graph.outer)}
@@ -52,7 +52,7 @@ def _step(graph: TaskGraph, weights: Collection[Var]) -> LayeredStep:
         for dim, size in enumerate(aval_of(var).shape)
         if size > 1
     ]
-    belong = Belongings(
+    ownership = Ownership(
         batch=frozenset(batch),
         sliced=frozenset(batch),
         weights={var: (0,) for var in arguments if var in weights},
@@ -61,4 +61,4 @@ def _step(graph: TaskGraph, weights: Collection[Var]) -> LayeredStep:
     )
     loop = LayeredLoop(range(1), dims, num_microbatches=1, decided=0)
     graph = dataclasses.replace(graph, outer=(), stage_work=(task,))
-    return with_classes(graph, belong, flat, tasks, (), [loop])
+    return with_classes(graph, ownership, flat, tasks, (), [loop])

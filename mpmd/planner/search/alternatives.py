@@ -7,21 +7,21 @@ from mpmd.planner.labels import ALTERNATIVES
 from mpmd.planner.profile import Kind
 from mpmd.planner.search.candidates import best_of, best_of_shape
 from mpmd.planner.search.formula import Evaluation
-from mpmd.planner.search.sweep import Shape, Space, divisors
+from mpmd.planner.search.sweep import SearchSpace, Shape, divisors
 from mpmd.schedules import ForwardOnly, Interleaved1F1B, Schedule, Std1F1B
 
 
-def alternatives(space: Space) -> list[tuple[str, Evaluation]]:
+def alternatives(space: SearchSpace) -> list[tuple[str, Evaluation]]:
     """The best of each, whether it fits or not; those that the fixes or the cluster exclude are left out."""
     found = []
-    if space.fixed.groups in (None, 1) and space.fixed.submesh is None:
+    if space.constraints.groups in (None, 1) and space.constraints.submesh is None:
         for label, (kind, fsdp) in ALTERNATIVES.items():
-            if space.fixed.fsdp in (None, fsdp) and (evaluation := _best(space, kind, fsdp)):
+            if space.constraints.fsdp in (None, fsdp) and (evaluation := _best(space, kind, fsdp)):
                 found.append((label, evaluation))
     return found
 
 
-def _best(space: Space, kind: Kind | None, fsdp: bool) -> Evaluation | None:
+def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Evaluation | None:
     """The best number of microbatches, with as many devices as can be used."""
     schedule = _alone(space)
     if schedule is None:
@@ -32,26 +32,26 @@ def _best(space: Space, kind: Kind | None, fsdp: bool) -> Evaluation | None:
         if size == 1 and kind is not None:
             continue
         submesh = {axis: size if axis == kind else 1 for axis in INNERMOST_FIRST}
-        for way in space.ways((submesh,)):
-            shape = Shape(schedule, (submesh,), way)
-            same = (way.num_microbatches, way.fsdp) == (number, fsdp)
+        for settings in space.settings((submesh,)):
+            shape = Shape(schedule, (submesh,), settings)
+            same = (settings.num_microbatches, settings.fsdp) == (number, fsdp)
             if same and (evaluation := best_of_shape(space, shape)):
                 found.append(evaluation)
     return best_of(found, space.model.cluster.memory)
 
 
-def _most_devices(space: Space, kind: Kind | None, num_microbatches: int) -> int:
+def _most_devices(space: SearchSpace, kind: Kind | None, num_microbatches: int) -> int:
     if kind is None:
         return 1
     largest = space.profile.rows // num_microbatches if kind == "data" else space.largest(kind)
     return divisors(largest, space.num_devices)[-1]
 
 
-def _alone(space: Space) -> Schedule | None:
+def _alone(space: SearchSpace) -> Schedule | None:
     """The schedule of one group."""
-    num_stages = space.fixed.num_stages or 1
-    if isinstance(space.fixed.schedule, Schedule):
-        return space.fixed.schedule if space.fixed.schedule.mpmd_dim == 1 else None
+    num_stages = space.constraints.num_stages or 1
+    if isinstance(space.constraints.schedule, Schedule):
+        return space.constraints.schedule if space.constraints.schedule.mpmd_dim == 1 else None
     if space.family:
         return space.schedule(space.family, num_stages, 1)
     if not space.profile.has_backward:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from mpmd.planner.search.partition import Stretches
+from mpmd.planner.search.partition import StageRangeCosts
 
 MOST_STAGES = 8
 """Of more stages groups are even enough, as each has some of those with more work and of those with less."""
 
 
 def even_groups(
-    stretches: Sequence[Stretches], homes: Sequence[int], cut: tuple[int, ...]
+    range_costs: Sequence[StageRangeCosts], homes: Sequence[int], cut: tuple[int, ...]
 ) -> tuple[int, ...]:
     """A cut near another one, of which the group that works longest works less.
 
@@ -25,9 +25,9 @@ def even_groups(
     """
     if len(cut) == len(set(homes)) or len(cut) > MOST_STAGES:
         return cut
-    work = _work(stretches, homes, cut)
+    work = _work(range_costs, homes, cut)
     while True:
-        found = min((_work(stretches, homes, near), near) for near in (cut, *_near(cut)))
+        found = min((_work(range_costs, homes, near), near) for near in (cut, *_near(cut)))
         if found[0] >= work:
             return cut
         work, cut = found
@@ -45,10 +45,12 @@ def _near(cut: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
                 yield tuple(layers)
 
 
-def _work(stretches: Sequence[Stretches], homes: Sequence[int], cut: Sequence[int]) -> tuple[float, ...]:
+def _work(
+    range_costs: Sequence[StageRangeCosts], homes: Sequence[int], cut: Sequence[int]
+) -> tuple[float, ...]:
     """The seconds of the groups for a microbatch, the longest first."""
     bounds = [0, *itertools.accumulate(cut)]
     of_groups = dict.fromkeys(homes, 0.0)
     for stage, home in enumerate(homes):
-        of_groups[home] += float(stretches[stage].seconds[bounds[stage], bounds[stage + 1]])
+        of_groups[home] += float(range_costs[stage].seconds[bounds[stage], bounds[stage + 1]])
     return tuple(sorted(of_groups.values(), reverse=True))

@@ -17,7 +17,7 @@ from mpmd.planner.collectives import Submesh
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.stages import Stages
-from mpmd.planner.search.sweep import Space
+from mpmd.planner.search.sweep import SearchSpace
 from mpmd.planner.shared_cores import time_together
 from mpmd.schedules import Schedule
 
@@ -28,7 +28,7 @@ MOST_SUBMESHES = 300
 MOST_STAGES = 8
 
 
-def is_small(space: Space) -> bool:
+def is_small(space: SearchSpace) -> bool:
     """Whether there are few enough candidates to look at all of them."""
     if len(space.submeshes) > MOST_SUBMESHES or len(space.profile.layers) > 4 * MOST_STAGES:
         return False
@@ -36,7 +36,7 @@ def is_small(space: Space) -> bool:
     return sum(1 for _ in counted) <= MOST_CANDIDATES
 
 
-def best_of_all(space: Space) -> list[Evaluation]:
+def best_of_all(space: SearchSpace) -> list[Evaluation]:
     """The candidates that were simulated, among them the shortest step that fits."""
     bounds = [(lower_bound(space, candidate), candidate) for candidate in _candidates(space)]
     bounds.sort(key=lambda pair: pair[0])
@@ -51,7 +51,7 @@ def best_of_all(space: Space) -> list[Evaluation]:
     return found
 
 
-def lower_bound(space: Space, candidate: Candidate) -> float:
+def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
     """Seconds that no schedule of a candidate's stages falls below."""
     order = order_of(candidate.schedule, candidate.num_microbatches)
     stages = Stages(space.model, candidate, order.homes)
@@ -79,19 +79,19 @@ def lower_bound(space: Space, candidate: Candidate) -> float:
     return bound
 
 
-def _candidates(space: Space) -> Iterator[Candidate]:
+def _candidates(space: SearchSpace) -> Iterator[Candidate]:
     """All of them; of one group, those of one schedule."""
-    fixed, num_layers = space.fixed, len(space.profile.layers)
+    constraints, num_layers = space.constraints, len(space.profile.layers)
     most = min(num_layers, space.num_devices)
-    for groups in [fixed.groups] if fixed.groups else range(1, most + 1):
+    for groups in [constraints.groups] if constraints.groups else range(1, most + 1):
         schedules = [*_schedules(space, groups)]
         for submeshes in _submeshes(space, groups):
-            for schedule, way in itertools.product(schedules, [*space.ways(submeshes)]):
+            for schedule, settings in itertools.product(schedules, [*space.settings(submeshes)]):
                 for layers in _cuts(space, schedule.num_stages):
-                    yield Candidate(layers, submeshes, schedule, *dataclasses.astuple(way))
+                    yield Candidate(layers, submeshes, schedule, *dataclasses.astuple(settings))
 
 
-def _schedules(space: Space, groups: int) -> Iterator[Schedule]:
+def _schedules(space: SearchSpace, groups: int) -> Iterator[Schedule]:
     for family, stages_per_group in space.families:
         num_stages = round(stages_per_group * groups)
         if groups > 1 or space.stands_alone(family, stages_per_group):
@@ -100,9 +100,9 @@ def _schedules(space: Space, groups: int) -> Iterator[Schedule]:
                 yield schedule
 
 
-def _submeshes(space: Space, groups: int) -> Iterator[tuple[Submesh, ...]]:
+def _submeshes(space: SearchSpace, groups: int) -> Iterator[tuple[Submesh, ...]]:
     """All that the devices suffice for, or those that are fixed."""
-    if space.fixed.submesh is not None:
+    if space.constraints.submesh is not None:
         yield space.of_groups(space.submeshes[0], groups)
         return
 
@@ -119,9 +119,9 @@ def _submeshes(space: Space, groups: int) -> Iterator[tuple[Submesh, ...]]:
     yield from extended(space.num_devices, groups)
 
 
-def _cuts(space: Space, num_stages: int) -> Iterator[tuple[int, ...]]:
-    if space.fixed.layers_per_stage is not None:
-        yield space.fixed.layers_per_stage
+def _cuts(space: SearchSpace, num_stages: int) -> Iterator[tuple[int, ...]]:
+    if space.constraints.layers_per_stage is not None:
+        yield space.constraints.layers_per_stage
         return
     num_layers = len(space.profile.layers)
     for inner in itertools.combinations(range(1, num_layers), num_stages - 1):

@@ -163,7 +163,7 @@ def _memory_parts(stages: Stages, order: Order) -> list[list[float]]:
         for group in (stages.homes[stage - 1], stages.homes[stage]):
             if stages.homes[stage - 1] != stages.homes[stage]:
                 messages[group] += 2 * stages.message_bytes(stage, group)
-    messages[stages.homes[0]] += stages.model.profile.batch / stages.settings[stages.homes[0]].sizes[-1]
+    messages[stages.homes[0]] += stages.model.profile.batch / stages.group_settings[stages.homes[0]].sizes[-1]
     return [
         [
             weights[group],

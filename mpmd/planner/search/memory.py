@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from mpmd.planner.search.columns import Array, Columns, Setting, product
 from mpmd.planner.search.costs import DATA
+from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LayerBytes:
     temporaries: Array
 
 
-def layer_bytes(columns: Columns, setting: Setting) -> LayerBytes:
+def layer_bytes(arrays: LayerArrays, group: GroupSettings) -> LayerBytes:
     """The bytes of all layers on devices that run them as a setting says.
 
     Temporaries are what enters and its gradient, and what a task makes for itself, such as the scores of a
@@ -37,24 +37,24 @@ def layer_bytes(columns: Columns, setting: Setting) -> LayerBytes:
     weights divided over ``data``, the whole weights and gradients of the layer. Those that are gathered once
     are there, whole, for the whole step.
     """
-    held = product(columns.shares("weights", setting.sizes))
-    shares = columns.shares("activations", setting.sizes)
-    weights, gradients, state = (columns.of(name) * held for name in ("weights", "gradients", "state"))
-    received = product(columns.shares("received", setting.sizes))
-    entering = columns.of("entering") * columns.rows(setting) * received
-    residuals = columns.of("residuals") * columns.rows(setting) * product(shares)
-    within = np.maximum(columns.forward[-1], columns.backward[-1])
-    temporaries = 2 * entering + within * columns.rows(setting) * product(shares)
-    if not columns.profile.has_backward:
+    held = product(arrays.shares("weights", group.sizes))
+    shares = arrays.shares("activations", group.sizes)
+    weights, gradients, state = (arrays.of(name) * held for name in ("weights", "gradients", "state"))
+    received = product(arrays.shares("received", group.sizes))
+    entering = arrays.of("entering") * arrays.rows(group) * received
+    residuals = arrays.of("residuals") * arrays.rows(group) * product(shares)
+    within = np.maximum(arrays.forward[-1], arrays.backward[-1])
+    temporaries = 2 * entering + within * arrays.rows(group) * product(shares)
+    if not arrays.profile.has_backward:
         gradients = residuals = np.zeros_like(weights)
-    divided = setting.sizes[DATA] if setting.way.fsdp else 1
+    divided = group.sizes[DATA] if group.step.fsdp else 1
     gathered = np.zeros_like(weights)
-    if setting.way.gather_once:
+    if group.step.gather_once:
         gathered = weights
-    elif setting.way.fsdp:
+    elif group.step.fsdp:
         temporaries = temporaries + weights + gradients
         gradients = gradients / divided
-    if setting.way.remat:
+    if group.step.remat:
         temporaries = temporaries + residuals
         residuals = np.minimum(entering, residuals)
     return LayerBytes(

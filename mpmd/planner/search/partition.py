@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mpmd.planner.search.columns import Array
+from mpmd.planner.search.layer_arrays import Array
 from mpmd.planner.search.stages import Table
 
 SLACKS = (1.0, 1.1, math.inf)
@@ -30,7 +30,7 @@ SLACKS = (1.0, 1.1, math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
-class Stretches:
+class StageRangeCosts:
     """What stages of consecutive layers cost: of layers ``i`` to ``j - 1`` at ``[i, j]``.
 
     Attributes:
@@ -46,7 +46,7 @@ class Stretches:
     hops: Array
 
     @staticmethod
-    def of(table: Table, overhead: float, hops: Array) -> Stretches:
+    def of(table: Table, overhead: float, hops: Array) -> StageRangeCosts:
         """The stretches of a setting's layers. ``overhead`` is of the tasks of a microbatch."""
 
         def between(*names: str) -> Array:
@@ -58,7 +58,7 @@ class Stretches:
         most = _largest(table.layers["temporaries"])
         entering = np.append(table.layers["entering"], 0.0)
         messages = 2 * (entering[:, None] + entering[None, :])
-        return Stretches(
+        return StageRangeCosts(
             seconds=seconds,
             held=between("weights", "gradients", "state") + most + messages,
             residuals=between("residuals"),
@@ -72,7 +72,7 @@ class Stretches:
 
 
 def cuts(
-    stretches: Sequence[Stretches], in_flight: Sequence[float], num_microbatches: int, memory: float
+    range_costs: Sequence[StageRangeCosts], in_flight: Sequence[float], num_microbatches: int, memory: float
 ) -> Iterator[tuple[int, ...]]:
     """Ways to cut the layers, as the numbers of layers of each stage; none if none fits.
 
@@ -81,8 +81,8 @@ def cuts(
       in_flight: for each stage the microbatches whose residuals it holds.
       memory: that a stage may need on a device.
     """
-    seconds = [own.fitting(number, memory) for own, number in zip(stretches, in_flight, strict=True)]
-    hops = [own.hops for own in stretches]
+    seconds = [own.fitting(number, memory) for own, number in zip(range_costs, in_flight, strict=True)]
+    hops = [own.hops for own in range_costs]
     balanced = _slowest(seconds)
     if math.isinf(balanced):
         return

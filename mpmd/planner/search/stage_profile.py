@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.choice_table import seconds_text
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
-from mpmd.planner.fixed import Fixed
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.constraints import Constraints
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Kind, Profile
-from mpmd.planner.search.columns import Way
+from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.search.sweep import Space
+from mpmd.planner.search.sweep import SearchSpace
 from mpmd.planner.shared_cores import time_alone
 from mpmd.util.tables import table
 
@@ -81,24 +81,30 @@ def _cells(row: StageCost) -> list[str]:
     ]
 
 
-def stage_profile(profile: Profile, cluster: Cluster, candidate: Candidate) -> StageProfile:
+def stage_profile(profile: Profile, cluster: Hardware, candidate: Candidate) -> StageProfile:
     """The table for a loop of a step, with the microbatches, remat and FSDP of a candidate."""
     rows = profile.rows // candidate.num_microbatches
     return StageProfile(tuple(_rows(profile, cluster, candidate)), rows)
 
 
-def _rows(profile: Profile, cluster: Cluster, candidate: Candidate) -> Iterator[StageCost]:
+def _rows(profile: Profile, cluster: Hardware, candidate: Candidate) -> Iterator[StageCost]:
     model = CostModel(profile, cluster)
-    space, way, alone = Space(model, Fixed()), Way.of(candidate), time_alone(cluster)
+    space, settings, alone = (
+        SearchSpace(model, Constraints()),
+        StepSettings.of(candidate),
+        time_alone(cluster),
+    )
     submeshes = [*candidate.submeshes]
-    submeshes += [submesh for submesh in space.submeshes if space.divides((submesh,), way.num_microbatches)]
+    submeshes += [
+        submesh for submesh in space.submeshes if space.divides((submesh,), settings.num_microbatches)
+    ]
     all_sizes = sorted({*map(_sizes, submeshes)}, key=lambda sizes: (math.prod(sizes), sizes))
     chosen = _stages_of(candidate)
     for first in range(len(profile.layers)):
         for stop in range(first + 1, len(profile.layers) + 1):
             for sizes in all_sizes:
                 submesh = dict(zip(INNERMOST_FIRST, sizes, strict=True))
-                until = model.table(model.setting(Place(0, submesh), way)).until
+                until = model.table(model.group_settings(Place(0, submesh), settings)).until
                 forward, backward = (
                     alone * float(until[name][stop] - until[name][first]) for name in ("forward", "backward")
                 )

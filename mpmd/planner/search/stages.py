@@ -19,10 +19,17 @@ from mpmd.planner.collectives import (
     places_of,
     share_a_node,
 )
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile
-from mpmd.planner.search.columns import Array, Columns, Setting, Way, product, setting_of
 from mpmd.planner.search.costs import LayerSeconds, layer_seconds
+from mpmd.planner.search.layer_arrays import (
+    Array,
+    GroupSettings,
+    LayerArrays,
+    StepSettings,
+    group_settings_of,
+    product,
+)
 from mpmd.planner.search.memory import LayerBytes, layer_bytes
 from mpmd.simulate import Link
 
@@ -47,23 +54,23 @@ class Table:
 class CostModel:
     """What a step's layers cost on a cluster; each setting is computed once."""
 
-    def __init__(self, profile: Profile, cluster: Cluster):
-        self.profile, self.cluster, self.columns = profile, cluster, Columns(profile)
-        self._tables: dict[Setting, Table] = {}
+    def __init__(self, profile: Profile, cluster: Hardware):
+        self.profile, self.cluster, self.arrays = profile, cluster, LayerArrays(profile)
+        self._tables: dict[GroupSettings, Table] = {}
 
-    def table(self, setting: Setting) -> Table:
+    def table(self, group_settings: GroupSettings) -> Table:
         """The costs of all layers in a setting."""
-        if setting not in self._tables:
-            seconds = layer_seconds(self.columns, setting, self.cluster)
-            layers = vars(seconds) | vars(layer_bytes(self.columns, setting))
+        if group_settings not in self._tables:
+            seconds = layer_seconds(self.arrays, group_settings, self.cluster)
+            layers = vars(seconds) | vars(layer_bytes(self.arrays, group_settings))
             until = {name: np.concatenate([[0.0], np.cumsum(values)]) for name, values in layers.items()}
-            self._tables[setting] = Table(layers, until)
-        return self._tables[setting]
+            self._tables[group_settings] = Table(layers, until)
+        return self._tables[group_settings]
 
-    def setting(self, place: Place, way: Way) -> Setting:
+    def group_settings(self, place: Place, settings: StepSettings) -> GroupSettings:
         """How a group at a place runs its layers."""
         links = axis_links(self.cluster, place)
-        return setting_of(place.submesh, links, way)
+        return group_settings_of(place.submesh, links, settings)
 
 
 class Stages:
@@ -80,8 +87,10 @@ class Stages:
         assert len(sizes) == len(homes), f"{sizes} are layers of {len(sizes)} stages, not of {len(homes)}"
         self.model, self.candidate, self.homes = model, candidate, homes
         self.places = places_of(candidate.submeshes)
-        self.settings = [model.setting(place, Way.of(candidate)) for place in self.places]
-        self.tables = [model.table(setting) for setting in self.settings]
+        self.group_settings = [
+            model.group_settings(place, StepSettings.of(candidate)) for place in self.places
+        ]
+        self.tables = [model.table(group_settings) for group_settings in self.group_settings]
         self.stops = list(accumulate(candidate.layers_per_stage))
         self.firsts = [0, *self.stops[:-1]]
 
@@ -136,7 +145,7 @@ class Stages:
         """
         if share_a_node(self.model.cluster, self.places[sender], self.places[reader]):
             return 1.0
-        along_model = self.model.columns.shares("received", self.settings[reader].sizes)[MODEL]
+        along_model = self.model.arrays.shares("received", self.group_settings[reader].sizes)[MODEL]
         return 1 / float(along_model[self.firsts[stage]])
 
     def skipped_bytes(self) -> list[float]:
@@ -161,6 +170,6 @@ class Stages:
 
     def _share(self, group: int, layer: int) -> float:
         """What a device of a group gets of a value between layers, over its bytes in the profile."""
-        columns, setting = self.model.columns, self.settings[group]
-        share = product(columns.shares("received", setting.sizes))
-        return float(share[layer]) * columns.rows(setting)
+        arrays, group_settings = self.model.arrays, self.group_settings[group]
+        share = product(arrays.shares("received", group_settings.sizes))
+        return float(share[layer]) * arrays.rows(group_settings)

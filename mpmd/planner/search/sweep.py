@@ -15,17 +15,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh, message_link
-from mpmd.planner.fixed import Fixed
+from mpmd.planner.constraints import Constraints
 from mpmd.planner.profile import Kind, Profile
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
-from mpmd.planner.search.columns import Way
+from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.partition import unevenness
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.shared_cores import time_together
 from mpmd.schedules import FAMILIES, Schedule
 
 Array = np.ndarray
-MOST_PER_SETTING = 4
+MOST_PER_SETTINGS = 4
 """For how many numbers of groups a shape is found, each with the best schedule for it."""
 
 
@@ -40,13 +40,13 @@ class Shape:
 
     schedule: Schedule
     submeshes: tuple[Submesh, ...]
-    way: Way
+    settings: StepSettings
     seconds: float = math.nan
     nbytes: float = math.nan
 
 
 @dataclasses.dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """What there is to choose from.
 
     Attributes:
@@ -54,7 +54,7 @@ class Space:
     """
 
     model: CostModel
-    fixed: Fixed
+    constraints: Constraints
 
     @property
     def profile(self) -> Profile:
@@ -67,19 +67,19 @@ class Space:
     @property
     def family(self) -> str | None:
         """The name of the family of schedules, if it alone is fixed."""
-        return self.fixed.schedule if isinstance(self.fixed.schedule, str) else None
+        return self.constraints.schedule if isinstance(self.constraints.schedule, str) else None
 
     @functools.cached_property
     def numbers_of_microbatches(self) -> list[int]:
         """Those that divide the rows of the batch."""
-        if self.fixed.num_microbatches is not None:
-            return [self.fixed.num_microbatches]
+        if self.constraints.num_microbatches is not None:
+            return [self.constraints.num_microbatches]
         return divisors(self.profile.rows)
 
     @functools.cached_property
     def submeshes(self) -> list[Submesh]:
         """Those that all groups may have. Where each has its own, the smallest stands for them."""
-        if self.fixed.submesh is not None:
+        if self.constraints.submesh is not None:
             return [min(self._fixed_submeshes, key=lambda submesh: math.prod(submesh.values()))]
         sizes = [divisors(self.largest(kind), self.num_devices) for kind in INNERMOST_FIRST]
         found = (dict(zip(INNERMOST_FIRST, choice, strict=True)) for choice in itertools.product(*sizes))
@@ -87,11 +87,13 @@ class Space:
 
     @functools.cached_property
     def _fixed_submeshes(self) -> tuple[Submesh, ...]:
-        return tuple({kind: own.get(kind, 1) for kind in INNERMOST_FIRST} for own in self.fixed.submeshes)
+        return tuple(
+            {kind: own.get(kind, 1) for kind in INNERMOST_FIRST} for own in self.constraints.submeshes
+        )
 
     def of_groups(self, submesh: Submesh, groups: int) -> tuple[Submesh, ...]:
         """The submeshes of groups that have one like this, or each the one that is fixed for it."""
-        each = isinstance(self.fixed.submesh, tuple)
+        each = isinstance(self.constraints.submesh, tuple)
         return self._fixed_submeshes if each else (submesh,) * groups
 
     def largest(self, kind: Kind) -> int:
@@ -111,7 +113,9 @@ class Space:
     @functools.cached_property
     def unevenness(self) -> dict[str, Array]:
         """How uneven stages are at least, by their number, on one device."""
-        one = self.model.setting(Place(0, {}), Way(self.numbers_of_microbatches[-1], remat=False, fsdp=False))
+        one = self.model.group_settings(
+            Place(0, {}), StepSettings(self.numbers_of_microbatches[-1], remat=False, fsdp=False)
+        )
         layers = self.model.table(one).layers
         return {
             "seconds": unevenness(layers["forward"] + layers["backward"]),
@@ -126,31 +130,31 @@ class Space:
 
     @property
     def rematerialised(self) -> list[bool]:
-        if self.fixed.remat is not None:
-            return [self.fixed.remat]
+        if self.constraints.remat is not None:
+            return [self.constraints.remat]
         return [False, True] if self.profile.has_backward and not self.profile.are_stages else [False]
 
-    def ways(self, submeshes: tuple[Submesh, ...]) -> Iterator[Way]:
+    def settings(self, submeshes: tuple[Submesh, ...]) -> Iterator[StepSettings]:
         """All that groups with these submeshes may have in common."""
         sharded = self._sharded(any(submesh["data"] > 1 for submesh in submeshes))
         for number, remat, (fsdp, once) in itertools.product(
             self.numbers_of_microbatches, self.rematerialised, sharded
         ):
             if self.divides(submeshes, number):
-                yield Way(number, remat, fsdp, once)
+                yield StepSettings(number, remat, fsdp, once)
 
     def _sharded(self, several: bool) -> list[tuple[bool, bool]]:
         """Whether weights are divided over ``data``, and gathered once; not along a single device."""
         choices = [(False, False), *([(True, False), (True, True)] if several else [])]
         if self.profile.decided is None:
             choices = choices[:2]  # a step without a loop is one task
-        return [choice for choice in choices if self.fixed.fsdp in (None, choice[0])]
+        return [choice for choice in choices if self.constraints.fsdp in (None, choice[0])]
 
     @functools.cached_property
     def families(self) -> list[tuple[str, float]]:
         """Families of schedules, and numbers of stages per group."""
-        if isinstance(self.fixed.schedule, Schedule):
-            schedule = self.fixed.schedule
+        if isinstance(self.constraints.schedule, Schedule):
+            schedule = self.constraints.schedule
             return [(schedule.name, schedule.num_stages / schedule.mpmd_dim)]
         names = [name for name in CLOSED_FORMS if (name == "ForwardOnly") != self.profile.has_backward]
         most = len(self.profile.layers)
@@ -164,19 +168,21 @@ class Space:
 
         All schedules take equally long there; the one that needs the least memory stands for them.
         """
-        if self.fixed.schedule is not None:
+        if self.constraints.schedule is not None:
             return True
         least = {"Std1F1B": 1, "Interleaved1F1B": 2, "ForwardOnly": 1}.get(family, math.inf)
-        return stages_per_group >= least and (self.fixed.num_stages is not None or stages_per_group == 1)
+        return stages_per_group >= least and (
+            self.constraints.num_stages is not None or stages_per_group == 1
+        )
 
     def schedule(self, family: str, num_stages: int, groups: int) -> Schedule | None:
         """The schedule of a family and size, if there is one for the layers and what is fixed."""
-        fixed = self.fixed
-        allowed = fixed.num_stages in (None, num_stages) and fixed.groups in (None, groups)
+        constraints = self.constraints
+        allowed = constraints.num_stages in (None, num_stages) and constraints.groups in (None, groups)
         if not allowed or num_stages > len(self.profile.layers):
             return None
-        if isinstance(fixed.schedule, Schedule):
-            return fixed.schedule
+        if isinstance(constraints.schedule, Schedule):
+            return constraints.schedule
         try:
             return FAMILIES[family].build(groups, num_stages)
         except ValueError:
@@ -190,21 +196,21 @@ def divisors(number: int, most: float = math.inf) -> list[int]:
     return sorted(divisor for divisor in found if divisor <= most)
 
 
-def sweep(space: Space) -> list[Shape]:
+def sweep(space: SearchSpace) -> list[Shape]:
     """The best shapes of each setting, the shortest step first, of those that fit by the estimate."""
     return sorted(_all_shapes(space, least=False), key=lambda shape: shape.seconds)
 
 
-def smallest(space: Space) -> list[Shape]:
+def smallest(space: SearchSpace) -> list[Shape]:
     """The shapes of each setting that need the least memory, the least first, whether they fit or not."""
     return sorted(_all_shapes(space, least=True), key=lambda shape: shape.nbytes)
 
 
-def _all_shapes(space: Space, least: bool) -> Iterator[Shape]:
+def _all_shapes(space: SearchSpace, least: bool) -> Iterator[Shape]:
     forms = {number: _Forms.of(space, number) for number in space.numbers_of_microbatches}
     for submesh in space.submeshes:
-        for way in space.ways(space.of_groups(submesh, 1)):
-            yield from _shapes(space, forms[way.num_microbatches], submesh, way, least)
+        for settings in space.settings(space.of_groups(submesh, 1)):
+            yield from _shapes(space, forms[settings.num_microbatches], submesh, settings, least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +236,7 @@ class _Forms:
     residuals: Array
 
     @staticmethod
-    def of(space: Space, num_microbatches: int) -> _Forms:
+    def of(space: SearchSpace, num_microbatches: int) -> _Forms:
         families, num_layers = space.families, len(space.profile.layers)
         groups = np.arange(1, min(num_layers, space.num_devices) + 1)
         shape = (len(families), len(groups))
@@ -259,32 +265,34 @@ class _Forms:
         )
 
 
-def _possible(space: Space, families: list[tuple[str, float]], p: Array, v: Array) -> Array:
-    fixed, num_layers = space.fixed, len(space.profile.layers)
+def _possible(space: SearchSpace, families: list[tuple[str, float]], p: Array, v: Array) -> Array:
+    constraints, num_layers = space.constraints, len(space.profile.layers)
     possible = p * v <= num_layers
-    if fixed.num_stages is not None:
-        possible &= p * v == fixed.num_stages
-    if fixed.groups is not None:
-        possible &= p == fixed.groups
+    if constraints.num_stages is not None:
+        possible &= p * v == constraints.num_stages
+    if constraints.groups is not None:
+        possible &= p == constraints.groups
     alone = np.array([[space.stands_alone(name, number)] for name, number in families])
     return possible & ((p > 1) | alone)
 
 
-def _shapes(space: Space, forms: _Forms, submesh: Submesh, way: Way, least: bool) -> Iterator[Shape]:
+def _shapes(
+    space: SearchSpace, forms: _Forms, submesh: Submesh, settings: StepSettings, least: bool
+) -> Iterator[Shape]:
     model, size = space.model, math.prod(submesh.values())
     place = Place(0, submesh)
-    table = model.table(model.setting(place, way))
+    table = model.table(model.group_settings(place, settings))
     total = {name: float(until[-1]) for name, until in table.until.items()}
     link = message_link(model.cluster, place, Place(size, submesh))
     hop = link.latency + float(table.layers["entering"].mean()) / link.bandwidth
-    overhead = way.num_microbatches * forms.tasks * model.cluster.task_overhead
+    overhead = settings.num_microbatches * forms.tasks * model.cluster.task_overhead
     layers = total["forward"] + total["backward"]
     one = time_together(model.cluster, 1.0, size)
     together = time_together(model.cluster, forms.groups, size)
     seconds = (
         np.maximum(
             one * (layers * forms.work * forms.seconds + overhead),
-            together * (layers * np.minimum(forms.work, way.num_microbatches / forms.groups) + overhead),
+            together * (layers * np.minimum(forms.work, settings.num_microbatches / forms.groups) + overhead),
         )
         + forms.hops * hop
         + together * total["step"] / forms.groups
@@ -294,12 +302,12 @@ def _shapes(space: Space, forms: _Forms, submesh: Submesh, way: Way, least: bool
     residuals = total["residuals"] * forms.in_flight * forms.residuals
     nbytes = held * forms.held + residuals + table.layers["temporaries"].min()
     allowed = np.isfinite(seconds) & (forms.groups * size <= space.num_devices)
-    if not least and not isinstance(space.fixed.submesh, tuple):
+    if not least and not isinstance(space.constraints.submesh, tuple):
         allowed &= nbytes <= model.cluster.memory
     order = np.where(allowed, nbytes if least else seconds, math.inf)
     rows = order.argmin(axis=0)
     order = order.min(axis=0)
-    best = np.argsort(order, kind="stable")[: 1 if least else MOST_PER_SETTING]
+    best = np.argsort(order, kind="stable")[: 1 if least else MOST_PER_SETTINGS]
     for column in best[np.isfinite(order[best])]:
         row = rows[column]
         name, number = forms.families[row]
@@ -309,7 +317,7 @@ def _shapes(space: Space, forms: _Forms, submesh: Submesh, way: Way, least: bool
             yield Shape(
                 schedule,
                 space.of_groups(submesh, groups),
-                way,
+                settings,
                 float(seconds[row, column]),
                 float(nbytes[row, column]),
             )

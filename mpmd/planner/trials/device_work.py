@@ -21,13 +21,13 @@ from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
     called,
-    inlined_eqns,
     is_among,
     is_dropped,
     operands,
     size,
     subjaxprs,
 )
+from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.work import operations
 

@@ -10,17 +10,17 @@ from mpmd.ir.plan import Edge, Name, Plan
 from mpmd.ir.routes import held_specs
 from mpmd.ir.specs import axes_of, num_parts
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, axis_links, parts_on_a_node, share_a_node
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.trials.device_work import DeviceWork
 from mpmd.simulate import Link, MessageBytes
 
 
 def task_seconds(
-    plan: Plan, work: Mapping[str, DeviceWork], cluster: Cluster, places: Sequence[Place]
+    plan: Plan, work: Mapping[str, DeviceWork], cluster: Hardware, places: Sequence[Place]
 ) -> dict[tuple[int, str], float]:
     """The seconds of each executable on each group that runs it.
 
-    It computes as ``Cluster.seconds`` says; then come the sums over devices, which nothing hides, and the
+    It computes as ``Hardware.seconds`` says; then come the sums over devices, which nothing hides, and the
     overhead of a task.
     """
     return {
@@ -32,12 +32,12 @@ def task_seconds(
     }
 
 
-def _computing(work: DeviceWork, cluster: Cluster) -> float:
+def _computing(work: DeviceWork, cluster: Hardware) -> float:
     of_products = work.nbytes - work.nbytes_beside
     return float(cluster.seconds(work.operations, of_products, work.nbytes_beside))
 
 
-def summing_seconds(work: DeviceWork, cluster: Cluster, place: Place) -> float:
+def summing_seconds(work: DeviceWork, cluster: Hardware, place: Place) -> float:
     """The seconds of a task's sums over devices, in rings: see ``collectives.all_reduce``."""
     seconds = 0.0
     for axis, link in zip(INNERMOST_FIRST, axis_links(cluster, place), strict=True):
@@ -48,7 +48,7 @@ def summing_seconds(work: DeviceWork, cluster: Cluster, place: Place) -> float:
 
 
 def longest_summing(
-    plan: Plan, work: Mapping[str, DeviceWork], cluster: Cluster, places: Sequence[Place]
+    plan: Plan, work: Mapping[str, DeviceWork], cluster: Hardware, places: Sequence[Place]
 ) -> float:
     """The seconds of a step in which the group that works longest sums values over its devices."""
     taken = task_seconds(plan, work, cluster, places)
@@ -60,7 +60,7 @@ def longest_summing(
     return max(sums)[1]
 
 
-def edge_links(cluster: Cluster, places: Sequence[Place]) -> dict[Edge, Link]:
+def edge_links(cluster: Hardware, places: Sequence[Place]) -> dict[Edge, Link]:
     """The link of each edge: that of a device within a node, and between nodes that of the node."""
     return {
         (source, target): (
@@ -72,7 +72,7 @@ def edge_links(cluster: Cluster, places: Sequence[Place]) -> dict[Edge, Link]:
     }
 
 
-def message_bytes(plan: Plan, cluster: Cluster, places: Sequence[Place]) -> MessageBytes:
+def message_bytes(plan: Plan, cluster: Hardware, places: Sequence[Place]) -> MessageBytes:
     """The bytes that a value has on the link of an edge: those that a device of the receiver gets.
 
     Between nodes they are those that the devices of a node get together; what several of them get comes once.

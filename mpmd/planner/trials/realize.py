@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 
+from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.ir.plan import Plan
 from mpmd.language.decisions import Decisions, decided, in_order
 from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
 from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.planner.collectives import Place, places_of
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile
 from mpmd.planner.shared_cores import groups_at_once, time_alone, time_alone_of
 from mpmd.planner.trials.measure import costs_of, measure_tasks
@@ -65,7 +66,9 @@ def decisions_of(candidate: Candidate, profiles: Sequence[Profile]) -> Decisions
             return Decisions()
         # A step that itself says where stages end is left as it is.
         layers = None if profile.are_stages else loop.layers_per_stage
-        of_loops[profile.decided] = Decisions(loop.schedule, layers_per_stage=layers, remat=loop.remat)
+        of_loops[profile.decided] = Decisions(
+            loop.schedule, layers_per_stage=layers, remat=loop.remat, mark_layers=auto_marks
+        )
         if profile.num_microbatches is None:
             number = loop.num_microbatches
     return Decisions(num_microbatches=number, of_loops=in_order(of_loops))
@@ -108,7 +111,7 @@ def lower(
     return planned.lower(*args, **kwargs)
 
 
-def simulated(step: LoweredStep, candidate: Candidate, cluster: Cluster) -> Realized:
+def simulated(step: LoweredStep, candidate: Candidate, cluster: Hardware) -> Realized:
     """What a candidate costs by its plan, as far as the work of its equations tells."""
     places = places_of(candidate.submeshes)
     predicted = predicted_plan(step.compiled.program)
@@ -122,7 +125,7 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: Cluster) -> Real
 
 
 def measured(
-    before: Realized, candidate: Candidate, cluster: Cluster, devices: Sequence[jax.Device] | None
+    before: Realized, candidate: Candidate, cluster: Hardware, devices: Sequence[jax.Device] | None
 ) -> Realized:
     """The same with tasks that were run, on this process's devices, as many at a time as a node has."""
     places = places_of(candidate.submeshes)
@@ -141,7 +144,7 @@ def measured(
 
 
 def _costs(
-    plan: Plan, alone: Mapping[tuple[int, str], float], cluster: Cluster, places: Sequence[Place]
+    plan: Plan, alone: Mapping[tuple[int, str], float], cluster: Hardware, places: Sequence[Place]
 ) -> Costs:
     """The costs of executables that take so long on each group while no other one computes."""
     return dataclasses.replace(
@@ -156,10 +159,10 @@ def _mean_devices(places: Sequence[Place]) -> float:
 
 
 def _realized(
-    step: LoweredStep, plan: Plan, costs: Costs, cluster: Cluster, sent: MessageBytes, source: str
+    step: LoweredStep, plan: Plan, costs: Costs, cluster: Hardware, sent: MessageBytes, source: str
 ) -> Realized:
     compiled = step.compiled
-    updated = {argument for argument, _ in compiled.traced.carried_state}
+    updated = {argument for argument, _ in compiled.step.carried_state}
     prediction = predict(
         plan,
         sent,

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from jax.extend.core import Var
 
-from mpmd.compiler.graph import TracedStep
 from mpmd.compiler.jaxprs.elementwise import elementwise_classes
 from mpmd.compiler.jaxprs.equations import free_variables
+from mpmd.compiler.steps import CutStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +35,12 @@ class StepArguments:
     stacked: Mapping[int, int]
 
 
-def step_arguments(traced: TracedStep) -> StepArguments:
-    """What a traced step says of its arguments."""
-    leaves = traced.argument_leaves
+def step_arguments(step: CutStep) -> StepArguments:
+    """What a step says of its arguments."""
+    leaves = step.argument_leaves
     leaf_of = [position for position, leaf in enumerate(leaves) for _ in leaf.names]
-    variables = [argument.var for argument in traced.arguments]
-    outside = tuple(itertools.chain(*traced.outside))
+    variables = [argument.var for argument in step.arguments]
+    outside = tuple(itertools.chain(*step.outside))
     classes = elementwise_classes(outside)
     members: dict[Var, set[int]] = collections.defaultdict(set)
     for position, var in zip(leaf_of, variables, strict=True):
@@ -49,10 +49,10 @@ def step_arguments(traced: TracedStep) -> StepArguments:
     for together in members.values():
         for position in together:
             linked[position] |= together
-    updated = frozenset(argument for argument, _ in traced.carried_leaves)
+    updated = frozenset(argument for argument, _ in step.carried_leaves)
     everything = frozenset(range(len(leaves)))
-    read = _read_by_loop(traced)
-    used = {leaf_of[i] for i, var in enumerate(variables) if var in read} if traced.loops else everything
+    read = _read_by_loop(step)
+    used = {leaf_of[i] for i, var in enumerate(variables) if var in read} if step.loops else everything
     weights = used & (updated or everything)
     return StepArguments(
         shapes=tuple(leaf.shape for leaf in leaves),
@@ -63,10 +63,10 @@ def step_arguments(traced: TracedStep) -> StepArguments:
     )
 
 
-def _read_by_loop(traced: TracedStep) -> set[Var]:
+def _read_by_loop(step: CutStep) -> set[Var]:
     """What loops read, and what that is computed of before them."""
-    read: set[Var] = {var for loop in traced.loops for var in free_variables(loop.eqns)}
-    for eqn in reversed(tuple(itertools.chain(*traced.outside[:-1]))):
+    read: set[Var] = {var for loop in step.loops for var in free_variables(loop.eqns)}
+    for eqn in reversed(tuple(itertools.chain(*step.outside[:-1]))):
         if not read.isdisjoint(eqn.outvars):
             read.update(free_variables([eqn]))
     return read

@@ -16,7 +16,7 @@ from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import input_specs
 from mpmd.ir.plan import Spec
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.hardware import Cluster
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.profile import Profile
 from mpmd.planner.profiling import profile_step
 from mpmd.planner.trials.realize import Realized, decisions_of, lower, simulated
@@ -25,7 +25,7 @@ from mpmd.planner.trials.step_arguments import step_arguments
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class StepSpec:
     """The step that is planned, with the arguments of one call.
 
     Attributes:
@@ -53,7 +53,7 @@ class Subject:
         static_argnums: Any,
         static_argnames: Any,
         donate_argnums: Any,
-    ) -> Subject:
+    ) -> StepSpec:
         """Raises as the call of ``mpmd.jit(step, ...)``."""
         donated = None if donate_argnums is None else positions(donate_argnums)
         static_positions, static_names = positions(static_argnums), names(static_argnames)
@@ -85,12 +85,12 @@ class Subject:
 class Trials:
     """What candidates mean for a step on a cluster, by the step's own plans."""
 
-    def __init__(self, subject: Subject, cluster: Cluster, num_layers: int | None = None):
-        self._subject, self._cluster = subject, cluster
-        profiled = profile_step(subject.function, *subject.arguments, num_layers)
+    def __init__(self, step_spec: StepSpec, cluster: Hardware, num_layers: int | None = None):
+        self._subject, self._cluster = step_spec, cluster
+        profiled = profile_step(step_spec.function, *step_spec.arguments, num_layers)
         self.profiles: tuple[Profile, ...] = profiled.profiles
         self.written_schedules = tuple(loop.schedule for loop in profiled.written)
-        self._arguments = step_arguments(profiled.graph.traced)
+        self._arguments = step_arguments(profiled.graph.step)
 
     @functools.cached_property
     def donate_argnums(self) -> tuple[int, ...]:
@@ -112,19 +112,19 @@ class Trials:
         """
         if all(size == 1 for submesh in candidate.submeshes for size in submesh.values()):
             return None, None
-        subject = self._subject
-        specs = argument_specs(self._arguments, self.profiles[0].specs, candidate, subject.given_specs)
-        return jax.tree.unflatten(subject.call.treedef, [PartitionSpec(*spec) for spec in specs])
+        step_spec = self._subject
+        specs = argument_specs(self._arguments, self.profiles[0].specs, candidate, step_spec.given_specs)
+        return jax.tree.unflatten(step_spec.call.treedef, [PartitionSpec(*spec) for spec in specs])
 
     def realize(self, candidate: Candidate) -> Realized:
         """The candidate's plan and costs. Raises ``CompileError`` as ``mpmd.jit``."""
-        subject = self._subject
-        args, kwargs = subject.arguments
+        step_spec = self._subject
+        args, kwargs = step_spec.arguments
         donated = [
-            i for i, position in enumerate(subject.traced_positions) if position in self.donate_argnums
+            i for i, position in enumerate(step_spec.traced_positions) if position in self.donate_argnums
         ]
         lowered = lower(
-            subject.function,
+            step_spec.function,
             candidate,
             decisions_of(candidate, self.profiles),
             args,

@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 import mpmd
 from mpmd.compiler.cut_layers.counted_scans import with_rows_scanned
-from mpmd.compiler.cut_layers.inline import with_calls_open
+from mpmd.compiler.jaxprs.canonical import canonical
 
 LENGTH = 5
 
@@ -20,11 +20,7 @@ def stack(rows=LENGTH):
 
 def rewritten(fun, *arguments):
     closed = jax.make_jaxpr(fun)(*arguments)
-    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    jaxpr, hoisted = with_calls_open(
-        closed.jaxpr.replace(constvars=[], invars=[*constants, *closed.jaxpr.invars])
-    )
-    assert not hoisted
+    jaxpr, constants = canonical(closed)
     made = with_rows_scanned(jaxpr, constants)
     return made, jax.jit(jaxpr_as_fun(ClosedJaxpr(made, ())))(
         *constants.values(), *jax.tree.leaves(arguments)

@@ -26,7 +26,7 @@ def compiled_for(layers, **spread):
 
 def plan_of(layers, **spread):
     compiled = compiled_for(layers, **spread)
-    return compiled.program.plan, compiled.traced
+    return compiled.program.plan, compiled.step
 
 
 def bytes_of_stacks(plan):

@@ -6,10 +6,10 @@ import jax.scipy.linalg
 import numpy as np
 import pytest
 from jax import lax
-from tests.compiler.test_stacks import argument, cut
 
 from mpmd.compiler.jaxprs.rules import exact_dimensions
 from mpmd.ir.stack import Stack
+from tests.compiler.cut_layers.test_stacks import argument, cut
 
 
 def positive(x):

@@ -13,6 +13,7 @@ import mpmd
 from mpmd.compiler.cut_layers import cut_stacks
 from mpmd.compiler.cut_layers.dimensions import Dimensions
 from mpmd.compiler.cut_layers.marked_scans import iterations_of
+from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.ir.stack import Stack
 
 UNEVEN = (2, 1, 3)
@@ -24,9 +25,8 @@ def argument(shape=(6, 4, 3), dtype=jnp.float32):
 
 def cut(fun, *arguments, stack):
     """The function of the parts of its first argument, as JAX traces it."""
-    closed = jax.make_jaxpr(fun)(*arguments)
-    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    jaxpr = closed.jaxpr.replace(constvars=[])
+    jaxpr, constants = canonical(jax.make_jaxpr(fun)(*arguments))
+    jaxpr = jaxpr.replace(invars=jaxpr.invars[len(constants) :])
     made = cut_stacks(jaxpr, constants, (), [stack] + [None] * (len(arguments) - 1))
     consts = list(made.constants)
     called = ClosedJaxpr(made.jaxpr.replace(invars=[*consts, *made.jaxpr.invars]), ())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jax.extend.core import Var
 
 import mpmd
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.jaxprs.equations import subjaxprs
 from mpmd.compiler.split import split
 from mpmd.compiler.split.minimize_residuals import _minimum_cut
@@ -39,7 +40,7 @@ def pipeline(stage):
 def split_works(stage, schedule=ONE_F_ONE_B):
     step = make_step(pipeline(stage), schedule)
     with mesh_of(2) as mesh:
-        graph = split(trace(step, (init(weights(2)), *batch()), {}, mesh.abstract_submeshes))
+        graph = split(cut_layers(trace(step, (init(weights(2)), *batch()), {}, mesh.abstract_submeshes)))
     return {str(member.work): member for member in graph.stage_work}
 
 

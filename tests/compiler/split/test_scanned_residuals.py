@@ -8,6 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from mpmd.keys import to_aval
@@ -57,7 +58,7 @@ def written_out(body):
 def works_of(loss, schedule=None):
     step = make_step(loss, schedule or mpmd.Std1F1B(3))
     with mesh_of(3) as mesh:
-        graph = split(trace(step, (init(stacked(LAYERS)), *batch()), {}, mesh.abstract_submeshes))
+        graph = split(cut_layers(trace(step, (init(stacked(LAYERS)), *batch()), {}, mesh.abstract_submeshes)))
     return {str(member.work): member for member in graph.stage_work}
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.jaxprs.equations import subjaxprs
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
@@ -59,7 +60,7 @@ def products(loss, params, stages):
     """How many matrix products each work of the loop has, those of a scan once for each iteration."""
     step = make_step(loss, WeightsLast(stages, stages))
     with mesh_of(stages) as mesh:
-        graph = split(trace(step, (init(params), *batch(4)), {}, mesh.abstract_submeshes))
+        graph = split(cut_layers(trace(step, (init(params), *batch(4)), {}, mesh.abstract_submeshes)))
     return {str(stage.work): count_products(stage.eqns) for stage in graph.stage_work}
 
 

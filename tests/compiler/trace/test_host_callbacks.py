@@ -7,9 +7,9 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
-from mpmd.compat import with_constants_as_inputs
-from mpmd.compiler.jaxprs.equations import inline_calls, subjaxprs
-from mpmd.compiler.trace.host_callbacks import has_callback, with_host_callbacks
+from mpmd.compiler.cut_layers.host_callbacks import has_callback, with_host_callbacks
+from mpmd.compiler.jaxprs.canonical import canonical
+from mpmd.compiler.jaxprs.equations import subjaxprs
 from mpmd.language.callbacks import PYTHON_CALLS, callback_of
 
 
@@ -19,8 +19,7 @@ def note(*args, **kwargs):
 
 def lifted(fun, *args):
     """The callbacks that the driver calls, and whether any is left in the equations."""
-    jaxpr = with_constants_as_inputs(jax.make_jaxpr(fun)(*args))
-    jaxpr, _ = inline_calls(jaxpr, lambda eqn: True)
+    jaxpr, _ = canonical(jax.make_jaxpr(fun)(*args))
     rewritten = with_host_callbacks(jaxpr)
     rest = [eqn for eqn in rewritten.eqns if callback_of(eqn) is None]
     return [callback for eqn in rewritten.eqns if (callback := callback_of(eqn))], any(map(calls, rest))
@@ -121,7 +120,7 @@ def test_values_and_results_stay_what_they_are():
         c, ys = in_scan(x)
         return c, ys, in_scan_in_a_branch(x), in_remat(x)
 
-    jaxpr, _ = inline_calls(with_constants_as_inputs(jax.make_jaxpr(fun)(1.0)), lambda eqn: True)
+    jaxpr, _ = canonical(jax.make_jaxpr(fun)(1.0))
     rewritten = with_host_callbacks(jaxpr)
     told = [var for eqn in rewritten.eqns if callback_of(eqn) for var in eqn.invars]
     pure_eqns = [eqn for eqn in rewritten.eqns if callback_of(eqn) is None]

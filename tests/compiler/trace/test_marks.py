@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from tests.support.models import batch, init, layer, make_step, mlp, weights
@@ -60,7 +61,7 @@ def test_the_last_stage_of_a_loss_under_jit_keeps_its_backward():
     plain = make_step(lambda params, x, y: jnp.mean((mlp(params, x) - y) ** 2), mpmd.Std1F1B(2))
     with mesh_of(2) as mesh:
         graphs = [
-            split(trace(fun, (init(weights(2)), *batch()), {}, mesh.abstract_submeshes))
+            split(cut_layers(trace(fun, (init(weights(2)), *batch()), {}, mesh.abstract_submeshes)))
             for fun in (step, plain)
         ]
     sizes = [{str(member.work): len(member.eqns) for member in graph.stage_work} for graph in graphs]

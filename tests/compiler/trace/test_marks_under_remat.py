@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
+from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.jaxprs.equations import size
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
@@ -20,7 +21,7 @@ SAVE_DOTS = jax.checkpoint_policies.dots_saveable
 def split_step(loss, params, stages=3):
     step = make_step(loss, mpmd.GPipe(stages), SGD)
     with mesh_of(stages) as mesh:
-        return split(trace(step, (init(params), *batch()), {}, mesh.abstract_submeshes))
+        return split(cut_layers(trace(step, (init(params), *batch()), {}, mesh.abstract_submeshes)))
 
 
 def unrolled(params, x, y):

@@ -1,0 +1,387 @@
+"""The actors of one mesh, one for each process: calls as futures, and one thread that settles the futures.
+
+To read top-down: ``call``, ``call_ray`` and ``call_step`` make calls; ``_run`` is the thread, which handles
+one event after the other; ``_settle`` and ``_mark_dead`` are what follows from replies and deaths.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import functools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup
+
+from cluster.driver.calls.monitor import Monitor
+from cluster.driver.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
+from cluster.driver.calls.post_mortem import death_report, place_of
+from cluster.driver.calls.ray_errors import translate
+from cluster.driver.calls.watchdog import Limits
+from cluster.driver.ray_session import RaySession
+from cluster.driver.status import ProcessStatus, Status
+from cluster.process.world import WorldLostError
+from cluster.protocol.endpoint import Endpoint
+from cluster.protocol.process_info import ProcessInfo
+from cluster.tcp.connection import Connection
+from cluster.tcp.frames import Frame, FrameConnection, encode
+from cluster.tcp.rpc import Client
+from cluster.transports.inbox import PeerLostError
+from mpmd.errors import MESH_CLOSED, GroupDiedError, StepAborted
+from mpmd.runtime.activity import Doing
+
+_POLL_SECONDS = 1.0
+"""How often the thread checks, while there are no events, that Ray is connected and the groups are alive."""
+
+STATUS_SECONDS = 2.0
+"""How long ``status`` waits for processes to say what they are doing."""
+
+HOLD_SECONDS = 5.0
+"""Seconds that processes may take to say which step they have begun last, before later ones are dropped."""
+
+_WITHOUT_RAY = "Ray was shut down, and with it the cluster mesh"
+
+
+class ActorCalls:
+    """Calls the actors and watches them. When a step fails on one group, all groups are told to abort it.
+
+    Args:
+      actors: the connected actors, one for each of the processes.
+      processes: which process of which group each of them is.
+      placement_groups: the actors' resources; removed when the actors end. May change until then.
+      connections: the driver's connection with each actor; empty to make all calls by Ray.
+      infos: where the processes run.
+      limits: how long steps and tasks may take.
+      on_death: is called in the thread when a group counts as dead, once or more, after its calls failed.
+    """
+
+    def __init__(
+        self,
+        actors: Sequence[ActorHandle],
+        processes: Sequence[Endpoint],
+        placement_groups: Collection[PlacementGroup],
+        connections: Sequence[Connection],
+        infos: Sequence[ProcessInfo],
+        limits: Limits,
+        on_death: Callable[[GroupDiedError], object] = lambda error: None,
+    ):
+        self.actors = tuple(actors)
+        self.processes = tuple(processes)
+        self._placement_groups = placement_groups
+        self._on_death = on_death
+        self._is_detached = False
+        self._process = os.getpid()
+        self._session = RaySession()
+        self._pending = PendingCalls()
+        self._infos = tuple(infos)
+        self._node_id = ray.get_runtime_context().get_node_id()
+        places = [place_of(info) for info in infos]
+        self._monitor = Monitor(self.processes, places, limits, self._pending, time.monotonic, self._ping)
+        self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._clients = [
+            Client(FrameConnection(tcp), self._on_reply, functools.partial(self._on_disconnect, number))
+            for number, tcp in enumerate(connections)
+        ]
+        self._thread = threading.Thread(target=self._run, name="mpmd groups", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+        for number in range(len(self.actors)):
+            self._watch(number)
+
+    def _watch(self, number: int) -> None:
+        """Makes the call that ends, or fails, when the process does."""
+        ending = self._call_ray(number, "watch" if self.by_ray else "serve", endless=True)
+        if not self.by_ray:
+            ending.add_done_callback(lambda end: self._on_disconnect(number, end.exception()))
+
+    @property
+    def by_ray(self) -> bool:
+        """Whether all calls are made by Ray."""
+        return not self._clients
+
+    def call(self, number: int, method: str, *arguments: Any) -> Future:
+        """Calls a method of the actor with a number; it runs after the earlier calls. Returns at once.
+
+        Raises: ``GroupDiedError`` when the group is known to be dead, ``RuntimeError`` after ``close``.
+        """
+        (pending,) = self._pending.add([self.processes[number]])
+        self._send(pending, method, arguments)
+        return pending.future
+
+    def call_ray(self, number: int, method: str, *arguments: Any) -> Future:
+        """Calls a method by Ray in any case, in no order relative to the other calls. Raises as ``call``."""
+        return self._call_ray(number, method, *arguments)
+
+    def _call_ray(self, number: int, method: str, *arguments: Any, endless: bool = False) -> Future:
+        (pending,) = self._pending.add([self.processes[number]], endless=endless)
+        self._send_by_ray(pending, method, arguments)
+        return pending.future
+
+    def call_step(self, step: int, arguments: Mapping[int, tuple]) -> dict[int, Future]:
+        """Calls ``run_step`` on the actors with these numbers. When one fails, the step is aborted on all.
+
+        Raises: as ``call``, when one of the groups is dead; then no group is called.
+        """
+        calls = self._pending.add([self.processes[number] for number in arguments], step)
+        unsent: collections.deque[Callable[[], None]] = collections.deque()
+        try:
+            unsent.extend(self._prepare_step(calls, arguments))
+            while unsent:
+                unsent[0]()
+                unsent.popleft()
+        except BaseException:  # also an interrupt: those that were called must not wait for the others
+            # The processes of a group come to a step together, or hang. One may get it twice, and refuses.
+            for send in unsent:
+                send()
+            for pending in calls:
+                self._fail(pending, RuntimeError("the step was not sent to all groups"))
+            raise
+        return {pending.process.number: pending.future for pending in calls}
+
+    def drop_steps(self, number: int, steps: Collection[int], error: BaseException) -> frozenset[int]:
+        """Ends those of the steps, the last that were called, that no process has begun.
+
+        Their calls fail with ``error``. When a process does not answer in time, no step is dropped.
+
+        Args:
+          number: one that ascends.
+
+        Returns: the dropped steps.
+        """
+        dropped: frozenset[int] = frozenset()
+        end = time.monotonic() + HOLD_SECONDS
+        try:
+            asked = [self.call_ray(i, "hold_steps", number) for i in range(len(self.actors))]
+            begun = max(last.result(max(0.0, end - time.monotonic())) for last in asked)
+            dropped = frozenset(step for step in steps if step > begun)
+            self._pending.drop(dropped, error)
+        except (RuntimeError, TimeoutError):  # a group has died, or is about to count as dead
+            pass
+        finally:
+            for i in range(len(self.actors)):
+                with contextlib.suppress(RuntimeError):
+                    self.call_ray(i, "open_steps", number, dropped)
+        return dropped
+
+    def _prepare_step(
+        self, calls: Sequence[PendingCall], arguments: Mapping[int, tuple]
+    ) -> list[Callable[[], None]]:
+        """Functions that send a step to each process; none, and failed calls, if arguments do not pickle."""
+        prepared = []
+        for pending in calls:
+            try:
+                prepared.append(self._prepare(pending, "run_step", arguments[pending.process.number]))
+            except Exception as error:
+                self._fail(pending, error.with_traceback(None))
+                for other in calls:
+                    self._fail(other, StepAborted(str(error)))
+                return []
+        return prepared
+
+    def _send(self, pending: PendingCall, method: str, arguments: tuple) -> None:
+        try:
+            self._prepare(pending, method, arguments)()
+        except Exception as error:  # the arguments do not pickle
+            self._fail(pending, error.with_traceback(None))
+
+    def _prepare(self, pending: PendingCall, method: str, arguments: tuple) -> Callable[[], None]:
+        """Encodes a request. Returns the function that sends it, which takes no time."""
+        if self.by_ray:
+            return functools.partial(self._send_by_ray, pending, method, arguments)
+        request = encode(pending.number, (method, arguments))
+        return functools.partial(self._clients[pending.process.number].send, request)
+
+    def _send_by_ray(self, pending: PendingCall, method: str, arguments: tuple) -> None:
+        if not self._session.is_connected:  # the call would start Ray anew
+            self._pending.close(RuntimeError(_WITHOUT_RAY))
+            return
+        try:
+            reference = getattr(self.actors[pending.process.number], method).remote(*arguments)
+        except Exception as error:  # the arguments do not pickle
+            self._fail(pending, error.with_traceback(None))
+            return
+        # Ray runs the callback in a thread of its own, which must not call Ray or take long.
+        reference.future().add_done_callback(
+            lambda reply: self._events.put(functools.partial(self._settle, pending, reply.result))
+        )
+
+    def _on_reply(self, reply: Frame) -> None:
+        """Called in the thread of a connection."""
+        pending = self._pending.find(reply.number)
+        if pending is not None:  # its group or its step may have failed before the reply came
+            self._events.put(functools.partial(self._settle, pending, functools.partial(_result, reply)))
+
+    def _on_disconnect(self, number: int, error: BaseException | None) -> None:
+        """Called in any thread, at least once for each connection that ends."""
+        has_cause = error is not None and not isinstance(error, EOFError | ConnectionError)
+        cause = f": {type(error).__name__}: {error}" if has_cause else ""
+        health = self._monitor.health
+        self._events.put(functools.partial(health.mark_disconnected, number, cause, time.monotonic()))
+
+    def _run(self) -> None:
+        """The thread: handles events until ``close``, the end of Ray, or a fault of its own."""
+        reason = _WITHOUT_RAY
+        try:
+            while self._session.is_connected:
+                try:
+                    event = self._events.get(timeout=_POLL_SECONDS)
+                    if event is None:
+                        reason = MESH_CLOSED
+                        break
+                    event()
+                    del event  # an idle thread must not keep the last result
+                except queue.Empty:
+                    pass
+                self._fail_dead_and_late()
+        except Exception as error:
+            # When Ray is shut down under the mesh, any call of Ray may raise: the futures say why.
+            if self._session.is_connected:
+                reason = f"the cluster mesh has failed: {type(error).__name__}: {error}"
+                raise
+        finally:
+            self._pending.close(RuntimeError(reason))
+            self._release()
+
+    def _settle(self, pending: PendingCall, result: Callable[[], Any]) -> None:
+        try:
+            value = result()
+        except Exception as error:
+            self._settle_by_error(pending, translate(error, pending.process))
+        else:
+            self._pending.succeed(pending, value)
+
+    def _settle_by_error(self, pending: PendingCall, error: BaseException) -> None:
+        """Fails the call, and perhaps its group; or leaves it pending where a death is about to be known."""
+        health, process = self._monitor.health, pending.process
+        match error:
+            case WorldLostError():  # either a process has died, or the whole group is declared dead
+                health.mark_broken(process.number, str(error), time.monotonic())
+            case PeerLostError():
+                self._mark_unreachable(self.processes[error.process], pending, error)
+            case GroupDiedError():
+                # Else the process ended because the first one did, whose report is still to come.
+                if health.disconnected_first(process.number):
+                    self._mark_dead(self._with_report(error, process.number))
+            case _:
+                self._fail(pending, error)
+
+    def _mark_unreachable(self, peer: Endpoint, pending: PendingCall, error: PeerLostError) -> None:
+        """A process has lost a peer. Both may be alive, without a network between them; one has to go."""
+        if self._pending.death_of(pending.process.mpmd_idx) is not None:
+            return  # it is gone itself, and the peer has to stay
+        message = f"{peer.name} is gone for {pending.process.name}: {error}"
+        self._mark_dead(GroupDiedError(message, peer.mpmd_idx))
+        self._fail(pending, StepAborted(message))  # if the peer has no part in this step
+
+    def _fail(self, pending: PendingCall, error: BaseException) -> None:
+        self._broadcast_aborts(self._pending.fail(pending, error))
+
+    def _with_report(self, error: GroupDiedError, number: int) -> GroupDiedError:
+        message = f"{error} {death_report(self._infos[number], self._node_id)}"
+        died = GroupDiedError(message, error.mpmd_idx)
+        died.__cause__ = error.__cause__
+        return died
+
+    def _mark_dead(self, error: GroupDiedError) -> None:
+        aborts = self._pending.mark_dead(error.mpmd_idx, error)
+        # An actor that was only out of reach has missed calls, so it must not run any longer; nor must the
+        # others of its group, which would wait for it.
+        for process in self.processes:
+            if process.mpmd_idx == error.mpmd_idx:
+                self._session.kill(self.actors[process.number])
+                if not self.by_ray:
+                    self._clients[process.number].end()
+        self._broadcast_aborts(aborts)
+        self._on_death(error)
+
+    def _fail_dead_and_late(self) -> None:
+        """Of the groups that are dead, and the step that takes too long, all calls."""
+        if late := self._monitor.late_step():
+            self._broadcast_aborts(self._pending.time_out(*late))
+        for death in self._monitor.deaths():
+            self._mark_dead(death)
+
+    def _ping(self, number: int) -> Future[Doing] | None:
+        if not self._session.is_connected:  # the call would start Ray anew
+            return None
+        return self.actors[number].health.remote().future()
+
+    def _broadcast_aborts(self, aborts: Sequence[AbortRequest]) -> None:
+        for abort in aborts:
+            self._monitor.mark_failed(abort.step, abort.reason)
+        if self._session.is_connected:
+            for abort in aborts:
+                for process in self.processes:
+                    if process.mpmd_idx in abort.mpmd_idxs:
+                        self.actors[process.number].abort.remote(abort.step, abort.reason)
+
+    def status(self) -> Status:
+        """The activity of every process. Waits ``STATUS_SECONDS`` at most for the answers."""
+        living = [p.number for p in self.processes if self._pending.death_of(p.mpmd_idx) is None]
+        answers: dict[int, ray.ObjectRef] = {}
+        if living and self._session.is_connected and self._thread.is_alive():
+            answers = {number: self.actors[number].health.remote() for number in living}
+            ready, _ = ray.wait([*answers.values()], num_returns=len(answers), timeout=STATUS_SECONDS)
+            answers = {number: answer for number, answer in answers.items() if answer in ready}
+        states = (self._status_of(number, answers.get(number)) for number in range(len(self.actors)))
+        return Status(tuple(states))
+
+    def _status_of(self, number: int, answer: ray.ObjectRef | None) -> ProcessStatus:
+        process = self.processes[number]
+        death = self._pending.death_of(process.mpmd_idx)
+        if death is not None:
+            state = f"dead: {death}"
+        elif not self._thread.is_alive():
+            state = "closed"
+        else:
+            state = f"does not answer; {self._monitor.doing(number)}"
+            if answer is not None:
+                with contextlib.suppress(ray.exceptions.RayError):  # it has just died
+                    state = str(ray.get(answer))
+        return ProcessStatus(self._infos[number], state, self._pending.count_of(process))
+
+    def close(self) -> None:
+        """Fails all calls, kills the actors and gives their resources back. May be called again."""
+        self.close_soon()
+        if threading.current_thread() is not self._thread:  # a future's callback may close the mesh
+            self._thread.join()
+
+    def detach(self, reason: BaseException) -> None:
+        """As ``close``, but the actors live on, for others to call. All calls fail with ``reason``."""
+        self._is_detached = True
+        self._pending.close(reason)
+        self.close()
+
+    def close_soon(self) -> None:
+        """``close`` without waiting for it; may be called by the garbage collector, at any point."""
+        if os.getpid() != self._process:  # a fork of the driver shares the connections, and must not end them
+            return
+        for client in self._clients:
+            client.end()
+        self._events.put(None)
+
+    def _release(self) -> None:
+        for client in self._clients:
+            client.close()
+        atexit.unregister(self.close)
+        if self._is_detached:
+            return
+        for actor in self.actors:
+            self._session.kill(actor)
+        self._session.remove(self._placement_groups)
+
+
+def _result(reply: Frame) -> Any:
+    result = reply.decode()
+    if isinstance(result, ray.exceptions.RayTaskError):
+        raise result
+    return result

@@ -1,0 +1,234 @@
+"""The calls that the driver waits for, and what follows from a failure. Knows neither Ray nor JAX.
+
+Events go in: a call was made, it succeeded, it failed, a group died. Futures are settled, and the steps that
+the groups have to abort come out.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import threading
+from collections.abc import Collection, Iterable
+from concurrent.futures import Future
+from typing import Any
+
+from cluster.protocol.endpoint import Endpoint
+from mpmd.errors import GroupDiedError, StepAborted, StepTimeoutError
+
+
+@dataclasses.dataclass(frozen=True)
+class AbortRequest:
+    """The groups that take part in a step have to stop waiting for its messages."""
+
+    step: int
+    reason: str
+    mpmd_idxs: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingCall:
+    """One call on one process. The caller holds ``future``, whose result is the reply.
+
+    ``endless``: it ends with the process, so nobody waits for its reply.
+    """
+
+    number: int
+    process: Endpoint
+    step: int | None
+    endless: bool
+    future: Future
+
+
+@dataclasses.dataclass
+class _PendingStep:
+    mpmd_idxs: frozenset[int]
+    num_pending: int
+    failure: BaseException | None = None
+
+
+class PendingCalls:
+    """The calls that were made and not yet answered. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._calls: dict[int, PendingCall] = {}
+        self._steps: dict[int, _PendingStep] = {}
+        self._last_step = -1
+        self._dead: dict[int, GroupDiedError] = {}
+        self._closed: BaseException | None = None
+
+    def add(
+        self,
+        processes: Iterable[Endpoint],
+        step: int | None = None,
+        endless: bool = False,
+    ) -> list[PendingCall]:
+        """Adds a call on each of the processes; with ``step``, these calls are that step. Steps ascend.
+
+        Raises: ``GroupDiedError`` when one of the groups is dead, the error given to ``close`` after it;
+        then no call is added.
+        """
+        processes = tuple(processes)
+        mpmd_idxs = frozenset(process.mpmd_idx for process in processes)
+        with self._lock:
+            for failure in (self._closed, *(self._dead.get(mpmd_idx) for mpmd_idx in sorted(mpmd_idxs))):
+                if failure is not None:
+                    raise copy_of(failure)
+            if step is not None:
+                # The groups forget what they know of a step when a later one begins.
+                assert step > self._last_step, f"step {step} comes after step {self._last_step}"
+                self._last_step = step
+                self._steps[step] = _PendingStep(mpmd_idxs, len(processes))
+            calls = [
+                PendingCall(
+                    number=next(self._numbers),
+                    process=process,
+                    step=step,
+                    endless=endless,
+                    future=_running_future(),
+                )
+                for process in processes
+            ]
+            self._calls.update((call.number, call) for call in calls)
+        return calls
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether somebody waits for a reply."""
+        with self._lock:
+            return not all(call.endless for call in self._calls.values())
+
+    @property
+    def oldest_step(self) -> int | None:
+        """The first step that not all groups have answered."""
+        with self._lock:
+            return next(iter(self._steps), None)
+
+    def count_of(self, process: Endpoint) -> int:
+        """The number of a process's replies that are awaited."""
+        with self._lock:
+            return sum(call.process == process and not call.endless for call in self._calls.values())
+
+    def death_of(self, mpmd_idx: int) -> GroupDiedError | None:
+        """Why a group is dead; ``None`` when it is not."""
+        return self._dead.get(mpmd_idx)
+
+    def running(self, step: int) -> list[Endpoint]:
+        """The processes that have not answered a step."""
+        with self._lock:
+            return [call.process for call in self._calls.values() if call.step == step]
+
+    def half_answered(self, step: int) -> list[int]:
+        """The groups of which one process has ended a step, and another one has not."""
+        with self._lock:
+            pending = [call.process for call in self._calls.values() if call.step == step]
+        num_pending = collections.Counter(process.mpmd_idx for process in pending)
+        sizes = {process.mpmd_idx: process.num_processes[process.mpmd_idx] for process in pending}
+        return [mpmd_idx for mpmd_idx, size in sizes.items() if num_pending[mpmd_idx] < size]
+
+    def find(self, number: int) -> PendingCall | None:
+        """The call with this number; ``None`` when it is settled, because its group or its step failed."""
+        return self._calls.get(number)
+
+    def succeed(self, call: PendingCall, result: Any) -> None:
+        """Settles a call. A call that is already settled does not change."""
+        with self._lock:
+            pending = self._remove(call)
+        if pending:
+            call.future.set_result(result)
+
+    def fail(self, call: PendingCall, error: BaseException) -> list[AbortRequest]:
+        """Settles a call. The first failure of a step is the reason why the step is aborted."""
+        aborts: list[AbortRequest] = []
+        with self._lock:
+            if call.step is not None and call.number in self._calls:
+                step = self._steps[call.step]
+                aborts = self._mark_failed([call.step], error)
+                if isinstance(error, StepAborted) and step.failure is not error:
+                    if isinstance(
+                        step.failure, StepTimeoutError
+                    ):  # which no group has for an error of its own
+                        timeout = copy_of(step.failure)
+                        vars(timeout).update(vars(error))  # what the group has told the driver until then
+                        error = timeout
+                    else:
+                        error.__cause__ = step.failure
+            pending = self._remove(call)
+        if pending:
+            call.future.set_exception(error)
+        return aborts
+
+    def time_out(self, step: int, error: StepTimeoutError) -> list[AbortRequest]:
+        """Records that a step has taken too long. Its calls stay pending until the groups have left it."""
+        with self._lock:
+            return self._mark_failed([step], error) if step in self._steps else []
+
+    def mark_dead(self, mpmd_idx: int, error: GroupDiedError) -> list[AbortRequest]:
+        """Records that a group is dead: its calls fail, now and later, and all steps that it takes part in.
+
+        A step fails even if the group's own call has succeeded, because the group's last messages may be
+        lost. The calls of such a step fail on all groups at once, before the groups notice the death.
+        """
+        with self._lock:
+            error = self._dead.setdefault(mpmd_idx, error)
+            shared = [number for number, step in self._steps.items() if mpmd_idx in step.mpmd_idxs]
+            aborts = self._mark_failed(shared, error)
+            lost = [c for c in self._calls.values() if c.process.mpmd_idx == mpmd_idx or c.step in shared]
+            for call in lost:
+                self._remove(call)
+        for call in lost:
+            call.future.set_exception(copy_of(error))
+        return aborts
+
+    def drop(self, steps: Collection[int], error: BaseException) -> None:
+        """Fails the calls of steps that no group has begun, nor will."""
+        with self._lock:
+            dropped = [call for call in self._calls.values() if call.step in steps]
+            for call in dropped:
+                self._remove(call)
+        for call in dropped:
+            call.future.set_exception(copy_of(error))
+
+    def close(self, error: BaseException) -> None:
+        """Fails every call, now and later, with ``error``."""
+        with self._lock:
+            self._closed = self._closed or error
+            calls = list(self._calls.values())
+            self._calls.clear()
+            self._steps.clear()
+        for call in calls:
+            call.future.set_exception(copy_of(error))
+
+    def _mark_failed(self, steps: Iterable[int], error: BaseException) -> list[AbortRequest]:
+        failed_now = [number for number in steps if self._steps[number].failure is None]
+        for number in failed_now:
+            self._steps[number].failure = error
+        return [AbortRequest(number, str(error), self._steps[number].mpmd_idxs) for number in failed_now]
+
+    def _remove(self, call: PendingCall) -> bool:
+        """Whether the call was still pending."""
+        if self._calls.pop(call.number, None) is None:
+            return False
+        if call.step is not None:
+            step = self._steps[call.step]
+            step.num_pending -= 1
+            if not step.num_pending:
+                del self._steps[call.step]
+        return True
+
+
+def _running_future() -> Future:
+    """A future that cannot be cancelled: the group has the request, and its reply settles the future."""
+    future: Future = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def copy_of(error: BaseException) -> BaseException:
+    """An equal error. If several threads raised the same one, it would collect all their tracebacks."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy

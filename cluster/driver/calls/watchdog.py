@@ -1,0 +1,176 @@
+"""Finds steps, tasks and parts of loading that take too long. Has no clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from cluster.protocol.endpoint import Endpoint
+from mpmd.errors import GroupStuckError, StepTimeoutError
+from mpmd.runtime.activity import Doing, Kind
+from mpmd.validation import Fault, number_fault
+
+ANSWER_SECONDS = 1.0
+"""How long a step that has taken too long goes on, for its processes to say what they are doing."""
+
+LEAVE_SECONDS = 10.0
+"""How long after a step was ended its groups have to leave it."""
+
+_LEAST_INTERVAL = 0.5
+"""Seconds between two questions to the same process, at least."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The user's limits of time; ``None`` is without limit.
+
+    Attributes:
+      step_timeout: seconds from the end of the steps before it to the answer of all groups.
+      stuck_after: seconds that a process may be in one task of a step.
+      load_timeout: seconds that a process may compile one executable, or do another part of loading.
+    """
+
+    step_timeout: float | None = None
+    stuck_after: float | None = None
+    load_timeout: float | None = None
+
+    def exceeded(self, doing: Doing) -> str | None:
+        """The limit that a process has exceeded by what it is doing, as text, if any."""
+        if doing.kind is Kind.TASK and self.stuck_after is not None and doing.seconds >= self.stuck_after:
+            return f"it is in one task for longer than stuck_after={self.stuck_after:g} s"
+        if doing.kind is Kind.LOAD and self.load_timeout is not None and doing.seconds >= self.load_timeout:
+            return f"it is in one part of loading for longer than load_timeout={self.load_timeout:g} s"
+        return None
+
+    def exclude(self, doing: Doing) -> bool:
+        """Whether a process exceeds a limit, whoever watches its steps."""
+        return self.exceeded(doing) is not None or (
+            doing.kind is Kind.TASK
+            and self.step_timeout is not None
+            and doing.seconds >= self.step_timeout + LEAVE_SECONDS
+        )
+
+
+NO_LIMITS = Limits()
+
+
+def limits_faults(limits: Limits) -> Iterator[Fault | None]:
+    """The faults of limits that are no positive number of seconds."""
+    for field in dataclasses.fields(limits):
+        yield number_fault(
+            field.name, getattr(limits, field.name), "a number of seconds", above=0, optional=True
+        )
+
+
+class Watchdog:
+    """Finds what takes longer than the limits.
+
+    All times are seconds of one monotonic clock. Used by one thread, except for ``report`` and ``doing``,
+    which may be called from any thread.
+
+    Args:
+      processes: all processes, in the order of their numbers, by which the methods name them.
+      limits: of the user.
+    """
+
+    def __init__(self, processes: Sequence[Endpoint], limits: Limits):
+        self._processes = processes
+        self._limits = limits
+        self._reports: dict[int, tuple[Doing, float]] = {}  # and when it came
+        self._stuck: set[int] = set()  # the processes that were found so
+        self._asked = 0.0
+        self._step: int | None = None  # the oldest one
+        self._since = 0.0
+        self._ended: float | None = None  # when this step was ended
+
+    def report(self, number: int, doing: Doing, now: float) -> None:
+        """A process has said what it is doing."""
+        self._reports[number] = doing, now
+
+    def doing(self, number: int, now: float) -> str:
+        """The activity of a process, as far as it is known."""
+        if number not in self._reports:
+            return "has not said yet what it is doing"
+        doing, when = self._reports[number]
+        return f"{doing}" + (f", {now - when:.0f} s ago" if now - when >= 2 * ANSWER_SECONDS else "")
+
+    def observe(self, oldest_step: int | None, now: float) -> None:
+        """The step that has been submitted first, of those that are not answered; its time begins then."""
+        if oldest_step != self._step:
+            self._step, self._since, self._ended = oldest_step, now, None
+
+    def asks(self, now: float, is_awaited: bool) -> bool:
+        """Whether all processes are to be asked now what they are doing.
+
+        Args:
+          is_awaited: whether any reply is, of a step or not.
+        """
+        if now - self._asked < _LEAST_INTERVAL:
+            return False
+        limits = (
+            self._limits.stuck_after if self._step is not None else None,
+            self._limits.load_timeout if is_awaited else None,
+        )
+        due = any(limit is not None and now - self._asked >= limit / 4 for limit in limits)
+        if due or (self._is_late(now) and self._asked < self._late_at):
+            self._asked = now
+            return True
+        return False
+
+    def _is_late(self, now: float) -> bool:
+        return self._step is not None and self._limits.step_timeout is not None and now >= self._late_at
+
+    @property
+    def _late_at(self) -> float:
+        return self._since + (self._limits.step_timeout or 0.0)
+
+    def late_step(self, now: float) -> StepTimeoutError | None:
+        """Why the oldest step is to be ended now; said once."""
+        if self._step is None or self._ended is not None or not self._is_late(now):
+            return None
+        if now < self._late_at + ANSWER_SECONDS:
+            return None
+        self._ended = now
+        return StepTimeoutError(
+            f"step {self._step} has taken longer than step_timeout={self._limits.step_timeout:g} s, and was "
+            f"ended. What its processes were doing:\n{self.describe(now)}"
+        )
+
+    def remaining(self, running: Callable[[int], Iterable[Endpoint]], now: float) -> list[GroupStuckError]:
+        """The groups that have not left a step that was ended.
+
+        Args:
+          running: gives the processes that have not answered a step.
+        """
+        if self._step is None or self._ended is None or now - self._ended < LEAVE_SECONDS:
+            return []
+        return [
+            GroupStuckError(
+                f"{process.name} is stuck: step {self._step} has taken longer than "
+                f"step_timeout={self._limits.step_timeout:g} s, was ended, and has not been left for "
+                f"{now - self._ended:.0f} s. What the processes were doing:\n{self.describe(now)}",
+                process.mpmd_idx,
+            )
+            for process in running(self._step)
+        ]
+
+    def stuck(self, now: float) -> list[GroupStuckError]:
+        """The groups of which a process exceeds a limit; each process is returned once."""
+        errors = []
+        for number, (doing, _) in list(self._reports.items()):
+            exceeded = self._limits.exceeded(doing)
+            if exceeded is not None and number not in self._stuck:
+                self._stuck.add(number)
+                process = self._processes[number]
+                message = (
+                    f"{process.name} is stuck: {exceeded}. "
+                    f"What the processes were doing:\n{self.describe(now)}"
+                )
+                errors.append(GroupStuckError(message, process.mpmd_idx))
+        return errors
+
+    def describe(self, now: float) -> str:
+        """A line for each process."""
+        return "\n".join(
+            f"  {process.name}: {self.doing(number, now)}" for number, process in enumerate(self._processes)
+        )

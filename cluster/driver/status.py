@@ -1,0 +1,71 @@
+"""The activity of a mesh's processes, as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from cluster.protocol.process_info import ProcessInfo
+from mpmd.errors import GroupDiedError
+from mpmd.util.tables import table
+
+_MOST_CHARACTERS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessStatus:
+    """A process at one moment.
+
+    Attributes:
+      process: which it is, and where it runs.
+      state: what it is doing, with the step and for how long, or that it is dead, and why.
+      pending: how many requests of the driver it has not answered.
+    """
+
+    process: ProcessInfo
+    state: str
+    pending: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """All processes of a mesh at one moment; prints as a table."""
+
+    processes: tuple[ProcessStatus, ...]
+
+    def __str__(self) -> str:
+        header = ("group", "process", "node", "pid", "pending", "state")
+        rows = []
+        for status in self.processes:
+            process = status.process
+            host = process.shares_with
+            node = process.node if host is None else f"{process.node}, shared with group {host}"
+            numbers = (process.mpmd_idx, process.rank, node, process.pid, status.pending)
+            rows.append((*map(str, numbers), _shortened(status.state)))
+        return table(header, rows)
+
+
+def while_recovering(
+    processes: Sequence[ProcessInfo], dead: Mapping[int, GroupDiedError], pending: Mapping[int, int]
+) -> Status:
+    """All processes while some groups are replaced: why each is, and what the others wait for.
+
+    Args:
+      dead: the groups that are replaced.
+      pending: for each group, how many requests it has not answered.
+    """
+    names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in sorted(dead))
+    states = {mpmd_idx: f"being replaced: {error}" for mpmd_idx, error in dead.items()}
+    waiting = f"waits until others are replaced: {names}"
+    return Status(
+        tuple(
+            ProcessStatus(process, states.get(process.mpmd_idx, waiting), pending.get(process.mpmd_idx, 0))
+            for process in processes
+        )
+    )
+
+
+def _shortened(state: str) -> str:
+    """The first line of a state, if it is not too long for a table."""
+    line = state.splitlines()[0]
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[: _MOST_CHARACTERS - 1]}…"

@@ -1,0 +1,375 @@
+"""The actor of a process of a group: makes ``mpmd.runtime.worker.GroupWorker`` callable from the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+import ray
+
+from cluster.process import world
+from cluster.process.agreement import Agreement
+from cluster.process.compilation_cache import keep_compiled
+from cluster.process.devices import submesh_of
+from cluster.process.slices import SliceTransport
+from cluster.protocol.endpoint import Member
+from cluster.protocol.packing import PackedArray, PackedValue, pack, unpack
+from cluster.protocol.process_info import Location, ProcessInfo
+from cluster.protocol.shipment import Shipment, exported_function
+from cluster.protocol.versions import versions_here
+from cluster.tcp import sockets
+from cluster.tcp.credentials import Credentials
+from cluster.tcp.rpc import Server
+from cluster.transports.choice import supported
+from cluster.transports.router import Router
+from mpmd.errors import StepAborted, TaskError
+from mpmd.ir.plan import Edge, Executable, Plan, Spec
+from mpmd.ir.reshard import GroupShape, box_of
+from mpmd.ir.routes import Routes, Topology
+from mpmd.runtime.activity import Activity, Doing, Loading
+from mpmd.runtime.collectives import Collective
+from mpmd.runtime.device_trace import DeviceTrace, TraceFiles
+from mpmd.runtime.lost_values import DONATED_IN_PROCESS
+from mpmd.runtime.requests import (
+    NOTHING_RELEASED,
+    Handle,
+    HostParts,
+    LoadReply,
+    Released,
+    StepReply,
+    StepRequest,
+)
+from mpmd.runtime.step_gate import StepGate
+from mpmd.runtime.storage import JsonSpec, StoredArray
+from mpmd.runtime.transport import MessageId, Transport
+from mpmd.runtime.worker import GroupWorker
+
+_OF_DONATED = f"{DONATED_IN_PROCESS}, as they would with cluster.launch(..., recovery=cluster.Recovery())"
+
+
+class Addresses(NamedTuple):
+    """The addresses of a process, for each transport, and for the other processes of its group."""
+
+    transports: Mapping[str, Any]
+    agreement: sockets.Address | None
+
+
+class GroupActor:
+    """A process of a group. ``cluster.launch`` starts it, and sets its environment before JAX is imported.
+
+    It is ready for programs after ``open``, ``listen`` and ``connect``.
+
+    Args:
+      member: which process of which group it is.
+      compilation_cache: a directory of this node for what XLA has compiled, or ``None``.
+    """
+
+    CONCURRENCY_GROUPS: ClassVar[Mapping[str, int]] = {"control": 2, "watch": 1, "storage": 1}
+    """The threads beside the one for calls in order: for calls that must not wait for those, or never end."""
+
+    def __init__(self, member: Member, compilation_cache: str | None):
+        self._member = member
+        self._mpmd_idx = member.mpmd_idx
+        self._compilation_cache = compilation_cache
+        # Each task is waited for where the host's cores run it: another thread for it would only cost time.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        # Programs arrive with the dtype of every value. Whatever the driver's setting was when each of them
+        # was traced, no value is to be narrowed here, in any thread.
+        jax.config.update("jax_enable_x64", True)
+        self._activity = Activity()
+        self._trace = DeviceTrace()
+        self._agreement = Agreement(member.rank, member.shape.num_processes, self._activity)
+        self._reserved: socket.socket | None = None
+        self._server: Server | None = None
+        self._last_step = -1
+        self._gate = StepGate()
+        self._shipping = threading.Lock()
+        self._shipments: dict[int, Shipment] = {}
+        self._cancelled: set[int] = set()  # the shipments that the driver gave up before they arrived
+        self._forever = threading.Event()
+        # The monotonic clock is this node's own; the wall clocks of nodes agree.
+        self._clock_offset = time.time() - time.perf_counter()
+
+    def __repr__(self) -> str:
+        return self._member.endpoint.name  # Ray labels log lines with it
+
+    def locate(self) -> Location:
+        """The location of this process, before JAX has looked for devices."""
+        port = None
+        if self._member.rank == 0 and self._member.shape.num_processes > 1:
+            self._reserved = world.reserve_port()
+            port = self._reserved.getsockname()[1]
+        node_id = ray.get_runtime_context().get_node_id()
+        return Location(ray.util.get_node_ip_address(), node_id, port, versions_here())
+
+    def open(self, coordinator: world.Address | None, host: str, timeout: float) -> ProcessInfo:
+        """Takes the group's devices.
+
+        Args:
+          coordinator: where the processes of the group meet; ``None`` for a group of one process.
+          host: this process's own address.
+          timeout: seconds to wait for the other processes.
+
+        Raises: ``RuntimeError`` when the processes do not meet, have other devices than they should, or would
+          execute what others may have written.
+        """
+        keep_compiled(self._compilation_cache)
+        shape = self._member.shape
+        if coordinator is not None:
+            with self._reserved or contextlib.nullcontext():
+                world.join(coordinator, shape.num_processes, self._member.rank, host, timeout)
+        submesh = submesh_of(self._mpmd_idx, self._member.shape)
+        self._devices = tuple(str(device) for device in submesh.local_devices)
+        self._transports = supported(submesh.devices.flat[0].platform)
+        self._router = Router(self._member.endpoint, submesh)
+        self._worker = GroupWorker(
+            mpmd_idx=self._mpmd_idx,
+            submesh=submesh,
+            transport_of=self._transport_of,
+            agree=self._agreement.agree,
+            activity=self._activity,
+            of_donated=_OF_DONATED,
+        )
+        return self._info()
+
+    def _transport_of(self, plan: Plan) -> Transport:
+        """The transport of a plan's messages."""
+        if all(group == GroupShape(self._member.shape.axes) for group in self._member.groups):
+            return self._router  # whole values go from one process to another with the same submesh
+        routes = Routes(plan, Topology(self._member.groups, self._gathering)).of_group(self._mpmd_idx)
+        me, submesh = self._member.endpoint, self._worker.submesh
+        return SliceTransport(self._router, me, self._agreement, routes, submesh)
+
+    def listen(self, transports: Iterable[str], host: str, credentials: Credentials) -> Addresses:
+        """Gets ready for the other processes to connect. Returns this one's addresses."""
+        return Addresses(self._router.listen(transports, host, credentials), self._agreement.listen(host))
+
+    def connect(
+        self,
+        routes: Mapping[int, str],
+        gathering: frozenset[Edge],
+        addresses: Sequence[Addresses],
+        credentials: Credentials,
+        timeout: float,
+    ) -> None:
+        """Connects with the other processes, when all listen.
+
+        Args:
+          routes: the name of the transport to each.
+          gathering: that of the mesh's ``mpmd.ir.routes.Topology``.
+        """
+        self._gathering = gathering
+        self._router.connect(routes, [address.transports for address in addresses])
+        leader = self._member.endpoint.number_of(self._mpmd_idx, 0)
+        self._agreement.connect(addresses[leader].agreement, credentials, timeout)
+
+    def await_driver(self, host: str, credentials: Credentials) -> sockets.Address:
+        """Opens the port to which the driver connects, and returns its address. Call ``serve`` next."""
+        self._server = Server(repr(self), host, credentials)
+        return self._server.address
+
+    @ray.method(concurrency_group="control")
+    def ship(self, number: int, shipment: Shipment) -> None:
+        """Takes in what ``load`` is to load."""
+        with self._shipping:
+            if number in self._cancelled:
+                self._cancelled.remove(number)
+            else:
+                self._shipments[number] = shipment
+
+    def load(self, number: int) -> LoadReply:
+        """Compiles this group's part of a shipment. Returns what ``GroupWorker.load`` returns.
+
+        Raises ``TaskError`` with the label ``load`` when that fails; then call ``release``.
+        """
+        shipment = self._shipments[number]
+        names = [executable.name for executable in shipment.plan.executables_of(self._mpmd_idx)]
+        needed = [name for name in names if name not in shipment.compiled]
+        here = [leaf.name for leaf in shipment.plan.constants_of(self._mpmd_idx)]
+        with self._naming_failures(), self._activity.during(Loading("loading the program")):
+            functions = {name: exported_function(name, shipment.exported[name]) for name in needed}
+            self._router.trim()  # what is sent from now on may be of other sizes
+            # The shipment is in Ray's memory, which device_put may alias: copy.
+            constants = {name: np.array(shipment.constants[name]) for name in here}
+            reply = self._worker.load(number, shipment.plan, functions, constants, shipment.compiled)
+        del self._shipments[number]
+        return reply
+
+    def compile(self, number: int, executable: Executable, exported: bytes) -> tuple[Spec, ...]:
+        """Compiles an executable of a program that ``load`` will load, and returns its output specs.
+
+        Raises ``TaskError`` as ``load`` does.
+        """
+        with self._naming_failures():
+            return self._worker.compile(number, executable, exported_function(executable.name, exported))
+
+    @contextlib.contextmanager
+    def _naming_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            where = f"loading the program failed on {self}"
+            message = f"{where}: {type(error).__name__}: {error}"
+            raise TaskError(message, self._mpmd_idx, "load") from error
+
+    def run_step(self, request: StepRequest, packed: dict[Handle, PackedValue]) -> StepReply:
+        """Runs one step; ``packed`` has what this process's devices hold of the host arrays sent with it.
+
+        They are taken out of ``packed``, so that nothing keeps them for the whole step.
+
+        Raises, besides what a step raises: ``WorldLostError`` when the processes of the group have lost one
+          another, ``PeerLostError`` when this one has lost one of another group, ``RuntimeError`` for a step
+          that has come before.
+        """
+        if request.step <= self._last_step:
+            raise RuntimeError(f"step {request.step} has come before")
+        self._last_step = request.step
+        if not self._gate.begin(request.step):
+            return StepReply({})  # which nobody waits for
+        self._router.begin_step(request.step, request.groups)
+        try:
+            arrays = {handle: self._host_array(packed.pop(handle)) for handle in list(packed)}
+            self.release(request.released)
+            reply = self._worker.run_step(dataclasses.replace(request, released=NOTHING_RELEASED), arrays)
+        except StepAborted:
+            if self._router.lost is not None:
+                raise self._router.lost from None
+            raise
+        except Exception as error:
+            self._agreement.leave(request.step, str(error))
+            if self._member.shape.num_processes > 1 and world.is_lost(error.__cause__):
+                raise world.WorldLostError(str(error)) from error
+            raise
+        offset = self._clock_offset
+        events = tuple(
+            dataclasses.replace(event, start=event.start + offset, end=event.end + offset)
+            for event in reply.events
+        )
+        return dataclasses.replace(reply, events=events)
+
+    def _host_array(self, value: PackedValue) -> np.ndarray | HostParts:
+        """The value that the group keeps: a copy where Ray has brought it, because Ray reuses its memory."""
+        parts = {}
+        for index, packed in value.parts:
+            array = unpack(packed) if self._server is not None else unpack(packed).copy()
+            if index is None:
+                return array
+            parts[box_of(index, value.shape)] = array
+        return HostParts(value.shape, parts)
+
+    def release(self, released: Released) -> None:
+        """Drops values and programs, also those that were shipped and not loaded."""
+        with self._shipping:
+            for number in released.programs:
+                if self._shipments.pop(number, None) is None and not self._worker.has_program(number):
+                    self._cancelled.add(number)
+        self._worker.release(released)
+
+    def fetch(self, handle: Handle) -> PackedValue:
+        """The parts that this process has of a value, after the steps requested before.
+
+        Of what several devices of the group have, one returns it.
+        """
+        array = self._worker.fetch(handle)
+        if array.is_fully_addressable:
+            return PackedValue(array.shape, ((None, pack(np.asarray(array))),))
+        shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+        return PackedValue(array.shape, tuple((s.index, pack(np.asarray(s.data))) for s in shards))
+
+    def copy_out(self, copy: Handle, handles: Sequence[Handle]) -> None:
+        """Copies values to host memory for ``write``, after the steps requested before."""
+        self._worker.copy_out(copy, handles)
+
+    @ray.method(concurrency_group="storage")
+    def write(self, copy: Handle, specs: Sequence[tuple[Handle, JsonSpec]]) -> int:
+        """Writes a copy, whatever the group is doing, and returns the number of bytes."""
+        return self._worker.write(copy, specs)
+
+    def read(self, stored: Mapping[Handle, StoredArray]) -> StepReply:
+        """Reads what this process's devices are to hold of values."""
+        return self._worker.read(stored)
+
+    def start_trace(self) -> None:
+        """Traces this process by ``jax.profiler`` from now on."""
+        self._trace.start()
+
+    def stop_trace(self) -> TraceFiles:
+        """Ends the trace, and returns what it has."""
+        return self._trace.stop()
+
+    @ray.method(concurrency_group="control")
+    def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
+        """Takes in a message of another group."""
+        self._router.deliver(message, packed)
+
+    @ray.method(concurrency_group="control")
+    def abort(self, step: int, reason: str) -> None:
+        """Ends every wait of a step, now and later."""
+        self._router.abort(step, reason)
+
+    @ray.method(concurrency_group="control")
+    def hold_steps(self, number: int) -> int:
+        """As ``StepGate.hold``."""
+        return self._gate.hold(number)
+
+    @ray.method(concurrency_group="control")
+    def open_steps(self, number: int, dropped: Collection[int]) -> None:
+        """As ``StepGate.open``."""
+        self._gate.open(number, dropped)
+
+    @ray.method(concurrency_group="control")
+    def health(self) -> Doing:
+        """Says at once what the process is doing, whatever it is."""
+        return self._activity.read()
+
+    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+        """The exchanges among the group's devices in each executable of a program that it runs."""
+        return self._worker.collectives(number)
+
+    @ray.method(concurrency_group="control")
+    def measured_peak(self) -> int | None:
+        """The most bytes that were ever allocated on one of this process's devices, where JAX counts them."""
+        return self._worker.measured_peak()
+
+    @ray.method(concurrency_group="watch")
+    def serve(self) -> None:
+        """Answers the driver's requests over its connection, as long as there is one.
+
+        The call fails when the actor dies, which is how the driver notices.
+        """
+        assert self._server is not None, "await_driver comes first"
+        self._server.serve(lambda method, arguments: getattr(self, method)(*arguments))
+
+    @ray.method(concurrency_group="watch")
+    def watch(self) -> None:
+        """In place of ``serve``, where the driver calls the actor by Ray: never returns."""
+        self._forever.wait()
+
+    def _info(self) -> ProcessInfo:
+        return ProcessInfo(
+            mpmd_idx=self._mpmd_idx,
+            rank=self._member.rank,
+            node=ray.util.get_node_ip_address(),
+            node_id=ray.get_runtime_context().get_node_id(),
+            pid=os.getpid(),
+            devices=self._devices,
+            transports=self._transports,
+            log=_log_file(),
+        )
+
+
+def _log_file() -> str:
+    """The file that Ray has made stderr; empty where the system does not tell."""
+    try:
+        path = os.readlink("/proc/self/fd/2")
+    except OSError:
+        return ""
+    return path if os.path.isfile(path) else ""

@@ -1,0 +1,124 @@
+"""The processes of a group agree to go on with a step, or to leave it, all at the same place.
+
+Their programs meet in collective operations, which wait for all of them. So when a step is aborted, no
+process may leave it before a collective that another one enters. At each place where a process may leave the
+step, at its beginning and where a message is awaited, all processes tell rank 0 whether they can go on, and
+it tells them whether all can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+from cluster.process.world import WorldLostError
+from cluster.tcp import sockets
+from cluster.tcp.credentials import Credentials
+from cluster.tcp.frames import FrameConnection, encode
+from mpmd.errors import StepAborted
+from mpmd.runtime.activity import Activity
+
+
+class _Vote(NamedTuple):
+    """The vote of a process on a step: why it has left it, or ``None`` when it can go on."""
+
+    step: int
+    reason: str | None
+
+
+class Agreement:
+    """One process's part in the agreements of its group; a group of one process has nothing to agree on.
+
+    Args:
+      rank: of the process.
+      num_processes: of the group.
+      activity: is told when the others are waited for.
+    """
+
+    def __init__(self, rank: int, num_processes: int, activity: Activity | None = None):
+        self._activity = activity or Activity()
+        self._rank = rank
+        self._num_processes = num_processes
+        self._listener: sockets.Listener | None = None
+        self._connections: list[FrameConnection] = []
+
+    def listen(self, host: str) -> sockets.Address | None:
+        """Rank 0 lets the others connect, if they are not connected. Returns the address for them."""
+        if self._rank or self._connections or self._num_processes == 1:
+            return None
+        self._listener = sockets.Listener(host)
+        return self._listener.address
+
+    def connect(self, address: sockets.Address | None, credentials: Credentials, timeout: float) -> None:
+        """Connects the processes, all of which call this; later calls do nothing.
+
+        Raises: ``ConnectionError`` when rank 0 cannot be reached.
+        """
+        if self._listener is not None:
+            with self._listener:
+                for _ in range(1, self._num_processes):
+                    _, connection = self._listener.accept(credentials)
+                    self._connections.append(FrameConnection(connection))
+            self._listener = None
+        elif address is not None:
+            connection = sockets.connect(address, credentials, timeout)
+            self._connections.append(FrameConnection(connection))
+
+    def agree(self, step: int, reason: str | None = None) -> None:
+        """Waits until every process of the group has come here, or has left the step.
+
+        Args:
+          step: its number; the steps of a process ascend.
+          reason: why this process cannot go on with the step; ``None`` when it can.
+
+        Raises: ``StepAborted`` in all of them when one cannot go on, ``WorldLostError`` when one is gone.
+        """
+        with self._activity.during("agreeing with the other processes of the group", step):
+            self._agree(step, reason)
+
+    def _agree(self, step: int, reason: str | None) -> None:
+        if self._rank:
+            self._send(self._connections[0], _Vote(step, reason))
+            reason = self._receive(self._connections[0], step).reason
+        else:
+            votes = [_Vote(step, reason)]
+            try:
+                votes += [self._receive(connection, step) for connection in self._connections]
+            except WorldLostError as error:
+                self.leave(step, str(error))
+                raise
+            reason = next((vote.reason for vote in votes if vote.reason is not None), None)
+            for connection in self._connections:
+                self._send(connection, _Vote(step, reason))
+        if reason is not None:
+            raise StepAborted(reason)
+
+    def leave(self, step: int, reason: str) -> None:
+        """Tells the others that this process has left the step because of an error of its own."""
+        for connection in self._connections:
+            self._send(connection, _Vote(step, reason))
+
+    def close(self) -> None:
+        """Ends the connections, so that the others take this process for dead."""
+        for connection in self._connections:
+            connection.end()
+            connection.close()
+
+    @staticmethod
+    def _send(connection: FrameConnection, vote: _Vote) -> None:
+        with contextlib.suppress(OSError):  # the process is gone, and the driver ends its group
+            connection.write(encode(vote.step, vote))
+
+    @staticmethod
+    def _receive(connection: FrameConnection, step: int) -> _Vote:
+        """The other end's vote on a step; those on steps that this process has left come before it."""
+        try:
+            while (frame := connection.read()).number < step:
+                pass
+        except (EOFError, OSError) as error:
+            raise WorldLostError(
+                f"a process has lost its connection to another one of its group: {error}"
+            ) from error
+        if frame.number > step:  # it has never got the request
+            raise WorldLostError(f"a process has missed step {step}")
+        return frame.decode()

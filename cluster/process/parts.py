@@ -1,0 +1,86 @@
+"""Parts of arrays as they travel between processes, and arrays that are put together from parts.
+
+What is in the host's memory is cut and put together there, by numpy; what is on an accelerator stays on it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpmd.ir.plan import Aval
+from mpmd.ir.reshard import Box, box_of, intersection, volume, within
+from mpmd.runtime.transport import Array
+
+
+def part_of(array: Array, box: Box) -> Array:
+    """A part of an array; a view where one of this process's devices, of the host, has all of the part."""
+    if isinstance(array, np.ndarray):
+        return _part(box, array.dtype, {tuple((0, size) for size in array.shape): array})
+    shards = array.addressable_shards
+    parts = {box_of(shard.index, array.shape): _viewed(shard.data) for shard in shards}
+    return _part(box, array.dtype, parts)
+
+
+def assemble(aval: Aval, sharding: jax.sharding.Sharding, parts: Mapping[Box, Array]) -> jax.Array:
+    """The array of which this process has got the parts that its devices hold."""
+    indices = sharding.addressable_devices_indices_map(aval.shape)
+    boxes = {device: box_of(index or (), aval.shape) for device, index in indices.items()}
+    by_box = {box: _part(box, np.dtype(aval.dtype), parts) for box in dict.fromkeys(boxes.values())}
+    shards = [jax.device_put(by_box[box], device) for device, box in boxes.items()]
+    return jax.make_array_from_single_device_arrays(aval.shape, sharding, shards)
+
+
+def is_on_host(array: Array) -> bool:
+    """Whether an array is in the host's memory."""
+    return isinstance(array, np.ndarray) or next(iter(array.devices())).platform == "cpu"
+
+
+def _viewed(array: Array) -> Array:
+    return np.asarray(array) if is_on_host(array) else array
+
+
+def _part(box: Box, dtype: np.dtype, parts: Mapping[Box, Array]) -> Array:
+    """The elements of a box, all of which the parts have."""
+    for held, array in parts.items():
+        if held == box:
+            return array
+        if intersection(held, box) == box:
+            return _viewed(array)[within(box, held)]
+    needed = {held: array for held, array in parts.items() if intersection(held, box) is not None}
+    for array in needed.values():
+        if isinstance(array, jax.Array) and not is_on_host(array):
+            arrays = jax.device_put(list(needed.values()), array.sharding)
+            return put_together_on_device(arrays, box, tuple(needed))
+    return _put_together(box, dtype, needed)
+
+
+def _put_together(box: Box, dtype: np.dtype, parts: Mapping[Box, Array]) -> np.ndarray:
+    whole = np.empty([stop - start for start, stop in box], dtype)
+    filled = 0
+    for held, array in parts.items():
+        common = intersection(held, box)
+        assert common is not None, f"{held} has nothing of {box}"
+        whole[within(common, box)] = np.asarray(array)[within(common, held)]
+        filled += volume(common)
+    assert filled == whole.size, f"{filled} of the {whole.size} elements of {box} are there"
+    return whole
+
+
+@functools.partial(jax.jit, static_argnames=("box", "held"))
+def put_together_on_device(arrays: Sequence[jax.Array], box: Box, held: tuple[Box, ...]) -> jax.Array:
+    """The elements of a box, of which each array has some: those that are in its box as well.
+
+    The arrays are on one device. It is compiled once for each list of boxes.
+    """
+    whole = jnp.empty([stop - start for start, stop in box], arrays[0].dtype)
+    for array, part in zip(arrays, held, strict=True):
+        common = intersection(part, box)
+        assert common is not None, f"{part} has nothing of {box}"
+        starts = [start - first for (start, _), (first, _) in zip(common, box, strict=True)]
+        whole = jax.lax.dynamic_update_slice(whole, array[within(common, part)], starts)
+    return whole

@@ -1,0 +1,50 @@
+"""Host arrays as they are pickled between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class PackedArray(NamedTuple):
+    """An array as bits of one of numpy's own dtypes, and the dtype that they stand for."""
+
+    bits: np.ndarray
+    dtype: np.dtype
+
+
+def pack(array: np.ndarray) -> PackedArray:
+    """Prepares an array for pickling. Copies nothing: the bits are a view of ``array``.
+
+    Pickle passes the buffers of numpy's own dtypes on as they are, but copies those of added dtypes, such as
+    bfloat16, byte by byte into the message.
+    """
+    if array.dtype.isbuiltin == 1:
+        return PackedArray(array, array.dtype)
+    return PackedArray(array.view(f"u{array.dtype.itemsize}"), array.dtype)
+
+
+def unpack(packed: PackedArray) -> np.ndarray:
+    """The array, as a view of the bits. After an actor call it is read-only, in Ray's memory."""
+    return packed.bits.view(packed.dtype)
+
+
+class PackedValue(NamedTuple):
+    """A process's share of a value: the shape, and parts by index, which is ``None`` for all of it."""
+
+    shape: tuple[int, ...]
+    parts: tuple[tuple[tuple[slice, ...] | None, PackedArray], ...]
+
+
+def join(values: Sequence[PackedValue]) -> np.ndarray:
+    """The value of which each process has sent its parts; as by ``unpack`` where one has all of it."""
+    parts = [part for value in values for part in value.parts]
+    index, packed = parts[0]
+    if index is None:
+        return unpack(packed)
+    array = np.empty(values[0].shape, packed.dtype)
+    for index, packed in parts:
+        array[index] = unpack(packed)
+    return array

@@ -1,0 +1,60 @@
+"""Starts the actors of a mesh's processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from cluster.process.actor import GroupActor
+from cluster.protocol.endpoint import Member
+from cluster.start.environment import visible_devices
+from cluster.start.process_resources import ProcessResources
+from cluster.start.resources import Place, Reservation
+
+
+class ActorStarter:
+    """Starts actors in places.
+
+    Args:
+      members: the processes, in the order of their numbers.
+      resources: of each of them.
+      compilation_cache: as of ``GroupActor``.
+      actor_class: of the actors.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        resources: Sequence[ProcessResources],
+        compilation_cache: str | None,
+        actor_class: type[GroupActor] = GroupActor,
+    ):
+        self.members = tuple(members)
+        self.resources = tuple(resources)
+        self._compilation_cache = compilation_cache
+        self._actor_class = ray.remote(concurrency_groups=dict(actor_class.CONCURRENCY_GROUPS))(actor_class)  # type: ignore[call-overload]
+
+    def start(self, number: int, place: Place) -> ActorHandle:
+        """Starts the actor of a process; in a bundle as soon as Ray has it."""
+        resources = self.resources[number]
+        runtime_env = dict(resources.runtime_env)
+        if isinstance(place, Reservation):
+            cpus, gpus = resources.bundle["CPU"], resources.bundle.get("GPU", 0)
+            where: Any = PlacementGroupSchedulingStrategy(place.placement_group, place.bundle_index)
+        else:
+            cpus = gpus = 0
+            where = NodeAffinitySchedulingStrategy(place.node_id, soft=False)
+            variables = runtime_env["env_vars"]
+            shown = visible_devices(variables["JAX_PLATFORMS"], place.accelerators)
+            runtime_env["env_vars"] = {**variables, **shown}
+        return self._actor_class.options(
+            num_cpus=cpus,
+            num_gpus=gpus,
+            max_restarts=0,  # a restarted process would not have the group's values
+            scheduling_strategy=where,
+            runtime_env=runtime_env,
+        ).remote(self.members[number], self._compilation_cache)

@@ -1,0 +1,107 @@
+"""The processes of the groups that ``launch`` is asked for, and the resources of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cluster.protocol.endpoint import Endpoint, Member, endpoints
+from cluster.start.ray_connection import default_platform
+from cluster.start.resources import Bundle, fitting_cpus, live_nodes
+from cluster.start.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request, shapes_of
+from mpmd.ir.reshard import GroupShape
+from mpmd.validation import counted
+
+_PROCESS_BYTES = 100 * 2**20
+"""The least memory of a process with JAX, before it has any value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """The processes of all groups.
+
+    Attributes:
+      platform: of the groups' devices.
+      members: the processes, in the order of their numbers.
+      bundles: the resources of each, and then of each spare.
+    """
+
+    platform: str
+    members: tuple[Member, ...]
+    bundles: Sequence[Bundle]
+
+    @property
+    def shapes(self) -> tuple[GroupShape, ...]:
+        """The shape of each group."""
+        return self.members[0].groups
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The processes, as the transports call them."""
+        return tuple(member.endpoint for member in self.members)
+
+    @property
+    def teams(self) -> list[list[int]]:
+        """The numbers of the processes of each group, and then of each spare."""
+        groups: dict[int, list[int]] = {}
+        for number, member in enumerate(self.members):
+            groups.setdefault(member.mpmd_idx, []).append(number)
+        return [*groups.values(), *([spare] for spare in range(len(self.members), len(self.bundles)))]
+
+
+def processes_of(request: Request, num_spares: int) -> Processes:
+    """The processes that are asked for, on the cluster that the driver is connected with.
+
+    Raises: ``ValueError`` as ``shapes_of`` and ``bundles_of``.
+    """
+    platform = request.platform or default_platform()
+    shapes = shapes_of(request, platform, [node["Resources"].get("GPU", 0) for node in live_nodes()])
+    numbered = endpoints([shape.num_processes for shape in shapes])
+    members = tuple(Member(process.mpmd_idx, process.rank, shapes) for process in numbered)
+    return Processes(platform, members, bundles_of(request, platform, shapes, num_spares))
+
+
+def bundles_of(
+    request: Request, platform: str, shapes: Sequence[GroupShape], num_spares: int
+) -> list[Bundle]:
+    """The resources to reserve for each process, and then for each spare.
+
+    Raises: ``ValueError`` for more processes than the cluster can hold, however its CPUs are shared.
+    """
+    nodes = live_nodes()
+    cpus_of_nodes = [node["Resources"].get("CPU", 0) for node in nodes]
+    num_processes = sum(shape.num_processes for shape in shapes) + num_spares
+    # Where each is to have a share of its own of CPUs or GPUs, a cluster may grow until all fit.
+    is_shared = request.cpus_per_group is None and platform not in GPU_PLATFORMS
+    check_room(num_processes, num_spares, nodes if is_shared and any(cpus_of_nodes) else ())
+    fitting = fitting_cpus(cpus_of_nodes, num_processes)
+    cpus_per_group, gpus_per_group = request.cpus_per_group, request.gpus_per_group
+    bundles: list[Bundle] = []
+    for shape in shapes:
+        bundle = {"CPU": cpus_per_group / shape.num_processes if cpus_per_group else fitting}
+        if gpus_per_group:
+            bundle["GPU"] = gpus_per_group / shape.num_processes
+        elif gpus_per_group is None and platform in GPU_PLATFORMS:
+            bundle["GPU"] = shape.devices_per_process
+        bundles += [bundle] * shape.num_processes
+    return bundles + bundles[:1] * num_spares
+
+
+def check_room(num_processes: int, num_spares: int, nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ``ValueError`` for more processes than Ray can have, or than the memory of these nodes holds."""
+    asked = f"{counted(num_processes)} processes are needed" + (
+        f", {counted(num_spares)} of them spares" if num_spares else ""
+    )
+    if num_processes > MOST_PROCESSES:
+        raise ValueError(
+            f"{asked}, and a Ray cluster can have {MOST_PROCESSES}: ask for fewer groups or spares"
+        )
+    memory = [node["Resources"]["memory"] for node in nodes if "memory" in node["Resources"]]
+    if memory and num_processes > (fitting := int(sum(memory) // _PROCESS_BYTES)):
+        raise ValueError(
+            f"{asked}, and the {len(memory)} node{'s' if len(memory) > 1 else ''} of the cluster have "
+            f"{sum(memory) / 2**30:.1f} GiB of memory: room for {fitting} processes of "
+            f"{_PROCESS_BYTES >> 20} MiB, the least that a process takes before it has any value. "
+            "Ask for fewer groups, or add nodes"
+        )

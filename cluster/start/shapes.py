@@ -1,0 +1,284 @@
+"""The shapes of groups and their processes that ``launch`` is asked for, and their faults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from jax.sharding import AxisType
+
+from mpmd.ir.reshard import GroupShape
+from mpmd.validation import (
+    Fault,
+    counted,
+    device_count_fault,
+    int_fault,
+    int_faults,
+    is_int,
+    is_sequence,
+    number_fault,
+    raise_faults,
+    sequence_fault,
+    shown,
+    str_fault,
+    type_fault,
+)
+
+GPU_PLATFORMS = ("cuda", "rocm")
+
+MOST_PROCESSES = 40_000
+"""Ray is tested with as many actors in a cluster, says its scalability envelope."""
+
+
+class Request(NamedTuple):
+    """The arguments of ``launch`` that say which groups there are, and what each gets."""
+
+    mesh_shape: Mapping[str, int] | None
+    mpmd_axis: str | None
+    groups: Sequence[Mapping[str, int]] | None
+    processes_per_group: int | Sequence[int] | None = None
+    platform: str | None = None
+    cpus_per_group: float | None = None
+    gpus_per_group: float | None = None
+    axis_types: Mapping[str, AxisType] | AxisType | None = None
+
+
+def check(request: Request) -> None:
+    """Raises all that is wrong with a request, as ``TypeError`` if values are of wrong types.
+
+    What the nodes can hold is not looked at; ``shapes_of`` does.
+    """
+    faults = [fault for fault in _faults_of_types(request) if fault]
+    if any(isinstance(fault, TypeError) for fault in faults):
+        raise_faults(*faults)
+    of_shapes = [fault for fault in _faults_of_shapes(request) if fault]
+    submeshes = None if of_shapes else submeshes_of(request)
+    faults += of_shapes
+    faults += _faults_of_axis_types(request, submeshes)
+    faults += _faults_of_resources(request)
+    if submeshes and request.processes_per_group is not None:
+        faults += _faults_of_processes(request, submeshes)
+    raise_faults(*faults)
+
+
+def submeshes_of(request: Request) -> list[dict[str, int]]:
+    """The axis names and sizes of each group's submesh; all have the same names, in the same order."""
+    if request.groups is None:
+        shape, axis = request.mesh_shape, request.mpmd_axis
+        assert shape is not None and axis is not None, "it was checked"
+        return [{**shape, axis: 1} for _ in range(shape[axis])]
+    names = dict.fromkeys(name for axes in request.groups for name in axes)
+    return [{name: axes.get(name, 1) for name in names} for axes in request.groups]
+
+
+def axis_types_of(request: Request) -> dict[str, AxisType]:
+    """The types of the axes that are not ``Auto``."""
+    types = request.axis_types
+    if isinstance(types, AxisType):
+        types = dict.fromkeys(submeshes_of(request)[0], types)
+    return {axis: kind for axis, kind in (types or {}).items() if kind is not AxisType.Auto}
+
+
+def shapes_of(request: Request, platform: str, gpus_of_nodes: Sequence[float]) -> tuple[GroupShape, ...]:
+    """The shape of each group, with the number of its processes.
+
+    Args:
+      request: without faults.
+      platform: of the groups.
+      gpus_of_nodes: how many GPUs each node has.
+
+    Raises: ``ValueError`` when processes get fewer GPUs than they have devices.
+    """
+    submeshes = submeshes_of(request)
+    processes = request.processes_per_group
+    if processes is None:
+        devices = [math.prod(axes.values()) for axes in submeshes]
+        gpus: Sequence[float] = devices if platform in GPU_PLATFORMS else [0] * len(devices)
+        if request.gpus_per_group is not None:
+            gpus = [request.gpus_per_group] * len(devices)
+        processes = fewest_processes(devices, gpus, gpus_of_nodes)
+    counts = each(processes, len(submeshes))
+    shapes = tuple(GroupShape(axes, count) for axes, count in zip(submeshes, counts, strict=True))
+    if platform in GPU_PLATFORMS and request.gpus_per_group:
+        _check_gpus(shapes, request.gpus_per_group)
+    return shapes
+
+
+def each(processes: int | Sequence[int], num_groups: int) -> list[int]:
+    """The number of processes of each group."""
+    return [processes] * num_groups if isinstance(processes, int) else list(processes)
+
+
+def fewest_processes(
+    devices: Sequence[int], gpus: Sequence[float], gpus_of_nodes: Sequence[float]
+) -> list[int]:
+    """The fewest processes of each group with which each process finds its GPUs on one node.
+
+    The groups with most GPUs choose first, each as few processes as the GPUs that are left allow. If the
+    nodes have too few for all groups, a group gets as many as it would need on nodes like the largest one,
+    because a cluster may grow; ``reserve`` then says what is missing.
+
+    Args:
+      devices: of each group.
+      gpus: that each group reserves.
+      gpus_of_nodes: how many each node has.
+    """
+    free = [int(gpus) for gpus in gpus_of_nodes if gpus >= 1]
+    counts = [1] * len(devices)
+    if not free:
+        return counts
+    largest = max(free)
+    for group in sorted(range(len(devices)), key=lambda group: -gpus[group]):
+        if gpus[group] < 1:
+            continue
+        needs = {n: int(gpus[group]) // n for n in _divisors(devices[group]) if gpus[group] % n == 0}
+        fitting = [n for n, need in needs.items() if sum(left // need for left in free) >= n]
+        if fitting:
+            counts[group] = fitting[0]
+            free = _without(free, fitting[0], needs[fitting[0]])
+        else:
+            counts[group] = next((n for n, need in needs.items() if need <= largest), max(needs))
+    return counts
+
+
+def _without(free: Sequence[int], processes: int, need: int) -> list[int]:
+    """The GPUs left on each node when so many processes have taken theirs, on the fullest nodes first."""
+    left = []
+    for gpus in sorted(free):
+        taken = min(processes, gpus // need)
+        processes -= taken
+        left.append(gpus - taken * need)
+    return left
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _check_gpus(shapes: Sequence[GroupShape], gpus: float) -> None:
+    faults = []
+    for mpmd_idx, shape in enumerate(shapes):
+        if math.ceil(gpus / shape.num_processes) < shape.devices_per_process:
+            faults.append(
+                f"gpus_per_group={gpus:g} gives each of the {shape.num_processes} processes of group "
+                f"{mpmd_idx} {gpus / shape.num_processes:g} GPUs for {shape.devices_per_process} devices; "
+                "leave gpus_per_group out for a GPU for each device"
+            )
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
+def _faults_of_types(request: Request) -> Iterator[Fault | None]:
+    shape, groups, processes = request.mesh_shape, request.groups, request.processes_per_group
+    what = "a dict of axis names and sizes, as {'stage': 4}"
+    yield type_fault("mesh_shape", shape, Mapping, what, optional=True)
+    yield str_fault("mpmd_axis", request.mpmd_axis, optional=True)
+    yield str_fault("platform", request.platform, optional=True)
+    if is_sequence(groups):
+        for mpmd_idx, axes in enumerate(groups or ()):
+            yield type_fault(f"groups[{mpmd_idx}]", axes, Mapping, what)
+    elif groups is not None:
+        yield sequence_fault("groups", groups, "a sequence with the axes of each group, as [{'data': 4}]")
+    kinds = request.axis_types
+    for kind in kinds.values() if isinstance(kinds, Mapping) else [] if kinds is None else [kinds]:
+        what = "of jax.sharding.AxisType, or a dict of these by the names of axes"
+        yield type_fault("axis_types", kind, AxisType, what)
+    if is_sequence(processes):
+        yield from int_faults("processes_per_group", processes, -math.inf)
+    elif processes is not None and not is_int(processes):
+        yield TypeError(
+            "processes_per_group must be a whole number, or a sequence with one for each group, not "
+            f"{shown(processes)}"
+        )
+    yield number_fault("cpus_per_group", request.cpus_per_group, above=0, finite=True, optional=True)
+    yield number_fault("gpus_per_group", request.gpus_per_group, least=0, finite=True, optional=True)
+
+
+def _faults_of_shapes(request: Request) -> Iterator[Fault | None]:
+    mesh_shape, mpmd_axis, groups = request.mesh_shape, request.mpmd_axis, request.groups
+    if groups is not None:
+        if mesh_shape is not None or mpmd_axis is not None:
+            yield ValueError("give groups, or mesh_shape and mpmd_axis, and not both")
+        if not groups:
+            yield ValueError(
+                "groups is empty: give the axes of each group's submesh, such as [{'data': 4}, {'data': 2}]"
+            )
+        faults = [
+            fault
+            for mpmd_idx, axes in enumerate(groups)
+            for fault in _faults_of_sizes(f"groups[{mpmd_idx}]", axes)
+            if fault
+        ]
+        yield from faults
+        if not faults:
+            yield from _faults_of_amounts(len(groups), sum(math.prod(axes.values()) for axes in groups))
+    elif mesh_shape is None or mpmd_axis is None:
+        yield ValueError("launch needs mesh_shape and mpmd_axis, or groups")
+    else:
+        if mpmd_axis not in mesh_shape:
+            names = ", ".join(map(str, mesh_shape))
+            yield ValueError(f"mesh_shape has no axis mpmd_axis={mpmd_axis!r}; its axes are {names}")
+        faults = [fault for fault in _faults_of_sizes("mesh_shape", mesh_shape) if fault]
+        yield from faults
+        if not faults and mpmd_axis in mesh_shape:
+            yield from _faults_of_amounts(mesh_shape[mpmd_axis], math.prod(mesh_shape.values()))
+
+
+def _faults_of_sizes(name: str, axes: Mapping[str, int]) -> Iterator[Fault | None]:
+    for axis, size in axes.items():
+        yield str_fault(f"the name of an axis in {name}", axis)
+        yield int_fault(f"{name}[{axis!r}]", size)
+
+
+def _faults_of_amounts(num_groups: int, num_devices: int) -> Iterator[Fault | None]:
+    if num_groups > MOST_PROCESSES:
+        yield ValueError(
+            f"{counted(num_groups)} groups, each a process at least, are more than the {MOST_PROCESSES} "
+            "processes that a Ray cluster can have"
+        )
+    yield device_count_fault(num_devices)
+
+
+def _faults_of_axis_types(request: Request, submeshes: Sequence[Mapping[str, int]] | None) -> Iterator[Fault]:
+    types = request.axis_types
+    named = types if isinstance(types, Mapping) else {}
+    for axis in named:
+        if submeshes and axis not in submeshes[0]:
+            yield ValueError(
+                f"axis_types names the axis {axis!r}; the axes of groups are {', '.join(submeshes[0])}"
+            )
+    if AxisType.Manual in (types, *named.values()):
+        yield ValueError("axis_types must be Auto or Explicit: axes are Manual within a jax.shard_map only")
+
+
+def _faults_of_resources(request: Request) -> Iterator[Fault]:
+    gpus, platform = request.gpus_per_group, request.platform
+    if gpus is not None and gpus > 1 and gpus % 1:
+        yield ValueError(f"gpus_per_group must be whole where it is more than one, not {gpus}")
+    if platform is not None and (not platform or "," in platform):
+        yield ValueError(
+            f"platform must be one platform for all processes, such as 'cpu' or 'cuda', not {platform!r}"
+        )
+
+
+def _faults_of_processes(request: Request, submeshes: Sequence[Mapping[str, int]]) -> Iterator[Fault]:
+    assert request.processes_per_group is not None, "it was asked for"
+    counts, gpus = each(request.processes_per_group, len(submeshes)), request.gpus_per_group
+    if len(counts) != len(submeshes):
+        yield ValueError(
+            f"processes_per_group has {len(counts)} numbers, but there are {len(submeshes)} groups"
+        )
+        return
+    for mpmd_idx, (axes, count) in enumerate(zip(submeshes, counts, strict=True)):
+        devices = math.prod(axes.values())
+        if count < 1 or devices % count:
+            possible = ", ".join(map(str, _divisors(devices)))
+            yield ValueError(
+                f"the {devices} devices of group {mpmd_idx} do not divide over processes_per_group={count}; "
+                f"possible are {possible}"
+            )
+        elif gpus and gpus >= 1 and not gpus % 1 and gpus % count:
+            yield ValueError(
+                f"gpus_per_group={gpus:g} does not divide over the {count} processes of group {mpmd_idx}"
+            )

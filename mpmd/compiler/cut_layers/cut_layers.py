@@ -1,0 +1,131 @@
+"""Cuts a step into the stages' share of its layers, and numbers the stages, in phases."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from mpmd.compiler.cut_layers.cut import CutJaxpr, cut_stacks
+from mpmd.compiler.cut_layers.dead_code import without_dead_code
+from mpmd.compiler.cut_layers.host_callbacks import with_host_callbacks
+from mpmd.compiler.cut_layers.number_marks import number_live_marks, number_marks
+from mpmd.compiler.jaxprs.equations import Atom, aval_of
+from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.steps import Argument, Constant, CutStep, Loop, Result, TracedStep
+from mpmd.ir.stack import Leaf, Stack, per_part
+from mpmd.language.reduce import treduce_p
+from mpmd.util.tree import paths
+
+
+def cut_layers(
+    traced: TracedStep,
+    argument_stacks: Sequence[Stack | None] = (),
+    result_stacks: Sequence[Stack | None] = (),
+) -> CutStep:
+    """Cuts scans over layers where stages end, and what goes along with them into parts.
+
+    Args:
+      argument_stacks, result_stacks: for a function without a loop, how each leaf of the arguments and of the
+        result is in parts; ``None`` for one that is whole, none if all are.
+
+    Raises: ``CompileError`` for marks that do not fit their scans, or do not make the stages of schedules.
+    Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
+      counter in another order; ``SharedWeightsWarning`` for marks in scans over data.
+    """
+    # 1. Scans are cut at their marks, and stacked arrays into parts.
+    stacks = () if traced.has_loop else (argument_stacks, result_stacks)
+    cut = cut_stacks(traced.jaxpr, traced.constants, traced.carried_leaves, *stacks)
+    # 2. Callbacks that give nothing back are what the driver calls, each part of a scan its own.
+    jaxpr = with_host_callbacks(cut.jaxpr)
+    # 3. Equations and loops come in turn; results that are no value of the step yet become copies.
+    outside, loops = _segments(jaxpr)
+    copies, results = _result_vars(jaxpr, cut.constants)
+    # 4. Marks get the numbers of the stages that they end.
+    numbered = number_marks(loops)
+    # 5. What no result needs goes.
+    live, live_loops = without_dead_code([*outside[:-1], [*outside[-1], *copies]], numbered, results)
+    # 6. The marks that are left are numbered through all loops.
+    staged = number_live_marks(live_loops, numbered)
+    return _cut_step(traced, cut, live, staged, results)
+
+
+def _segments(jaxpr: Jaxpr) -> tuple[list[list[JaxprEqn]], list[Loop]]:
+    """The equations before, between and after the loops, and the loops."""
+    outside: list[list[JaxprEqn]] = [[]]
+    loops: list[Loop] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is treduce_p:
+            loops.append(Loop.of(eqn))
+            outside.append([])
+        else:
+            outside[-1].append(eqn)
+    return outside, loops
+
+
+def _result_vars(jaxpr: Jaxpr, constants: Collection[Var]) -> tuple[list[JaxprEqn], list[Var]]:
+    """The equations that make copies of literals and constants, and the results, each a value of the step."""
+    eqns: list[JaxprEqn] = []
+    results: list[Var] = []
+    for atom in jaxpr.outvars:
+        if isinstance(atom, Literal) or atom in constants:
+            copies, (atom,) = traced_eqns(lambda x: [jnp.copy(x)], [atom])
+            eqns += copies
+        results.append(atom)
+    return eqns, results
+
+
+def _cut_step(
+    traced: TracedStep,
+    cut: CutJaxpr,
+    outside: tuple[tuple[JaxprEqn, ...], ...],
+    loops: tuple[Loop, ...],
+    results: Sequence[Var],
+) -> CutStep:
+    """The step of these equations and loops, of which each argument and result is a part of a leaf."""
+    argument_leaves = tuple(map(_leaf, traced.argument_paths, traced.jaxpr.invars, cut.argument_stacks))
+    result_leaves = tuple(map(_leaf, paths(traced.out_shape), traced.jaxpr.outvars, cut.result_stacks))
+    donated = per_part(argument_leaves, traced.donated)
+    read = _variables_read(outside, loops)
+    return CutStep(
+        arguments=tuple(map(Argument, _names(argument_leaves), cut.jaxpr.invars, donated)),
+        constants=tuple(Constant(var, value) for var, value in cut.constants.items() if var in read),
+        loops=loops,
+        outside=outside,
+        results=tuple(map(Result, _names(result_leaves), results)),
+        out_shape=traced.out_shape,
+        argument_leaves=argument_leaves,
+        result_leaves=result_leaves,
+        carried_leaves=traced.carried_leaves,
+        carried_state=tuple(_carried_parts(traced.carried_leaves, argument_leaves, result_leaves)),
+        typed=cut.of_parts(traced.typed),
+    )
+
+
+def _leaf(path: str, atom: Atom, stack: Stack | None) -> Leaf:
+    aval = aval_of(atom)
+    return Leaf(path, tuple(aval.shape), aval.dtype, aval.weak_type, stack)
+
+
+def _names(leaves: Sequence[Leaf]) -> Iterator[str]:
+    return (name for leaf in leaves for name in leaf.names)
+
+
+def _variables_read(outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop]) -> set[Var]:
+    """What equations and loops read, and the values that loops return."""
+    atoms = [atom for eqn in itertools.chain(*outside, *(loop.eqns for loop in loops)) for atom in eqn.invars]
+    atoms += [atom for loop in loops for result in loop.results for atom in (result.initial, result.value)]
+    return {atom for atom in atoms if isinstance(atom, Var)}
+
+
+def _carried_parts(
+    carried_leaves: Sequence[tuple[int, int]], arguments: Sequence[Leaf], results: Sequence[Leaf]
+) -> Iterator[tuple[int, int]]:
+    """The pairs of the parts of leaves."""
+    first_argument = [0, *itertools.accumulate(len(leaf.names) for leaf in arguments)]
+    first_result = [0, *itertools.accumulate(len(leaf.names) for leaf in results)]
+    for i, j in carried_leaves:
+        if arguments[i].stack == results[j].stack:
+            yield from ((first_argument[i] + p, first_result[j] + p) for p in range(len(arguments[i].names)))

@@ -1,0 +1,257 @@
+"""Writes into each mark of the loop the number of the stage that it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.jaxprs.equations import operands
+from mpmd.compiler.jaxprs.source import line_of, where
+from mpmd.compiler.steps import Loop
+from mpmd.errors import CompileError
+from mpmd.language.annotate import Boundary, Mark, mark_of, mark_text
+from mpmd.schedules import Interleaved1F1B, ListSchedule, Schedule
+from mpmd.schedules.base import AnyPlacement, RoundRobin
+
+Ends = Sequence[tuple[JaxprEqn, Mark]]
+
+
+def number_marks(loops: Sequence[Loop]) -> tuple[Loop, ...]:
+    """The loops with numbers in their marks, where these make as many stages as their schedules have.
+
+    A mark ends the stage after those that end at the marks it depends on. So models that do not depend on
+    one another, such as an actor and a critic, pass the same stages, each with marks of its own. If that
+    makes too few stages, as for branches that are to be a stage each, the marks end stages in their order.
+
+    Marks that ``jax.linear_transpose`` has turned round accompany those of the user, as in a backward. Where
+    there are no others, they end the stages of the transposed function.
+
+    This comes before dead code is removed: when the loss is computed before the last stage, the marks of the
+    later stages are dead code.
+    """
+    numbered = ((loop, _stages(loop)) for loop in loops)
+    return tuple(loop if stages is None else _numbered(loop, stages) for loop, stages in numbered)
+
+
+def number_live_marks(loops: Sequence[Loop], before: Sequence[Loop]) -> tuple[Loop, ...]:
+    """The loops without dead code, with numbers in their marks. Stages are numbered through all loops.
+
+    Args:
+      before: the loops after ``number_marks``, with dead code.
+
+    Raises: ``CompileError`` naming every loop whose marks do not make as many stages as its schedule has.
+    """
+    had_stages = {loop.index: _stages(loop) is not None for loop in before}
+    faults: list[str] = []
+    numbered: list[Loop] = []
+    for loop in loops:
+        stages = _stages(loop)
+        if stages is not None and not _has_orphans(loop):
+            loop = _numbered(loop, stages)
+        elif not had_stages[loop.index]:
+            faults.append(_wrong_number_of_marks(loop))
+        numbered.append(_turned_round(loop) if _is_transposed(loop) else loop)
+    if faults:
+        raise CompileError(faults)
+    sizes = (loop.schedule.num_stages for loop in numbered)
+    return tuple(map(_with_first_stage, numbered, itertools.accumulate(sizes, initial=0)))
+
+
+def _with_first_stage(loop: Loop, first_stage: int) -> Loop:
+    """The loop with this number for its first stage."""
+    if not first_stage:
+        return loop
+    boundaries = {
+        mark.boundary: Boundary(mark.boundary.name, first_stage + mark.boundary.stage)
+        for _, mark in _marks(loop)
+        if mark.boundary.stage is not None
+    }
+    eqns = tuple(
+        eqn.replace(params={**eqn.params, "boundary": boundaries[mark.boundary]})
+        if (mark := mark_of(eqn))
+        else eqn
+        for eqn in loop.eqns
+    )
+    return dataclasses.replace(loop, first_stage=first_stage, eqns=eqns)
+
+
+def _marks(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
+    return [(eqn, mark) for eqn in loop.eqns if (mark := mark_of(eqn))]
+
+
+def _written(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
+    """The marks that the user wrote, without those that differentiation derived from them."""
+    return [(eqn, mark) for eqn, mark in _marks(loop) if not mark.linear]
+
+
+def _is_transposed(loop: Loop) -> bool:
+    """Whether all marks that the user wrote were transposed."""
+    return bool(_written(loop)) and not any(mark.forward for _, mark in _written(loop))
+
+
+def _turned_round(loop: Loop) -> Loop:
+    eqns = (
+        eqn.replace(params={**eqn.params, "forward": not mark.forward}) if (mark := mark_of(eqn)) else eqn
+        for eqn in loop.eqns
+    )
+    return dataclasses.replace(loop, eqns=tuple(eqns))
+
+
+def _ends(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
+    """The user's marks that end stages."""
+    direction = not _is_transposed(loop)
+    return [(eqn, mark) for eqn, mark in _written(loop) if mark.forward is direction]
+
+
+def _accompanying(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
+    """The user's marks of functions that the loop applies transposed, and not otherwise."""
+    ends = {mark.boundary for _, mark in _ends(loop)}
+    return [(eqn, mark) for eqn, mark in _written(loop) if mark.boundary not in ends]
+
+
+def _has_orphans(loop: Loop) -> bool:
+    """Whether what a mark returns is dead code, but derivatives through it are not, as of a penalty."""
+    return not {mark.boundary for _, mark in _marks(loop)} <= {mark.boundary for _, mark in _written(loop)}
+
+
+def _stages(loop: Loop) -> Sequence[int] | None:
+    """The stage that each of the user's marks ends.
+
+    There is one between each two stages, and perhaps one after the last stage; ``None`` if not.
+    """
+    num_stages = loop.schedule.num_stages
+    ends = _ends(loop)
+    for stages in (_marks_before(loop, ends), range(len(ends))):
+        most = max(stages, default=-1) + 1
+        if most == num_stages and _is_transposed(loop):  # the mark after the last stage comes first
+            return [(stage - 1) % num_stages for stage in stages]
+        if most in (num_stages - 1, num_stages):
+            return stages
+    return None
+
+
+def _stages_back(loop: Loop) -> list[int]:
+    """The stage that each of the accompanying marks ends in the forward; the last one ends at stage 0."""
+    before = _marks_before(loop, _accompanying(loop))
+    last_stage = loop.schedule.num_stages - 1
+    return [min(max(before) - stage, last_stage) for stage in before]
+
+
+def _marks_before(loop: Loop, marks: Ends) -> list[int]:
+    """The number of marks that stand one behind the other before each of them."""
+    ends = {id(eqn) for eqn, _ in marks}
+    passed: dict[Var, int] = {}
+    found = []
+    for eqn in loop.eqns:
+        before = max((passed.get(var, 0) for var in operands(eqn)), default=0)
+        if id(eqn) in ends:
+            found.append(before)
+            before += 1
+        passed.update(dict.fromkeys(eqn.outvars, before))
+    return found
+
+
+def _numbered(loop: Loop, stages: Sequence[int]) -> Loop:
+    """The loop with a different boundary for each of the user's marks, of which the ends end these stages."""
+    boundaries = [mark.boundary for _, mark in (*_ends(loop), *_accompanying(loop))]
+    numbers = (*stages, *_stages_back(loop))
+    new = [Boundary(boundary.name, stage) for boundary, stage in zip(boundaries, numbers, strict=True)]
+    end_of = {
+        id(eqn): end
+        for boundary in dict.fromkeys(mark.boundary for _, mark in _marks(loop))
+        for eqn, end in _ends_at(loop, boundary, [i for i, b in enumerate(boundaries) if b is boundary])
+    }
+    eqns = tuple(
+        eqn.replace(params={**eqn.params, "boundary": new[end_of[id(eqn)]]}) if mark_of(eqn) else eqn
+        for eqn in loop.eqns
+    )
+    return dataclasses.replace(loop, eqns=eqns)
+
+
+def _ends_at(loop: Loop, boundary: Boundary, ends: Sequence[int]) -> Iterator[tuple[JaxprEqn, int]]:
+    """The marks of one boundary, each with the number of the user's mark that it is, or accompanies.
+
+    A function under ``jit`` that is called for several stages brings the same boundary several times.
+    Differentiation goes through those calls in the same order forwards, and in reverse backwards.
+
+    Args:
+      ends: the numbers of the user's marks of this boundary.
+    """
+    marks = [(eqn, mark) for eqn, mark in _marks(loop) if mark.boundary is boundary]
+    direction = any(mark.forward and not mark.linear for _, mark in marks)
+    own = [eqn for eqn, mark in marks if mark.forward is direction and not mark.linear]
+    tangents = [eqn for eqn, mark in marks if mark.forward is direction and mark.linear]
+    cotangents = [eqn for eqn, mark in marks if mark.forward is not direction]
+    yield from zip(own, ends, strict=True)
+    yield from zip(tangents, itertools.cycle(ends), strict=False)
+    yield from zip(cotangents, itertools.cycle(reversed(ends)), strict=False)
+
+
+def _wrong_number_of_marks(loop: Loop) -> str:
+    ends, schedule = _ends(loop), loop.schedule
+    stages = _marks_before(loop, ends)
+    found, wanted = max(stages, default=-1) + 1, schedule.num_stages
+    more = (
+        f"; that many stages on {_count(schedule.mpmd_dim, 'group')}, as where calls of a network feed one "
+        f"another, are those of {_with_stages(schedule, found)}"
+    )
+    return (
+        f"the function that treduce at {loop.where} applies has {_ends_found(ends, found)}, but the schedule "
+        f"{schedule} has {_count(wanted, 'stage')}: it needs {_count(wanted - 1, 'mark')}, or {wanted} with "
+        f"one after the last stage{_for_one_scan(ends, wanted)}{more if found > wanted else ''}."
+        f"{_lines(stages, ends)}"
+    )
+
+
+def _ends_found(ends: Ends, stages: int) -> str:
+    if not ends:
+        return "no call of mark_stage_end whose result it uses"
+    if any(mark.boundary.in_scan for _, mark in ends):
+        return f"marks that end {_count(stages, 'stage')}"
+    return f"{_count(len(ends), 'call')} of mark_stage_end, which end {_count(stages, 'stage')}"
+
+
+def _for_one_scan(ends: Ends, wanted: int) -> str:
+    """What to write if all marks are those of one scan."""
+    if all(mark.boundary.in_scan for _, mark in ends) and len({_place(*end) for end in ends}) == 1:
+        return f", which mark_stage_end(..., num_stages={wanted}) in the scan gives"
+    return ""
+
+
+def _lines(stages: Sequence[int], ends: Ends) -> str:
+    """A line for each place where stages end."""
+    lines = []
+    pairs = zip(stages, (_place(*end) for end in ends), strict=True)
+    for place, group in itertools.groupby(pairs, key=lambda pair: pair[1]):
+        numbers = [stage for stage, _ in group]
+        first, last = min(numbers), max(numbers)
+        which = f"stage {first} ends" if first == last else f"stages {first} to {last} end"
+        lines.append(f"\n  {which} at {place}")
+    return "".join(lines)
+
+
+def _with_stages(schedule: Schedule, ends: int) -> str:
+    """A schedule for as many groups and for stages with so many ends, as text.
+
+    It places stages round robin, so the stages of the next call of a network are where its weights are.
+    """
+    fits_others = isinstance(schedule, RoundRobin | AnyPlacement)
+    family = schedule.name if fits_others else Interleaved1F1B.__name__
+    even = (stages for stages in (ends, ends + 1) if stages % schedule.mpmd_dim == 0)
+    if (stages := next(even, None)) is None:
+        family, stages = ListSchedule.__name__, ends + 1
+    return f"{family}(num_stages={stages}, mpmd_dim={schedule.mpmd_dim})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _place(eqn: JaxprEqn, mark: Mark) -> str:
+    if mark.boundary.found:
+        return mark_text(eqn, line_of(eqn))
+    name = mark.boundary.name
+    return f"{where(eqn)}: {name!r}" if name else where(eqn)

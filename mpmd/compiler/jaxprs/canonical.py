@@ -1,0 +1,261 @@
+"""The canonical form of a step's equations, which ``trace`` makes once and every pass keeps.
+
+- No equation is a mere call. The equations of functions under ``jit`` and of functions with derivatives of
+  their own stand in place of the calls: a step is differentiated by the time that it is traced. So do those
+  that solve a linear system. A rematerialised function stays, because XLA is not to merge what it computes.
+- No body closes over arrays. They are operands of the equation, and constants of the step.
+- The bodies of microbatch loops and the branches of conditionals have variables of their own.
+
+Bodies are those of ``scan``, ``while``, ``cond``, microbatch loops and rematerialised functions, at any
+depth. The jaxprs in other equations, such as a ``shard_map`` or a reduction with a function, stay as JAX made
+them: no pass reads them. What a pass has JAX trace comes from ``traced_eqns``, which is canonical, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.sharding import AbstractMesh, NamedSharding
+
+from mpmd.compat import with_scan_constants
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    as_called,
+    aval_of,
+    called,
+    closed,
+    lookup,
+    substitute,
+    with_eqns,
+)
+from mpmd.compiler.jaxprs.linear_solves import solution
+from mpmd.sharding import with_auto_axes, within
+
+Constants = dict[Var, Any]
+"""The values of variables that a jaxpr reads besides its arguments."""
+
+_BODIES = {
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+    "checkpoint": ("jaxpr",),
+    "remat2": ("jaxpr",),
+    "treduce": ("body",),
+}
+"""The parameters that are bodies."""
+
+_WITH_OWN_VARIABLES = ("cond", "treduce")
+
+
+def canonical(function: ClosedJaxpr) -> tuple[Jaxpr, Constants]:
+    """The canonical form of a function.
+
+    How calls outside of bodies say that operands and results are sharded is left to the step's own specs;
+    in bodies it becomes sharding constraints.
+
+    Returns: the jaxpr, whose first inputs are the constants that the function, and calls and bodies in it,
+      close over, and the values of these.
+    """
+    return _written(function, _Scope({}, is_body=False))
+
+
+def canonical_faults(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
+    """The equations that are not in canonical form, but for whose variables bodies have."""
+    return _faults(eqns, set())
+
+
+def _faults(eqns: Iterable[JaxprEqn], seen: set[int]) -> Iterator[str]:
+    for eqn in eqns:
+        if _callee(eqn) is not None:
+            yield f"{eqn.primitive} is a call"
+        for body in _bodies(eqn):
+            if body.consts:
+                yield f"a body of {eqn.primitive} closes over arrays"
+            if id(body.jaxpr) not in seen:
+                seen.add(id(body.jaxpr))
+                yield from _faults(body.jaxpr.eqns, seen)
+
+
+def _callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The function of an equation that does nothing but call it."""
+    if (inner := called(eqn)) is not None:
+        return inner
+    solve = solution(eqn)
+    return None if solve is None else closed(solve)
+
+
+def _bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    bodies: list[ClosedJaxpr] = []
+    for name in _BODIES.get(eqn.primitive.name, ()):
+        value = eqn.params[name]
+        bodies += value if isinstance(value, tuple) else [value]
+    return [body if isinstance(body, ClosedJaxpr) else closed(body) for body in bodies]
+
+
+def _written(function: ClosedJaxpr, scope: _Scope) -> tuple[Jaxpr, Constants]:
+    """The canonical form of a function in a scope of its own."""
+    jaxpr = function.jaxpr
+    renamed: dict[Var, Atom] = scope.constants_of(function)
+    invars = [scope.own(var, renamed) for var in jaxpr.invars]
+    scope.add(jaxpr.eqns, renamed)
+    if not renamed and _are_same(scope.eqns, jaxpr.eqns):
+        return jaxpr, {}
+    outvars = [lookup(atom, renamed) for atom in jaxpr.outvars]
+    invars = [*scope.constants, *invars]
+    return with_eqns(jaxpr, scope.eqns, constvars=[], invars=invars, outvars=outvars), scope.constants
+
+
+class _Scope:
+    """The canonical equations of one body, and the constants that they read.
+
+    Args:
+      known: bodies and their canonical forms, so that what several equations have is written once.
+    """
+
+    def __init__(
+        self,
+        known: dict[tuple[int, ...], tuple[ClosedJaxpr, tuple[Jaxpr, Constants]]],
+        is_body: bool = True,
+        own_variables: bool = False,
+    ):
+        self.eqns: list[JaxprEqn] = []
+        self.constants: Constants = {}
+        self._known = known
+        self._is_body = is_body
+        self._own_variables = own_variables
+        self._constant_of: dict[int, Var] = {}  # by the identity of its value
+
+    def constants_of(self, function: ClosedJaxpr) -> dict[Var, Atom]:
+        """Variables of this scope for the constants that a function closes over."""
+        pairs = zip(function.jaxpr.constvars, function.consts, strict=True)
+        return {var: self._constant(var, value) for var, value in pairs}
+
+    def own(self, var: Var, renamed: dict[Var, Atom]) -> Var:
+        """The variable of this scope for ``var``, which is noted if it is another one."""
+        if not self._own_variables:
+            return var
+        renamed[var] = new = Var(var.aval)
+        return new
+
+    def add(self, eqns: Iterable[JaxprEqn], renamed: dict[Var, Atom], call: JaxprEqn | None = None) -> None:
+        """Adds equations, which ``call`` calls.
+
+        Args:
+          renamed: for variables that they read, what these are here; is given those that they define.
+        """
+        for eqn in eqns:
+            eqn = substitute(eqn, renamed)
+            if call is not None:
+                eqn = as_called(call, eqn)
+            if (callee := _callee(eqn)) is not None:
+                inside = self.constants_of(callee)
+                operands = self._as_sharded(eqn, eqn.invars, "in_shardings")
+                inside.update(zip(callee.jaxpr.invars, operands, strict=True))
+                self.add(callee.jaxpr.eqns, inside, eqn)
+                results = [lookup(atom, inside) for atom in callee.jaxpr.outvars]
+                results = self._as_sharded(eqn, results, "out_shardings")
+                renamed.update(zip(eqn.outvars, results, strict=True))
+                continue
+            eqn = self._with_bodies(eqn)
+            if call is not None or self._own_variables:  # the same function may be called again
+                outvars = [type(var)(var.aval) for var in eqn.outvars]
+                renamed.update(zip(eqn.outvars, outvars, strict=True))
+                eqn = eqn.replace(outvars=outvars)
+            self.eqns.append(eqn)
+
+    def _constant(self, var: Var, value: Any) -> Var:
+        if id(value) not in self._constant_of:
+            self._constant_of[id(value)] = new = Var(var.aval)
+            self.constants[new] = value
+        return self._constant_of[id(value)]
+
+    def _as_sharded(self, call: JaxprEqn, atoms: Sequence[Atom], name: str) -> list[Atom]:
+        """Operands or results of a call, with a constraint for those whose sharding it says."""
+        shardings = call.params.get(name, ()) if self._is_body else ()
+        values = list(atoms)
+        for i, sharding in enumerate(shardings):
+            if isinstance(sharding, NamedSharding):
+                constraint = _constraint(values[i], sharding, call)
+                self.eqns.append(constraint)
+                (values[i],) = constraint.outvars
+        return values
+
+    def _body(self, body: ClosedJaxpr, own_variables: bool) -> tuple[Jaxpr, Constants]:
+        """The canonical form of a body in this one."""
+        if own_variables:
+            return _written(body, _Scope(self._known, own_variables=True))
+        key = (id(body.jaxpr), *map(id, body.consts))
+        if key not in self._known:
+            self._known[key] = body, _written(body, _Scope(self._known))
+        return self._known[key][1]
+
+    def _with_bodies(self, eqn: JaxprEqn) -> JaxprEqn:
+        """The equation with canonical bodies, whose constants are among its operands."""
+        before = _bodies(eqn)
+        if not before:
+            return eqn
+        name, params, invars = eqn.primitive.name, dict(eqn.params), list(eqn.invars)
+        made = [self._body(body, name in _WITH_OWN_VARIABLES) for body in before]
+        bodies = [jaxpr for jaxpr, _ in made]
+        if _are_same(bodies, [body.jaxpr for body in before]):
+            return eqn
+        read = [[self._constant(var, value) for var, value in constants.items()] for _, constants in made]
+        if name == "while":
+            first = params["cond_nconsts"]
+            invars = [*read[0], *invars[:first], *read[1], *invars[first:]]
+            params["cond_nconsts"] += len(read[0])
+            params["body_nconsts"] += len(read[1])
+        elif name == "cond":
+            invars = [invars[0], *itertools.chain(*read), *invars[1:]]
+            bodies = [_with_others(body, i, read) for i, body in enumerate(bodies)]
+        else:
+            invars = [*read[0], *invars]
+            if name == "scan":
+                params = with_scan_constants(params, len(read[0]))
+            elif isinstance(params.get("prevent_cse"), tuple):
+                params["prevent_cse"] = (False,) * len(read[0]) + params["prevent_cse"]
+        return eqn.replace(invars=invars, params=_with_bodies(eqn, params, bodies))
+
+
+def _with_others(branch: Jaxpr, number: int, constants: Sequence[Sequence[Var]]) -> Jaxpr:
+    """A branch that takes the constants of all branches, in their order."""
+    own = len(constants[number])
+    before = [Var(var.aval) for of_branch in constants[:number] for var in of_branch]
+    behind = [Var(var.aval) for of_branch in constants[number + 1 :] for var in of_branch]
+    invars = [*before, *branch.invars[:own], *behind, *branch.invars[own:]]
+    return with_eqns(branch, branch.eqns, invars=invars)
+
+
+def _with_bodies(eqn: JaxprEqn, params: Mapping[str, Any], bodies: Iterable[Jaxpr]) -> dict[str, Any]:
+    """The parameters with these bodies."""
+    rest = iter(bodies)
+    new: dict[str, Any] = {}
+    for name in _BODIES[eqn.primitive.name]:
+        before = eqn.params[name]
+        if isinstance(before, tuple):
+            new[name] = tuple(map(closed, rest))
+        else:
+            body = next(rest)
+            new[name] = closed(body) if isinstance(before, ClosedJaxpr) else body
+    return {**params, **new}
+
+
+def _constraint(value: Atom, sharding: NamedSharding, call: JaxprEqn) -> JaxprEqn:
+    """An equation that says how a value is sharded, where a call said it."""
+    mesh = with_auto_axes(sharding.mesh)
+    wanted = NamedSharding(mesh, sharding.spec)
+    shape = jax.ShapeDtypeStruct(aval_of(value).shape, aval_of(value).dtype)
+    with within(mesh) if isinstance(mesh, AbstractMesh) else contextlib.nullcontext():
+        jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, wanted))(shape)
+    (eqn,) = jaxpr.eqns
+    outvars = [Var(aval_of(value))]
+    return eqn.replace(invars=[value], outvars=outvars, source_info=call.source_info, ctx=call.ctx)
+
+
+def _are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:
+    return len(these) == len(those) and all(a is b for a, b in zip(these, those, strict=True))

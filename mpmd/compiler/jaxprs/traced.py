@@ -1,0 +1,30 @@
+"""The equations that a pass writes by having JAX trace a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.jaxprs.canonical import canonical
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, substitute
+
+
+def traced_eqns(fun: Callable, inputs: Sequence[Atom]) -> tuple[list[JaxprEqn], list[Any]]:
+    """The equations of ``fun(*inputs)``, in canonical form, and its results: variables or literals.
+
+    A function that is under ``jax.jit`` is traced once for inputs of the same shapes and dtypes.
+    """
+    avals = [jax.ShapeDtypeStruct(aval_of(a).shape, aval_of(a).dtype) for a in inputs]
+    traced = fun if isinstance(fun, jax.stages.Wrapped) else jax.jit(fun)
+    jaxpr, constants = canonical(traced.trace(*avals).jaxpr)
+    assert not constants and len(jaxpr.invars) == len(inputs), "the function closes over arrays"
+    renamed: dict[Var, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
+    eqns = []
+    for eqn in jaxpr.eqns:
+        outvars = [Var(var.aval) for var in eqn.outvars]
+        eqns.append(substitute(eqn, renamed).replace(outvars=outvars))
+        renamed.update(zip(eqn.outvars, outvars, strict=True))
+    return eqns, [lookup(atom, renamed) for atom in jaxpr.outvars]

@@ -1,0 +1,299 @@
+"""A step as the compiler's first two passes leave it: flat arguments, and equations and loops in turn.
+
+Grammar::
+
+    TracedStep ::= argument-path* constant* jaxpr       loops are equations of it; marks have no numbers
+    CutStep    ::= Argument* Constant* (equation* Loop)* equation* Result*
+    Loop       ::= index equation* LoopResult*          the equations have marks among them, with numbers
+
+``str()`` of each prints it, and ``checks.py`` says what holds of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from mpmd.compiler.jaxprs.equations import Atom, lookup, substitute
+from mpmd.compiler.jaxprs.printing import Names, indented
+from mpmd.compiler.jaxprs.source import where
+from mpmd.ir.plan import Spec
+from mpmd.ir.stack import Leaf
+from mpmd.language.annotate import mark_of
+from mpmd.language.reduce import treduce_p
+from mpmd.schedules import Schedule
+from mpmd.util.tree import paths
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """A leaf of the step's arguments, or a part of one, such as ``args[0].params['w'][0:2]``.
+
+    Attributes:
+      donated: whether the caller gives it up.
+    """
+
+    path: str
+    var: Var
+    donated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """An array that the step closes over."""
+
+    var: Var
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A leaf of the step's result, or a part of one.
+
+    ``var`` may be an argument, and the variable of several results.
+    """
+
+    path: str
+    var: Var
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopResult:
+    """A result of the loop.
+
+    Attributes:
+      value: what the body makes of one microbatch: the addend of a plain sum, or else the new state.
+      state: the variable in which the body reads the state before the microbatch; ``None`` for a plain sum.
+      initial: the outer value of the state before the first microbatch.
+      result: the outer variable of the state after the last microbatch.
+      ordered: whether the order of the microbatches may decide the result.
+      carried: whether the function of a microbatch itself reads the state, and not an operation alone.
+    """
+
+    value: Atom
+    state: Var | None
+    initial: Atom
+    result: Var
+    ordered: bool
+    carried: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A microbatch loop.
+
+    Attributes:
+      where: the user's line.
+      first_stage: the number of its first stage: of all stages of the loops before.
+      decided: which of the step's decisions it was traced under: see ``Decisions.of_loops``.
+      index: the variable of the microbatch index, an int32 scalar.
+      eqns: the body for one microbatch. It reads outer variables directly. The boundary of each mark among
+        the equations says which stage ends there.
+    """
+
+    where: str
+    index: Var
+    eqns: tuple[JaxprEqn, ...]
+    results: tuple[LoopResult, ...]
+    num_microbatches: int
+    schedule: Schedule
+    first_stage: int = 0
+    decided: int = 0
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn) -> Loop:
+        """The loop of a ``treduce`` equation, whose body reads outer variables directly."""
+        body: Jaxpr = eqn.params["body"]
+        num_closed_over = len(eqn.invars) - len(eqn.outvars)
+        outer = dict(zip(body.invars[:num_closed_over], eqn.invars, strict=False))
+        index, *state_vars = body.invars[num_closed_over:]
+        states = iter(state_vars)
+        results = tuple(
+            LoopResult(
+                value=lookup(value, outer),
+                state=None if is_sum else next(states),
+                initial=initial,
+                result=result,
+                ordered=ordered,
+                carried=carried,
+            )
+            for value, is_sum, initial, result, ordered, carried in zip(
+                body.outvars,
+                eqn.params["summed"],
+                eqn.invars[num_closed_over:],
+                eqn.outvars,
+                eqn.params["ordered"],
+                eqn.params["carried"],
+                strict=True,
+            )
+        )
+        return cls(
+            where=where(eqn),
+            index=index,
+            eqns=tuple(substitute(inner, outer) for inner in body.eqns),
+            results=results,
+            num_microbatches=eqn.params["length"],
+            schedule=eqn.params["schedule"],
+            decided=eqn.params["number"],
+        )
+
+    @property
+    def stages(self) -> range:
+        """The numbers of its stages."""
+        return range(self.first_stage, self.first_stage + self.schedule.num_stages)
+
+    @property
+    def states(self) -> tuple[Var, ...]:
+        """The variables of the states that are not plain sums."""
+        return tuple(result.state for result in self.results if result.state is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedStep:
+    """A step as JAX traces it, as a jaxpr of the leaves of its arguments.
+
+    Calls outside of loops are inlined, and values have no shardings in their types.
+
+    Attributes:
+      jaxpr: with a ``treduce`` equation for each loop, and marks without the numbers of stages, some of them
+        in scans.
+      constants: the values of the variables that it reads besides its arguments.
+      argument_paths: what its user calls the arguments.
+      donated: for each argument, whether the caller gives it up.
+      out_shape: the result as a pytree of ``ShapeDtypeStruct``.
+      carried_leaves: pairs of an argument's and a result's position that a training loop will connect.
+      typed: the specs of variables whose types said how they are sharded.
+    """
+
+    jaxpr: Jaxpr
+    constants: Mapping[Var, Any]
+    argument_paths: tuple[str, ...]
+    donated: tuple[bool, ...]
+    out_shape: Any
+    carried_leaves: tuple[tuple[int, int], ...]
+    typed: Mapping[Var, Spec]
+
+    @property
+    def has_loop(self) -> bool:
+        return any(eqn.primitive is treduce_p for eqn in self.jaxpr.eqns)
+
+    def __str__(self) -> str:
+        loops = {eqn: Loop.of(eqn) for eqn in self.jaxpr.eqns if eqn.primitive is treduce_p}
+        arguments = zip(self.jaxpr.invars, self.argument_paths, strict=True)
+        names = _names((*arguments, *((loop.index, "index") for loop in loops.values())), self.constants)
+        lines = [*_argument_lines(names, self.jaxpr.invars, self.constants), "step"]
+        for eqn in self.jaxpr.eqns:
+            lines += indented(_loop_lines(loops[eqn], names) if eqn in loops else [names.equation(eqn)])
+        outs = zip(paths(self.out_shape), self.jaxpr.outvars, strict=True)
+        next_of = {result: self.argument_paths[argument] for argument, result in self.carried_leaves}
+        return "\n".join([*lines, "results", *indented(_result_lines(names, outs, next_of))])
+
+
+@dataclasses.dataclass(frozen=True)
+class CutStep:
+    """A step over flat arguments, each a value of one group: equations and loops in turn.
+
+    Scans are cut where stages end, and all that goes along with them is in parts. Equations and loops that no
+    result needs are gone.
+
+    Attributes:
+      loops: in the order in which they are written, which is one of their data.
+      outside: the equations before the first loop, between each two loops, and after the last one; of a
+        function without a loop, all. The compiler may move them.
+      out_shape: the result as a pytree of ``ShapeDtypeStruct``.
+      argument_leaves, result_leaves: what the arguments and results are parts of, in order.
+      carried_leaves: pairs of an argument leaf's and a result leaf's position that a training loop will
+        connect.
+      carried_state: the same of arguments and results, where leaves are in the same parts.
+      typed: the specs of variables, outside and inside the loop, whose types said how they are sharded, as
+        types do along explicit mesh axes. The types of these variables no longer do.
+    """
+
+    arguments: tuple[Argument, ...]
+    constants: tuple[Constant, ...]
+    loops: tuple[Loop, ...]
+    outside: tuple[tuple[JaxprEqn, ...], ...]
+    results: tuple[Result, ...]
+    out_shape: Any
+    argument_leaves: tuple[Leaf, ...]
+    result_leaves: tuple[Leaf, ...]
+    carried_leaves: tuple[tuple[int, int], ...]
+    carried_state: tuple[tuple[int, int], ...]
+    typed: Mapping[Var, Spec] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        names = self.names()
+        lines = self.argument_lines(names)
+        for place, eqns in enumerate(self.outside):
+            if place:
+                number = f" {place - 1}" if len(self.loops) > 1 else ""
+                lines += _loop_lines(self.loops[place - 1], names, number)
+            lines += [self.place_text(place), *indented(map(names.equation, eqns))]
+        return "\n".join([*lines, "results", *indented(self.result_lines(names))])
+
+    def loop_of(self, stage: int) -> int:
+        """The number of the loop that a stage is of."""
+        return next(number for number, loop in enumerate(self.loops) if stage in loop.stages)
+
+    def place_text(self, place: int) -> str:
+        """What is said of the equations outside of loops that come after so many of them."""
+        if not self.loops:
+            return "without a loop"
+        which = "the loop" if len(self.loops) == 1 else "all loops"
+        if 0 < place < len(self.loops):
+            return f"between loop {place - 1} and loop {place}"
+        return f"{'after' if place else 'before'} {which}"
+
+    def names(self) -> Names:
+        """The names of the variables that are the same at every level."""
+        arguments = ((argument.var, argument.path) for argument in self.arguments)
+        constants = [constant.var for constant in self.constants]
+        return _names((*arguments, *((loop.index, "index") for loop in self.loops)), constants)
+
+    def argument_lines(self, names: Names) -> list[str]:
+        """What the step reads, as text."""
+        arguments = [argument.var for argument in self.arguments]
+        return _argument_lines(names, arguments, [constant.var for constant in self.constants])
+
+    def result_lines(self, names: Names) -> list[str]:
+        """What the step returns, as text."""
+        results = ((result.path, result.var) for result in self.results)
+        next_of = {result: self.arguments[argument].path for argument, result in self.carried_state}
+        return _result_lines(names, results, next_of)
+
+
+def _names(given: Iterable[tuple[Var, str]], constants: Iterable[Var]) -> Names:
+    """Names of variables, of which some have one already."""
+    return Names({**dict(given), **{var: f"constant_{i}" for i, var in enumerate(constants)}})
+
+
+def _argument_lines(names: Names, arguments: Iterable[Var], constants: Collection[Var]) -> list[str]:
+    lines = ["arguments", *indented(map(names.typed, arguments))]
+    return [*lines, "constants", *indented(map(names.typed, constants))] if constants else lines
+
+
+def _loop_lines(loop: Loop, names: Names, number: str = "") -> list[str]:
+    lines = [f"loop{number} over {loop.num_microbatches} microbatches, {loop.schedule}"]
+    for eqn in loop.eqns:
+        mark = mark_of(eqn)
+        lines.append(f"  {names.equation(eqn)}" + (f"    # {mark.boundary}" if mark else ""))
+    for result in loop.results:
+        update = "+=" if result.state is None else f"from {names.of(result.state)} to"
+        start = f"{names.typed(result.result)} starts as {names.of(result.initial)}"
+        lines.append(f"  {start}, {update} {names.of(result.value)}")
+    return lines
+
+
+def _result_lines(names: Names, results: Iterable[tuple[str, Atom]], next_of: Mapping[int, str]) -> list[str]:
+    """A line for each result.
+
+    Args:
+      next_of: for positions of results that a next step takes, the paths of its arguments.
+    """
+    return [
+        f"result{path} = {names.of(atom)}" + (f"    # the next {next_of[i]}" if i in next_of else "")
+        for i, (path, atom) in enumerate(results)
+    ]

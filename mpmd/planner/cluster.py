@@ -1,0 +1,94 @@
+"""A cluster as users give it to a plan: described by them, read from Ray, or found in this process."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpmd.planner.hardware import Hardware, check_known, completed
+from mpmd.validation import bool_fault, raise_faults
+
+ENTRY_POINT_GROUP = "mpmd.clusters"
+"""Packages say in their installation, under the name of a kind of cluster, what describes one."""
+
+
+class Cluster(Hardware):
+    __doc__ = Hardware.__doc__  # which names the attributes
+
+    @staticmethod
+    def from_ray(
+        address: str | None = None,
+        *,
+        measure: bool = False,
+        dtype: str = "float32",
+        platform: str | None = None,
+        cpus_per_device: float | None = None,
+        timeout: float = 60.0,
+        **given: Any,
+    ) -> Cluster:
+        """Describes a Ray cluster: the one that this process is connected to, or the one at ``address``.
+
+        Nodes, devices and memory are read. A device is a GPU where the cluster has GPUs, else a CPU with its
+        share of the node's memory.
+
+        Args:
+          measure: measure what is not given, in actors on two nodes, in seconds: rates of matrix products
+            while all devices of a node compute, memory bandwidth, what a task takes beside, and messages
+            between groups on a node and between nodes.
+          dtype: of these matrix products.
+          platform: ``cpu``, ``cuda`` or another one of JAX; by default as ``cluster.launch`` chooses.
+          cpus_per_device: the CPUs of a node that make a device, on ``cpu``; by default one, or as many as
+            the given ``devices_per_node`` have each.
+          timeout: seconds to wait for the actors.
+          given: what is known already, by the names of the attributes; it is not measured.
+
+        Raises: ``ValueError`` when the cluster has no such devices, when its nodes differ and
+          ``devices_per_node`` does not say what to use of them, or when something is neither given nor
+          measured; ``RuntimeError`` when ``mpmd`` is not installed; as ``cluster.launch``.
+        """
+        from mpmd.planner.record_steps import record_steps  # which loads JAX
+
+        describe = _entry_point("ray")
+        hardware = describe(
+            address,
+            measure=measure,
+            record_steps=record_steps,
+            dtype=dtype,
+            platform=platform,
+            cpus_per_device=cpus_per_device,
+            timeout=timeout,
+            **given,
+        )
+        return Cluster(**vars(hardware))
+
+    @staticmethod
+    def of_this_process(
+        devices: Sequence[Any] | None = None, *, measure: bool = False, dtype: str = "float32", **given: Any
+    ) -> Cluster:
+        """Describes devices of this process, for an ``MpmdMesh`` of them: one node.
+
+        Args:
+          devices: of one kind; by default all that JAX shows this process.
+          measure, dtype, given: as of ``from_ray``.
+
+        Raises: ``ValueError`` for no devices, for several kinds of them, and as ``from_ray``.
+        """
+        import mpmd.planner.local_devices as local_devices  # which loads JAX
+
+        check_known(given)
+        raise_faults(bool_fault("measure", measure), local_devices.dtype_fault("dtype", dtype))
+        devices = local_devices.checked(devices)
+        found = {"nodes": 1, "devices_per_node": len(devices), "memory": local_devices.memory_of(devices)}
+        measured = (lambda: local_devices.measured(devices, dtype)) if measure else None
+        return Cluster(**vars(completed(found, given, measured)))
+
+
+def _entry_point(name: str) -> Callable[..., Hardware]:
+    found = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name))
+    if not found:
+        raise RuntimeError(
+            f"no installed package describes clusters of {name!r} (entry points of {ENTRY_POINT_GROUP!r}): "
+            "install mpmd, or install it again if that was an earlier version: pip install --editable ."
+        )
+    return found[0].load()

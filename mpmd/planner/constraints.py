@@ -1,0 +1,119 @@
+"""What the caller of a plan has decided; the rest is chosen around it. No JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from mpmd.planner.profile import Kind
+from mpmd.schedules import Schedule
+from mpmd.schedules.families import FAMILIES
+from mpmd.validation import (
+    Fault,
+    bool_fault,
+    int_fault,
+    int_faults,
+    is_int,
+    is_sequence,
+    raise_faults,
+    shown,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constraints:
+    """What a candidate has to have; ``None`` is open.
+
+    Attributes:
+      groups: the number of groups.
+      num_layers: of a step that leaves its stages open.
+      num_stages: of the schedule, of all groups.
+      layers_per_stage: the layers of each stage, in order.
+      schedule: a schedule, or the name of a family of ``mpmd.schedules.families.FAMILIES``, of any size.
+      num_microbatches: of a step.
+      submesh: the devices of each group along each axis, the same for all groups or one for each; 1 along an
+        axis that is left out.
+      remat: whether layers are computed again in the backward.
+      fsdp: whether weights are divided over ``data``.
+    """
+
+    groups: int | None = None
+    num_layers: int | None = None
+    num_stages: int | None = None
+    layers_per_stage: tuple[int, ...] | None = None
+    schedule: Schedule | str | None = None
+    num_microbatches: int | None = None
+    submesh: Mapping[Kind, int] | tuple[Mapping[Kind, int], ...] | None = None
+    remat: bool | None = None
+    fsdp: bool | None = None
+
+    @classmethod
+    def of(cls, **given: Any) -> Constraints:
+        """What a caller gives, checked one by one; a schedule may also be the class of its family.
+
+        Raises: ``TypeError`` or ``ValueError`` with what is wrong with each.
+        """
+        raise_faults(*_faults(given))
+        schedule, layers = given.get("schedule"), given.get("layers_per_stage")
+        if isinstance(schedule, type):
+            given["schedule"] = schedule.__name__
+        elif isinstance(schedule, str):
+            given["schedule"] = _family(schedule)
+        if layers is not None:
+            given["layers_per_stage"] = tuple(layers)
+        if isinstance(given.get("submesh"), list):
+            given["submesh"] = tuple(given["submesh"])
+        return cls(**given)
+
+    @property
+    def submeshes(self) -> tuple[Mapping[Kind, int], ...]:
+        """The submeshes that are fixed: one for each group, one for all of them, or none."""
+        if self.submesh is None:
+            return ()
+        return self.submesh if isinstance(self.submesh, tuple) else (self.submesh,)
+
+
+def _faults(given: Mapping[str, Any]) -> Iterator[Fault | None]:
+    for name in ("groups", "num_layers", "num_stages", "num_microbatches"):
+        yield int_fault(name, given.get(name), optional=True)
+    if (layers := given.get("layers_per_stage")) is not None:
+        what = "the numbers of layers of each stage, such as (3, 4, 4)"
+        if not is_sequence(layers) or not layers:
+            yield TypeError(f"layers_per_stage must be {what}, not {shown(layers)}")
+        else:
+            yield from int_faults("layers_per_stage", layers)
+    yield _schedule_fault(given.get("schedule"))
+    submesh, kinds = given.get("submesh"), get_args(Kind)
+    each = submesh if isinstance(submesh, list | tuple) else [{} if submesh is None else submesh]
+    if not each or not all(map(_is_submesh, each)):
+        yield ValueError(
+            f"submesh must have the devices of each group along the axes {', '.join(kinds)}, such as "
+            "{'data': 2, 'model': 4}, or be a list with one of these for each group; not "
+            f"{shown(submesh)}"
+        )
+    for name in ("remat", "fsdp"):
+        yield bool_fault(name, given.get(name), optional=True)
+
+
+def _is_submesh(submesh: Any) -> bool:
+    return isinstance(submesh, Mapping) and all(
+        axis in get_args(Kind) and is_int(number) and number >= 1 for axis, number in submesh.items()
+    )
+
+
+def _schedule_fault(schedule: Any) -> Fault | None:
+    if schedule is None or isinstance(schedule, Schedule):
+        return None
+    name = schedule.__name__ if isinstance(schedule, type) else schedule
+    if isinstance(name, str) and _family(name) is not None:
+        return None
+    return ValueError(
+        f"schedule must be a schedule, such as mpmd.Std1F1B(4), or one of the families "
+        f"{', '.join(FAMILIES)}, by name or class; not {shown(schedule)}"
+    )
+
+
+def _family(name: str) -> str | None:
+    """The name of a family as it is written, of one in upper or lower case."""
+    return next((family for family in FAMILIES if family.lower() == name.lower()), None)

@@ -1,0 +1,253 @@
+"""Has the best candidates compete by their actual plans, and by measured tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+from mpmd.errors import CompileError, StepWarning
+from mpmd.planner.candidate import Candidate, Row
+from mpmd.planner.choice_table import candidate_text
+from mpmd.planner.hardware import Hardware
+from mpmd.planner.labels import relabelled
+from mpmd.planner.reasons import AS_FAST, shortage, slower_because
+from mpmd.planner.trials.realize import Realized
+
+HOPELESS = 1.5
+"""Candidates that take that many times the best one's time by the formulas are not planned."""
+
+MOST_SEARCHES = 4
+"""How often less memory is searched for, when what fits by the formulas does not by its plans."""
+
+MOST_WORK = 50_000
+"""After plans with so many equations and instructions no further one is made, unless a time is given.
+
+It takes about ten seconds. It is work and not time, so that the answer depends on no machine and its load.
+"""
+
+Realize = Callable[[Candidate], Realized]
+"""Makes the plan of a candidate and predicts from it. Raises ``CompileError``."""
+
+Measure = Callable[[Realized, Candidate], Realized]
+"""Predicts from tasks that it runs."""
+
+Search = Callable[[float], Sequence[Row]]
+"""The rows by formula for devices with so many bytes of memory. Raises ``ValueError`` if nothing fits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How far candidates are looked into.
+
+    Attributes:
+      simulate: how many are planned and simulated, beside the alternatives to a pipeline.
+      seconds: after which no further one is planned; ``None``: when plans have had ``MOST_WORK``.
+      measure: of how many the tasks are run.
+    """
+
+    simulate: int
+    seconds: float | None
+    measure: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The rows, the best first, with what was realized of that, and what else is to be said."""
+
+    rows: tuple[Row, ...]
+    winner: Realized
+    notes: tuple[str, ...]
+
+
+def rerank(search: Search, realize: Realize, measure: Measure, cluster: Hardware, limits: Limits) -> Result:
+    """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks them anew.
+
+    When the best candidates of the formulas do not fit by their plans, it goes on until one does. If none
+    does, it searches as if devices had less memory, by what the plan that needs least has too little.
+
+    Raises: ``ValueError`` when none of them fits or can be compiled; as ``search`` for the cluster's memory.
+    """
+    rerank = _Reranking(cluster)
+    memory, rows = cluster.memory, search(cluster.memory)
+    waiting = rerank.simulate(rows, realize, limits)
+    for _ in range(MOST_SEARCHES):
+        if rerank.has_fitting or not rerank.least_needed:
+            break
+        memory *= min(cluster.memory / rerank.least_needed, 0.95)
+        try:
+            rows = search(memory)
+        except ValueError:  # so much less memory is too little by the formulas, too
+            break
+        waiting = rerank.simulate(rerank.new(rows, memory), realize, limits)
+    rerank.measure(measure, limits.measure)
+    return rerank.result(waiting, limits)
+
+
+class _Reranking:
+    """``_fitting`` has the candidates that fit, ``_refused`` those that do not or cannot be compiled."""
+
+    def __init__(self, cluster: Hardware):
+        self._cluster = cluster
+        self._fitting: list[tuple[Row, Realized]] = []
+        self._refused: list[Row] = []
+        self._count = 0  # of candidates that are to be planned
+        self._work = 0  # of the plans so far
+
+    @property
+    def has_fitting(self) -> bool:
+        """Whether the plan of any candidate fits."""
+        return bool(self._fitting)
+
+    @property
+    def least_needed(self) -> float:
+        """The bytes of the plan that needs least of those that do not fit; 0 if there is none."""
+        needed = (row.prediction.memory.total for row in self._refused)
+        return min((total for total in needed if total > self._cluster.memory), default=0.0)
+
+    def new(self, rows: Sequence[Row], memory: float) -> list[Row]:
+        """Those that were not planned yet, of what is found for devices with less memory."""
+        known = {repr(row.candidate) for row in self._refused}
+        return [
+            row
+            for row in rows
+            if repr(row.candidate) not in known and (row.label or row.prediction.memory.total <= memory)
+        ]
+
+    def simulate(self, rows: Sequence[Row], realize: Realize, limits: Limits) -> list[Row]:
+        """Goes through the rows; returns those that are left."""
+        end = math.inf if limits.seconds is None else time.monotonic() + limits.seconds
+        in_order = self._in_order(rows)
+        self._count = count = limits.simulate + sum(bool(row.label) for row in in_order[1:])
+        for number, row in enumerate(in_order):
+            is_over = number >= count or self._is_over(end)
+            if (is_over and self._fitting) or shortage(row.prediction, self._cluster):
+                return in_order[number:]
+            if self._is_hopeless(row):
+                return in_order[number:]
+            self._simulate(row, realize)
+        return []
+
+    def _is_over(self, end: float) -> bool:
+        """Whether the time is over, or where it is not limited, what may be planned."""
+        return self._work > MOST_WORK if math.isinf(end) else time.monotonic() > end
+
+    def _is_hopeless(self, row: Row) -> bool:
+        """Whether the formulas say that a candidate is much slower than the best one is by its plan."""
+        if row.label or not self._fitting:
+            return False
+        return row.prediction.seconds > HOPELESS * self._fitting[0][0].prediction.seconds
+
+    def _in_order(self, rows: Sequence[Row]) -> list[Row]:
+        """The first row, the alternatives to a pipeline, the other rows; then those that do not fit."""
+        fitting = [row for row in rows if not shortage(row.prediction, self._cluster)]
+        labelled = [row for row in fitting[1:] if row.label]
+        first = [*fitting[:1], *labelled]
+        return [
+            *first,
+            *(row for row in fitting[1:] if row not in labelled),
+            *(row for row in rows if shortage(row.prediction, self._cluster)),
+        ]
+
+    def _simulate(self, row: Row, realize: Realize) -> None:
+        try:
+            with warnings.catch_warnings():
+                # What they say of a candidate is what the table says of it.
+                warnings.simplefilter("ignore", StepWarning)
+                realized = realize(row.candidate)
+        except CompileError as error:
+            first = error.faults[0].splitlines()[0]
+            self._refused.append(dataclasses.replace(row, reason=f"cannot be compiled: {first}"))
+        else:
+            self._work += realized.work
+            self._enter(row, realized)
+
+    def _enter(self, row: Row, realized: Realized) -> None:
+        missing = shortage(realized.prediction, self._cluster)
+        row = dataclasses.replace(row, prediction=realized.prediction, reason=missing)
+        if missing:
+            self._refused.append(row)
+        else:
+            self._fitting.append((row, realized))
+            self._fitting.sort(key=lambda entry: entry[0].prediction.seconds)
+
+    def measure(self, measure: Measure, count: int) -> None:
+        """Has the tasks of the best run, which are then ranked before the others."""
+        best, others = self._fitting[:count], self._fitting[count:]
+        self._fitting = []
+        for row, realized in best:
+            self._enter(row, measure(realized, row.candidate))
+        self._fitting += others
+
+    def result(self, waiting: Sequence[Row], limits: Limits) -> Result:
+        """The ranking.
+
+        Args:
+          waiting: the rows of which formulas alone say what they cost.
+        """
+        if not self._fitting:
+            raise ValueError(self._nothing_can_be_run())
+        (best, winner), *losers = self._smallest_first()
+        ranked = (
+            best,
+            *(
+                dataclasses.replace(
+                    row,
+                    reason=slower_because(row.candidate, row.prediction, best.candidate, best.prediction),
+                )
+                for row, _ in losers
+            ),
+            *(
+                dataclasses.replace(row, reason=f"not planned; by the formulas {row.reason}")
+                for row in waiting
+                if not shortage(row.prediction, self._cluster)
+            ),
+            *self._refused,
+            *(
+                dataclasses.replace(row, reason=missing)
+                for row in waiting
+                if (missing := shortage(row.prediction, self._cluster))
+            ),
+        )
+        return Result(relabelled(ranked), winner, tuple(self._notes(waiting, limits)))
+
+    def _smallest_first(self) -> list[tuple[Row, Realized]]:
+        """Those that fit; of those that are as fast as the fastest one, the one with the smallest plan first.
+
+        It has fewer tasks and messages, each of which takes time that no prediction knows.
+        """
+        fastest = self._fitting[0][0].prediction
+        as_fast = [
+            entry
+            for entry in self._fitting
+            if entry[0].prediction.source == fastest.source
+            and entry[0].prediction.seconds < AS_FAST * fastest.seconds
+        ]
+        best = min(as_fast, key=lambda entry: entry[1].work)
+        return [best, *(entry for entry in self._fitting if entry is not best)]
+
+    def _nothing_can_be_run(self) -> str:
+        """What the plan that needs least needs, and what keeps others from being compiled."""
+        lines = []
+        short = [row for row in self._refused if shortage(row.prediction, self._cluster)]
+        if short:
+            least = min(short, key=lambda row: row.prediction.memory.total)
+            text = candidate_text(least.candidate)
+            lines.append(f"{text}, which needs least of those that were planned, {least.reason}")
+            lines.append("give devices more memory, take more of them, or fix less")
+        lines += dict.fromkeys(row.reason for row in self._refused if row not in short)
+        return "no candidate can be run:\n  " + "\n  ".join(lines)
+
+    def _notes(self, waiting: Sequence[Row], limits: Limits) -> list[str]:
+        done = len(self._fitting) + len(self._refused)
+        fitting = [row for row in waiting if not shortage(row.prediction, self._cluster)]
+        if not fitting:
+            return []
+        text = f"{done} candidates were planned and simulated; of {len(fitting)} more, formulas say the costs"
+        if done < self._count and not self._is_hopeless(fitting[0]):
+            timed = limits.seconds is not None
+            over = f"{limits.seconds:g} seconds were over" if timed else "their plans are large"
+            text += f" ({over}; with more seconds= more are planned)"
+        return [text]

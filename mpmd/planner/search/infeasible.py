@@ -1,0 +1,78 @@
+"""What is said of a step that fits nowhere: what is missing, and the nearest that would fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from mpmd.planner.choice_table import candidate_text
+from mpmd.planner.constraints import Constraints
+from mpmd.planner.search.candidates import best_of_shape
+from mpmd.planner.search.formula import Evaluation
+from mpmd.planner.search.stages import CostModel
+from mpmd.planner.search.sweep import SearchSpace, Shape, smallest, sweep
+from mpmd.util.tables import human_bytes
+
+MOST_SHAPES = 8
+"""How many shapes of each change are looked at."""
+
+MOST_NODES = 4096
+
+
+def infeasible(space: SearchSpace) -> str:
+    """The message."""
+    cluster = space.model.cluster
+    found = [e for shape in smallest(space)[:MOST_SHAPES] if (e := best_of_shape(space, shape))]
+    if not found:
+        return (
+            f"there is no way to run the step as fixed on {space.num_devices} devices: no schedule has "
+            f"these numbers of stages and groups, with devices that divide {space.profile.rows} rows"
+        )
+    least = min(found, key=lambda evaluation: evaluation.prediction.memory.total)
+    needed = least.prediction.memory.total
+    return (
+        f"the step does not fit: a device needs at least {human_bytes(needed)} "
+        f"({candidate_text(least.candidate)}), and has {human_bytes(cluster.memory)}; {_remedies(space)}"
+    )
+
+
+def _remedies(space: SearchSpace) -> str:
+    found = list(_nearest(space))
+    return f"it would fit with {' or '.join(found)}" if found else f"nor does it on {MOST_NODES} such nodes"
+
+
+def _nearest(space: SearchSpace) -> Iterator[str]:
+    """The changes, of one thing each, with which something fits."""
+    for field in dataclasses.fields(Constraints):
+        value = getattr(space.constraints, field.name)
+        if value is not None and field.name not in _given_by_step(space):
+            changes = {field.name: None}
+            if field.name in ("schedule", "layers_per_stage") and not space.profile.are_stages:
+                changes |= {"num_stages": None}
+            opened = SearchSpace(space.model, dataclasses.replace(space.constraints, **changes))
+            if _first_that_fits(opened):
+                yield f"another {field.name} than {value}"
+    cluster = space.model.cluster
+    nodes = 2 * cluster.nodes
+    while nodes <= MOST_NODES:
+        model = CostModel(space.profile, dataclasses.replace(cluster, nodes=nodes))
+        if fitting := _first_that_fits(SearchSpace(model, space.constraints)):
+            devices = "one device" if cluster.devices_per_node == 1 else f"{cluster.devices_per_node} devices"
+            yield f"{nodes} nodes of {devices} ({candidate_text(fitting.candidate)})"
+            return
+        nodes *= 2
+
+
+def _given_by_step(space: SearchSpace) -> set[str]:
+    """What the step itself has fixed."""
+    stages = {"layers_per_stage", "num_stages"} if space.profile.are_stages else set()
+    return stages | ({"num_microbatches"} if space.profile.num_microbatches else set())
+
+
+def _first_that_fits(space: SearchSpace) -> Evaluation | None:
+    shapes: list[Shape] = [*sweep(space)[:MOST_SHAPES], *smallest(space)[:MOST_SHAPES]]
+    for shape in shapes:
+        evaluation = best_of_shape(space, shape)
+        if evaluation and evaluation.prediction.memory.total <= space.model.cluster.memory:
+            return evaluation
+    return None

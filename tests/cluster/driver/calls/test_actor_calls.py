@@ -1,0 +1,103 @@
+"""Consequences of the replies of actors that only pretend."""
+
+import threading
+from concurrent.futures import Future
+from unittest.mock import MagicMock
+
+import pytest
+import ray
+
+from cluster.driver.calls import actor_calls
+from cluster.driver.calls.actor_calls import ActorCalls
+from cluster.driver.calls.joined import failed
+from cluster.driver.calls.watchdog import Limits
+from cluster.protocol.endpoint import endpoints
+from cluster.protocol.process_info import ProcessInfo
+from cluster.transports.inbox import PeerLostError
+from mpmd.errors import GroupDiedError, StepDroppedError
+
+SOON = 20
+
+
+@pytest.fixture
+def deaths():
+    """The groups that have died, in this order."""
+    return []
+
+
+@pytest.fixture
+def calls(monkeypatch, deaths):
+    monkeypatch.setattr(actor_calls, "RaySession", MagicMock)
+    monkeypatch.setattr(ray, "get_runtime_context", MagicMock())
+    infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
+    actors = [MagicMock(), MagicMock()]
+    calls = ActorCalls(
+        actors,
+        endpoints([1, 1]),
+        MagicMock(),
+        [],
+        infos,
+        Limits(),
+        lambda error: deaths.append(error.mpmd_idx),
+    )
+    yield calls
+    calls.close()
+
+
+def fail_step(actor, error):
+    """Has the actor reply to its last step."""
+    (on_reply,) = actor.run_step.remote.return_value.future.return_value.add_done_callback.call_args.args
+    on_reply(failed(error))
+
+
+def test_of_two_groups_that_report_each_other_lost_the_second_one_lives(calls, deaths):
+    """Both reports have come before the first is handled. With both dead, nobody would have their values."""
+    futures = calls.call_step(1, {0: (), 1: ()})
+    gate = threading.Event()
+    calls._events.put(gate.wait)
+    for number, actor in enumerate(calls.actors):
+        fail_step(actor, PeerLostError("its process has closed its connections", 1 - number))
+    gate.set()
+    for future in futures.values():
+        assert isinstance(future.exception(SOON), GroupDiedError)
+    calls.close()
+    assert deaths == [1]
+
+
+def test_what_is_detached_fails_for_the_reason_given_and_lets_actors_live(calls):
+    waiting: Future = calls.call(0, "fetch", 7)
+    calls.detach(GroupDiedError("group 1 died", 1))
+    with pytest.raises(GroupDiedError, match="group 1 died"):
+        waiting.result(SOON)
+    with pytest.raises(GroupDiedError, match="group 1 died"):
+        calls.call(0, "fetch", 7)
+    calls._session.kill.assert_not_called()
+
+
+def answer_hold(actor, begun):
+    """Has an actor say at once which step it has begun last."""
+    reply = Future()
+    reply.set_result(begun)
+    actor.hold_steps.remote.return_value.future.return_value = reply
+
+
+def test_steps_are_dropped_that_no_process_has_begun(calls):
+    futures = {step: calls.call_step(step, {0: (), 1: ()}) for step in (3, 4, 5)}
+    for actor, begun in zip(calls.actors, (3, 4), strict=True):
+        answer_hold(actor, begun)
+    assert calls.drop_steps(8, [3, 4, 5], StepDroppedError("dropped")) == {5}
+    assert {step for step, replies in futures.items() if replies[0].done()} == {5}
+    for actor in calls.actors:
+        actor.open_steps.remote.assert_called_once_with(8, {5})
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_nothing_is_dropped_when_a_process_does_not_say_what_it_has_begun(calls, is_dead, monkeypatch):
+    futures = calls.call_step(3, {0: ()})
+    answer_hold(calls.actors[0], 2)
+    if is_dead:
+        calls._mark_dead(GroupDiedError("group 1 died", 1))
+    monkeypatch.setattr(actor_calls, "HOLD_SECONDS", 0.1)
+    assert calls.drop_steps(8, [3], StepDroppedError("dropped")) == set()
+    assert not futures[0].done()
+    calls.actors[0].open_steps.remote.assert_called_once_with(8, set())

@@ -1,0 +1,132 @@
+"""Consequences of calls, replies, failures and deaths."""
+
+import pytest
+
+from cluster.driver.calls.pending_calls import AbortRequest, PendingCalls
+from cluster.protocol.endpoint import endpoints
+from mpmd.errors import GroupDiedError, StepAborted, StepDroppedError, TaskError
+
+GROUPS = endpoints([1, 1, 1])
+FAILED = TaskError("fwd_1__0 failed on group 1", 1, "fwd_1__0")
+DIED = GroupDiedError("group 1 died", 1)
+
+
+@pytest.fixture
+def pending():
+    return PendingCalls()
+
+
+def test_replies_settle_futures_in_any_order(pending):
+    first, second = pending.add([GROUPS[0], GROUPS[1]], step=7)
+    pending.succeed(second, "b")
+    assert not first.future.done()
+    pending.succeed(first, "a")
+    assert (first.future.result(), second.future.result()) == ("a", "b")
+
+
+def test_the_first_failure_of_a_step_aborts_it_once(pending):
+    zero, one, two = pending.add([GROUPS[0], GROUPS[1], GROUPS[2]], step=7)
+    assert pending.fail(one, FAILED) == [AbortRequest(7, "fwd_1__0 failed on group 1", frozenset([0, 1, 2]))]
+    assert pending.fail(zero, StepAborted("fwd_1__0 failed on group 1")) == []
+    assert pending.fail(two, TaskError("fwd_2__0 failed too", 2, "fwd_2__0")) == []
+    assert one.future.exception() is FAILED
+    assert isinstance(zero.future.exception(), StepAborted)
+    assert zero.future.exception().__cause__ is FAILED
+    assert two.future.exception().mpmd_idx == 2
+
+
+def test_a_step_is_half_answered_where_one_process_of_a_group_still_runs_it(pending):
+    processes = endpoints([2, 1, 2])
+    calls = pending.add(processes, step=7)
+    assert pending.half_answered(7) == []
+    pending.succeed(calls[0], "a")
+    pending.fail(calls[3], FAILED)
+    assert pending.half_answered(7) == [0, 2]
+    pending.succeed(calls[1], "b")
+    assert pending.half_answered(7) == [2]
+    pending.fail(calls[4], FAILED)
+    assert pending.half_answered(7) == []
+
+
+def test_a_failed_step_leaves_the_others_alone(pending):
+    (failed,) = pending.add([GROUPS[1]], step=7)
+    (other,) = pending.add([GROUPS[0]], step=8)
+    pending.fail(failed, FAILED)
+    pending.succeed(other, "fine")
+    assert other.future.result() == "fine"
+
+
+def test_a_failed_call_outside_steps_aborts_nothing(pending):
+    (call,) = pending.add([GROUPS[1]])
+    assert pending.fail(call, FAILED) == []
+    assert call.future.exception() is FAILED
+
+
+def test_a_death_ends_all_steps_the_group_has_a_part_in(pending):
+    zero, one = pending.add([GROUPS[0], GROUPS[1]], step=7)
+    (other,) = pending.add([GROUPS[0]], step=8)
+    (fetch,) = pending.add([GROUPS[1]])
+    pending.succeed(one, "its part was done")
+    assert pending.mark_dead(1, DIED) == [AbortRequest(7, "group 1 died", frozenset([0, 1]))]
+    assert pending.mark_dead(1, GroupDiedError("again", 1)) == []
+    for future in (zero.future, fetch.future):
+        assert str(future.exception()) == "group 1 died"
+        assert future.exception().mpmd_idx == 1
+    assert not other.future.done()
+    pending.succeed(zero, "too late")
+    assert pending.fail(zero, StepAborted("too late")) == []
+
+
+def test_calls_on_dead_groups_are_refused(pending):
+    pending.mark_dead(1, DIED)
+    with pytest.raises(GroupDiedError, match="group 1 died"):
+        pending.add([GROUPS[0], GROUPS[1]], step=7)
+    (call,) = pending.add([GROUPS[0]], step=7)
+    pending.succeed(call, None)
+
+
+def test_close_fails_everything_now_and_later(pending):
+    calls = [*pending.add([GROUPS[0], GROUPS[1]], step=7), *pending.add([GROUPS[1]])]
+    pending.close(RuntimeError("closed"))
+    pending.close(RuntimeError("closed twice"))
+    for call in calls:
+        assert str(call.future.exception()) == "closed"
+        pending.succeed(call, "too late")
+    with pytest.raises(RuntimeError, match="closed"):
+        pending.add([GROUPS[0]])
+
+
+def test_futures_cannot_be_cancelled(pending):
+    (call,) = pending.add([GROUPS[0]])
+    assert not call.future.cancel()
+    pending.succeed(call, 1)
+
+
+def test_the_numbers_of_steps_ascend(pending):
+    """Groups that have begun a step know nothing of earlier ones."""
+    (call,) = pending.add([GROUPS[0]], step=7)
+    pending.succeed(call, None)
+    with pytest.raises(AssertionError, match="step 6 comes after step 7"):
+        pending.add([GROUPS[0]], step=6)
+
+
+def test_calls_that_end_with_their_process_are_not_awaited(pending):
+    pending.add([GROUPS[0]], endless=True)
+    assert not pending.are_awaited
+    (loading,) = pending.add([GROUPS[1]])
+    assert pending.are_awaited
+    pending.succeed(loading, None)
+    assert not pending.are_awaited
+
+
+def test_dropped_steps_fail_at_once_and_nothing_is_aborted(pending):
+    first = pending.add([GROUPS[0], GROUPS[1]], step=7)
+    later = [pending.add([GROUPS[0], GROUPS[1]], step=step) for step in (8, 9)]
+    pending.drop({8, 9}, StepDroppedError("dropped"))
+    assert all(isinstance(call.future.exception(), StepDroppedError) for calls in later for call in calls)
+    assert not any(call.future.done() for call in first)
+    assert pending.find(later[0][0].number) is None
+    assert pending.fail(later[0][0], FAILED) == []
+    for call in first:
+        pending.succeed(call, "done")
+    assert pending.oldest_step is None

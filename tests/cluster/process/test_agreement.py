@@ -1,0 +1,150 @@
+"""The processes of a group leave a step together, or not at all."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cluster.process.agreement import Agreement
+from cluster.process.world import WorldLostError
+from cluster.tcp.credentials import make_credentials
+from mpmd.errors import StepAborted
+from mpmd.runtime.activity import Activity, Kind
+
+SECONDS = 20
+CREDENTIALS = make_credentials(encryption=True)
+LOST = "a process has lost its connection to another one of its group: "
+
+
+@pytest.fixture
+def group():
+    """The agreements of three processes, connected."""
+    members = [Agreement(rank, 3) for rank in range(3)]
+    addresses = [member.listen("127.0.0.1") for member in members]
+    assert addresses[1:] == [None, None]
+    each(members, lambda member: member.connect(addresses[0], CREDENTIALS, SECONDS))
+    yield members
+    for member in members:
+        member.close()
+
+
+def each(members, call):
+    """The results or errors of a call of each of them at the same time."""
+
+    def outcome(member):
+        try:
+            return call(member)
+        except (StepAborted, WorldLostError) as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(members)) as threads:
+        return list(threads.map(outcome, members, timeout=SECONDS))
+
+
+def test_all_go_on_when_all_can(group):
+    for step in (3, 3, 4):
+        assert each(group, lambda member, step=step: member.agree(step)) == [None] * 3
+
+
+@pytest.mark.parametrize("unable", range(3))
+def test_all_stop_when_one_cannot_go_on(group, unable):
+    def agree(member):
+        member.agree(5, "it was aborted" if member is group[unable] else None)
+
+    assert each(group, agree) == ["it was aborted"] * 3
+    assert each(group, lambda member: member.agree(6)) == [None] * 3
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_those_who_wait_learn_that_one_has_left(group, failing):
+    """One fails between two agreements, and comes to the next step while the others are still at this one."""
+
+    def run(member):
+        member.agree(1)
+        if member is group[failing]:
+            member.leave(1, "a task failed")
+        else:
+            with pytest.raises(StepAborted, match="a task failed"):
+                member.agree(1)
+        member.agree(2)
+        member.agree(2)
+        return "done"
+
+    assert each(group, run) == ["done"] * 3
+
+
+def test_one_that_has_left_keeps_nobody_waiting_in_the_next_steps(group):
+    def run(member):
+        for step in range(6):
+            try:
+                member.agree(step)
+                if member is group[step % 3]:
+                    member.leave(step, f"failed at {step}")
+                    continue
+                member.agree(step)
+                return "went on"
+            except StepAborted:
+                pass
+        return "done"
+
+    assert each(group, run) == ["done"] * 3
+
+
+def test_the_end_of_a_process_ends_the_waiting_of_the_others(group):
+    group[2].close()
+    assert all(error.startswith(LOST) for error in each(group[:2], lambda member: member.agree(1)))
+
+
+def test_a_process_that_misses_a_step_ends_the_waiting_of_the_others(group):
+    def run(member):
+        try:
+            if member is not group[1]:
+                member.agree(1)
+            member.agree(2)
+        finally:  # the driver ends a process that raises this
+            if member is group[0]:
+                member.close()
+
+    first, second, third = each(group, run)
+    assert first == third == "a process has missed step 1"
+    assert second.startswith(LOST)
+
+
+def test_processes_that_are_connected_stay_so(group):
+    """When other groups connect anew."""
+    addresses = [member.listen("127.0.0.1") for member in group]
+    assert addresses == [None] * 3
+    each(group, lambda member: member.connect(addresses[0], make_credentials(), SECONDS))
+    assert each(group, lambda member: member.agree(1)) == [None] * 3
+
+
+def test_one_process_agrees_with_itself():
+    alone = Agreement(0, 1)
+    assert alone.listen("127.0.0.1") is None
+    alone.connect(None, CREDENTIALS, SECONDS)
+    alone.agree(1)
+    with pytest.raises(StepAborted, match="why"):
+        alone.agree(1, "why")
+    alone.leave(1, "why")
+
+
+def test_a_process_that_waits_for_the_others_says_so():
+    activity = Activity()
+    first, second = Agreement(0, 2, activity), Agreement(1, 2)
+    address = first.listen("127.0.0.1")
+    addresses = {first: None, second: address}
+    each(list(addresses), lambda member: member.connect(addresses[member], CREDENTIALS, SECONDS))
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(first.agree, 5)
+        while (doing := activity.read()).what == "idle":
+            time.sleep(0.01)
+        second.agree(5)
+        waiting.result(SECONDS)
+    assert (doing.what, doing.step, doing.kind) == (
+        "agreeing with the other processes of the group",
+        5,
+        Kind.OTHER,
+    )
+    assert activity.read().what == "idle"
+    first.close()
+    second.close()

@@ -1,0 +1,129 @@
+"""Snapshots of the runtime that recovers, with groups and a pool that only pretend."""
+
+import threading
+
+import pytest
+
+from cluster.recovery import Recovery
+from mpmd.errors import GroupDiedError
+from tests.support.pretended_groups import SOON, commit_snapshot, fail_snapshot, runtime
+
+
+def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
+    driven = runtime(Recovery(every=2))
+    futures = [driven.step()]
+    calls = driven.attempts[0]
+    copying = [future for _, method, _, future in calls.made if method == "snapshot"]
+    assert len(copying) == 2
+    futures += [driven.step() for _ in range(7)]
+    for index in range(8):
+        calls.reply(index)
+    submitted = threading.Event()
+    threading.Thread(target=lambda: (driven.step(), submitted.set()), daemon=True).start()
+    assert not submitted.wait(0.1)
+    for future in copying:
+        future.set_result(None)
+    driven._pool.may_copy.set()
+    assert submitted.wait(SOON)
+    assert driven._pool.copied == [(1, 0)]
+    driven.die(0)
+    assert driven._pool.restored == [1]
+    assert len(driven.attempts[1].steps) == 8  # the first one is in the snapshot
+
+
+def answered_steps(driven, count):
+    futures = [driven.step() for _ in range(count)]
+    steps = driven.attempts[-1].steps
+    for index in range(len(steps) - count, len(steps)):
+        driven.attempts[-1].reply(index)
+    return futures
+
+
+def test_a_snapshot_that_fails_is_tried_again_and_the_one_before_stays(capsys):
+    driven = runtime(Recovery(every=2))
+    answered_steps(driven, 1)
+    commit_snapshot(driven)
+    answered_steps(driven, 2)
+    fail_snapshot(driven, MemoryError("no room for 3 GiB"))
+    told = capsys.readouterr().err
+    assert "could not be copied, which is tried again after 2 steps" in told and "no room for 3 GiB" in told
+    answered_steps(driven, 1)
+    assert driven.journal.snapshot is None, "not with every step"
+    driven.die(1)
+    assert driven._pool.restored == [1]
+    for index in range(3):
+        driven.attempts[1].reply(index)
+    answered_steps(driven, 1)
+    commit_snapshot(driven)
+    assert driven.journal.committed > 1
+    assert driven.error is None
+
+
+def test_a_snapshot_that_fails_because_of_a_death_says_nothing(capsys):
+    driven = runtime(Recovery(every=2))
+    answered_steps(driven, 1)
+    fail_snapshot(driven, GroupDiedError("group 1 died", 1))
+    assert not capsys.readouterr().err
+
+
+def test_what_a_failed_snapshot_was_to_release_is_released_with_the_next_step():
+    driven = runtime(Recovery(every=2))
+    answered_steps(driven, 1)
+    commit_snapshot(driven)
+    answered_steps(driven, 1)
+    driven.free((0, 1), 41)
+    with driven.changed:
+        driven._snapshots.begin()
+    fail_snapshot(driven, MemoryError())
+    answered_steps(driven, 1)
+    assert [r.released.handles for r in driven.journal._log[-1].requests.values()] == [(41,), (41,)]
+
+
+def test_without_any_snapshot_the_run_goes_on_as_long_as_the_log_may_grow():
+    driven = runtime(Recovery(every=2))
+    for count in (1, 2, 2, 2, 2):
+        answered_steps(driven, count)
+        assert driven.error is None
+        fail_snapshot(driven, MemoryError("no room"))
+    with pytest.raises(
+        RuntimeError, match=r"not be copied 5 times in a row, .*no room.* fewer processes each"
+    ):
+        driven.step()[0].result(SOON)
+
+
+def test_a_slow_snapshot_that_fails_when_the_log_is_full_does_not_end_the_run():
+    driven = runtime(Recovery(every=2))
+    answered_steps(driven, 8)  # more would wait for it
+    fail_snapshot(driven, MemoryError("no room"))
+    for count in (1, 2):
+        answered_steps(driven, count)
+        fail_snapshot(driven, MemoryError("no room"))
+        assert driven.error is None
+    answered_steps(driven, 2)
+    fail_snapshot(driven, MemoryError("no room"))
+    assert "4 times in a row" in str(driven.error)
+
+
+def test_an_interrupt_while_copies_are_asked_for_leaves_no_snapshot_waiting(monkeypatch):
+    driven = runtime(Recovery(every=2))
+    driven.step()
+    driven.attempts[0].reply(0)
+    driven._pool.may_copy.set()
+    for _, _, _, copied in driven.attempts[0].made:
+        copied.set_result(None)
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: driven.journal.committed == 1, SOON)
+    driven.step()
+    call, calls = driven.attempts[0].call, driven.attempts[0]
+
+    def interrupted(number, *arguments):
+        if number == 1:
+            raise KeyboardInterrupt
+        return call(number, *arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(calls, "call", interrupted)
+        driven.step()
+    assert driven.journal.snapshot is None
+    driven.step()
+    assert driven.journal.snapshot is not None  # another one

@@ -1,0 +1,176 @@
+"""The policy of recovery: when to copy, who keeps copies, when to give up."""
+
+import numpy as np
+import pytest
+
+import cluster
+from cluster.protocol.process_info import ProcessInfo
+from cluster.recovery import policy
+from cluster.recovery.journal import Journal
+from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
+from cluster.recovery.policy import FailureCounter, Recovery
+from cluster.recovery.report import DRAINED, SHRUNK, RecoveryReport
+from mpmd.runtime.requests import StepReply, StepRequest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"every": 0}, ValueError, "every must be a whole number of at least 1, not 0"),
+        ({"every": True}, TypeError, "every must be"),
+        (
+            {"share_after": -1},
+            ValueError,
+            "share_after must be a finite number of seconds of at least 0, or N",
+        ),
+        ({"share_after": float("inf")}, ValueError, "share_after must be"),
+        ({"share_after": True}, TypeError, "share_after must be"),
+        ({"max_failures": 1.5, "spares": -1}, TypeError, "max_failures must be.*\nspares must be a whole"),
+    ],
+    ids=str,
+)
+def test_numbers_that_cannot_be(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Recovery(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mesh_shape": {"stage": 1}, "mpmd_axis": "stage", "recovery": Recovery()}, "two groups at least"),
+        ({"groups": [{"data": 2}, {"data": 1}], "recovery": Recovery(spares=1)}, "groups that are alike"),
+    ],
+    ids=["one group", "spares"],
+)
+def test_groups_that_cannot_recover(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        cluster.launch(**arguments)
+
+
+def add_step(journal, nbytes=0):
+    arrays = {0: np.zeros(nbytes, np.uint8)}
+    step = journal.add_step({0: StepRequest(0, 0, (), (), arrays)})
+    journal.succeed(journal.attempt, step, 0, StepReply({}))
+
+
+def commit(journal):
+    journal.mark_copied(journal.attempt, journal.begin_snapshot({}))
+
+
+def test_snapshots_are_due_after_the_first_step_and_then_now_and_again():
+    journal, recovery, due = Journal(), Recovery(every=3), []
+    assert not recovery.snapshot_is_due(journal)
+    for number in range(1, 9):
+        add_step(journal)
+        if recovery.snapshot_is_due(journal):
+            due.append(number)
+            commit(journal)
+    assert due == [1, 4, 7]
+
+
+def test_a_snapshot_that_takes_long_makes_steps_wait():
+    journal, recovery = Journal(), Recovery(every=3)
+    add_step(journal)
+    commit(journal)
+    for _ in range(3):
+        add_step(journal)
+    snapshot = journal.begin_snapshot({})
+    while not recovery.is_late(journal):
+        add_step(journal)
+        assert not recovery.snapshot_is_due(journal)
+    assert journal.num_steps == 12
+    journal.mark_copied(journal.attempt, snapshot)
+    assert not recovery.is_late(journal)
+    assert recovery.snapshot_is_due(journal)
+
+
+def test_large_batches_bring_snapshots_forward_and_make_steps_wait(monkeypatch):
+    monkeypatch.setattr(policy, "_LOG_BYTES", 100)
+    journal, recovery = Journal(), Recovery(every=50)
+    add_step(journal)
+    commit(journal)
+    add_step(journal, 40)
+    assert not recovery.snapshot_is_due(journal)
+    add_step(journal, 40)
+    assert recovery.snapshot_is_due(journal)
+    journal.begin_snapshot({})
+    assert not recovery.is_late(journal)
+    add_step(journal, 40)
+    assert recovery.is_late(journal)
+
+
+def test_deaths_are_counted():
+    counter, journal = FailureCounter(2), Journal()
+    assert counter.count(0, None) is None
+    assert counter.count(0, None) is None
+    assert (
+        counter.count(1, journal.current_step(1)) == "the groups have failed 3 times, and max_failures is 2"
+    )
+
+
+def test_a_step_that_kills_twice_is_named():
+    counter, journal = FailureCounter(9), Journal()
+    first = journal.add_step({0: StepRequest(0, 0, (), ()), 1: StepRequest(0, 0, (), ())})
+    second = journal.add_step({0: StepRequest(0, 0, (), ()), 1: StepRequest(0, 0, (), ())})
+    assert counter.count(1, first) is None
+    assert counter.count(0, first) is None
+    assert counter.count(0, second) is None
+    assert counter.count(0, second) == "step 2 has ended the process of group 0 twice"
+
+
+def processes(*nodes_of_groups):
+    """For each group a string, with a letter for the node of each process."""
+    return [
+        ProcessInfo(mpmd_idx, rank, "", node, 0, (), ())
+        for mpmd_idx, nodes in enumerate(nodes_of_groups)
+        for rank, node in enumerate(nodes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "keepers"),
+    [
+        ("a a a", [1, 2, 0]),
+        ("a a b b", [2, 3, 0, 1]),
+        ("a b a b", [1, 2, 3, 0]),
+        ("a b b b", [1, 0, 0, 0]),
+        ("aa aa", [2, 3, 0, 1]),
+        ("ab ab", [3, 2, 1, 0]),
+        ("aa b", [2, 2, 0]),
+    ],
+)
+def test_keepers_are_in_other_groups_and_on_other_nodes(nodes, keepers):
+    assert choose_keepers(processes(*nodes.split())) == keepers
+
+
+def test_copies_that_are_missing_come_from_who_has_them():
+    holders = CopyHolders([1, 2, 0])
+    assert holders.missing([1, 2, 0]) == []
+    holders.lose([1])
+    assert holders.lost == []
+    assert holders.missing([1, 2, 0]) == [Copy(0, 0, 1), Copy(1, 2, 1)]
+    assert holders.missing([2, 2, 0]) == [Copy(0, 0, 2), Copy(1, 2, 1)]
+    holders.lose([2])
+    assert holders.lost == [1]
+
+
+def test_a_report_reads_as_a_sentence():
+    report = RecoveryReport(
+        (1,), "group 1 died: it was killed. More of Ray's", 17, 7, {"started": 2.5, "loaded": 0.25}
+    )
+    assert report.total == 2.75
+    assert str(report) == (
+        "recovered group 1 at step 17 in 2.75 s (started 2.50, loaded 0.25; 7 steps run again): "
+        "group 1 died: it was killed"
+    )
+
+
+def test_a_report_says_who_shares_and_until_when():
+    arguments = ((1,), "group 1 moves: its node is to end", None, 0, {"prepared": 1.0})
+    assert str(RecoveryReport(*arguments, kind=DRAINED, shares_with={1: 0})) == (
+        "moved (drained) group 1 in 1.00 s (prepared 1.00; 0 steps run again): group 1 moves: its node is to "
+        "end; group 1 shares the devices of group 0 until the cluster has room again"
+    )
+    assert str(RecoveryReport(*arguments, kind=SHRUNK, shares_with={1: 0})).endswith(
+        "group 1 shares the devices of group 0 until mesh.resize asks for more places"
+    )

@@ -1,0 +1,188 @@
+"""Processes that take the places of others: spares, prepared and new ones. Nothing is started."""
+
+import pytest
+
+from cluster.protocol.endpoint import endpoints
+from cluster.protocol.process_info import ProcessInfo
+from cluster.recovery import replacements
+from cluster.recovery.replacements import Replacements
+from cluster.start.process_resources import ProcessResources
+from cluster.start.resources import Reservation, SharedDevices
+
+
+class Call:
+    """A method of an actor; ``remote`` gives what Ray would."""
+
+    def __init__(self, actor, name):
+        self.remote = lambda *arguments: (actor, name, arguments)
+
+
+class Actor:
+    def __init__(self, number, place):
+        self.number, self.place = number, place
+        self.is_ready = self.is_alive = True
+        self.adopted = []
+
+    def __getattr__(self, name):
+        return Call(self, name)
+
+
+class Ray:
+    """In place of ``ray``. A call is the actor, the method and the arguments."""
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+    ObjectRef = object
+
+    @staticmethod
+    def wait(calls, num_returns=1, timeout=None):
+        ready = [call for call in calls if call[0].is_ready]
+        return ready, [call for call in calls if call not in ready]
+
+    @classmethod
+    def get(cls, calls, timeout=None):
+        for actor, _, _ in calls if isinstance(calls, list) else [calls]:
+            if not actor.is_alive:
+                raise cls.exceptions.RayError("it has died")
+
+
+class Session:
+    def __init__(self, killed):
+        self.killed = killed
+
+    def kill(self, actor):
+        self.killed.append(actor)
+
+
+class Starter:
+    def __init__(self):
+        self.members = endpoints([1, 1, 1])
+        self.resources = [ProcessResources({"CPU": 1}, {})] * 3
+        self.started = []
+
+    def start(self, number, place):
+        self.started.append(Actor(number, place))
+        return self.started[-1]
+
+
+class Places:
+    """Processes 0 to 2 are in the placement groups of these numbers; all but ``lost`` are on good nodes."""
+
+    def __init__(self):
+        self.placement_groups = {0, 1, 2}
+        self.places = [Reservation(i, 0) for i in range(3)]
+        self.found = {}
+        self.lost = set()
+        self.is_short = False
+        self.kept = None
+
+    def of(self, number):
+        return self.places[number]
+
+    def assign(self, number, place):
+        self.places[number] = place
+
+    def good_nodes(self):
+        return {"good"}
+
+    def node_of(self, place):
+        return "lost" if place.placement_group in self.lost else "good"
+
+    def find(self, mpmd_idx, infos, gone, check, waited):
+        return {mpmd_idx: self.found.get(mpmd_idx, self.places[mpmd_idx])}
+
+    def request_spare(self, bundle):
+        self.placement_groups.add(10)
+        return Reservation(10, 0)
+
+    def give_back(self, others):
+        self.kept = {
+            place.placement_group for place in (*self.places, *others) if isinstance(place, Reservation)
+        }
+
+
+@pytest.fixture
+def make(monkeypatch):
+    monkeypatch.setattr(replacements, "ray", Ray)
+    monkeypatch.setattr(replacements, "RaySession", lambda: Session([]))
+
+    def make(num_spares=0):
+        spares = [Reservation(3 + i, 0) for i in range(num_spares)]
+        replacements = Replacements(Starter(), Places(), spares)
+        replacements.start_spares()
+        return replacements
+
+    return make
+
+
+def replace(replacements, *numbers):
+    return replacements.replace(numbers, [], lambda: None)
+
+
+def test_a_process_that_has_died_is_started_where_it_was(make):
+    replacements = make()
+    actor = replace(replacements, 1)[1]
+    assert (actor.number, actor.place) == (1, Reservation(1, 0))
+
+
+def test_a_spare_takes_the_place_and_another_one_starts_where_that_was(make):
+    replacements = make(num_spares=1)
+    (spare,) = replacements.starter.started
+    assert replacements.places.placement_groups == {0, 1, 2, 3}
+    assert replace(replacements, 1) == {1: spare}
+    assert replacements.places.of(1) == Reservation(3, 0)
+    replacements.start_spares()
+    assert replacements.starter.started[-1].place == Reservation(1, 0)
+    assert replacements.places.kept == {0, 1, 2, 3}
+
+
+def test_where_the_node_is_gone_the_next_spare_needs_another_place(make):
+    replacements = make(num_spares=1)
+    replacements.places.lost = {1}
+    replace(replacements, 1)
+    replacements.places.is_short = True
+    replacements.start_spares()
+    assert len(replacements.starter.started) == 1, "groups that wait for room go first"
+    replacements.places.is_short = False
+    replacements.start_spares()
+    assert replacements.starter.started[-1].place == Reservation(10, 0)
+    assert replacements.places.kept == {0, 2, 3, 10}
+
+
+@pytest.mark.parametrize("fault", ["late", "dead", "lost"])
+def test_a_spare_that_is_not_there_is_not_used(make, fault):
+    replacements = make(num_spares=1)
+    (spare,) = replacements.starter.started
+    spare.is_ready, spare.is_alive = fault != "late", fault != "dead"
+    replacements.places.lost = {3} if fault == "lost" else set()
+    assert replacements.count_ready_spares() == (fault == "dead")
+    assert replace(replacements, 1)[1] is not spare
+
+
+def test_a_process_that_was_prepared_takes_over_before_spares_do(make):
+    replacements = make(num_spares=1)
+    replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
+    prepared = replacements.starter.started[-1]
+    assert replace(replacements, 1) == {1: prepared}
+    assert replacements.places.of(1) == SharedDevices("good", 0, ())
+    info = ProcessInfo(1, 0, "host", "good", 7, (), ())
+    assert replacements.placed(1, info).shares_with == 0
+    assert replacements.placed(0, info).shares_with is None
+    assert replacements.count_ready_spares() == 1
+
+
+def test_a_prepared_process_that_has_died_is_not_used(make):
+    replacements = make()
+    replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
+    replacements.starter.started[-1].is_alive = False
+    assert replace(replacements, 1)[1].place == Reservation(1, 0)
+
+
+def test_prepared_processes_that_are_not_used_end(make):
+    replacements = make()
+    replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
+    replacements.discard()
+    assert replacements._session.killed == replacements.starter.started
+    assert replace(replacements, 1)[1].place == Reservation(1, 0)

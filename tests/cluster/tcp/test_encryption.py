@@ -1,0 +1,223 @@
+"""Whoever sits between two ends can read, change and rearrange nothing."""
+
+import contextlib
+import dataclasses
+import hashlib
+import socket
+import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from cluster.protocol.digests import CorruptedError
+from cluster.tcp import credentials as credentials_module
+from cluster.tcp import sockets
+from cluster.tcp.connection import Connection, EncryptedConnection
+from cluster.tcp.credentials import make_credentials
+from cluster.tcp.records import RecordWriter
+from tests.support.proxy import Proxy
+
+SECONDS = 20
+CREDENTIALS = make_credentials(encryption=True)
+GREETING_BYTES = 69
+"""The greeting of the end that connects."""
+
+
+@pytest.fixture
+def listener():
+    with sockets.Listener("127.0.0.1") as listener:
+        yield listener
+
+
+@contextlib.contextmanager
+def both_ends(listener, credentials, address=None):
+    with ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(listener.accept, credentials)
+        one = sockets.connect(address or listener.address, credentials, SECONDS)
+        with one, accepting.result(SECONDS)[1] as other:
+            yield one, other
+
+
+def read(connection, num_bytes):
+    buffer = bytearray(num_bytes)
+    connection.read_into(memoryview(buffer))
+    return bytes(buffer)
+
+
+@pytest.mark.parametrize("encryption", [True, False])
+def test_what_passes_between_machines_cannot_be_read(listener, encryption):
+    text = b"weights and gradients " * 100
+    credentials = dataclasses.replace(CREDENTIALS, encryption=encryption)
+    with Proxy(listener.address) as proxy, both_ends(listener, credentials, proxy.address) as (one, other):
+        for size in (1, 50_000, 1_000_000):
+            content = (text * (1 + size // len(text)))[:size]
+            for source, sink in ((one, other), (other, one)):
+                with ThreadPoolExecutor(1) as thread:
+                    writing = thread.submit(
+                        source.write, [memoryview(content)[: size // 2], memoryview(content)[size // 2 :]]
+                    )
+                    assert read(sink, size) == content
+                    writing.result(SECONDS)
+    assert [text in seen for seen in proxy.seen] == [not encryption] * 2
+    assert not any(CREDENTIALS.secret in seen for seen in proxy.seen)
+
+
+def test_by_default_what_leaves_the_machine_is_encrypted(listener):
+    credentials = dataclasses.replace(CREDENTIALS, encryption=None)
+    with both_ends(listener, credentials) as ends:
+        assert [type(end) for end in ends] == [Connection] * 2
+    # Who connects is 127.0.0.1 here, too.
+    with sockets.Listener("127.0.0.2") as elsewhere, both_ends(elsewhere, credentials) as ends:
+        assert [type(end) for end in ends] == [EncryptedConnection] * 2
+        ends[0].write([memoryview(b"hello")])
+        assert read(ends[1], 5) == b"hello"
+
+
+def flip(content):
+    """A fault of the network."""
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+def forge(content):
+    """Somebody changes the content of the second record, and makes one of it that seems intact."""
+    writer = RecordWriter()
+    records = [*writer.records([memoryview(b"first")]), *writer.records([memoryview(flip(content))[20:]])]
+    return b"".join(records[1])
+
+
+@pytest.mark.parametrize("how, error", [(flip, CorruptedError), (forge, ssl.SSLError)])
+def test_what_was_changed_on_the_way_is_not_delivered(listener, how, error):
+    may_change = threading.Event()
+
+    def change(direction, content):
+        return how(content) if direction == 0 and may_change.is_set() else content
+
+    with (
+        Proxy(listener.address, change) as proxy,
+        both_ends(listener, CREDENTIALS, proxy.address) as (one, other),
+    ):
+        one.write([memoryview(b"as it was")])
+        assert read(other, 9) == b"as it was"
+        may_change.set()
+        one.write([memoryview(b"something else")])
+        with pytest.raises(error):
+            read(other, 1)
+
+
+def test_who_knows_the_secret_and_has_another_certificate_is_refused(listener):
+    other = dataclasses.replace(make_credentials(True), secret=CREDENTIALS.secret)
+    with ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(listener.accept, CREDENTIALS)
+        with pytest.raises(ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+            sockets.connect(listener.address, other, SECONDS)
+        assert not accepting.done()
+        sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
+        accepting.result(SECONDS)[1].close()
+
+
+@pytest.mark.parametrize("shown", ["another certificate", "no certificate"])
+def test_the_end_that_accepts_checks_the_certificate_too(monkeypatch, listener, shown):
+    """Also of who does not mind whose certificate it is shown."""
+    other = make_credentials()
+    make_context = credentials_module._context
+
+    def careless(pem, accepts):
+        if accepts:
+            return make_context(pem, accepts)
+        context = (
+            make_context(other.pem, accepts)
+            if shown == "another certificate"
+            else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        )
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+
+    with ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(listener.accept, CREDENTIALS)
+        with monkeypatch.context() as patch:
+            patch.setattr(credentials_module, "_context", careless)
+            refused = sockets.connect(listener.address, CREDENTIALS, SECONDS)
+            with refused, pytest.raises((OSError, EOFError)):
+                read(refused, 1)
+        assert not accepting.done()
+        sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
+        accepting.result(SECONDS)[1].close()
+
+
+def test_sessions_cannot_be_exchanged_between_connections(listener):
+    """Somebody passes on two greetings, and then joins each end to the wrong one."""
+
+    def relay(source, sink, num_bytes):
+        sink.sendall(source.recv(num_bytes, socket.MSG_WAITALL))
+
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as threads:
+        accepting = threads.submit(listener.accept, CREDENTIALS)
+        middle = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = listener.address._replace(port=middle.getsockname()[1])
+        victims, servers, connecting = [], [], []
+        for _ in range(2):
+            connecting.append(threads.submit(sockets.connect, address, CREDENTIALS, SECONDS))
+            victims.append(stack.enter_context(middle.accept()[0]))
+            servers.append(stack.enter_context(socket.create_connection(listener.address[:2], SECONDS)))
+        for victim, server in zip(victims, servers, strict=True):
+            relay(server, victim, 32)
+            relay(victim, server, GREETING_BYTES)
+            relay(server, victim, 32)
+        for victim, server in zip(victims, reversed(servers), strict=True):
+            server.sendall(victim.recv(10_000))
+            answer = server.recv(10_000)
+            victim.sendall(answer)
+            victim.shutdown(socket.SHUT_WR)
+        for attempt in connecting:
+            with pytest.raises(ConnectionError, match="no connection to"):
+                attempt.result(SECONDS)
+        assert not accepting.done()
+        sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
+        accepting.result(SECONDS)[1].close()
+
+
+def test_another_listener_cannot_answer_in_place_of_the_one_that_is_meant(listener):
+    with ThreadPoolExecutor(1) as thread, sockets.Listener("127.0.0.1") as meant:
+        accepting = thread.submit(listener.accept, CREDENTIALS)
+        redirected = meant.address._replace(port=listener.address.port)
+        with pytest.raises(ConnectionError, match="secrets differ"):
+            sockets.connect(redirected, CREDENTIALS, SECONDS)
+        listener.interrupt()
+        with pytest.raises(ConnectionError):
+            accepting.result(SECONDS)
+
+
+def test_both_ends_write_and_read_at_the_same_time(listener):
+    """In pieces of any size, by two threads at each end that never take turns."""
+    sizes = np.random.default_rng(0).integers(1, 600_000, 60)
+    contents = [np.random.default_rng(i).bytes(int(size)) for i, size in enumerate(sizes)]
+    whole = hashlib.sha256(b"".join(contents)).digest()
+
+    def write(connection):
+        for content in contents:
+            half = len(content) // 2
+            connection.write([memoryview(content)[:half], memoryview(content)[half:]])
+
+    def digest(connection):
+        found, left = hashlib.sha256(), int(sizes.sum())
+        buffer = memoryview(bytearray(100_000))
+        while left:
+            count = min(left, 7 + left % 100_000)
+            connection.read_into(buffer[:count])
+            found.update(buffer[:count])
+            left -= count
+        return found.digest()
+
+    with both_ends(listener, CREDENTIALS) as ends, ThreadPoolExecutor(4) as threads:
+        writing = [threads.submit(write, end) for end in ends]
+        reading = [threads.submit(digest, end) for end in ends]
+        assert [future.result(SECONDS) for future in reading] == [whole, whole]
+        for future in writing:
+            future.result(SECONDS)
+
+
+def test_credentials_do_not_show_what_is_secret():
+    assert str(CREDENTIALS) == "Credentials(encryption=True)"

@@ -1,0 +1,258 @@
+"""The connection between the driver and a group, with both ends in this process."""
+
+import contextlib
+import gc
+import queue
+import socket
+import threading
+import time
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+import ray
+
+from cluster.protocol.packing import pack, unpack
+from cluster.tcp import sockets
+from cluster.tcp.credentials import make_credentials
+from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.rpc import Client, Server
+
+SECONDS = 20
+CREDENTIALS = make_credentials()
+
+
+class FailsToUnpickle(Exception):
+    """Pickles, but does not unpickle."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} {second}")
+
+
+class GroupThread:
+    """A server whose requests a thread of this process answers."""
+
+    def __init__(self):
+        self.server = Server("group 3", "127.0.0.1", CREDENTIALS)
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+        self.thread.start()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.seen = []
+        self.raised = None
+
+    def serve(self):
+        try:
+            self.server.serve(self.answer)
+        except Exception as error:
+            self.raised = error
+
+    def answer(self, method, arguments):
+        self.may_answer.wait()
+        return getattr(self, method)(*arguments)
+
+    def echo(self, *values):
+        return values
+
+    def remember(self, array, error=None):
+        self.seen.append(weakref.ref(array))
+        if error:
+            raise error
+
+    def fail_to_unpickle(self):
+        raise FailsToUnpickle(1, 2)
+
+    def fail_with_a_local_error(self):
+        class Local(Exception):
+            pass
+
+        raise Local("defined in a function")
+
+    def unpicklable(self):
+        return threading.Lock()
+
+
+class WaitingClient:
+    """A client whose ``ask`` waits for the reply."""
+
+    def __init__(self, address):
+        self.replies, self.ends = queue.SimpleQueue(), queue.SimpleQueue()
+        self.connection = FrameConnection(sockets.connect(address, CREDENTIALS, SECONDS))
+        self.client = Client(self.connection, self.replies.put, self.ends.put)
+
+    def send(self, number, method, *arguments):
+        self.client.send(encode(number, (method, arguments)))
+
+    def reply(self):
+        reply = self.replies.get(timeout=SECONDS)
+        return reply.number, reply.decode()
+
+    def ask(self, method, *arguments):
+        self.send(7, method, *arguments)
+        number, reply = self.reply()
+        assert number == 7
+        return reply
+
+
+@pytest.fixture
+def group():
+    return GroupThread()
+
+
+@pytest.fixture
+def driver(group):
+    driver = WaitingClient(group.server.address)
+    yield driver
+    group.may_answer.set()
+    driver.client.close()
+    group.thread.join(SECONDS)
+    assert not group.thread.is_alive()
+
+
+@pytest.mark.parametrize("elements", [0, 1, 1000, 300_000])
+@pytest.mark.parametrize("dtype", ["float32", "bool", ml_dtypes.bfloat16])
+def test_arrays_come_back_as_they_were(driver, dtype, elements):
+    array = (np.arange(elements) % 3).astype(dtype).reshape(-1, 1)
+    array.flags.writeable = False
+    (packed,) = driver.ask("echo", pack(array))
+    back = unpack(packed)
+    assert (back.dtype, back.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(back, array)
+
+
+@pytest.mark.parametrize("make", [np.asfortranarray, lambda a: a[::2], lambda a: a.T[1:]])
+def test_arrays_of_any_layout_travel(driver, make):
+    array = make(np.arange(400_000.0).reshape(400, 1000))
+    (back,) = driver.ask("echo", array)
+    np.testing.assert_array_equal(back, array)
+
+
+def test_large_arrays_are_not_copied_into_the_message():
+    array = np.ones(100_000)
+    message = encode(0, ("x", array))
+    assert len(message.content) < 1000
+    assert np.shares_memory(np.frombuffer(message.buffers[0]), array)
+
+
+def test_requests_are_answered_in_order_and_no_caller_waits_for_the_network(group, driver):
+    group.may_answer.clear()
+    arrays = [np.full(2**20, i, np.int32) for i in range(8)]  # more than any socket holds
+    for i, array in enumerate(arrays):
+        driver.send(i, "echo", array)
+    group.may_answer.set()
+    for i, array in enumerate(arrays):
+        number, (back,) = driver.reply()
+        assert number == i
+        np.testing.assert_array_equal(back, array)
+
+
+def test_what_a_method_raises_is_a_reply_with_its_traceback(driver):
+    reply = driver.ask("remember", np.ones(1), KeyError("missing"))
+    assert isinstance(reply, ray.exceptions.RayTaskError)
+    assert repr(reply.cause) == "KeyError('missing')"
+    assert "in remember" in str(reply)
+    assert "group 3" in str(reply)
+    assert driver.ask("echo", 1) == (1,)
+
+
+def test_errors_and_results_that_do_not_pickle_are_replied_as_text(driver):
+    reply = driver.ask("fail_with_a_local_error")
+    assert "defined in a function" in str(reply.cause)
+    assert "pickle" in str(driver.ask("unpicklable").cause)
+    assert driver.ask("echo", 1) == (1,)
+
+
+def test_a_reply_that_does_not_unpickle_leaves_the_others_intact(driver):
+    driver.send(1, "fail_to_unpickle")
+    driver.send(2, "echo", "fine")
+    first = driver.replies.get(timeout=SECONDS)
+    with pytest.raises(TypeError, match="second"):
+        first.decode()
+    assert driver.reply() == (2, ("fine",))
+
+
+def test_a_request_that_does_not_pickle_is_refused_before_anything_is_sent():
+    with pytest.raises(TypeError, match="pickle"):
+        encode(0, ("echo", (threading.Lock(),)))
+
+
+@pytest.mark.parametrize("error", [None, ValueError("late")], ids=["answered", "failed"])
+def test_an_idle_group_keeps_nothing_of_the_last_request(group, driver, error):
+    driver.ask("remember", np.ones(100_000), error)
+    end = time.monotonic() + SECONDS
+    while group.seen[0]() is not None and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    assert group.seen[0]() is None
+
+
+def test_both_ends_notice_the_end_of_the_connection(group, driver):
+    driver.client.end()
+    assert isinstance(driver.ends.get(timeout=SECONDS), EOFError | OSError)
+    group.thread.join(SECONDS)
+    assert not group.thread.is_alive()
+
+
+def test_a_request_that_breaks_off_ends_the_connection(group, driver, monkeypatch):
+    """The group would take the next request for the rest of it."""
+
+    def breaks_off(message):
+        driver.connection._connection.write([memoryview(message.content[:5])])
+        raise MemoryError("no room for the rest")
+
+    monkeypatch.setattr(driver.connection, "write", breaks_off)
+    driver.send(1, "echo", 1)
+    assert "no room for the rest" in str(driver.ends.get(timeout=SECONDS))
+    group.thread.join(SECONDS)
+    assert not group.thread.is_alive()
+
+
+def test_a_request_too_large_for_the_group_ends_the_connection(group, driver, monkeypatch):
+    def too_large(self, num_bytes):
+        raise MemoryError("too large")
+
+    array = np.ones(100_000)
+    assert driver.ask("echo", 1) == (1,)
+    monkeypatch.setattr(FrameConnection, "_read_bytes", too_large)
+    driver.send(1, "echo", array)
+    driver.ends.get(timeout=SECONDS)
+    group.thread.join(SECONDS)
+    assert "too large" in str(group.raised)
+
+
+def speak_http(address):
+    with socket.create_connection(address[:2], SECONDS) as foreign_client, contextlib.suppress(OSError):
+        foreign_client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        foreign_client.recv(1000)
+
+
+def guess_the_secret(address):
+    with pytest.raises(ConnectionError, match="secrets differ"):
+        sockets.connect(address, make_credentials(), SECONDS)
+
+
+def disconnect(address):
+    socket.create_connection(address[:2], SECONDS).close()
+
+
+@pytest.mark.parametrize("foreign_client", [speak_http, guess_the_secret, disconnect])
+def test_foreign_clients_are_refused_and_the_driver_is_still_accepted(group, foreign_client):
+    foreign_client(group.server.address)
+    driver = WaitingClient(group.server.address)
+    assert driver.ask("echo", 1) == (1,)
+    driver.client.close()
+    group.thread.join(SECONDS)
+    assert not group.thread.is_alive()
+
+
+def test_a_group_whose_driver_does_not_come_closes_its_port():
+    server = Server("group 3", "127.0.0.1", CREDENTIALS)
+    stranger = socket.create_connection(server.address[:2], SECONDS)
+    assert len(stranger.recv(32, socket.MSG_WAITALL)) == 32
+    server.stop_listening()
+    assert stranger.recv(1) == b""
+    stranger.close()
+    with pytest.raises(ConnectionError, match="refused"):
+        sockets.connect(server.address, CREDENTIALS, SECONDS)
+    server.stop_listening()

@@ -1,0 +1,59 @@
+"""The glossary has every public name, no name that does not exist, and short entries."""
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+import cluster
+import mpmd
+from mpmd.ir.tasks import parse_task
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "glossary.md").read_text()
+ENTRIES = re.findall(r"^- \*\*(.+?)\*\*: (.+?)(?=\n-|\n\n|\n*\Z)", TEXT, re.MULTILINE | re.DOTALL)
+NAMES = sorted(set(re.findall(r"`([^`]+)`", " ".join(text for _, text in ENTRIES))))
+
+SOURCES = [path for folder in ("mpmd", "cluster") for path in (ROOT / folder).rglob("*.py")]
+WORDS = {word for path in SOURCES for word in re.findall(r"\w+", path.read_text())}
+
+PUBLIC = [
+    *[f"mpmd.{name}" for name in mpmd.__all__ if not name.startswith("_")],
+    *[f"cluster.{name}" for name in cluster.__all__],
+    *[f"mpmd.render.{name}" for name in mpmd.render.__all__],
+    *[f"mpmd.simulate.{name}" for name in mpmd.simulate.__all__],
+]
+
+
+def exists(name):
+    package, *path = name.split(".")
+    if package in ("mpmd", "cluster"):
+        try:
+            functools.reduce(getattr, path, {"mpmd": mpmd, "cluster": cluster}[package])
+        except AttributeError:
+            return False
+        return True
+    if re.fullmatch(r"\w+__\d+", name):
+        return str(parse_task(name)) == name
+    return set(re.findall(r"\w+", re.sub(r"_\d+$", "", name))) <= WORDS
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_entry_or_is_in_one(name):
+    assert name in NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_of_the_glossary_exists(name):
+    assert exists(name)
+
+
+def test_terms_have_one_entry_each():
+    terms = [term for term, _ in ENTRIES]
+    assert len(terms) == len(set(terms)) == TEXT.count("\n- **")
+
+
+@pytest.mark.parametrize(("term", "text"), ENTRIES, ids=[term for term, _ in ENTRIES])
+def test_entries_have_two_sentences_at_most(term, text):
+    assert len(re.findall(r"\.(?=\s|$)", text)) in (1, 2)
