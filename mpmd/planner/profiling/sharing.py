@@ -18,10 +18,8 @@ from collections.abc import Container, Iterable, Set
 
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.flat import FlatEquations, Value
+from mpmd.compiler.shard.sums import SUMS
 from mpmd.planner.profiling.classes import Class, ClassedOperation, DimensionClasses
-
-_HELD_IN_PARTS = frozenset({"dot_general", "reduce_sum", "scatter-add"})
-"""The sums of which the compiler can keep the parts (``compiler/shard/sums.py``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +102,7 @@ class Sharing:
         for i, value in enumerate(operation.makes):
             if use.is_reduced and self.dim(value) is not None:
                 moved += self._moved(value)  # summed and scattered
-            elif use.is_reduced and value in accumulated and operation.eqn.primitive.name in _HELD_IN_PARTS:
+            elif use.is_reduced and value in accumulated and operation.eqn.primitive.name in SUMS:
                 partial.add(value)
             elif use.is_reduced:
                 moved += self._nbytes(value)
