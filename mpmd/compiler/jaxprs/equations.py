@@ -108,6 +108,10 @@ def size(atom: Atom) -> int:
     return math.prod(aval_of(atom).shape)
 
 
+def shape_of(atom: Atom) -> tuple[int, ...]:
+    return tuple(aval_of(atom).shape)
+
+
 def aval_of(atom: Atom) -> Any:
     """The shape, dtype and weak type of a variable's or literal's value."""
     return atom.aval
