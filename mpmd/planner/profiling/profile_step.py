@@ -49,7 +49,7 @@ class _Profiler:
             batch=sum(map(nbytes, step.ownership.batch)),
             has_backward=any(work.kind != "fwd" for work in step.tasks if work.stage in loop.layers),
             specs=self._specs,
-            decided=loop.decided if step.graph.step.loops else None,
+            decision_index=loop.decision_index if step.graph.step.loops else None,
         )
 
     @functools.cached_property
