@@ -1,4 +1,4 @@
-"""Files, folders and names that the pages of the architecture have in code format exist."""
+"""Files, folders and names that pages have in code format exist."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "architecture").glob("*.md"))]
-ROOMS = ("mpmd", "cluster", "tests", "benchmarks")
+ALL_PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+ROOMS = ("mpmd", "cluster", "tests", "benchmarks", "examples")
 CODE = {path for room in ROOMS for path in (ROOT / room).rglob("*")}
 FILES = {*ROOMS, *(str(path.relative_to(ROOT)) for path in CODE)}
 WORDS = {
@@ -37,3 +38,9 @@ def test_names_of_the_page_exist(page):
     spans = re.findall(r"`([^`]+)`", text)
     folders = tuple(span for span in spans if re.fullmatch(r"[\w/]+/", span))
     assert not [span for span in spans if not exists(span, folders)]
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_any_page_names_exist(page):
+    named = re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w/]+(?:\.\w+)?)`", page.read_text())
+    assert not [name for name in named if name.rstrip("/") not in FILES]
