@@ -120,7 +120,7 @@ def executable_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
       trace_dir: that of ``step.profile``, of which the last run is read.
 
     Returns: seconds by the name that XLA has of the executable, such as ``"fwd_0"``: ``program_name`` of that
-      in ``step.plan``. ``None`` where the platform does not record what devices run.
+      in ``step.plan``. ``None`` where the platform does not record the operations of devices.
     Raises: ``FileNotFoundError`` when there is no trace.
     """
     seconds: dict[str, float] = collections.defaultdict(float)

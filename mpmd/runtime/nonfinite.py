@@ -35,7 +35,7 @@ class Refused(NamedTuple):
 
 
 def passed_on(plan: Plan, program: GroupProgram) -> dict[Name, str]:
-    """The floating-point values that tasks of a group pass on, each with what becomes of it.
+    """The floating-point values that tasks of a group pass on, each with its destination.
 
     A value is passed on when it is sent, a result of the step, or read for another stage or microbatch; this
     includes accumulators.

@@ -178,7 +178,7 @@ def v_shape(mpmd_dim: int) -> Placement:
 
 
 def check_num_microbatches(num_microbatches: int) -> None:
-    """Raises ``TypeError`` or ``ValueError`` for what is no number of microbatches, of at least one."""
+    """Raises ``TypeError`` or ``ValueError`` unless the number of microbatches is an int of at least 1."""
     raise_faults(int_fault("num_microbatches", num_microbatches))
 
 

@@ -1,9 +1,9 @@
-"""Simulates a step: when each task starts and ends, what groups wait for, and what they hold.
+"""Simulates a step: the times of tasks, the reasons of waits, and the memory of groups.
 
 A schedule's lists of tasks or a ``Plan`` enters, with ``Costs``; a ``Simulation`` leaves. It needs no devices
 and no JAX. Start reading in ``workload.py``, which runs the operations of a step; ``sharing.py`` does so for
 groups that share cores. ``schedule.py`` and ``plan.py`` make operations of schedules and of plans, and
-``result.py`` says what was found. ``compare.py`` ranks schedules.
+``result.py`` has the result. ``compare.py`` ranks schedules.
 """
 
 from __future__ import annotations

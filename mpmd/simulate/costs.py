@@ -108,7 +108,7 @@ class Costs:
         proportion to ``DEFAULT_TIMES``. A kind gets the median over its stages, so that the costs also fit
         another placement of stages on groups.
 
-        Raises: ``TypeError`` for what are no events.
+        Raises: ``TypeError`` for anything else than events.
         """
         events = checked_events("events", events)
         cells: dict[tuple[TaskType, ...], list[float]] = collections.defaultdict(list)

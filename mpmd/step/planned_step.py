@@ -1,4 +1,4 @@
-"""A step whose plan is verified, and what can be said of it without running it."""
+"""A step whose plan is verified, with the answers that need no run."""
 
 from __future__ import annotations
 
