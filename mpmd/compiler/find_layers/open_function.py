@@ -9,7 +9,8 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.interpreters import partial_eval
 
-from mpmd.compiler.jaxprs.equations import Atom, as_called, called, is_remat, lookup, substitute, with_eqns
+from mpmd.compiler.jaxprs.canonical import called
+from mpmd.compiler.jaxprs.equations import Atom, as_called, is_remat, lookup, substitute, with_eqns
 
 _JITS = frozenset({"jit", "closed_call", "eval_jaxpr"})
 
