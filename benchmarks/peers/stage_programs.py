@@ -155,7 +155,7 @@ class StagePrograms:
         ]
         feedback = [
             (self._slot(here, name), self._slot(here, plan.outputs[result].name))
-            for argument, result in compiled.step.carried_state
+            for argument, result in compiled.step.fed_back
             if (name := plan.inputs[argument].name) and here in plan.inputs[argument].mpmd_idxs
         ]
         return Group(self._calls(program), feeds, feedback)

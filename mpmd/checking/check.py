@@ -58,7 +58,7 @@ def check(
     loaded = step.compile(*args, **kwargs) if isinstance(step, MpmdFunction) else step
     call = loaded.signature.bind(args, kwargs)
     call = dataclasses.replace(call, leaves=tuple(map(on_host, call.leaves)))
-    fed_back = dict(loaded.compiled.step.carried_leaves)
+    fed_back = dict(loaded.compiled.step.fed_back_leaves)
     run = jax.jit(call.function(reference))
 
     def on_one_device(leaves: Sequence[Any]) -> Any:

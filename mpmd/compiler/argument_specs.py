@@ -54,7 +54,7 @@ class ArgumentSpecs:
             leaves=leaves,
             arguments=tuple(spec or () for spec in known),
             results=tuple(results),
-            others_are_open=is_known or any(step.typed.values()),
+            others_are_open=is_known or any(step.explicit_specs.values()),
         )
 
 

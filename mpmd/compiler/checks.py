@@ -98,7 +98,7 @@ def _marks_outside(step: TracedStep) -> Iterator[str]:
 
 
 def _mismatched_leaves(step: TracedStep) -> Iterator[str]:
-    for i, j in step.carried_leaves:
+    for i, j in step.fed_back_leaves:
         argument, result = aval_of(step.jaxpr.invars[i]), aval_of(step.jaxpr.outvars[j])
         if (argument.shape, argument.dtype) != (result.shape, result.dtype):
             yield f"{step.argument_paths[i]} is {argument}, but its next value is {result}"
@@ -165,7 +165,7 @@ def _misplaced_marks(step: CutStep) -> Iterator[str]:
 
 
 def _mismatched_state(step: CutStep) -> Iterator[str]:
-    for i, j in step.carried_state:
+    for i, j in step.fed_back:
         argument, result = aval_of(step.arguments[i].var), aval_of(step.results[j].var)
         if (argument.shape, argument.dtype) != (result.shape, result.dtype):
             yield f"{step.arguments[i].path} is {argument}, but its next value is {result}"

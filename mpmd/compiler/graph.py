@@ -49,7 +49,7 @@ class Accumulator:
       work: the work whose equations turn ``state`` into ``updated``.
       initial: the outer value it starts from, which nothing else reads.
       result: the outer variable of its value after the last microbatch.
-      ordered, carried: those of the loop's result.
+      ordered, is_carry: those of the loop's result.
     """
 
     work: TaskType
@@ -58,7 +58,7 @@ class Accumulator:
     initial: Var
     result: Var
     ordered: bool
-    carried: bool = False
+    is_carry: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

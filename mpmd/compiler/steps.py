@@ -70,7 +70,7 @@ class LoopResult:
       initial: the outer value of the state before the first microbatch.
       result: the outer variable of the state after the last microbatch.
       ordered: whether the order of the microbatches may decide the result.
-      carried: whether the function of a microbatch itself reads the state, and not an operation alone.
+      is_carry: whether the function of a microbatch itself reads the state, and not an operation alone.
     """
 
     value: Atom
@@ -78,7 +78,7 @@ class LoopResult:
     initial: Atom
     result: Var
     ordered: bool
-    carried: bool = False
+    is_carry: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Loop:
     Attributes:
       where: the user's line.
       first_stage: the number of its first stage: of all stages of the loops before.
-      decided: which of the step's decisions it was traced under: see ``Decisions.of_loops``.
+      decision_index: which of the step's decisions it was traced under: see ``Decisions.of_loops``.
       index: the variable of the microbatch index, an int32 scalar.
       eqns: the body for one microbatch. It reads outer variables directly. The boundary of each mark among
         the equations says which stage ends there.
@@ -101,7 +101,7 @@ class Loop:
     num_microbatches: int
     schedule: Schedule
     first_stage: int = 0
-    decided: int = 0
+    decision_index: int = 0
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Loop:
@@ -118,9 +118,9 @@ class Loop:
                 initial=initial,
                 result=result,
                 ordered=ordered,
-                carried=carried,
+                is_carry=is_carry,
             )
-            for value, is_sum, initial, result, ordered, carried in zip(
+            for value, is_sum, initial, result, ordered, is_carry in zip(
                 body.outvars,
                 eqn.params["summed"],
                 eqn.invars[num_closed_over:],
@@ -137,7 +137,7 @@ class Loop:
             results=results,
             num_microbatches=eqn.params["length"],
             schedule=eqn.params["schedule"],
-            decided=eqn.params["number"],
+            decision_index=eqn.params["number"],
         )
 
     @property
@@ -164,8 +164,8 @@ class TracedStep:
       argument_paths: what its user calls the arguments.
       donated: for each argument, whether the caller gives it up.
       out_shape: the result as a pytree of ``ShapeDtypeStruct``.
-      carried_leaves: pairs of an argument's and a result's position that a training loop will connect.
-      typed: the specs of variables whose types said how they are sharded.
+      fed_back_leaves: pairs of an argument's and a result's position that a training loop will connect.
+      explicit_specs: the specs of variables whose types said how they are sharded.
     """
 
     jaxpr: Jaxpr
@@ -173,8 +173,8 @@ class TracedStep:
     argument_paths: tuple[str, ...]
     donated: tuple[bool, ...]
     out_shape: Any
-    carried_leaves: tuple[tuple[int, int], ...]
-    typed: Mapping[Var, Spec]
+    fed_back_leaves: tuple[tuple[int, int], ...]
+    explicit_specs: Mapping[Var, Spec]
 
     @property
     def has_loop(self) -> bool:
@@ -188,7 +188,7 @@ class TracedStep:
         for eqn in self.jaxpr.eqns:
             lines += indented(_loop_lines(loops[eqn], names) if eqn in loops else [names.equation(eqn)])
         outs = zip(paths(self.out_shape), self.jaxpr.outvars, strict=True)
-        next_of = {result: self.argument_paths[argument] for argument, result in self.carried_leaves}
+        next_of = {result: self.argument_paths[argument] for argument, result in self.fed_back_leaves}
         return "\n".join([*lines, "results", *indented(_result_lines(names, outs, next_of))])
 
 
@@ -205,11 +205,11 @@ class CutStep:
         function without a loop, all. The compiler may move them.
       out_shape: the result as a pytree of ``ShapeDtypeStruct``.
       argument_leaves, result_leaves: what the arguments and results are parts of, in order.
-      carried_leaves: pairs of an argument leaf's and a result leaf's position that a training loop will
+      fed_back_leaves: pairs of an argument leaf's and a result leaf's position that a training loop will
         connect.
-      carried_state: the same of arguments and results, where leaves are in the same parts.
-      typed: the specs of variables, outside and inside the loop, whose types said how they are sharded, as
-        types do along explicit mesh axes. The types of these variables no longer do.
+      fed_back: the same of arguments and results, where leaves are in the same parts.
+      explicit_specs: the specs of variables, outside and inside the loop, whose types said how they are
+        sharded, as types do along explicit mesh axes. The types of these variables no longer do.
     """
 
     arguments: tuple[Argument, ...]
@@ -220,9 +220,9 @@ class CutStep:
     out_shape: Any
     argument_leaves: tuple[Leaf, ...]
     result_leaves: tuple[Leaf, ...]
-    carried_leaves: tuple[tuple[int, int], ...]
-    carried_state: tuple[tuple[int, int], ...]
-    typed: Mapping[Var, Spec] = dataclasses.field(default_factory=dict)
+    fed_back_leaves: tuple[tuple[int, int], ...]
+    fed_back: tuple[tuple[int, int], ...]
+    explicit_specs: Mapping[Var, Spec] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         names = self.names()
@@ -261,7 +261,7 @@ class CutStep:
     def result_lines(self, names: Names) -> list[str]:
         """What the step returns, as text."""
         results = ((result.path, result.var) for result in self.results)
-        next_of = {result: self.arguments[argument].path for argument, result in self.carried_state}
+        next_of = {result: self.arguments[argument].path for argument, result in self.fed_back}
         return _result_lines(names, results, next_of)
 
 

@@ -43,16 +43,16 @@ def explain_plan(
     plan: Plan,
     topology: Topology,
     jaxprs: Mapping[tuple[int, AnyTask], Jaxpr],
-    carried_state: Iterable[tuple[int, int]],
+    fed_back: Iterable[tuple[int, int]],
 ) -> Explanation:
     """Explains a plan.
 
     Args:
       topology: of the mesh that has loaded it.
       jaxprs: for every run, by its group and task, what it computes.
-      carried_state: the state: pairs of the position of an argument and of the result that takes its place.
+      fed_back: the state: pairs of the position of an argument and of the result that takes its place.
     """
-    return _Analysis(plan, topology, jaxprs, carried_state).explanation()
+    return _Analysis(plan, topology, jaxprs, fed_back).explanation()
 
 
 class _Analysis:
@@ -63,7 +63,7 @@ class _Analysis:
         plan: Plan,
         topology: Topology,
         jaxprs: Mapping[tuple[int, AnyTask], Jaxpr],
-        carried_state: Iterable[tuple[int, int]],
+        fed_back: Iterable[tuple[int, int]],
     ):
         self._plan = plan
         self._routes = Routes(plan, topology)
@@ -72,7 +72,7 @@ class _Analysis:
         self._avals = plan.avals()
         self._arguments = {leaf.name: leaf.path for leaf in plan.inputs if leaf.name}
         self._result_paths = [f"result{leaf.path}" for leaf in plan.outputs]
-        self._updated = {plan.inputs[i].path: self._result_paths[j] for i, j in carried_state}
+        self._updated = {plan.inputs[i].path: self._result_paths[j] for i, j in fed_back}
         self._updates = {result: path for path, result in self._updated.items()}
         self._kept_as: dict[tuple[int, Name], list[str]] = collections.defaultdict(list)
         for leaf, path in zip(plan.outputs, self._result_paths, strict=True):

@@ -44,18 +44,18 @@ def warn_of_mistakes(step: CutStep, plan: Plan) -> None:
 
 def warn_of_undonated_state(
     plan: Plan,
-    carried_state: Collection[tuple[int, int]],
+    fed_back: Collection[tuple[int, int]],
     memory: Sequence[GroupMemory],
     limits: Sequence[int],
 ) -> None:
     """Warns of groups whose memory is short, and that hold state twice because it is not donated.
 
     Args:
-      carried_state: pairs of the position of an argument and of the result that takes its place.
+      fed_back: pairs of the position of an argument and of the result that takes its place.
       memory: for each group, what each of its devices needs.
       limits: for each group, the bytes that each of its devices has.
     """
-    _warn(UndonatedStateWarning, undonated_state(plan, carried_state, memory, limits))
+    _warn(UndonatedStateWarning, undonated_state(plan, fed_back, memory, limits))
 
 
 def _warn(category: type[StepWarning], texts: Iterable[str]) -> None:
@@ -65,7 +65,7 @@ def _warn(category: type[StepWarning], texts: Iterable[str]) -> None:
 
 def unread_microbatch(loop: Loop) -> Iterator[str]:
     """The warning of a loop that sums, once for each microbatch, one value that depends on its arguments."""
-    if any(result.carried for result in loop.results):
+    if any(result.is_carry for result in loop.results):
         return
     of_operations = _dependent(loop.eqns, loop.states)
     read = _dependent([eqn for eqn in loop.eqns if of_operations.isdisjoint(eqn.outvars)], [loop.index])
@@ -120,7 +120,7 @@ def idle_groups(plan: Plan) -> Iterator[str]:
 
 def undonated_state(
     plan: Plan,
-    carried_state: Collection[tuple[int, int]],
+    fed_back: Collection[tuple[int, int]],
     memory: Sequence[GroupMemory],
     limits: Sequence[int],
 ) -> Iterator[str]:
@@ -128,7 +128,7 @@ def undonated_state(
     for group, (needed, limit) in enumerate(zip(memory, limits, strict=True)):
         if needed.peak_bytes <= _SHORT * limit:
             continue
-        state = (plan.inputs[argument] for argument, _ in carried_state)
+        state = (plan.inputs[argument] for argument, _ in fed_back)
         kept = [leaf for leaf in state if not leaf.donated and group in leaf.mpmd_idxs]
         nbytes = sum(device_bytes(leaf.aval, leaf.spec, plan.submesh(group)) for leaf in kept)
         if nbytes > _LARGE * limit:

@@ -107,7 +107,7 @@ class Profile:
       has_backward: whether there are backward tasks.
       specs: for each kind, the divided dimension of argument leaves, by the position of the leaf: of weights,
         of state that is combined with them element by element, and of the batch. Equal for all loops.
-      decided: the index of the loop's decisions in ``Decisions.of_loops``; ``None`` without a loop.
+      decision_index: the index of the loop's decisions in ``Decisions.of_loops``; ``None`` without a loop.
     """
 
     layers: tuple[Layer, ...]
@@ -121,4 +121,4 @@ class Profile:
     batch: int
     has_backward: bool
     specs: Mapping[Kind, Mapping[int, int]]
-    decided: int | None = 0
+    decision_index: int | None = 0

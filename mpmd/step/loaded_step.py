@@ -68,7 +68,7 @@ class LoadedStep(PlannedStep):
             self._verified = compiled.verified if resolved is compiled.program.plan else verify(resolved)
         self._seconds = watch.seconds
         self._plan = plan = loaded.plan
-        state = compiled.step.carried_state
+        state = compiled.step.fed_back
         warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
         groups = range(len(plan.programs))
         self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
@@ -118,7 +118,7 @@ class LoadedStep(PlannedStep):
             plan=self.plan,
             topology=self.topology,
             verified=self._verified,
-            updated={argument for argument, _ in self._compiled.step.carried_state},
+            updated={argument for argument, _ in self._compiled.step.fed_back},
             seconds=self._seconds,
             xla_seconds=self._loaded.xla_seconds,
             holdings=self._loaded.holdings,

@@ -45,7 +45,7 @@ class LoweredStep(PlannedStep):
             plan=self.plan,
             topology=self.topology,
             verified=self._compiled.verified,
-            updated={argument for argument, _ in self._compiled.step.carried_state},
+            updated={argument for argument, _ in self._compiled.step.fed_back},
             seconds=self._compiled.seconds,
             findings=explain(self).findings,
         )

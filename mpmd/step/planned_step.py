@@ -71,4 +71,4 @@ def explain(step: PlannedStep) -> Explanation:
             f"mpmd.jit(...).compile(...), not {shown(step)}"
         )
     compiled = step.compiled
-    return explain_plan(step.plan, step.topology, compiled.program.jaxprs, compiled.step.carried_state)
+    return explain_plan(step.plan, step.topology, compiled.program.jaxprs, compiled.step.fed_back)

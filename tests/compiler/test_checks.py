@@ -117,7 +117,7 @@ OF_TRACED_STEPS = {
         ],
     ),
     "takes an argument for another one": lambda s: replace(
-        s, carried_leaves=((0, s.carried_leaves[1][1]), *s.carried_leaves[2:])
+        s, fed_back_leaves=((0, s.fed_back_leaves[1][1]), *s.fed_back_leaves[2:])
     ),
 }
 
@@ -143,7 +143,7 @@ OF_CUT_STEPS = {
     "numbers stages otherwise than marks": lambda s: with_loop(s, lambda loop: {"first_stage": 1}),
     "lacks an equation after the loop": lambda s: replace(s, outside=(s.outside[0], s.outside[1][1:])),
     "lacks a result of the loop": lambda s: with_loop(s, lambda loop: {"results": loop.results[1:]}),
-    "lacks an argument": lambda s: replace(s, arguments=without(s.arguments, 1), carried_state=()),
+    "lacks an argument": lambda s: replace(s, arguments=without(s.arguments, 1), fed_back=()),
     "has a mark outside": lambda s: replace(
         s,
         outside=(
@@ -163,7 +163,7 @@ OF_CUT_STEPS = {
         },
     ),
     "takes an argument for another one": lambda s: replace(
-        s, carried_state=((0, s.carried_state[1][1]), *s.carried_state[2:])
+        s, fed_back=((0, s.fed_back[1][1]), *s.fed_back[2:])
     ),
 }
 

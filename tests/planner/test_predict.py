@@ -14,7 +14,7 @@ COSTS = Costs(tasks={("fwd", 0): 1.0, ("bwd", 0): 2.0, ("fwd", 1): 3.0, ("bwd", 
 def predicted(costs=COSTS, **options):
     step = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2)
     arrivals = step.compiled.verified.arrivals
-    updated = {argument for argument, _ in step.compiled.step.carried_state}
+    updated = {argument for argument, _ in step.compiled.step.fed_back}
     return step, predict(step.plan, step.topology, arrivals, updated, costs, "simulation", **options)
 
 

@@ -36,24 +36,24 @@ class CutJaxpr:
       constants: the values of the variables that it reads besides.
       argument_stacks, result_stacks: for each argument and result as it was, how it is in parts; ``None`` for
         one that is whole.
-      made_for: for new variables, the one of the step as it was that each is a part or a partial result of.
+      origin: for new variables, the one of the step as it was that each is a part or a partial result of.
     """
 
     jaxpr: Jaxpr
     constants: Mapping[Var, Any]
     argument_stacks: tuple[Stack | None, ...]
     result_stacks: tuple[Stack | None, ...]
-    made_for: Mapping[Var, Var]
+    origin: Mapping[Var, Var]
 
     def of_parts(self, known: Mapping[Var, Known]) -> dict[Var, Known]:
-        """What is known of variables, and so of what was made for them."""
-        return {**known, **{new: known[var] for new, var in self.made_for.items() if var in known}}
+        """What is known of variables, and so of of those that come of them."""
+        return {**known, **{new: known[var] for new, var in self.origin.items() if var in known}}
 
 
 def cut_stacks(
     jaxpr: Jaxpr,
     constants: Mapping[Var, Any],
-    carried_state: Sequence[tuple[int, int]],
+    fed_back: Sequence[tuple[int, int]],
     argument_stacks: Sequence[Stack | None] = (),
     result_stacks: Sequence[Stack | None] = (),
 ) -> CutJaxpr:
@@ -64,7 +64,7 @@ def cut_stacks(
 
     Args:
       constants: the values of the variables that the step reads besides its arguments.
-      carried_state: pairs of an argument's and a result's position that a training loop will connect.
+      fed_back: pairs of an argument's and a result's position that a training loop will connect.
       argument_stacks, result_stacks: for arguments and results that are in parts anyway, how.
 
     Raises: ``CompileError`` for marks that do not fit their scans.
@@ -78,7 +78,7 @@ def cut_stacks(
     seeds = [(atom, stack) for atom, stack in given if stack is not None and isinstance(atom, Var)]
     if not seeds and not has_marked_scan(jaxpr):
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
-        return CutJaxpr(jaxpr, constants, *whole, made_for={})
+        return CutJaxpr(jaxpr, constants, *whole, origin={})
     jaxpr = _without_dead_code(jaxpr)
     jaxpr = with_rows_scanned(jaxpr, constants)
     warn_of_scans_over_data(jaxpr)
@@ -86,7 +86,7 @@ def cut_stacks(
         links = _links(jaxpr, seeds)
         opened = _with_remat_open(jaxpr, links)
         if opened is None:
-            return _rewritten(jaxpr, constants, links, carried_state, result_stacks)
+            return _rewritten(jaxpr, constants, links, fed_back, result_stacks)
         jaxpr = opened
 
 
@@ -147,7 +147,7 @@ def _rewritten(
     jaxpr: Jaxpr,
     constants: Mapping[Var, Any],
     links: Links,
-    carried_state: Sequence[tuple[int, int]],
+    fed_back: Sequence[tuple[int, int]],
     given: Sequence[Stack | None],
 ) -> CutJaxpr:
     """The step of the parts.
@@ -156,7 +156,7 @@ def _rewritten(
     does so is a guess, by which nothing is cut.
     """
     gathered = Gathered()
-    values = Values(links.dimensions, gathered, made_for={})
+    values = Values(links.dimensions, gathered, origin={})
     parts_of_constants: dict[Var, Any] = {}
     for var, value in constants.items():
         stack = values.planned(var)
@@ -166,7 +166,7 @@ def _rewritten(
     Rewriter(links).add_all(values, jaxpr.eqns)
     argument_stacks = tuple(map(values.planned, jaxpr.invars))
     stacks = list(map(values.planned, jaxpr.outvars))
-    for i, j in carried_state:
+    for i, j in fed_back:
         stacks[j] = argument_stacks[i] or stacks[j]
     stacks = [wanted or stack for wanted, stack in itertools.zip_longest(given, stacks)]
     outvars: list[Atom] = []
@@ -179,5 +179,5 @@ def _rewritten(
         constants=parts_of_constants,
         argument_stacks=argument_stacks,
         result_stacks=tuple(stacks),
-        made_for=values.made_for,
+        origin=values.origin,
     )

@@ -37,7 +37,7 @@ def cut_layers(
     """
     # 1. Scans are cut at their marks, and stacked arrays into parts.
     stacks = () if traced.has_loop else (argument_stacks, result_stacks)
-    cut = cut_stacks(traced.jaxpr, traced.constants, traced.carried_leaves, *stacks)
+    cut = cut_stacks(traced.jaxpr, traced.constants, traced.fed_back_leaves, *stacks)
     # 2. Callbacks that give nothing back are what the driver calls, each part of a scan its own.
     jaxpr = with_host_callbacks(cut.jaxpr)
     # 3. Equations and loops come in turn; results that are no value of the step yet become copies.
@@ -98,9 +98,9 @@ def _cut_step(
         out_shape=traced.out_shape,
         argument_leaves=argument_leaves,
         result_leaves=result_leaves,
-        carried_leaves=traced.carried_leaves,
-        carried_state=tuple(_carried_parts(traced.carried_leaves, argument_leaves, result_leaves)),
-        typed=cut.of_parts(traced.typed),
+        fed_back_leaves=traced.fed_back_leaves,
+        fed_back=tuple(_fed_back_parts(traced.fed_back_leaves, argument_leaves, result_leaves)),
+        explicit_specs=cut.of_parts(traced.explicit_specs),
     )
 
 
@@ -120,12 +120,12 @@ def _variables_read(outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop]
     return {atom for atom in atoms if isinstance(atom, Var)}
 
 
-def _carried_parts(
-    carried_leaves: Sequence[tuple[int, int]], arguments: Sequence[Leaf], results: Sequence[Leaf]
+def _fed_back_parts(
+    fed_back_leaves: Sequence[tuple[int, int]], arguments: Sequence[Leaf], results: Sequence[Leaf]
 ) -> Iterator[tuple[int, int]]:
     """The pairs of the parts of leaves."""
     first_argument = [0, *itertools.accumulate(len(leaf.names) for leaf in arguments)]
     first_result = [0, *itertools.accumulate(len(leaf.names) for leaf in results)]
-    for i, j in carried_leaves:
+    for i, j in fed_back_leaves:
         if arguments[i].stack == results[j].stack:
             yield from ((first_argument[i] + p, first_result[j] + p) for p in range(len(arguments[i].names)))

@@ -49,15 +49,15 @@ class Values:
     """The values of one jaxpr that is written anew, and its equations so far.
 
     Attributes:
-      made_for: for new variables, also those of jaxprs inside, the one that each is a part or a partial
+      origin: for new variables, also those of jaxprs inside, the one that each is a part or a partial
         result of.
       passed: for what scans have stacked, the scan.
     """
 
-    def __init__(self, dimensions: Dimensions, gathered: Gathered, made_for: dict[Var, Var]):
+    def __init__(self, dimensions: Dimensions, gathered: Gathered, origin: dict[Var, Var]):
         self.dimensions = dimensions
         self.gathered = gathered
-        self.made_for = made_for
+        self.origin = origin
         self.eqns: list[JaxprEqn] = []
         self.passed: dict[Var, Passed] = {}
         self._parts: dict[Var, tuple[Atom, ...]] = {}
@@ -67,7 +67,7 @@ class Values:
 
     def within(self) -> Values:
         """For a jaxpr inside of this one."""
-        return Values(self.dimensions, self.gathered, self.made_for)
+        return Values(self.dimensions, self.gathered, self.origin)
 
     def planned(self, atom: Atom) -> Stack | None:
         """How a value is to be in parts."""
@@ -101,7 +101,7 @@ class Values:
         """A new variable of the type of another one, perhaps of another shape."""
         aval: Any = var.aval
         new = Var(aval if shape is None else aval.update(shape=tuple(shape)))
-        self.made_for[new] = var
+        self.origin[new] = var
         return new
 
     def set_parts(self, var: Var, parts: Sequence[Atom]) -> None:

@@ -30,14 +30,14 @@ class Stages:
       are_written: whether the user has marked their ends, rather than ``mpmd.auto_marks``.
       num_microbatches: the number of microbatches of the loop.
       schedule: of the loop; ``None`` if it is open.
-      decided: the index of the decisions under which the loop is traced.
+      decision_index: the index of the decisions under which the loop is traced.
     """
 
     count: int
     are_written: bool
     num_microbatches: int
     schedule: Schedule | None
-    decided: int = 0
+    decision_index: int = 0
 
 
 ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.Auto,) * 3)
@@ -74,7 +74,7 @@ def _of_loop(loop: JaxprEqn) -> Stages:
         are_written=written,
         num_microbatches=loop.params["length"],
         schedule=schedule,
-        decided=loop.params["number"],
+        decision_index=loop.params["number"],
     )
 
 

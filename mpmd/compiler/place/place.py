@@ -114,7 +114,7 @@ class _Placer:
             _, demanded = self._demand(required)
             carried = {
                 out: demanded[self._arguments[argument]]
-                for argument, out in self._step.carried_state
+                for argument, out in self._step.fed_back
                 if demanded[self._arguments[argument]]
             }
             # Grows with every round, so it ends: a group once asked for a result stays.
@@ -130,7 +130,7 @@ class _Placer:
         that is made of scalars alone is needed once.
         """
         required: dict[int, GroupSet] = {i: groups for i, groups in enumerate(self._wanted) if groups}
-        for argument, i in self._step.carried_state:
+        for argument, i in self._step.fed_back:
             var = self._arguments[argument]
             if size(var) == 1 and var in self._held:
                 required.setdefault(i, self._held[var])
@@ -203,7 +203,7 @@ class _Placer:
         self._anchor_from(read_in_loop)
         updated = {
             self._arguments[argument]: self._anchors[result]
-            for argument, out in self._step.carried_state
+            for argument, out in self._step.fed_back
             if (result := self._results[out]) in self._anchors and size(result) > 1
         }
         if updated.keys() - self._anchors.keys():

@@ -78,7 +78,7 @@ def _held(graph: TaskGraph, placed: Mapping[int, int]) -> dict[Var, GroupSet]:
     Only as far as the loops before decide it. The batch comes from the caller, wherever it is read.
     """
     step = graph.step
-    state = {step.arguments[argument].var for argument, _ in step.carried_state}
+    state = {step.arguments[argument].var for argument, _ in step.fed_back}
     state |= {constant.var for constant in step.constants}
     held: dict[Var, GroupSet] = collections.defaultdict(frozenset)
     for member in graph.stage_work:

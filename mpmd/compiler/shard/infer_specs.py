@@ -22,7 +22,7 @@ def infer_specs(graph: TaskGraph, specs: ArgumentSpecs) -> dict[Var, Spec]:
     for a in graph.accumulators:
         # An accumulator has the same spec before and after each update.
         inferred |= dict.fromkeys((a.initial, a.state, a.updated, a.result), inferred.get(a.result, ()))
-    return {**graph.step.typed, **inferred}
+    return {**graph.step.explicit_specs, **inferred}
 
 
 def _decided(step: CutStep, specs: ArgumentSpecs) -> dict[Var, Spec]:
@@ -31,8 +31,8 @@ def _decided(step: CutStep, specs: ArgumentSpecs) -> dict[Var, Spec]:
     results = [result.var for result in step.results]
     decided: dict[Var, Spec] = dict(zip(arguments, specs.arguments, strict=True))
     decided |= {constant.var: () for constant in step.constants}
-    decided |= {var: spec for var, spec in step.typed.items() if var not in decided}
-    for argument, result in step.carried_state:
+    decided |= {var: spec for var, spec in step.explicit_specs.items() if var not in decided}
+    for argument, result in step.fed_back:
         decided.setdefault(results[result], decided[arguments[argument]])
     for var, spec in zip(results, specs.results, strict=True):
         if spec is not None and var not in arguments:

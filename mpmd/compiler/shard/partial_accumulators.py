@@ -40,7 +40,7 @@ def with_partial_sums(
         _rewritten(member, graph.accumulators, allowed, dimensions, maker) for member in graph.stage_work
     ]
     # 2. The accumulators that it updates by partial sums start from such, and are summed up after the loop.
-    parts = {var: of for eqns in rewritten for var, of in (*eqns.parts.items(), *eqns.carried.items())}
+    parts = {var: of for eqns in rewritten for var, of in (*eqns.parts.items(), *eqns.carry.items())}
     partial = {
         a.updated: _partial_accumulator(a, parts, sharded.specs, maker)
         for a in graph.accumulators
@@ -92,7 +92,7 @@ def _rewritten(
       allowed: for the updated state of each accumulator, the axes along which it may be in parts.
     """
     # A state that the function of a microbatch reads itself is no sum.
-    sums = [a for a in accumulators if a.work == member.work and not a.carried]
+    sums = [a for a in accumulators if a.work == member.work and not a.is_carry]
     wanted = {a.updated: allowed[a.updated] for a in sums}
     updated_of = {a.state: a.updated for a in sums}
     return in_parts(member.eqns, dimensions, wanted, updated_of, [*member.makes, *wanted], maker)

@@ -50,7 +50,7 @@ from mpmd.compiler.jaxprs.equations import (
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions, placement_axes
-from mpmd.compiler.shard.parts import Parts, PartsMaker, parts_key, parts_of
+from mpmd.compiler.shard.parts import Parts, PartsMaker, as_function, parts_key, parts_of
 from mpmd.compiler.shard.sums import cut_sum
 
 Allowed = Mapping[Var, frozenset[str]]
@@ -61,19 +61,19 @@ Allowed = Mapping[Var, frozenset[str]]
 class RewrittenEqns:
     """Equations that make parts of some values, and what they make or read them as.
 
-    ``parts`` has the values that were wanted, ``carried`` the old ones of what is carried.
+    ``parts`` has the values that were wanted, ``carry`` the old ones of what is carried.
     """
 
     eqns: tuple[JaxprEqn, ...]
     parts: Mapping[Var, Parts]
-    carried: Mapping[Var, Parts]
+    carry: Mapping[Var, Parts]
 
 
 def in_parts(
     eqns: Sequence[JaxprEqn],
     dimensions: Mapping[Var, Dimensions],
     wanted: Allowed,
-    carried: Mapping[Var, Var],
+    carry: Mapping[Var, Var],
     read: Iterable[Atom],
     maker: PartsMaker,
 ) -> RewrittenEqns:
@@ -81,23 +81,23 @@ def in_parts(
 
     Args:
       dimensions: how values are sharded, as far as known.
-      carried: for old values of what is carried, the new ones, which are wanted. They are in parts both or
+      carry: for old values of what is carried, the new ones, which are wanted. They are in parts both or
         neither.
       read: what is read behind the equations, each as often as it is.
     """
     uses = collections.Counter(atom for eqn in eqns for atom in operands(eqn))
     uses.update(atom for atom in read if isinstance(atom, Var))
     candidates = _candidates(eqns, wanted, uses)
-    read_whole = {new for old, new in carried.items() if old not in candidates}
+    read_whole = {new for old, new in carry.items() if old not in candidates}
     candidates = _candidates(eqns, _without(wanted, read_whole), uses)
     first = _Walk(eqns, dimensions, candidates, maker)
-    pairs = {old: new for old, new in carried.items() if new in first.parts}
+    pairs = {old: new for old, new in carry.items() if new in first.parts}
     old_parts = {
         old: Parts(Var(aval_of(first.parts[new].var)), first.parts[new].axes) for old, new in pairs.items()
     }
     second = _Walk(eqns, dimensions, candidates, maker, old_parts)
     if any(second.parts[new].axes != old_parts[old].axes for old, new in pairs.items()):
-        return in_parts(eqns, dimensions, _without(wanted, set(carried.values())), {}, read, maker)
+        return in_parts(eqns, dimensions, _without(wanted, set(carry.values())), {}, read, maker)
     parts = {var: second.parts[var] for var in wanted if var in second.parts and var not in read_whole}
     return RewrittenEqns(tuple(second.eqns), parts, old_parts)
 
@@ -165,7 +165,7 @@ class _Walk:
                 return
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         if cut := cut_sum(eqn, sharding, allowed, self._maker.mesh.shape, self._makers):
-            self._add(eqn, lambda *xs: [cut.parts(*xs)], eqn.invars, cut.axes, cut.places)
+            self._add(eqn, cut.parts, eqn.invars, cut.axes, cut.places)
 
     def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
         """Adds an equation for each part at once of an equation that is linear in the parts."""
@@ -179,14 +179,7 @@ class _Walk:
             if not is_zero(atom, self._makers):
                 inputs[i] = self._as_parts(atom, axes).var
                 in_axes[i] = 0
-        # Transposition leaves shardings here of meshes that are automatic, which mean nothing.
-        params = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
-
-        def results(*xs):
-            made = eqn.primitive.bind(*xs, **params)
-            return made if eqn.primitive.multiple_results else [made]
-
-        self._add(eqn, jax.vmap(results, in_axes), inputs, axes, tuple(in_axes))
+        self._add(eqn, jax.vmap(as_function(eqn), in_axes), inputs, axes, tuple(in_axes))
 
     def _as_parts(self, atom: Atom, axes: Axes) -> Parts:
         parts = parts_of(atom, self.parts)
@@ -262,9 +255,9 @@ def _rewritten_scan(
     positions = scan_operands(eqn)
     wanted = _wanted_inside(eqn, jaxpr, wanted)
     pairs = zip(jaxpr.invars[positions.carry], jaxpr.outvars, strict=False)
-    carried = {old: new for old, new in pairs if isinstance(new, Var) and new in wanted}
-    rewritten = in_parts(jaxpr.eqns, dimensions, wanted, carried, jaxpr.outvars, maker)
-    before = {i: rewritten.carried[var] for i, var in enumerate(jaxpr.invars) if var in rewritten.carried}
+    carry = {old: new for old, new in pairs if isinstance(new, Var) and new in wanted}
+    rewritten = in_parts(jaxpr.eqns, dimensions, wanted, carry, jaxpr.outvars, maker)
+    before = {i: rewritten.carry[var] for i, var in enumerate(jaxpr.invars) if var in rewritten.carry}
     inside = _results_in_parts(jaxpr, rewritten)
     stacked = frozenset(i for i in inside if i >= positions.num_carry)
     length = (eqn.params["length"],)
@@ -291,7 +284,7 @@ def _results_in_parts(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> dict[int, Parts
 
 def _with_parts(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> Jaxpr:
     """The jaxpr with rewritten equations; it reads and returns the parts."""
-    invars = [rewritten.carried[var].var if var in rewritten.carried else var for var in jaxpr.invars]
+    invars = [rewritten.carry[var].var if var in rewritten.carry else var for var in jaxpr.invars]
     outvars: list[Atom] = list(jaxpr.outvars)
     for i, parts in _results_in_parts(jaxpr, rewritten).items():
         outvars[i] = parts.var

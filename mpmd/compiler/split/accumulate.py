@@ -72,7 +72,7 @@ def accumulate(
     builder = _Builder(body, assigned, order)
     unstaged = []
     for result in body.results:
-        if result.carried:
+        if result.is_carry:
             assert result.state is not None, "a carried value has a state"
             builder.add_update(result, result.state)
         elif builder.work(result.value) is None:
@@ -142,7 +142,7 @@ class _Builder:
                 initial=self._initial(result.initial),
                 result=result.result,
                 ordered=result.ordered,
-                carried=result.carried,
+                is_carry=result.is_carry,
             )
         )
 

@@ -74,7 +74,7 @@ class _Assignment:
         self._carried: dict[Var, Any] = {
             result.state: None if isinstance(result.value, Literal) else result.value
             for result in body.results
-            if result.carried and result.state is not None
+            if result.is_carry and result.state is not None
         }
 
     def run(self) -> tuple[AssignedEqn, ...]:
@@ -96,7 +96,7 @@ class _Assignment:
     def _check_callbacks(self) -> None:
         """A callback on the state of an operation would have to run where the state is updated."""
         of_states = {
-            result.state for result in self._body.results if result.state is not None and not result.carried
+            result.state for result in self._body.results if result.state is not None and not result.is_carry
         }
         faults = []
         for eqn in self._eqns if of_states else ():

@@ -10,7 +10,7 @@ from mpmd.compiler.graph import Accumulator, StageWork, TaskGraph
 from mpmd.compiler.split.accumulate import Accumulation, accumulate
 from mpmd.compiler.split.assign import assign
 from mpmd.compiler.split.check_schedule_fits import check_schedule_fits, checked_tasks
-from mpmd.compiler.split.keep_carried import check_carried, keep_carried
+from mpmd.compiler.split.keep_carry import check_carry, keep_carry
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.minimize_residuals import minimize_residuals
 from mpmd.compiler.split.place_replicas import place_replicas
@@ -62,11 +62,11 @@ def _split_loop(loop: Loop) -> _SplitLoop:
     # 6. Backwards compute again what forwards need not keep for them.
     minimized = minimize_residuals(complete, accumulation.updated, accumulation.states, replicas)
     # 7. What is carried from microbatch to microbatch is read by the work that updates it.
-    kept = keep_carried(minimized.eqns, accumulation.accumulators, order)
+    kept = keep_carry(minimized.eqns, accumulation.accumulators, order)
     # 8. Backwards become two halves where the schedule has tasks for them.
     stage_work = split_backwards(kept, tasks, replicas.keys() | minimized.recomputed)
     accumulators = tuple(_with_half(accumulator, stage_work) for accumulator in accumulation.accumulators)
-    check_carried(loop.schedule, stage_work, accumulators)
+    check_carry(loop.schedule, stage_work, accumulators)
     # 9. The schedule has a task for all work, in an order that gives the loop's results.
     check_schedule_fits(loop, tasks, stage_work, accumulators)
     return _SplitLoop(stage_work, accumulation, accumulators, tasks)

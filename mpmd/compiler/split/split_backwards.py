@@ -120,10 +120,10 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list
         wanted = [atom for i in now if isinstance(atom := body.outvars[i], Var)]
         first, second = _divide(eqns, wanted)
         read = {*free_variables(first), *wanted}
-        carried = {i for i, var in enumerate(scan.carry) if var in read}
-        if carried <= now:
+        read_carry = {i for i, var in enumerate(scan.carry) if var in read}
+        if read_carry <= now:
             break
-        now |= carried
+        now |= read_carry
     later = {i for i, var in enumerate(eqn.outvars) if i not in now and not is_dropped(var)}
     if not later:
         return [eqn], []

@@ -12,7 +12,7 @@ from mpmd.compiler.jaxprs.equations import aval_of, avals_of
 from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.steps import TracedStep
-from mpmd.compiler.trace.written import write_down
+from mpmd.compiler.trace.to_jaxpr import to_jaxpr
 from mpmd.ir.placement import Placement
 from mpmd.ir.plan import Spec
 from mpmd.language.reduce import treduce_p
@@ -32,14 +32,16 @@ def trace(request: CompileRequest) -> TracedStep:
 
     def traced(avals: Sequence[Any], specs: Sequence[Spec | None] | None) -> TracedStep:
         args, kwargs = jax.tree.unflatten(treedef, avals)
-        return write_down(request.fun, args, kwargs, request.submeshes, specs, request.donated)
+        return to_jaxpr(request.fun, args, kwargs, request.submeshes, specs, request.donated)
 
     specs_as_held = _or_as_held(request.in_specs, request.held)
     first = traced(leaves, specs_as_held)
     # A loop's arguments come from anywhere: types follow from the call alone.
     type_specs = request.in_specs if first.has_loop else specs_as_held
-    as_called = first if type_specs == specs_as_held or not first.typed else traced(leaves, type_specs)
-    weak = {i for i, j in as_called.carried_leaves if _loses_weak_type(as_called.jaxpr, i, j)}
+    as_called = (
+        first if type_specs == specs_as_held or not first.explicit_specs else traced(leaves, type_specs)
+    )
+    weak = {i for i, j in as_called.fed_back_leaves if _loses_weak_type(as_called.jaxpr, i, j)}
     if not weak:
         return as_called
     strong_leaves = [

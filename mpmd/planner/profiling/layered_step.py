@@ -27,13 +27,13 @@ class LayeredLoop:
       layers: the numbers of its layers, which are counted through all loops.
       microbatch: the dimensions of a microbatch.
       num_microbatches: the number of microbatches of the loop.
-      decided: the index of the decisions under which it was traced.
+      decision_index: the index of the decisions under which it was traced.
     """
 
     layers: range
     microbatch: Sequence[MicrobatchDim]
     num_microbatches: int
-    decided: int
+    decision_index: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ def layered(graph: TaskGraph) -> LayeredStep:
             layers=loop.stages,
             microbatch=microbatch_dims(flat, _within(tasks, loop.stages), ownership.sliced),
             num_microbatches=loop.num_microbatches,
-            decided=loop.decided,
+            decision_index=loop.decision_index,
         )
         for loop in graph.step.loops
     ]

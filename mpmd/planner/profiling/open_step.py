@@ -46,8 +46,8 @@ def profile_step(
     if not written:
         return ProfiledStep(profiles, (), graph)
     # Loops that no result needs are not in the graph.
-    of_loop = {loop.decided: loop for loop in written}
-    live = tuple(of_loop[loop.decided] for loop in graph.step.loops)
+    of_loop = {loop.decision_index: loop for loop in written}
+    live = tuple(of_loop[loop.decision_index] for loop in graph.step.loops)
     rows = math.gcd(*(profile.rows for profile in profiles if profile.num_microbatches == 1))
     open_loops = _open_loops(step, args, kwargs, written, rows)
     return ProfiledStep(
@@ -55,7 +55,7 @@ def profile_step(
             dataclasses.replace(
                 profile,
                 are_stages=loop.are_written,
-                num_microbatches=None if loop.decided in open_loops else profile.num_microbatches,
+                num_microbatches=None if loop.decision_index in open_loops else profile.num_microbatches,
             )
             for profile, loop in zip(profiles, live, strict=True)
         ),
@@ -84,7 +84,7 @@ def _open_loops(
     decisions = dataclasses.replace(EACH_LAYER, num_microbatches=number)
     decided = stages_of(step, args, kwargs, decisions)
     return frozenset(
-        one.decided
+        one.decision_index
         for one, other in zip(written, decided, strict=True)
         if one.num_microbatches == 1 and other.num_microbatches == number
     )

@@ -74,7 +74,7 @@ def _state(graph: TaskGraph, weights: Mapping[Var, Iterable[int]]) -> dict[Var, 
     layers |= {var: frozenset(of_var) for var, of_var in weights.items()}
     layers = _followed(graph.outer, layers)
     layer_of = {}
-    for argument, result in step.carried_state:
+    for argument, result in step.fed_back:
         var = step.arguments[argument].var
         of_result = layers.get(step.results[result].var, NO_LAYERS)
         if var not in weights and of_result:

@@ -51,7 +51,7 @@ class _Profiler:
                 task_type.kind != "fwd" for task_type in step.tasks if task_type.stage in loop.layers
             ),
             specs=self._specs,
-            decided=loop.decided if step.graph.step.loops else None,
+            decision_index=loop.decision_index if step.graph.step.loops else None,
         )
 
     @functools.cached_property

@@ -35,7 +35,7 @@ def traced_layers(
 
     Raises: ``CompileError`` as ``mpmd.jit``.
     """
-    of_loops = {loop.decided: _decisions(loop, each_layer) for loop in loops}
+    of_loops = {loop.decision_index: _decisions(loop, each_layer) for loop in loops}
     decisions = dataclasses.replace(each_layer, of_loops=in_order(of_loops)) if loops else Decisions()
     request = CompileRequest(decided(step, decisions), args, kwargs, [ONE_DEVICE])
     return split(cut_layers(trace(request)))

@@ -27,7 +27,7 @@ def whole_step(graph: TaskGraph) -> LayeredStep:
     all-reduce traffic, since rows do not depend on one another.
     """
     whole = graph.step
-    updated = {whole.arguments[argument].var for argument, _ in whole.carried_state}
+    updated = {whole.arguments[argument].var for argument, _ in whole.fed_back}
     step = _step(graph, updated)
     if updated:
         return step
@@ -59,6 +59,6 @@ def _step(graph: TaskGraph, weights: Collection[Var]) -> LayeredStep:
         state={},
         like={},
     )
-    loop = LayeredLoop(range(1), dims, num_microbatches=1, decided=0)
+    loop = LayeredLoop(range(1), dims, num_microbatches=1, decision_index=0)
     graph = dataclasses.replace(graph, outer=(), stage_work=(task,))
     return with_classes(graph, ownership, flat, tasks, (), [loop])

@@ -48,7 +48,7 @@ def _of_stages(constraints: Constraints, profile: Profile) -> Iterator[str]:
         yield f"the step's marks make {num_layers} stages, which layers_per_stage={layers} cannot cut anew"
     elif layers is not None and sum(layers) != num_layers:
         yield f"layers_per_stage={layers} has {sum(layers)} layers; the step has {num_layers}"
-    if constraints.num_layers is not None and profile.decided is None:
+    if constraints.num_layers is not None and profile.decision_index is None:
         yield f"a step without a loop is one layer, and num_layers={constraints.num_layers} was asked for"
     elif constraints.num_layers is not None and profile.are_stages:
         asked = f"num_layers={constraints.num_layers}"

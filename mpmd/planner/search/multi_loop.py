@@ -152,7 +152,7 @@ def _kinds(profiles: Sequence[Profile]) -> list[int]:
         like = (
             other
             for other, earlier in enumerate(profiles[:number])
-            if profile.decided == earlier.decided or _layers(profile) == _layers(earlier)
+            if profile.decision_index == earlier.decision_index or _layers(profile) == _layers(earlier)
         )
         first = next(like, number)
         kinds.append(kinds[first] if first < number else number)
@@ -162,7 +162,7 @@ def _kinds(profiles: Sequence[Profile]) -> list[int]:
 def _layers(profile: Profile) -> Profile:
     """The profile of the loop's layers alone, without the state of other loops and the work outside."""
     layers = tuple(dataclasses.replace(layer, state=0) for layer in profile.layers)
-    return dataclasses.replace(profile, layers=layers, outside=TaskWork(0.0, 0.0), batch=0, decided=0)
+    return dataclasses.replace(profile, layers=layers, outside=TaskWork(0.0, 0.0), batch=0, decision_index=0)
 
 
 def _loops(

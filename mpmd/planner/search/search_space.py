@@ -139,7 +139,7 @@ class SearchSpace:
     def _sharded(self, has_data_axis: bool) -> list[tuple[bool, bool]]:
         """The choices of ``fsdp`` with ``gather_once``; neither without several devices along ``data``."""
         choices = [(False, False), *([(True, False), (True, True)] if has_data_axis else [])]
-        if self.profile.decided is None:
+        if self.profile.decision_index is None:
             choices = choices[:2]  # a step without a loop is one task
         return [choice for choice in choices if self.constraints.fsdp in (None, choice[0])]
 

@@ -62,11 +62,11 @@ def decisions_of(candidate: Candidate, profiles: Sequence[Profile]) -> Decisions
     """
     of_loops, number = {}, None
     for loop, profile in zip(candidate.loops, profiles, strict=True):
-        if profile.decided is None:
+        if profile.decision_index is None:
             return Decisions()
         # A step that itself says where stages end is left as it is.
         layers = None if profile.are_stages else loop.layers_per_stage
-        of_loops[profile.decided] = Decisions(
+        of_loops[profile.decision_index] = Decisions(
             loop.schedule, layers_per_stage=layers, remat=loop.remat, mark_layers=auto_marks
         )
         if profile.num_microbatches is None:
@@ -166,7 +166,7 @@ def _realized(
     step: LoweredStep, plan: Plan, costs: Costs, cluster: Hardware, sent: MessageBytes, source: str
 ) -> Realized:
     compiled = step.compiled
-    updated = {argument for argument, _ in compiled.step.carried_state}
+    updated = {argument for argument, _ in compiled.step.fed_back}
     prediction = predict(
         plan,
         sent,

@@ -49,7 +49,7 @@ def step_arguments(step: CutStep) -> StepArguments:
     for together in members.values():
         for position in together:
             linked[position] |= together
-    updated = frozenset(argument for argument, _ in step.carried_leaves)
+    updated = frozenset(argument for argument, _ in step.fed_back_leaves)
     everything = frozenset(range(len(leaves)))
     read = _read_by_loop(step)
     used = {leaf_of[i] for i, var in enumerate(variables) if var in read} if step.loops else everything

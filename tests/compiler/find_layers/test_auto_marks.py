@@ -224,7 +224,7 @@ def test_loops_of_a_function_that_is_traced_once_are_decided_together():
         return mpmd.treduce(lambda row: row, x, operation=mpmd.Add) + descend(descend(first, x), x)
 
     for _ in range(2):  # the second time from JAX's caches, if they were shared
-        numbers = [loop.decided for loop in stages_of(step, (jnp.ones(3), jnp.ones((4, 3))))]
+        numbers = [loop.decision_index for loop in stages_of(step, (jnp.ones(3), jnp.ones((4, 3))))]
         assert numbers == [0, 1, 2, 2]
 
 

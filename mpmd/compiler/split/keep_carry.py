@@ -20,7 +20,7 @@ from mpmd.schedules import Schedule
 Eqns = Sequence[JaxprEqn]
 
 
-def keep_carried(
+def keep_carry(
     eqns: Mapping[TaskType, Eqns], accumulators: Sequence[Accumulator], order: MicrobatchOrder
 ) -> dict[TaskType, Eqns]:
     """The work, where what is carried is read as it is by the work alone that updates it, in place.
@@ -34,7 +34,7 @@ def keep_carried(
     kept: dict[TaskType, Eqns] = {work: list(own) for work, own in eqns.items()}
     faults: dict[str, None] = {}
     for a in accumulators:
-        if not a.carried:
+        if not a.is_carry:
             continue
         readers = [work for work in kept if work != a.work and a.state in free_variables(kept[work])]
         if early := [work for work in readers if order.position(work) < order.position(a.work)]:
@@ -49,9 +49,7 @@ def keep_carried(
     return kept
 
 
-def check_carried(
-    schedule: Schedule, stages: Sequence[StageWork], accumulators: Sequence[Accumulator]
-) -> None:
+def check_carry(schedule: Schedule, stages: Sequence[StageWork], accumulators: Sequence[Accumulator]) -> None:
     """Checks that a value that a backward carries is read and updated in one of its halves.
 
     Raises: ``CompileError`` naming the schedule.
@@ -61,7 +59,7 @@ def check_carried(
         for var in member.reads:
             readers[var].add(member.work)
     for a in accumulators:
-        if a.carried and (others := readers[a.state] - {a.work}):
+        if a.is_carry and (others := readers[a.state] - {a.work}):
             raise CompileError(
                 f"the schedule {schedule} splits backwards, but {min(others)} reads a value that treduce "
                 f"carries and {a.work} updates: use a schedule with whole backwards, such as Std1F1B"

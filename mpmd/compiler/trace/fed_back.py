@@ -16,7 +16,7 @@ from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.trace.batches import find_batches
 
 
-def find_carried_state(
+def find_fed_back(
     args: Sequence[Any], step: Jaxpr, out_shape: Any, donated: Sequence[bool] = ()
 ) -> tuple[tuple[int, int], ...]:
     """Pairs (argument leaf, result leaf) that a training loop will connect.

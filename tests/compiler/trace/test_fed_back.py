@@ -57,7 +57,7 @@ def test_what_is_made_of_each_row_is_no_next_batch(name, donated):
         number = len(jax.tree.leaves(params))
         state = [(i, i) for i in range(number)]
         rows = [(number, number)] if donated else []
-        assert list(loaded.compiled.step.carried_leaves) == state + rows
+        assert list(loaded.compiled.step.fed_back_leaves) == state + rows
         _, made, _ = compiled(params, xs + 0, ys)
         assert donated or made.mpmd_idxs == (1,), "it stays where it is made"
         np.testing.assert_allclose(made, jax.jit(step)(params, xs, ys)[1], rtol=1e-5, atol=1e-6)
@@ -71,4 +71,4 @@ def test_what_a_step_also_returns_or_reads_whole_is_no_batch():
     with mesh_of(2) as mesh:
         loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(weights(2), *batch(MICROBATCHES))
     number = len(jax.tree.leaves(weights(2)))
-    assert (number, number) in loaded.compiled.step.carried_leaves
+    assert (number, number) in loaded.compiled.step.fed_back_leaves

@@ -13,8 +13,8 @@ from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
 from mpmd.compiler.steps import TracedStep
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
-from mpmd.compiler.trace.carried_state import find_carried_state
 from mpmd.compiler.trace.check_loop import check_loop
+from mpmd.compiler.trace.fed_back import find_fed_back
 from mpmd.compiler.trace.ignore_marks import ignore_marks
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.compiler.trace.unequal_layers import unequal_layers
@@ -30,7 +30,7 @@ def has_loop(jaxpr: Jaxpr) -> bool:
     return any(eqn.primitive is treduce_p for eqn in jaxpr.eqns)
 
 
-def write_down(
+def to_jaxpr(
     fun: Callable,
     args: tuple,
     kwargs: dict[str, Any],
@@ -68,8 +68,8 @@ def write_down(
         argument_paths=argument_paths(args, kwargs),
         donated=tuple(donated) or (False,) * len(jaxpr.invars),
         out_shape=out_shape,
-        carried_leaves=find_carried_state((*args, *kwargs.values()), jaxpr, out_shape, donated),
-        typed=untyped.specs,
+        fed_back_leaves=find_fed_back((*args, *kwargs.values()), jaxpr, out_shape, donated),
+        explicit_specs=untyped.specs,
     )
 
 
