@@ -108,6 +108,6 @@ def _first(operation: Operation, use: CommonDimension) -> Iterator[tuple[Value, 
 
 
 def _of_passed(flat: FlatEquations, passed: Passed) -> Iterator[list[tuple[Value, int]]]:
-    """The dimensions that are one in what a loop hands in or out."""
+    """The dimensions that are one in a value that a loop hands in or out."""
     for dim in range(len(flat.avals[passed.inner].shape)):
         yield [(passed.outer, dim + passed.axis), (passed.inner, dim)]
