@@ -14,9 +14,12 @@ from mpmd.arrays.array import MpmdArray
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.step_future import StepFuture
-from mpmd.util.tables import group_leaves
+from mpmd.util.tables import first_few, group_leaves
 from mpmd.util.tree import argument_paths
 from mpmd.validation import is_int, raise_faults, type_fault
+
+_MOST = 5
+"""The most paths of arguments that a message lists."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +85,8 @@ class Call:
             if where in static:
                 raise ValueError(f"argument {argnum!r} is static")
         raise ValueError(
-            f"there is no argument argnum={argnum!r}; the step was compiled for {_some([*map(repr, passed)])}"
+            f"there is no argument argnum={argnum!r}; the step was compiled for "
+            f"{first_few(map(repr, passed), _MOST)}"
         )
 
     def function(self, fun: Callable) -> Callable:
@@ -127,7 +131,9 @@ class Call:
         if not missing and not added:
             return f"{self.treedef}, not {other.treedef}"
         both = (("lacks", missing), ("has", added))
-        return "the call " + " and ".join(f"{verb} {_some(paths)}" for verb, paths in both if paths)
+        return "the call " + " and ".join(
+            f"{verb} {first_few(paths, _MOST)}" for verb, paths in both if paths
+        )
 
     def placements(self, runtime: Runtime) -> tuple[Placement, ...]:
         """The placement of each leaf on the groups of a runtime; ``ANYWHERE`` for other leaves."""
@@ -145,8 +151,9 @@ class Call:
         ]
         if elsewhere:
             raise ValueError(
-                f"{_some(elsewhere)}: held by the groups of another mesh, or of this one before it was "
-                "closed. A function without a loop runs where its arguments are; mpmd.to_host fetches them"
+                f"{first_few(elsewhere, _MOST)}: held by the groups of another mesh, or of this one before "
+                "it was closed. A function without a loop runs where its arguments are; mpmd.to_host fetches "
+                "them"
             )
 
     def check_donations(self) -> None:
@@ -159,7 +166,8 @@ class Call:
             gone = [name for name, (first, *_) in names if self.paths.index(first) in deleted]
             were = "was" if len(gone) == 1 else "were"
             faults.append(
-                f"{_some(gone)} {were} deleted or donated to an earlier call; pass that call's result"
+                f"{first_few(gone, _MOST)} {were} deleted or donated to an earlier call; pass that call's "
+                "result"
             )
         first_seen: dict[int, int] = {}
         for i, leaf in arrays:
@@ -197,11 +205,3 @@ def check_argnum(argnum: Any) -> None:
     """Raises ``TypeError`` for an ``argnum`` that is neither a position nor a name."""
     if not is_int(argnum):
         raise_faults(type_fault("argnum", argnum, str, "the position of an argument, or its name"))
-
-
-_MOST_PATHS = 5
-
-
-def _some(paths: list[str]) -> str:
-    more = [f"{len(paths) - _MOST_PATHS} more"] if len(paths) > _MOST_PATHS else []
-    return ", ".join([*paths[:_MOST_PATHS], *more])

@@ -16,6 +16,7 @@ from mpmd.render import draw_timeline
 from mpmd.schedules.families import FAMILIES
 from mpmd.simulate import Link
 from mpmd.util.text_files import read_text
+from mpmd.validation import is_number
 
 _NUMBERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "nodes": (count, "how many nodes the cluster has"),
@@ -150,5 +151,5 @@ def _link(path: Path, name: str, fields: Any) -> Link:
 
 
 def _are_numbers(fields: dict[str, Any]) -> bool:
-    numbers = {name: value for name, value in fields.items() if (name, value) != ("bandwidth", None)}
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers.values())
+    """Whether all fields of a link are numbers, except for an infinite bandwidth."""
+    return all(is_number(value) for name, value in fields.items() if (name, value) != ("bandwidth", None))

@@ -51,13 +51,11 @@ def check_cut_step(step: CutStep) -> None:
 
 
 def check_task_graph(graph: TaskGraph) -> None:
-    """Checks that work reads what is there and makes what is read, and that each accumulator is one work's.
+    """Checks the canonical form, what work reads and makes, and that each accumulator is one work's.
 
     Raises: ``AssertionError`` with every fault.
     """
-    _raise(
-        "task graph", graph, [*_undefined_outside(graph), *_wrong_work(graph), *_wrong_accumulators(graph)]
-    )
+    _raise("task graph", graph, list(_task_graph_faults(graph)))
 
 
 def check_sharded_graph(sharded: ShardedGraph) -> None:
@@ -65,9 +63,8 @@ def check_sharded_graph(sharded: ShardedGraph) -> None:
 
     Raises: ``AssertionError`` with every fault.
     """
-    graph = sharded.graph
-    faults = [*_undefined_outside(graph), *_wrong_work(graph), *_wrong_accumulators(graph)]
-    _raise("sharded graph", sharded, [*faults, *_changing_accumulators(sharded)])
+    faults = [*_task_graph_faults(sharded.graph), *_changing_accumulators(sharded)]
+    _raise("sharded graph", sharded, faults)
 
 
 def check_placed_graph(placed: PlacedGraph) -> None:
@@ -184,6 +181,13 @@ def _wrong_parts(step: CutStep) -> Iterator[str]:
 
 def _shapes_of_parts(leaf: Leaf) -> tuple[tuple[int, ...], ...]:
     return leaf.stack.shapes(leaf.shape) if leaf.stack else (leaf.shape,)
+
+
+def _task_graph_faults(graph: TaskGraph) -> Iterator[str]:
+    yield from canonical_faults(itertools.chain(graph.outer, *(member.eqns for member in graph.stage_work)))
+    yield from _undefined_outside(graph)
+    yield from _wrong_work(graph)
+    yield from _wrong_accumulators(graph)
 
 
 def _undefined_outside(graph: TaskGraph) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, get_args
 from mpmd.ir.plan import Cell, Task, TaskKind
 from mpmd.schedules.base import TaskLists, check_num_microbatches, check_task_lists
 from mpmd.schedules.faults import CellPosition, Fault, ScheduleError
+from mpmd.util.tables import first_few
 from mpmd.validation import int_fault, raise_faults
 
 StageValue = tuple[Literal["activation", "gradient"], int, int]
@@ -177,7 +178,7 @@ def _missing(placed: Sequence[_ScheduledTask], num_stages: int, num_microbatches
             mixed |= {(stage, microbatch)} if "bwd" in kinds - all_kinds else set()
     if missing:
         unlisted = (absent_count - len(examples)) * len(complete[0])
-        yield Fault(f"missing: {_listed(missing, unlisted)}")
+        yield Fault(f"missing: {_listed(missing, len(missing) + unlisted)}")
     if mixed:
         whole = [e for e in placed if e.task.kind == "bwd" and (e.task.stage, e.task.microbatch) in mixed]
         yield _fault("there next to a bwdA or bwdW of the same stage and microbatch", whole)
@@ -290,7 +291,5 @@ LISTED = 8
 """The most tasks that a message lists."""
 
 
-def _listed(entries: Sequence[Task | _ScheduledTask], unlisted: int = 0) -> str:
-    shown = ", ".join(map(str, entries[:LISTED]))
-    more = len(entries) - LISTED + unlisted
-    return shown if more <= 0 else f"{shown} and {more} more"
+def _listed(entries: Sequence[Task | _ScheduledTask], count: int | None = None) -> str:
+    return first_few(map(str, entries), LISTED, count)

@@ -31,10 +31,15 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] | None = None) 
     return [line.rstrip() for line in lines]
 
 
-def first_few(texts: Iterable[str], shown: int = 3) -> str:
-    """The first texts; where some are left out, also the number of all."""
+def first_few(texts: Iterable[str], shown: int = 3, count: int | None = None) -> str:
+    """The first texts; where some are left out, also the number of all.
+
+    Args:
+      count: the number of all, where ``texts`` are only the first.
+    """
     texts = list(texts)
-    return ", ".join(texts[:shown]) + (f", … {len(texts)} in all" if len(texts) > shown else "")
+    count = len(texts) if count is None else count
+    return ", ".join(texts[:shown]) + (f", … {count} in all" if count > shown else "")
 
 
 def ranges(keys: Iterable[str]) -> list[str]:

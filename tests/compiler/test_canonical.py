@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.compiler.jaxprs.canonical import canonical, canonical_faults
 from mpmd.compiler.jaxprs.equations import subjaxprs
-from mpmd.compiler.jaxprs.remat import inlined_eqns
+from mpmd.compiler.jaxprs.remat import without_remat
 from tests.support.parity import mesh_of
 
 TABLE = jnp.arange(3.0)
@@ -124,10 +124,7 @@ def test_branches_have_variables_of_their_own():
     """Also those of a rematerialised function that is opened twice."""
     inner = jax.checkpoint(jax.jit(lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)))
     jaxpr, _, _ = evaluated(lambda x: inner(inner(x)), X)
-    eqns = inlined_eqns(
-        jaxpr.eqns,
-        lambda eqn: eqn.params["jaxpr"] if eqn.primitive.name in ("checkpoint", "remat2") else None,
-    )
+    eqns = without_remat(jaxpr.eqns)
     branches = [b.jaxpr for eqn in eqns if eqn.primitive.name == "cond" for b in eqn.params["branches"]]
     defined = [var for branch in branches for var in (*branch.invars, *branch.eqns[0].outvars)]
     assert len(branches) == 4 and len(set(defined)) == 8

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -97,7 +98,14 @@ def inner_mark(step):
     return next(eqn for eqn in loop.params["body"].eqns if eqn.primitive is mark_p)
 
 
+def a_call():
+    """An equation that calls a function, and reads and changes nothing."""
+    (eqn,) = jax.make_jaxpr(jax.jit(lambda: jnp.zeros(3)))().eqns
+    return eqn
+
+
 OF_TRACED_STEPS = {
+    "has a call outside": lambda s: with_jaxpr(s, eqns=[*s.jaxpr.eqns, a_call()]),
     "lacks an equation": lambda s: with_jaxpr(s, eqns=s.jaxpr.eqns[1:]),
     "has its equations backwards": lambda s: with_jaxpr(s, eqns=s.jaxpr.eqns[::-1]),
     "has an equation twice": lambda s: with_jaxpr(s, eqns=[*s.jaxpr.eqns, s.jaxpr.eqns[-1]]),
@@ -121,6 +129,8 @@ def test_a_traced_step_that(fault, traced):
 
 
 OF_CUT_STEPS = {
+    "has a call outside": lambda s: replace(s, outside=(s.outside[0], (*s.outside[1], a_call()))),
+    "has a call in the loop": lambda s: with_loop(s, lambda loop: {"eqns": (a_call(), *loop.eqns)}),
     "has an argument in other parts": lambda s: replace(
         s,
         argument_leaves=changed(s.argument_leaves, 0, stack=Stack(0, (1, s.argument_leaves[0].shape[0] - 1))),
@@ -165,6 +175,10 @@ def test_a_cut_step_that(fault, cut):
 
 
 OF_TASK_GRAPHS = {
+    "has a call outside": lambda g: replace(g, outer=(*g.outer, a_call())),
+    "has a call in work": lambda g: replace(
+        g, stage_work=changed(g.stage_work, 0, eqns=(*g.stage_work[0].eqns, a_call()))
+    ),
     "lacks an equation outside": lambda g: replace(g, outer=g.outer[1:]),
     "has its work backwards": lambda g: replace(g, stage_work=g.stage_work[::-1]),
     "has work twice": lambda g: replace(g, stage_work=(*g.stage_work, g.stage_work[-1])),

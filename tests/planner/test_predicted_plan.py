@@ -6,6 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.dimensions import dimensions_of
 from mpmd.language.decisions import Decisions, decided
 from mpmd.planner.trials.device_work import device_work
@@ -49,7 +50,8 @@ def megatron(x, up, down):
 def work_of(fun, specs, mesh, shapes=((8, 16), (16, 64), (64, 16))):
     avals = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     inputs = [dimensions_of(spec, len(shape)) for spec, shape in zip(specs, shapes, strict=True)]
-    return device_work(jax.make_jaxpr(fun)(*avals).jaxpr, inputs, mesh)
+    jaxpr, _ = canonical(jax.make_jaxpr(fun)(*avals))
+    return device_work(jaxpr, inputs, mesh)
 
 
 def test_columns_and_rows_of_weights_are_summed_once():

@@ -223,9 +223,9 @@ def test_what_is_no_cell_is_named_and_marked() -> None:
 
 
 def test_long_lists_of_cells_are_cut():
-    with pytest.raises(ScheduleError, match=r"missing: fwd_0__0, bwd_0__0, .* and 192 more$"):
+    with pytest.raises(ScheduleError, match=r"missing: fwd_0__0, bwd_0__0, .*, … 200 in all$"):
         check_schedule([[]], num_stages=2, num_microbatches=50)
-    with pytest.raises(ScheduleError, match=r"not of this step: (\S+ \(group 0\),? ){8}and 12 more"):
+    with pytest.raises(ScheduleError, match=r"not of this step: (\S+ \(group 0\), ){8}… 20 in all"):
         check_schedule([[Task("fwd", 1, i) for i in range(20)]], num_stages=1, num_microbatches=1)
 
 
@@ -275,5 +275,5 @@ def test_groups_that_run_one_after_another_are_ordered_quickly():
 
 def test_a_wrong_number_that_makes_the_step_huge_is_found_at_once():
     huge = Task("fwd", 10**12, 10**9)
-    with pytest.raises(ValueError, match=r"missing: fwd_0__1, fwd_0__2, .* and \d{20,} more"):
+    with pytest.raises(ValueError, match=r"missing: fwd_0__1, fwd_0__2, .*, … \d{20,} in all"):
         check_schedule([[Task("fwd", 0, 0), huge]], num_stages=10**12 + 1, num_microbatches=10**9 + 1)

@@ -27,10 +27,8 @@ from mpmd.compiler.jaxprs.equations import (
     Atom,
     any_inside,
     aval_of,
-    called,
     closed,
     is_dropped,
-    is_remat,
     lookup,
     make_jaxpr,
     operands,
@@ -38,8 +36,7 @@ from mpmd.compiler.jaxprs.equations import (
     substitute,
     with_eqns,
 )
-from mpmd.compiler.jaxprs.linear_solves import solution
-from mpmd.compiler.jaxprs.remat import inlined_eqns
+from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scan_parts import named
 from mpmd.compiler.jaxprs.scans import ScanOperands, computed, scan_operands, without_copies
 from mpmd.compiler.jaxprs.source import where
@@ -56,7 +53,7 @@ _INDEXED = frozenset(
 
 
 def with_rows_scanned(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> Jaxpr:
-    """A step, without calls outside of loops and in loops, whose scans read and make arrays by rows.
+    """A step whose scans read and make arrays by rows.
 
     Args:
       constants: the values of the variables that it reads besides its arguments.
@@ -93,25 +90,19 @@ def _with_rows_scanned(jaxpr: Jaxpr, integers: Integers, notes: dict[str, None])
 
 def _counted(eqn: JaxprEqn, integers: Integers) -> _CountedScan | None:
     """A scan that counts; ``None`` for others."""
-    if eqn.params["jaxpr"].consts:
-        return None
-    eqns = inlined_eqns(eqn.params["jaxpr"].jaxpr.eqns, _open)
+    eqns = without_remat(eqn.params["jaxpr"].jaxpr.eqns, _takes_rows)
     iterated = integers.iterate(eqn, eqns)
     return None if iterated is None else _CountedScan(eqn, eqns, iterated)
 
 
-def _open(eqn: JaxprEqn) -> Jaxpr | None:
-    """What a call calls, and a rematerialised function that takes or changes rows of its arguments."""
-    if is_remat(eqn):
-        body: Jaxpr = eqn.params["jaxpr"]
-        inside = inlined_eqns(body.eqns, _open)
-        given = set(body.invars)
-        takes_rows = any(
-            e.primitive.name in _INDEXED and not given.isdisjoint(operands(e)[:1]) for e in inside
-        )
-        return body if takes_rows else None
-    inner = called(eqn)
-    return inner.jaxpr if inner is not None and not inner.consts else solution(eqn)
+def _takes_rows(remat: JaxprEqn) -> bool:
+    """Whether a rematerialised function takes or changes rows of its arguments."""
+    body: Jaxpr = remat.params["jaxpr"]
+    given = set(body.invars)
+    return any(
+        eqn.primitive.name in _INDEXED and not given.isdisjoint(operands(eqn)[:1])
+        for eqn in without_remat(body.eqns, _takes_rows)
+    )
 
 
 class _CountedScan:

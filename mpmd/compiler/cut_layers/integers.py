@@ -75,7 +75,7 @@ class Integers:
         """The integers of a scan, in each iteration; ``None`` if it counts nothing.
 
         Args:
-          eqns: those of its body, without calls.
+          eqns: those of its body.
         """
         roles, body, length = scan_operands(eqn), _body(eqn), eqn.params["length"]
         inside = {

@@ -11,6 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     any_inside,
+    closed,
     operands,
     subjaxprs,
 )
@@ -87,7 +88,7 @@ def read_scan(eqn: JaxprEqn) -> LayerScan:
     return LayerScan(
         eqn=eqn,
         operands=roles,
-        body=ClosedJaxpr(bare, eqn.params["jaxpr"].consts),
+        body=closed(bare),
         marks=marks,
         added_to=added_to,
         unchanged=frozenset(i for i, var in enumerate(before) if bare.outvars[i] is var),

@@ -74,8 +74,7 @@ def recomputation(scan: LayerScan, passed: Mapping[Var, Passed], stack: Stack) -
     marks = source.kept_marks
     read = {i: atom for i, atom in enumerate(xs) if isinstance(atom, Var) and passed.get(atom) is source}
     same = source.stack == stack and source.scan.eqn.params["reverse"] == eqn.params["reverse"]
-    has_constants = bool(scan.body.consts or source.scan.body.consts)
-    if not same or has_constants or not marks.keys() >= set(read.values()) or is_transposed(source.scan.eqn):
+    if not same or not marks.keys() >= set(read.values()) or is_transposed(source.scan.eqn):
         return None
     forward = _without_callbacks(source.scan.body.jaxpr)
     if forward.effects:  # whatever else has an effect is not to have it twice

@@ -15,7 +15,7 @@ from mpmd.compiler.cut_layers.scans import Boundaries, add_scan
 from mpmd.compiler.cut_layers.values import Values
 from mpmd.compiler.jaxprs.axes import axes_of, part_params
 from mpmd.compiler.jaxprs.axis import Axis
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_dropped, with_eqns
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, closed, is_dropped, with_eqns
 from mpmd.ir.stack import Stack
 from mpmd.language.reduce import treduce_p
 
@@ -80,7 +80,7 @@ class Rewriter:
         invars = [new for var in branch.jaxpr.invars for new in inner.bind(var)]
         self.add_all(inner, branch.jaxpr.eqns)
         outvars = _as_planned(inner, branch.jaxpr.outvars, stacks)
-        return ClosedJaxpr(with_eqns(branch.jaxpr, inner.eqns, invars=invars, outvars=outvars), branch.consts)
+        return closed(with_eqns(branch.jaxpr, inner.eqns, invars=invars, outvars=outvars))
 
     def _add_loop(self, values: Values, eqn: JaxprEqn) -> None:
         body: Jaxpr = eqn.params["body"]

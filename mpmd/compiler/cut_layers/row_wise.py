@@ -42,7 +42,7 @@ def row_wise(
     """Reads the body of a scan.
 
     Args:
-      eqns: the body's equations, without calls.
+      eqns: the body's equations.
       zeros: variables of the body that are arrays of zeros.
       integers: those of the body, for each element of what is scanned over.
       length: the number of iterations.

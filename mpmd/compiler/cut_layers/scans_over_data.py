@@ -22,7 +22,7 @@ def warn_of_scans_over_data(jaxpr: Jaxpr) -> None:
     """Warns, by a ``SharedWeightsWarning``, of marks in scans that read other data, but the same weights.
 
     Args:
-      jaxpr: a step, without calls, whose scans are over the rows that they take.
+      jaxpr: a step whose scans are over the rows that they take.
     """
     messages = {
         message: None

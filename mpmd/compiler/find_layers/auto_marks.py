@@ -1,4 +1,4 @@
-"""Marks the ends of stages in a function that says nothing of them."""
+"""Marks the ends of stages in a function without marks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
     """The function with the ends of stages marked where its layers end.
 
     Layers are found in the function as it is traced: iterations of scans over layers, blocks that repeat, and
-    parts of about as much work of what is left, such as an embedding or a head. Stages are whole layers::
+    parts of about equal work of the rest, such as an embedding or a head. Stages are whole layers::
 
         grads = jax.grad(mpmd.auto_marks(loss_fn, num_stages=4))(params, x, y)
 
@@ -43,9 +43,9 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
     own, it is left as it is.
 
     Args:
-      loss_fn: from pytrees to pytrees. Arrays among its arguments are traced; whatever else they have, such
-        as Python numbers, stays as it is.
-      num_stages: in how many stages its layers are divided, so that these have about as much work.
+      loss_fn: from pytrees to pytrees. Arrays among its arguments are traced; other leaves, such as Python
+        numbers, stay as they are.
+      num_stages: the number of stages into which its layers are divided, with about equal work.
 
     Raises: ``TypeError`` if ``loss_fn`` is no function, or ``num_stages`` no whole number, and ``ValueError``
       if that is not positive;
@@ -70,8 +70,8 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         crossing = Crossing(opened.jaxpr)
         count = sum(decisions.layers_per_stage or ()) or decisions.num_layers
         layers = find_layers(opened.jaxpr, crossing, count)
-        found = _Found(_name(loss_fn), layers, _last_lines(layers, opened.jaxpr))
-        counts = found.layers_per_stage(decisions.layers_per_stage, num_stages)
+        named_layers = _NamedLayers(_name(loss_fn), layers, _last_lines(layers, opened.jaxpr))
+        counts = named_layers.layers_per_stage(decisions.layers_per_stage, num_stages)
         ends = [layers[last - 1].end for last in itertools.accumulate(counts)][:-1]
         within = [layer.end for layer in layers[:-1]] if decisions.remat else None
         return traced.result(run_marked(opened, crossing, traced.arrays, ends, within))
@@ -93,30 +93,30 @@ class _Traced:
         self.arrays = [leaves[i] for i in at]
 
         def of_arrays(*arrays: jax.Array) -> list[jax.Array]:
-            given = list(leaves)
+            traced_leaves = list(leaves)
             for i, array in zip(at, arrays, strict=True):
-                given[i] = array
-            call = jax.tree.unflatten(treedef, given)
-            kept = jax.tree_util.tree_leaves_with_path(call)
+                traced_leaves[i] = array
+            call = jax.tree.unflatten(treedef, traced_leaves)
+            before = jax.tree_util.tree_leaves_with_path(call)
             args, kwargs = call
             self._out, self._outdef = jax.tree.flatten(fun(*args, **kwargs))
-            _check_unchanged(fun, kept, jax.tree_util.tree_leaves_with_path(call))
-            self._made = [i for i, leaf in enumerate(self._out) if isinstance(leaf, jax.Array)]
-            return [self._out[i] for i in self._made]
+            _check_unchanged(fun, before, jax.tree_util.tree_leaves_with_path(call))
+            self._array_positions = [i for i, leaf in enumerate(self._out) if isinstance(leaf, jax.Array)]
+            return [self._out[i] for i in self._array_positions]
 
         self.closed: ClosedJaxpr = jax.make_jaxpr(of_arrays)(*self.arrays)
-        self._out = [None if i in set(self._made) else leaf for i, leaf in enumerate(self._out)]
+        self._out = [None if i in set(self._array_positions) else leaf for i, leaf in enumerate(self._out)]
 
     def result(self, values: Sequence[Any]) -> Any:
         """The function's result with these values for the results of the jaxpr."""
         out = list(self._out)
-        for i, value in zip(self._made, values, strict=True):
+        for i, value in zip(self._array_positions, values, strict=True):
             out[i] = value
         return jax.tree.unflatten(self._outdef, out)
 
 
 def _check_unchanged(fun: Callable, before: Sequence[tuple], after: Sequence[tuple]) -> None:
-    """Raises ``TypeError`` if the function has changed an object among its arguments, of which it got a copy.
+    """Raises ``TypeError`` if the function has changed an object among its arguments, which were copies.
 
     Dicts and lists may be changed: ``jax.grad`` gives copies of them as well.
     """
@@ -142,8 +142,8 @@ def _last_lines(layers: Sequence[Layer], jaxpr: Jaxpr) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
-    """The layers of a function, and the lines at which they end."""
+class _NamedLayers:
+    """The layers of a function, with its name and the lines at which they end."""
 
     name: str
     layers: Sequence[Layer]

@@ -1,4 +1,4 @@
-"""What is handed over from the equations before a position to those behind it."""
+"""Values that equations before a position hand over to those behind it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _Leaves = frozenset[Var]
 
 
 def from_inputs(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
-    """The values that whoever reads them can make of inputs, and the equations that make them.
+    """The values that every reader can compute from inputs, with the equations that compute them.
 
-    So it is for what is cheap and depends on one input alone, such as a cast of a weight, or on whole numbers
-    and keys, such as masks and dropout's random numbers. What mixes several inputs, such as an embedding or
-    its sum with another, is the work of a layer. What no equation makes is an input.
+    They are cheap, and depend on one input alone, such as a cast of a weight, or on whole numbers and keys,
+    such as masks and dropout's random numbers. Values of several inputs, such as an embedding or its sum with
+    another, are the work of a layer. A value that no equation makes is an input.
     """
     inputs = free_variables(jaxpr.eqns)
     depends: dict[Var, _Leaves] = {var: frozenset({var}) for var in inputs}
-    made: dict[Var, JaxprEqn] = {}
+    makers: dict[Var, JaxprEqn] = {}
     for eqn in jaxpr.eqns:
         read = operands(eqn)
         if not is_cheap(eqn) or any(var not in depends for var in read):
@@ -34,8 +34,8 @@ def from_inputs(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
         if len(leaves) > 1 and any(map(_is_inexact, leaves)):
             continue
         depends.update(dict.fromkeys(eqn.outvars, leaves))
-        made.update(dict.fromkeys(eqn.outvars, eqn))
-    return made
+        makers.update(dict.fromkeys(eqn.outvars, eqn))
+    return makers
 
 
 def _is_inexact(var: Var) -> bool:
@@ -43,10 +43,10 @@ def _is_inexact(var: Var) -> bool:
 
 
 class Crossing:
-    """What is handed over at each position of a jaxpr.
+    """The values that are handed over at each position of a jaxpr.
 
     Attributes:
-      from_inputs: what readers can make of inputs, which is not handed over.
+      from_inputs: the values that readers can compute from inputs, which are not handed over.
     """
 
     def __init__(self, jaxpr: Jaxpr):
@@ -72,10 +72,10 @@ class Crossing:
         return list(itertools.accumulate(changes))
 
     def bytes_at(self, position: int) -> int | None:
-        """Bytes handed over before an equation; ``None`` if it is nothing, so that no layer can end there."""
+        """Bytes handed over before an equation; ``None`` without a value, where no layer can end."""
         return self._bytes[position] if self._count[position] else None
 
     def at(self, position: int) -> list[Var]:
         """The values handed over before an equation, in the order in which they are read first."""
-        found = np.flatnonzero((self._made < position) & (position <= self._last_read))
-        return [self._vars[i] for i in found]
+        indices = np.flatnonzero((self._made < position) & (position <= self._last_read))
+        return [self._vars[i] for i in indices]

@@ -1,4 +1,4 @@
-"""Divides layers into stages of about as much work."""
+"""Divides layers into stages of about equal work."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 _SLACK = 1.05
-"""The stage with most work may have so much more than it needs to, for the sake of the others."""
+"""The most work of a stage, over the least that the stage with most work can have."""
 
 _HANDING_OVER = 0.1
-"""What it costs to hand over the most that is handed over anywhere, as a share of an average stage's work."""
+"""The cost of handing over the most bytes of any position, as a share of an average stage's work."""
 
 
 def even_stages(work: Sequence[float], leaving: Sequence[int], num_stages: int) -> tuple[int, ...]:
     """The numbers of layers of the stages.
 
-    The stage with most work has hardly more than it needs to have; then work is as even as it can be, and
-    stages end where less is handed over.
+    The stage with most work has hardly more than it must have. Within that limit, work is as even as
+    possible, and stages end where fewer bytes are handed over.
 
     Args:
       work: of each layer.

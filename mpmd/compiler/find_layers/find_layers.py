@@ -1,8 +1,8 @@
-"""Finds the layers of a function: the parts that a stage has as a whole.
+"""Finds the layers of a function: the parts that no stage divides.
 
-Layers are iterations of scans over layers, blocks that repeat, and, of what is left, parts of about as much
-work that hand over little. Alpa groups equations by a dynamic programme over all of them (Zheng et
-al. 2022, arXiv 2201.12023, section 5.2); here it is for what is left, so that what repeats stays whole.
+Layers are iterations of scans over layers, blocks that repeat, and, of the rest, parts of about equal work
+that hand over little. Alpa groups equations by a dynamic programme over all of them (Zheng et al. 2022, arXiv
+2201.12023, section 5.2); here it is only for the rest, so that repeated blocks stay whole.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.work import WorkOf, has_product, nbytes
 
 OPERATIONS_PER_BYTE = 10.0
-"""What reading or writing a byte of memory counts for, beside operations, in how much work a layer is.
+"""The operations that equal reading or writing a byte of memory, in the work of a layer.
 
 Devices do between ten (processors) and three hundred (accelerators' matrix units) operations meanwhile. The
 small number has layers follow products, whatever the device; a plan counts both by the cluster's own numbers.
 """
 
 _MOST_PARTS = 32
-"""Of a function in which nothing repeats."""
+"""The most parts of a function in which nothing repeats."""
 
 _SMALL = 0.2
-"""A part with less than this share of a typical layer's work is in one with its neighbour; and one without a
-product, such as a loss, unless it has as much work as a typical layer."""
+"""A part with less than this share of a typical layer's work is merged with a neighbour. So is a part without
+a product, such as a loss, unless it has as much work as a typical layer."""
 
 _BLOCKS = 0.7
 """A function with this share of its work in blocks that repeat, or in scans over layers, consists of them."""
@@ -54,8 +54,8 @@ class Layer:
     """A part of a function.
 
     Attributes:
-      start, end: where it is.
-      work: operations, with memory traffic as ``OPERATIONS_PER_BYTE`` of them for each byte.
+      start, end: the places between which it is.
+      work: operations, where a byte of memory traffic counts as ``OPERATIONS_PER_BYTE``.
       leaving: bytes that it and the layers before it hand over at its end; 0 of the last one.
     """
 
@@ -73,8 +73,8 @@ def find_layers(
     Args:
       jaxpr: without calls that hide layers, as ``open_function`` makes it.
       crossing: of this jaxpr, if there is one.
-      count: how many layers there are to be, if so many can be found: as many as were found for a batch of
-        another size, in which other parts may be small, or as the user says.
+      count: the number of layers, if so many can be found: that of a batch of another size, in which other
+        parts may be small, or the user's.
     """
     return _Finder(jaxpr, crossing or Crossing(jaxpr)).layers(count)
 
@@ -149,7 +149,7 @@ class _Finder:
             yield from (dataclasses.replace(run, start=start + run.start) for run in runs)
 
     def _of_blocks(self) -> Iterator[Place]:
-        """The ends of blocks: between iterations of scans, and between what repeats."""
+        """The ends of blocks: between iterations of scans, and between repeated parts."""
         for i in self._scans:
             yield from (Place(i, done) for done in range(self._eqns[i].params["length"]))
             yield Place(i + 1)
@@ -157,7 +157,7 @@ class _Finder:
             yield from map(Place, run.ends)
 
     def _of_the_rest(self) -> Iterator[Place]:
-        """The ends of parts of what repeats nothing."""
+        """The ends of parts of the equations that are in no block."""
         blocks = sorted((*self.scan_ranges, *self.run_ranges))
         for start, stop in _gaps(blocks, len(self._eqns)):
             for position in best_pieces(
@@ -184,9 +184,9 @@ class _Finder:
         return next(work for (work, _), total in zip(of_blocks, passed, strict=True) if total >= half)
 
     def _usual_leaving(self) -> float | None:
-        """Bytes that blocks hand over; ``None`` without any."""
-        found = [self._leaving(place) for place in self._of_blocks()]
-        return statistics.median(found) if found else None
+        """The median of the bytes that blocks hand over; ``None`` without blocks."""
+        leaving = [self._leaving(place) for place in self._of_blocks()]
+        return statistics.median(leaving) if leaving else None
 
     def _has_product(self, layer: Layer) -> bool:
         stop = layer.end.equation + bool(layer.end.iterations)
@@ -211,15 +211,17 @@ class _Finder:
 
 
 def _gaps(ranges: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
-    """What ranges leave of a sequence."""
+    """The gaps that ranges leave in a sequence."""
     edges = [0, *itertools.chain.from_iterable(ranges), length]
     yield from ((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
 
 
 def _merged(layers: Sequence[Layer], least: Callable[[Layer], float], count: int | None) -> list[Layer]:
-    """Layers with the work that they need at least: a smaller one is in one with a neighbour.
+    """Layers of sufficient work: a smaller one is merged with the neighbour with which it shares more.
 
-    It is the neighbour that it shares more with. If a ``count`` is given, there are as many instead.
+    Args:
+      least: the least work of a layer.
+      count: the number of layers to which they are merged instead; ``None``: as ``least`` says.
     """
     merged = list(layers)
     while len(merged) > (count or 1):

@@ -14,8 +14,8 @@ from mpmd.compiler.jaxprs.work import PRODUCTS
 def is_layer_scan(eqn: JaxprEqn, computed: Container[Var]) -> bool:
     """Whether an equation is a scan whose iterations are layers.
 
-    They are, if what is carried is multiplied by weights that are scanned over. A scan over time or over
-    chunks has its weights among its constants, or scans over what is computed.
+    They are if carried values are multiplied by weights that are scanned over. A scan over time or over
+    chunks has its weights among its constants, or scans over computed values.
 
     Args:
       computed: the values that are neither inputs nor made of one alone.
@@ -32,7 +32,7 @@ def is_layer_scan(eqn: JaxprEqn, computed: Container[Var]) -> bool:
 
 
 def _multiplies(jaxpr: Jaxpr, carried: set[Var], weights: set[Var]) -> tuple[bool, set[Var], set[Var]]:
-    """Whether what depends on ``carried`` is multiplied by what depends on weights alone; and both."""
+    """Whether a value of ``carried`` is multiplied by a value of weights alone; and the values of both."""
     carried, weights = set(carried), set(weights)
     for eqn in jaxpr.eqns:
         read = operands(eqn)

@@ -9,14 +9,15 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.interpreters import partial_eval
 
-from mpmd.compiler.jaxprs.equations import Atom, as_called, called, is_remat, lookup, substitute, with_eqns
+from mpmd.compiler.jaxprs.canonical import called
+from mpmd.compiler.jaxprs.equations import Atom, as_called, is_remat, lookup, substitute, with_eqns
 
 _JITS = frozenset({"jit", "closed_call", "eval_jaxpr"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rematerialised:
-    """A function under ``jax.checkpoint`` that has been opened, and what ``jax.checkpoint`` was given."""
+    """An opened function under ``jax.checkpoint``, with the arguments of ``jax.checkpoint``."""
 
     policy: Any
     prevent_cse: Any
@@ -27,9 +28,9 @@ class OpenFunction:
     """A function's equations.
 
     Attributes:
-      jaxpr: the equations, of which each variable is defined by one. Its inputs are those of the function.
-      constants: the values that the equations read besides.
-      remat: for each equation, the function under ``jax.checkpoint`` that it is of, if that was opened.
+      jaxpr: the equations, with the inputs of the function. Each variable is defined once.
+      constants: the other values that the equations read.
+      remat: for each equation, the opened function under ``jax.checkpoint`` that it belongs to, if any.
     """
 
     jaxpr: Jaxpr
@@ -40,7 +41,7 @@ class OpenFunction:
 def open_function(function: ClosedJaxpr, should_open: Callable[[JaxprEqn], bool]) -> OpenFunction:
     """Opens ``jit`` and rematerialised functions where ``should_open`` says so, recursively.
 
-    What has derivatives of its own stays a call. Equations that nothing needs are left out.
+    Functions with derivatives of their own stay calls. Equations that no result needs are left out.
     """
     live, _ = partial_eval.dce_jaxpr(function.jaxpr, [True] * len(function.jaxpr.outvars), instantiate=True)
     opening = _Opening(should_open)

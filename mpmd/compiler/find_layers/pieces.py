@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 _HANDING_OVER = 0.5
-"""What a usual place costs, as a share of what a piece of the usual work costs."""
+"""The cost of a usual place, over that of a piece of the usual work."""
 
 _MOST_CROSSING = 4
-"""Where so many times as much as usual is handed over, such as a score for each word, no piece ends."""
+"""No piece ends where more than so many times the usual bytes are handed over, such as scores of words."""
 
 
 def best_pieces(
@@ -20,15 +20,15 @@ def best_pieces(
 ) -> list[int]:
     """The positions that divide a sequence into pieces of about the usual work.
 
-    A piece costs the square of its share of the usual work, and as much again as one of the usual work, so
-    that pieces of the usual work are best. A place costs as much more as more is handed over there.
+    The cost of a piece is the square of its share of the usual work, plus that of a usual piece, so that
+    pieces of the usual work are best. The cost of a place is proportional to the bytes handed over there.
 
     Args:
       work: of each element.
-      crossing: what is handed over before each element, and behind the last one; ``None`` where nothing is,
-        and no piece can end.
+      crossing: the bytes handed over before each element, and behind the last one; ``None`` where no value is
+        handed over, and no piece can end.
       usual: the work of a piece.
-      usual_crossing: what a usual place hands over; ``None``: what is in the middle of those there are.
+      usual_crossing: the bytes that a usual place hands over; ``None``: the median of all places.
     """
     if sum(work) < 1.5 * usual:
         return []
@@ -57,7 +57,7 @@ def best_pieces(
 
 
 def _seams(work: Sequence[float], crossing: Sequence[int | None], usual: float) -> list[int]:
-    """Between each two elements with much work, where least is handed over; the last such place."""
+    """Between each two elements with much work, the last of the positions that hand over least."""
     large = [i for i, amount in enumerate(work) if amount > 0.05 * usual]
     seams = []
     for left, right in itertools.pairwise(large):

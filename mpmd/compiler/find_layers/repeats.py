@@ -1,4 +1,4 @@
-"""Finds what a sequence repeats: the blocks of a model, as runs of equal parts one behind the other."""
+"""Finds the repetitions in a sequence: the blocks of a model, as runs of equal parts one behind the other."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 _MOST = 0.9
-"""Periods count as alternatives whose repetitions have this share of the work of the one that has most."""
+"""The least share of work of an alternative period's repetitions, over that of the period with most."""
 
 _LEAST = 0.1
-"""A repetition with a smaller share of the work of what is looked at is none of layers."""
+"""The least share of a range's work that repetitions of layers have."""
 
 _LEAST_OF_ALL = 0.02
-"""What has a smaller share of all work is not looked at."""
+"""The least share of all work of a range that is searched."""
 
 _MUCH = 0.25
-"""What has this share of the work of the element with most is as good a beginning of a part."""
+"""The least work of an element at which parts begin, over that of the element with most."""
 
 _LESS = 0.99
-"""A longer period has to hand over less than this share of what a shorter one does."""
+"""The most that a longer period may hand over, over a shorter one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +45,18 @@ class Run:
 def find_runs(tokens: Sequence[int], work: Sequence[float], crossing: Sequence[int | None]) -> list[Run]:
     """The repetitions in a sequence that have most of its work, in order; they do not overlap.
 
-    Parts begin where least is handed from one to the next. So a block of a residual network begins behind an
-    addition, and two equal halves of a block that hand over more than whole blocks do are no parts.
+    Parts begin where the fewest bytes are handed from one to the next. So a block of a residual network
+    begins behind an addition, and two equal halves of a block that hand over more than whole blocks do are no
+    parts.
 
     Args:
-      tokens: equal numbers for what is equal.
+      tokens: a number for each element; equal elements have equal numbers.
       work: of each element.
-      crossing: what is handed over at a position; ``None`` where no part can end.
+      crossing: bytes handed over at each position; ``None`` where no part can end.
     """
     ids = np.asarray(tokens)
     before = np.concatenate([[0.0], np.cumsum(work)])
-    found: list[Run] = []
+    all_runs: list[Run] = []
     pending = [(0, len(ids))]
     while pending:
         start, stop = pending.pop()
@@ -64,19 +65,19 @@ def find_runs(tokens: Sequence[int], work: Sequence[float], crossing: Sequence[i
         chosen = _best(ids[start:stop], before[start : stop + 1], crossing[start : stop + 1])
         if chosen:
             runs = [dataclasses.replace(run, start=start + run.start) for run in chosen]
-            found += runs
+            all_runs += runs
             edges = [start, *(edge for run in runs for edge in (run.start, run.stop)), stop]
             pending += zip(edges[::2], edges[1::2], strict=True)
-    return sorted(found, key=lambda run: run.start)
+    return sorted(all_runs, key=lambda run: run.start)
 
 
 def _best(ids: np.ndarray, before: np.ndarray, crossing: Sequence[int | None]) -> list[Run]:
     """The runs of the period that hands over least, of those that have most of the work."""
     matches = {period: list(_matches(ids, period)) for period in range(1, len(ids) // 2 + 1)}
     share = {
-        period: sum(_work_of(before, start, period, length) for start, length in found)
-        for period, found in matches.items()
-        if found
+        period: sum(_work_of(before, start, period, length) for start, length in repetitions)
+        for period, repetitions in matches.items()
+        if repetitions
     }
     largest = max(share.values(), default=0.0)
     if largest < _LEAST * (before[-1] - before[0]):
@@ -97,7 +98,7 @@ def _best(ids: np.ndarray, before: np.ndarray, crossing: Sequence[int | None]) -
 
 
 def _matches(ids: np.ndarray, period: int) -> Iterator[tuple[int, int]]:
-    """Where at least two parts of a period follow one another: the first element, and their number."""
+    """Repetitions of at least two parts of a period: the first element, and the number of elements."""
     equal = ids[:-period] == ids[period:]
     edges = np.flatnonzero(np.diff(np.concatenate([[False], equal, [False]]).astype(np.int8)))
     for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
@@ -115,7 +116,8 @@ def _rotated(
 ) -> tuple[float, Run] | None:
     """The run within a repetition that hands over least, on average; ``None`` if no part can end anywhere.
 
-    Where that is so for several, parts begin with much work, as a dense layer does with its product.
+    Of several such runs, the first whose parts begin with much work is taken: a dense layer begins with its
+    product.
     """
     costs: dict[int, float] = {}
     for first in range(start, start + min(period, length - period + 1)):

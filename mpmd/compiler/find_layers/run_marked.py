@@ -36,15 +36,16 @@ def run_marked(
     stage_ends: Sequence[Place],
     remat_ends: Sequence[Place] | None = None,
 ) -> list[Any]:
-    """The results of a function, of which stages end at some places.
+    """The results of a function whose stages end at some places.
 
-    What is handed over there is marked. What readers can make of inputs is not: it is computed where it is
-    read first, and again by each function under ``jax.checkpoint`` that reads it.
+    Values that are handed over there are marked, except for those that readers can compute from inputs. These
+    are computed where they are read first, and again by each function under ``jax.checkpoint`` that reads
+    them.
 
     Args:
       arguments: values of the inputs.
-      remat_ends: between which places parts are under ``jax.checkpoint``, unless they are already; ``None``:
-        none is.
+      remat_ends: the ends of parts that are put under ``jax.checkpoint``, unless they are already; ``None``:
+        no part is.
     """
     return _Run(function, crossing, arguments, stage_ends, remat_ends).results()
 
@@ -78,7 +79,7 @@ class _Run:
         return self._read(self._jaxpr.outvars)
 
     def _edges(self) -> list[int]:
-        """Where something other begins: a stage, a function under ``jax.checkpoint``, a scan that is cut."""
+        """The positions where a stage, a function under ``jax.checkpoint`` or a cut scan begins or ends."""
         count = len(self._jaxpr.eqns)
         edges = {0, count}
         for place in (*self._stage_ends, *(self._remat_ends or ())):
@@ -93,36 +94,37 @@ class _Run:
 
     def _run(self, start: int, stop: int) -> None:
         eqns = self._jaxpr.eqns[start:stop]
-        own = [eqn for eqn in eqns if not any(var in self._crossing.from_inputs for var in eqn.outvars)]
-        if not own:
+        of_layers = [eqn for eqn in eqns if not any(var in self._crossing.from_inputs for var in eqn.outvars)]
+        if not of_layers:
             return
         remat = self._remat[start]
-        if remat is None and self._remat_ends is not None and not _are_rematerialised(own):
+        if remat is None and self._remat_ends is not None and not _are_rematerialised(of_layers):
             remat = Rematerialised(policy=None, prevent_cse=True)
         within = [
             place for place in (*self._stage_ends, *(self._remat_ends or ())) if place.equation == start
         ]
         if any(place.iterations for place in within):
-            (scan,) = own
+            (scan,) = of_layers
             ends = [place.iterations for place in self._stage_ends if place.equation == start]
-            made = _run_scan(scan, self._read(scan.invars), [end for end in ends if end], remat)
-            self._values.update(zip(scan.outvars, made, strict=True))
+            results = _run_scan(scan, self._read(scan.invars), [end for end in ends if end], remat)
+            self._values.update(zip(scan.outvars, results, strict=True))
             return
-        vars_made = [var for eqn in own for var in eqn.outvars if self._last_read.get(var, -1) >= stop]
+        read_later = [var for eqn in of_layers for var in eqn.outvars if self._last_read.get(var, -1) >= stop]
         if remat is None:
-            self._evaluate(own, vars_made)
+            self._evaluate(of_layers, read_later)
         else:
-            self._evaluate([*self._makers(free_variables(own)), *own], vars_made, remat)
+            makers = self._makers(free_variables(of_layers))
+            self._evaluate([*makers, *of_layers], read_later, remat)
 
     def _evaluate(
-        self, eqns: Sequence[JaxprEqn], made: Sequence[Var], remat: Rematerialised | None = None
+        self, eqns: Sequence[JaxprEqn], results: Sequence[Var], remat: Rematerialised | None = None
     ) -> None:
         """Runs equations, for the values of some variables."""
         read = free_variables(eqns)
-        run = jaxpr_as_fun(closed(make_jaxpr(read, eqns, made)))
+        run = jaxpr_as_fun(closed(make_jaxpr(read, eqns, results)))
         if remat is not None:
             run = jax.checkpoint(run, policy=remat.policy, prevent_cse=remat.prevent_cse)
-        self._values.update(zip(made, run(*self._read(read)), strict=True))
+        self._values.update(zip(results, run(*self._read(read)), strict=True))
 
     def _read(self, atoms: Sequence[Atom]) -> list[Any]:
         """The values of variables and literals."""
@@ -132,16 +134,16 @@ class _Run:
             self._evaluate(makers, [var for eqn in makers for var in eqn.outvars if not is_dropped(var)])
         return [self._values[atom] if isinstance(atom, Var) else atom.val for atom in atoms]
 
-    def _makers(self, wanted: Iterable[Var]) -> list[JaxprEqn]:
-        """The equations that make values of inputs, in their order."""
-        found: dict[int, JaxprEqn] = {}
-        pending = list(wanted)
+    def _makers(self, variables: Iterable[Var]) -> list[JaxprEqn]:
+        """The equations that compute variables from inputs, in their order."""
+        makers: dict[int, JaxprEqn] = {}
+        pending = list(variables)
         while pending:
             eqn = self._crossing.from_inputs.get(pending.pop())
-            if eqn is not None and id(eqn) not in found:
-                found[id(eqn)] = eqn
+            if eqn is not None and id(eqn) not in makers:
+                makers[id(eqn)] = eqn
                 pending += operands(eqn)
-        return sorted(found.values(), key=lambda eqn: self._position[id(eqn)])
+        return sorted(makers.values(), key=lambda eqn: self._position[id(eqn)])
 
 
 def _are_rematerialised(eqns: Sequence[JaxprEqn]) -> bool:
@@ -162,7 +164,7 @@ def _run_scan(
     """The results of a scan over layers.
 
     Args:
-      ends: after which iterations stages end.
+      ends: the iterations after which stages end.
     """
     roles, params = scan_operands(eqn), eqn.params
     consts, initial, xs = (list(values[part]) for part in (roles.consts, roles.carry, roles.xs))
@@ -174,19 +176,19 @@ def _run_scan(
     boundary = Boundary(None, every=every, has_rest=True, found=True)
 
     def one(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        made = list(body(*consts, *carry, *x))
+        results = list(body(*consts, *carry, *x))
         if ends:
-            marked = _marked([made[i] for i in carried], boundary)
+            marked = _marked([results[i] for i in carried], boundary)
             for i, value in zip(carried, marked, strict=True):
-                made[i] = value
-        return made[: len(carry)], made[len(carry) :]
+                results[i] = value
+        return results[: len(carry)], results[len(carry) :]
 
     after, stacked = lax.scan(one, initial, xs, params["length"], params["reverse"], params["unroll"])
     return [*after, *stacked]
 
 
 def _handed_over(body: Jaxpr, carry: slice) -> list[int]:
-    """The carried values that depend on carried numbers: no counts, and nothing that stays as it is."""
+    """The positions of carried values that depend on carried floats: no counters, and no unchanged values."""
     before = body.invars[carry]
     changed = [i for i, var in enumerate(before) if body.outvars[i] is not var]
     reached = {before[i] for i in changed if jnp.issubdtype(aval_of(before[i]).dtype, jnp.inexact)}

@@ -1,4 +1,4 @@
-"""Counts the stages of a step, before there is a schedule that has as many."""
+"""Counts the stages of a step, before there is a schedule with as many."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Stages:
     """The stages of a loop of a step.
 
     Attributes:
-      count: how many there are.
-      are_written: whether their user said where they end, rather than leave it to ``mpmd.auto_marks``.
-      num_microbatches: of the loop.
+      count: the number of stages.
+      are_written: whether the user has marked their ends, rather than ``mpmd.auto_marks``.
+      num_microbatches: the number of microbatches of the loop.
       schedule: of the loop; ``None`` if it is open.
-      decision_index: which of the step's decisions it is traced under.
+      decision_index: the index of the decisions under which the loop is traced.
     """
 
     count: int
@@ -41,7 +41,7 @@ class Stages:
 
 
 ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.Auto,) * 3)
-"""What steps are traced within, so that specs in them may name the axes of any candidate."""
+"""The mesh within which steps are traced, so that their specs may name the axes of any candidate."""
 
 EACH_LAYER = Decisions(layers_per_stage=(), mark_layers=auto_marks)
 """Each layer that ``mpmd.auto_marks`` finds is a stage."""
@@ -55,7 +55,7 @@ def stages_of(
     Args:
       step: static arguments are already bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
-      decisions: under which it is traced. By default, the stages that it leaves open are its layers.
+      decisions: those under which it is traced. By default, stages that it leaves open are its layers.
 
     Raises: ``ValueError`` for marks that do not fit their scans.
     """

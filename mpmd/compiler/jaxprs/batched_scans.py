@@ -12,9 +12,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.axis import Axis, shape_of
-from mpmd.compiler.jaxprs.equations import Atom, called, closed, lookup, make_jaxpr, substitute
-from mpmd.compiler.jaxprs.linear_solves import solution
-from mpmd.compiler.jaxprs.remat import inlined_eqns
+from mpmd.compiler.jaxprs.equations import Atom, closed, lookup, make_jaxpr, substitute
 from mpmd.compiler.jaxprs.scans import scan_operands
 
 AxesOf = Callable[[JaxprEqn], Sequence[Axis]]
@@ -27,7 +25,7 @@ def batch_axes(eqn: JaxprEqn, axes_of: AxesOf) -> Iterator[Axis]:
     Args:
       axes_of: the dimensions of the equations in its body.
     """
-    if not _is_readable(eqn):
+    if eqn.effects:
         return
     body = _Body(eqn, axes_of)
     for members in body.groups():
@@ -68,7 +66,7 @@ class _Body:
     def __init__(self, eqn: JaxprEqn, axes_of: AxesOf):
         roles = scan_operands(eqn)
         self.jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
-        self.eqns = inlined_eqns(self.jaxpr.eqns, _body_of_call)
+        self.eqns = self.jaxpr.eqns
         self.operands = [(i, int(i >= roles.xs.start), var) for i, var in enumerate(self.jaxpr.invars)]
         self.results = [
             (i, int(i >= roles.num_carry), atom)
@@ -140,15 +138,6 @@ def _same(members: Mapping[Var, int], before: Var, after: Atom) -> bool:
     if isinstance(after, Var):
         return members.get(before) == members.get(after)
     return before not in members
-
-
-def _is_readable(eqn: JaxprEqn) -> bool:
-    return not eqn.effects and not eqn.params["jaxpr"].consts
-
-
-def _body_of_call(eqn: JaxprEqn) -> Jaxpr | None:
-    inner = called(eqn)
-    return inner.jaxpr if inner is not None and not inner.consts else solution(eqn)
 
 
 def _resized(var: Var, dim: int, size: int) -> Var:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import is_remat, with_eqns
+from mpmd.compiler.jaxprs.equations import with_eqns
 from mpmd.compiler.jaxprs.marks import has_mark
-from mpmd.compiler.jaxprs.remat import inlined_eqns
+from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.language.reduce import treduce_p
 
 
@@ -33,9 +33,4 @@ def with_marks_open(body: Jaxpr) -> Jaxpr:
 
 def with_remat_open(body: Jaxpr, should_open: Callable[[JaxprEqn], bool]) -> Jaxpr:
     """The jaxpr with rematerialised functions replaced by their equations."""
-
-    def opened(eqn: JaxprEqn) -> Jaxpr | None:
-        return eqn.params["jaxpr"] if is_remat(eqn) and should_open(eqn) else None
-
-    outvars = list(body.outvars)
-    return with_eqns(body, inlined_eqns(body.eqns, opened), outvars=outvars)
+    return with_eqns(body, without_remat(body.eqns, should_open))

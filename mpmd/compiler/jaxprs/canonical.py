@@ -27,7 +27,6 @@ from mpmd.compiler.jaxprs.equations import (
     Atom,
     as_called,
     aval_of,
-    called,
     closed,
     lookup,
     substitute,
@@ -38,6 +37,9 @@ from mpmd.sharding import with_auto_axes, within
 
 Constants = dict[Var, Any]
 """The values of variables that a jaxpr reads besides its arguments."""
+
+# Primitives that only call the one jaxpr in their parameters. Since JAX 0.11.1 closed_call is eval_jaxpr.
+_CALLS = frozenset({"jit", "closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call"})
 
 _BODIES = {
     "scan": ("jaxpr",),
@@ -71,7 +73,7 @@ def canonical_faults(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
 
 def _faults(eqns: Iterable[JaxprEqn], seen: set[int]) -> Iterator[str]:
     for eqn in eqns:
-        if _callee(eqn) is not None:
+        if called(eqn) is not None:
             yield f"{eqn.primitive} is a call"
         for body in _bodies(eqn):
             if body.consts:
@@ -81,10 +83,10 @@ def _faults(eqns: Iterable[JaxprEqn], seen: set[int]) -> Iterator[str]:
                 yield from _faults(body.jaxpr.eqns, seen)
 
 
-def _callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The function of an equation that does nothing but call it."""
-    if (inner := called(eqn)) is not None:
-        return inner
+def called(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The function of an equation that does nothing but call it, such as one under ``jit``."""
+    if eqn.primitive.name in _CALLS:
+        return next(value for value in eqn.params.values() if isinstance(value, ClosedJaxpr))
     solve = solution(eqn)
     return None if solve is None else closed(solve)
 
@@ -152,7 +154,7 @@ class _Scope:
             eqn = substitute(eqn, renamed)
             if call is not None:
                 eqn = as_called(call, eqn)
-            if (callee := _callee(eqn)) is not None:
+            if (callee := called(eqn)) is not None:
                 inside = self.constants_of(callee)
                 operands = self._as_sharded(eqn, eqn.invars, "in_shardings")
                 inside.update(zip(callee.jaxpr.invars, operands, strict=True))

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import JaxprEqn, Var
 from jax.interpreters import partial_eval
 
-from mpmd.compiler.jaxprs.equations import Atom, called, lookup, substitute
-from mpmd.compiler.jaxprs.remat import inlined_eqns
+from mpmd.compiler.jaxprs.equations import Atom, closed, lookup, substitute
 from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
 def only_computes(eqn: JaxprEqn) -> bool:
     """Whether the equation is a ``lax.cond`` or ``lax.switch`` without effects."""
-    return (
-        eqn.primitive.name == "cond"
-        and not eqn.effects
-        and not any(branch.consts for branch in eqn.params["branches"])
-    )
+    return eqn.primitive.name == "cond" and not eqn.effects
 
 
 def can_be_split(eqn: JaxprEqn) -> bool:
@@ -33,9 +28,7 @@ def with_results(eqn: JaxprEqn, kept: Collection[int]) -> JaxprEqn:
     wanted = [i in kept for i in range(len(eqn.outvars))]
     used = [partial_eval.dce_jaxpr(branch.jaxpr, wanted)[1] for branch in branches]
     needed = [any(flags) for flags in zip(*used, strict=True)]
-    smaller = tuple(
-        ClosedJaxpr(partial_eval.dce_jaxpr(branch.jaxpr, wanted, needed)[0], ()) for branch in branches
-    )
+    smaller = tuple(closed(partial_eval.dce_jaxpr(branch.jaxpr, wanted, needed)[0]) for branch in branches)
     predicate, *operands = eqn.invars
     return eqn.replace(
         invars=[predicate, *(atom for atom, is_needed in zip(operands, needed, strict=True) if is_needed)],
@@ -54,7 +47,7 @@ def as_selections(eqn: JaxprEqn) -> list[JaxprEqn]:
     results: list[list[Atom]] = []
     for branch in eqn.params["branches"]:
         renamed: dict[Var, Atom] = dict(zip(branch.jaxpr.invars, operands, strict=True))
-        for member in inlined_eqns(branch.jaxpr.eqns, _called_without_constants):
+        for member in branch.jaxpr.eqns:
             outvars = [Var(var.aval) for var in member.outvars]
             eqns.append(substitute(member, renamed).replace(outvars=outvars))
             renamed.update(zip(member.outvars, outvars, strict=True))
@@ -63,8 +56,3 @@ def as_selections(eqn: JaxprEqn) -> list[JaxprEqn]:
         (selection,), _ = traced_eqns(lambda i, *cases: [lax.select_n(i, *cases)], [index, *cases])
         eqns.append(selection.replace(outvars=[var], source_info=eqn.source_info))
     return eqns
-
-
-def _called_without_constants(eqn: JaxprEqn) -> Jaxpr | None:
-    inner = called(eqn)
-    return inner.jaxpr if inner is not None and not inner.consts else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, called, size, subjaxprs
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, size, subjaxprs
 
 _ELEMENTWISE = frozenset(
     """
@@ -125,11 +125,7 @@ def draws_random_bits(eqn: JaxprEqn) -> bool:
 
 
 def _all_in(eqn: JaxprEqn, names: frozenset[str]) -> bool:
-    if eqn.effects:
-        return False
-    if (inner := called(eqn)) is not None:
-        return all(_all_in(nested, names) for nested in inner.jaxpr.eqns)
-    return eqn.primitive.name in names
+    return not eqn.effects and eqn.primitive.name in names
 
 
 def _any_in(eqn: JaxprEqn, names: frozenset[str]) -> bool:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, called
+from mpmd.compiler.jaxprs.equations import Atom, aval_of
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.ir.plan import Spec
 
@@ -108,9 +108,8 @@ def follow_into_scan(
 
 def _results(eqn: JaxprEqn, operands: Sequence[Dimensions], mesh: Mapping[str, int]) -> Sequence[Dimensions]:
     """The dimensions of an equation's results."""
-    inner = called(eqn)
-    if inner is not None or eqn.primitive is remat_p:
-        jaxpr: Jaxpr = eqn.params["jaxpr"] if inner is None else inner.jaxpr
+    if eqn.primitive is remat_p:
+        jaxpr: Jaxpr = eqn.params["jaxpr"]
         found = follow_into(jaxpr, operands, jaxpr.eqns, mesh)
         return [sharded(atom, found) for atom in jaxpr.outvars]
     if eqn.primitive is scan_p:

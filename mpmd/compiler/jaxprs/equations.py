@@ -14,9 +14,6 @@ from mpmd.compiler.jaxprs.source import nearness_to_user
 
 Atom = Var | Literal
 
-# Primitives that only call the one jaxpr in their parameters. Since JAX 0.11.1 closed_call is eval_jaxpr.
-_CALLS = frozenset({"jit", "closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call"})
-
 
 def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
     """The jaxprs in an equation's parameters."""
@@ -57,13 +54,6 @@ def lookup(atom: Atom, replacement: Mapping[Var, Atom]) -> Atom:
 def is_among(atom: Atom, variables: Container[Var]) -> bool:
     """Whether an atom is one of these variables; a literal is none, and has no hash to look it up by."""
     return isinstance(atom, Var) and atom in variables
-
-
-def called(eqn: JaxprEqn) -> core.ClosedJaxpr | None:
-    """The jaxpr of an equation that does nothing but call it (``jit``, ``custom_jvp_call``, ...)."""
-    if eqn.primitive.name not in _CALLS:
-        return None
-    return next(value for value in eqn.params.values() if isinstance(value, core.ClosedJaxpr))
 
 
 def is_remat(eqn: JaxprEqn) -> bool:

@@ -1,7 +1,7 @@
-"""The equations of jaxprs as one flat list of operations on numbered values, without calls.
+"""The equations of jaxprs as one flat list of operations on numbered values, without bodies.
 
-What reads equations needs no rules for calls, rematerialised functions and loops then: each call of a
-function has values of its own, and the body of a loop is there once, with the number of its iterations.
+What reads equations needs no rules for rematerialised functions and loops then: each rematerialised function
+has values of its own, and the body of a loop is there once, with the number of its iterations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import scan_p
 
-from mpmd.compiler.jaxprs.equations import Atom, called, is_remat
+from mpmd.compiler.jaxprs.equations import Atom, is_remat
 from mpmd.compiler.jaxprs.scans import scan_operands
 
 Value = int
@@ -21,7 +21,7 @@ Value = int
 
 
 class Operation(NamedTuple):
-    """An equation that calls no other.
+    """An equation without a body.
 
     Attributes:
       reads: a value for each operand; ``None`` for a literal.
@@ -76,7 +76,7 @@ class FlatEquations:
     _numbers: dict[Var, Value] = dataclasses.field(default_factory=dict)
 
     def value(self, var: Var) -> Value:
-        """The value of a variable outside of calls."""
+        """The value of a variable outside of bodies."""
         return self._number(var, self._numbers)
 
     def add(self, eqns: Iterable[JaxprEqn]) -> list[Operation]:
@@ -97,11 +97,8 @@ class FlatEquations:
     def _add(self, eqns: Iterable[JaxprEqn], scope: _Scope) -> None:
         for eqn in eqns:
             reads = tuple(self._of_atom(atom, scope.numbers) for atom in eqn.invars)
-            inner = called(eqn)
-            if inner is not None:
-                self._call(inner.jaxpr, eqn, reads, scope)
-            elif is_remat(eqn):
-                self._call(eqn.params["jaxpr"], eqn, reads, scope)
+            if is_remat(eqn):
+                self._inner(eqn.params["jaxpr"], eqn, reads, scope)
             elif eqn.primitive is scan_p:
                 self._scan(eqn, reads, scope)
             elif eqn.primitive.name == "while":
@@ -124,7 +121,7 @@ class FlatEquations:
         self._add(jaxpr.eqns, _Scope(inside, times, found))
         return [self._of_atom(atom, inside) for atom in jaxpr.outvars]
 
-    def _call(self, jaxpr: Jaxpr, eqn: JaxprEqn, reads: Iterable[Value | None], scope: _Scope) -> None:
+    def _inner(self, jaxpr: Jaxpr, eqn: JaxprEqn, reads: Iterable[Value | None], scope: _Scope) -> None:
         results = self._body(jaxpr, reads, scope.times, scope.found)
         for var, value in zip(eqn.outvars, results, strict=True):
             if value is None or var in scope.numbers:
@@ -167,7 +164,7 @@ class FlatEquations:
     def _cond(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
         """The branch with the most equations stands for all."""
         longest = max((branch.jaxpr for branch in eqn.params["branches"]), key=lambda jaxpr: len(jaxpr.eqns))
-        self._call(longest, eqn, reads[1:], scope)
+        self._inner(longest, eqn, reads[1:], scope)
 
 
 def readers(operations: Iterable[Operation]) -> Mapping[Value, list[Operation]]:

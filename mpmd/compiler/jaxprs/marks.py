@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import Atom, any_inside, lookup, subjaxprs, substitute, with_eqns
+from mpmd.compiler.jaxprs.equations import Atom, any_inside, closed, lookup, subjaxprs, substitute, with_eqns
 from mpmd.language.annotate import Mark, mark_of, mark_p
 
 
@@ -42,7 +42,7 @@ def without_marks(jaxpr: Jaxpr) -> Jaxpr:
 
 def _without_marks(value: Any) -> Any:
     if isinstance(value, ClosedJaxpr):
-        return ClosedJaxpr(without_marks(value.jaxpr), value.consts)
+        return closed(without_marks(value.jaxpr))
     if isinstance(value, Jaxpr):
         return without_marks(value)
     return tuple(map(_without_marks, value)) if isinstance(value, tuple) else value

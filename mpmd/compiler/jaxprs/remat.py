@@ -5,39 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.canonical import canonical
-from mpmd.compiler.jaxprs.equations import Atom, as_called, closed, is_dropped, lookup, substitute
+from mpmd.compiler.jaxprs.equations import Atom, as_called, closed, is_dropped, is_remat, lookup, substitute
 from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
-def inlined_eqns(eqns: Iterable[JaxprEqn], body: Callable[[JaxprEqn], Jaxpr | None]) -> list[JaxprEqn]:
-    """Equations with those of the functions they call, recursively, in place of the calls.
+def without_remat(
+    eqns: Iterable[JaxprEqn], should_open: Callable[[JaxprEqn], bool] = is_remat
+) -> list[JaxprEqn]:
+    """Equations with those of rematerialised functions in their place, recursively.
 
-    The variables that the calls define keep their names.
+    The variables that the functions define keep their names.
 
     Args:
-      body: the jaxpr, without constants, of a call that is to be replaced.
+      should_open: whether a rematerialised function is to be opened; all are by default.
     """
-    inlined: list[JaxprEqn] = []
+    opened: list[JaxprEqn] = []
     for eqn in eqns:
-        inner = body(eqn)
-        if inner is None:
-            inlined.append(eqn)
+        if not is_remat(eqn) or not should_open(eqn):
+            opened.append(eqn)
             continue
-        inner, _ = canonical(closed(inner))  # where branches have variables of their own
-        renamed: dict[Var, Atom] = dict(zip(inner.invars, eqn.invars, strict=True))
+        body, _ = canonical(closed(eqn.params["jaxpr"]))  # where branches have variables of their own
+        renamed: dict[Var, Atom] = dict(zip(body.invars, eqn.invars, strict=True))
         results: dict[Var, Var] = {}
-        for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
+        for var, atom in zip(eqn.outvars, body.outvars, strict=True):
             if isinstance(atom, Var) and atom not in renamed and not is_dropped(var):
                 results.setdefault(atom, var)
-        for member in inlined_eqns(inner.eqns, body):
+        for member in without_remat(body.eqns, should_open):
             outvars = [results.get(var) or Var(var.aval) for var in member.outvars]
-            inlined.append(as_called(eqn, substitute(member, renamed)).replace(outvars=outvars))
+            opened.append(as_called(eqn, substitute(member, renamed)).replace(outvars=outvars))
             renamed.update(zip(member.outvars, outvars, strict=True))
-        for var, atom in zip(eqn.outvars, inner.outvars, strict=True):
+        for var, atom in zip(eqn.outvars, body.outvars, strict=True):
             if not is_dropped(var) and (value := lookup(atom, renamed)) is not var:
                 copies, _ = traced_eqns(lambda x: [jnp.copy(x)], [value])
-                inlined.append(copies[-1].replace(outvars=[var]))
-    return inlined
+                opened.append(copies[-1].replace(outvars=[var]))
+    return opened

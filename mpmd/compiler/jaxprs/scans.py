@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.interpreters import partial_eval
 
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, closed, operands
 
 
 class ScanOperands(NamedTuple):
@@ -66,4 +66,4 @@ def without_copies(eqn: JaxprEqn) -> JaxprEqn:
     outvars = [copied.get(atom, atom) if isinstance(atom, Var) else atom for atom in body.outvars]
     smaller, used = partial_eval.dce_jaxpr(body.replace(outvars=outvars), [True] * len(outvars), True)
     assert all(used), "all inputs are kept"
-    return eqn.replace(params={**eqn.params, "jaxpr": ClosedJaxpr(smaller, eqn.params["jaxpr"].consts)})
+    return eqn.replace(params={**eqn.params, "jaxpr": closed(smaller)})

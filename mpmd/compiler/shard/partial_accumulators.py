@@ -12,7 +12,7 @@ from mpmd.compiler.graph import Accumulator, ShardedGraph, StageWork
 from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, axes_in, dimensions_of, follow, without
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
 from mpmd.compiler.request import PartialSums
-from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, in_parts, live_eqns, without_calls
+from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, in_parts, live_eqns
 from mpmd.compiler.shard.parts import Parts, PartsMaker
 from mpmd.ir.plan import Spec
 
@@ -34,12 +34,10 @@ def with_partial_sums(
     graph = sharded.graph
     maker = PartsMaker(submesh)
     # 1. The work of each stage computes partial sums where it can.
-    inlined = [without_calls(member.eqns) for member in graph.stage_work]
-    dimensions = follow((eqn for eqns in inlined for eqn in eqns), outer, submesh.shape)
+    dimensions = follow((eqn for member in graph.stage_work for eqn in member.eqns), outer, submesh.shape)
     allowed = _allowed(sharded, axes_of_parts, partial_sums)
     rewritten = [
-        _rewritten(member, eqns, graph.accumulators, allowed, dimensions, maker)
-        for member, eqns in zip(graph.stage_work, inlined, strict=True)
+        _rewritten(member, graph.accumulators, allowed, dimensions, maker) for member in graph.stage_work
     ]
     # 2. The accumulators that it updates by partial sums start from such, and are summed up after the loop.
     parts = {var: of for eqns in rewritten for var, of in (*eqns.parts.items(), *eqns.carry.items())}
@@ -83,7 +81,6 @@ def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> Dimensions:
 
 def _rewritten(
     member: StageWork,
-    eqns: Sequence[JaxprEqn],
     accumulators: Sequence[Accumulator],
     allowed: Allowed,
     dimensions: Mapping[Var, Dimensions],
@@ -98,7 +95,7 @@ def _rewritten(
     sums = [a for a in accumulators if a.work == member.work and not a.is_carry]
     wanted = {a.updated: allowed[a.updated] for a in sums}
     updated_of = {a.state: a.updated for a in sums}
-    return in_parts(eqns, dimensions, wanted, updated_of, [*member.makes, *wanted], maker)
+    return in_parts(member.eqns, dimensions, wanted, updated_of, [*member.makes, *wanted], maker)
 
 
 def _live_work(member: StageWork, rewritten: RewrittenEqns, accumulators: Sequence[Accumulator]) -> StageWork:

@@ -7,7 +7,7 @@ sharded along it, in which nothing crosses devices. What is linear in the sum, s
 factor, or the addition to an accumulator, is done to the parts. So the accumulator holds parts, and one sum
 over them follows the loop.
 
-In the equations of a task, or of a function that they call:
+In the equations of a task, or of a body in them:
 
 1. ``_candidates``: backwards from the values that are wanted in parts, through equations that are linear and
    whose result nothing else reads, to the values that are worth having in parts.
@@ -43,13 +43,11 @@ from mpmd.compiler.jaxprs.dimensions import (
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
-    called,
     closed,
     is_dropped,
     make_jaxpr,
     operands,
 )
-from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions, placement_axes
 from mpmd.compiler.shard.parts import Parts, PartsMaker, parts_key, parts_of
@@ -82,7 +80,6 @@ def in_parts(
     """Equations that compute in parts what they can of the ``wanted`` values.
 
     Args:
-      eqns: without calls.
       dimensions: how values are sharded, as far as known.
       carry: for old values of what is carried, the new ones, which are wanted. They are in parts both or
         neither.
@@ -154,7 +151,7 @@ class _Walk:
             wanted = {var: candidates[var] for var in eqn.outvars if var in candidates}
             if not wanted:
                 self.eqns.append(eqn)
-            elif eqn.primitive is remat_p or (eqn.primitive is scan_p and not eqn.params["jaxpr"].consts):
+            elif eqn.primitive in (remat_p, scan_p):
                 self._add_body(eqn, wanted)
             else:
                 self.eqns.append(eqn)
@@ -251,9 +248,8 @@ def _rewritten_remat(
     eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartsMaker
 ) -> _Body:
     jaxpr: Jaxpr = eqn.params["jaxpr"]
-    eqns = without_calls(jaxpr.eqns)
-    dimensions = follow_into(jaxpr, sharding, eqns, maker.mesh.shape)
-    rewritten = in_parts(eqns, dimensions, _wanted_inside(eqn, jaxpr, wanted), {}, jaxpr.outvars, maker)
+    dimensions = follow_into(jaxpr, sharding, jaxpr.eqns, maker.mesh.shape)
+    rewritten = in_parts(jaxpr.eqns, dimensions, _wanted_inside(eqn, jaxpr, wanted), {}, jaxpr.outvars, maker)
     results = {i: _outside(parts) for i, parts in _results_in_parts(jaxpr, rewritten).items()}
     return _Body({**eqn.params, "jaxpr": _with_parts(jaxpr, rewritten)}, {}, results)
 
@@ -262,13 +258,12 @@ def _rewritten_scan(
     eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartsMaker
 ) -> _Body:
     jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
-    eqns = without_calls(jaxpr.eqns)
-    dimensions = follow_into_scan(eqn, sharding, eqns, maker.mesh.shape)
+    dimensions = follow_into_scan(eqn, sharding, jaxpr.eqns, maker.mesh.shape)
     positions = scan_operands(eqn)
     wanted = _wanted_inside(eqn, jaxpr, wanted)
     pairs = zip(jaxpr.invars[positions.carry], jaxpr.outvars, strict=False)
     carry = {old: new for old, new in pairs if isinstance(new, Var) and new in wanted}
-    rewritten = in_parts(eqns, dimensions, wanted, carry, jaxpr.outvars, maker)
+    rewritten = in_parts(jaxpr.eqns, dimensions, wanted, carry, jaxpr.outvars, maker)
     before = {i: rewritten.carry[var] for i, var in enumerate(jaxpr.invars) if var in rewritten.carry}
     inside = _results_in_parts(jaxpr, rewritten)
     stacked = frozenset(i for i in inside if i >= positions.num_carry)
@@ -301,16 +296,6 @@ def _with_parts(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> Jaxpr:
     for i, parts in _results_in_parts(jaxpr, rewritten).items():
         outvars[i] = parts.var
     return make_jaxpr(invars, live_eqns(rewritten.eqns, outvars), outvars)
-
-
-def without_calls(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
-    """The equations with those of the functions they call in place of the calls."""
-
-    def body(eqn: JaxprEqn) -> Jaxpr | None:
-        inner = called(eqn)
-        return inner.jaxpr if inner is not None and not inner.consts else None
-
-    return inlined_eqns(eqns, body)
 
 
 def live_eqns(eqns: Sequence[JaxprEqn], wanted: Iterable[Atom]) -> tuple[JaxprEqn, ...]:

@@ -11,7 +11,7 @@ from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.cost import is_elementwise
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, called, operands, size
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.language.per_group import per_group_p
 
@@ -94,13 +94,11 @@ def _add_dimension(eqn: JaxprEqn, origin: frozenset[Var], indices: set[Var], fou
 
 
 def _bodies(eqn: JaxprEqn) -> Iterator[tuple[Jaxpr, list[tuple[Var, Atom]]]]:
-    """The jaxprs that an equation calls, with the operands that it passes to their variables.
+    """The bodies of an equation, with the operands that it passes to their variables.
 
     What a loop carries is left out: it is another value in each iteration.
     """
-    if (inner := called(eqn)) is not None:
-        yield inner.jaxpr, list(zip(inner.jaxpr.invars, eqn.invars, strict=True))
-    elif eqn.primitive is remat_p:
+    if eqn.primitive is remat_p:
         yield eqn.params["jaxpr"], list(zip(eqn.params["jaxpr"].invars, eqn.invars, strict=True))
     elif eqn.primitive is scan_p:
         positions, body = scan_operands(eqn), eqn.params["jaxpr"].jaxpr

@@ -20,13 +20,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core import JaxprEqn, Var
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
-from mpmd.compiler.jaxprs.equations import called, free_variables, operands
-from mpmd.compiler.jaxprs.remat import inlined_eqns
+from mpmd.compiler.jaxprs.equations import free_variables, operands
 from mpmd.compiler.split.replicate import Replica
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
 from mpmd.ir.plan import TaskType
@@ -73,7 +72,7 @@ def minimize_residuals(
     for work in eqns:
         backward = TaskType("bwd", work.stage)
         if work.kind == "fwd" and backward in eqns:
-            forward = _inlined_forward(eqns[work], replicas)
+            forward = eqns[work]
             elsewhere = set().union(*(read[other] for other in eqns if other not in (work, backward)))
             scans = ForwardScans(forward, eqns[backward], elsewhere | results)
             residuals = _Residuals(forward, eqns[backward], made | states, elsewhere, replicas, scans)
@@ -83,18 +82,6 @@ def minimize_residuals(
             minimized[backward] = _with_recomputed(forward, again, reading)
             recomputed.update(again)
     return MinimizedWork(_without_dead(minimized, results), recomputed)
-
-
-def _inlined_forward(eqns: Eqns, replicas: Mapping[Var, Replica]) -> Eqns:
-    """A forward with the functions that it calls in place of the calls; each may make many residuals."""
-
-    def body(eqn: JaxprEqn) -> Jaxpr | None:
-        inner = called(eqn)
-        if inner is None or inner.consts or any(var in replicas for var in eqn.outvars):
-            return None
-        return inner.jaxpr
-
-    return inlined_eqns(eqns, body)
 
 
 def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:

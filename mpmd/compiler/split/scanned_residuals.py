@@ -16,7 +16,6 @@ from jax.extend.core.primitives import scan_p
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
 from mpmd.compiler.jaxprs.equations import (
     Atom,
-    called,
     free_variables,
     is_dropped,
     lookup,
@@ -24,7 +23,6 @@ from mpmd.compiler.jaxprs.equations import (
     substitute,
     with_eqns,
 )
-from mpmd.compiler.jaxprs.remat import inlined_eqns
 from mpmd.compiler.jaxprs.scan_parts import ScanParts
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.keys import to_aval
@@ -137,7 +135,7 @@ class _ForwardScan:
         self.eqn = eqn
         self.length: int = eqn.params["length"]
         self._carry = body.invars[roles.carry]
-        self._eqns = inlined_eqns(body.eqns, _body_of_call)
+        self._eqns = body.eqns
         self._num_carry = roles.num_carry
         self._outvars = body.outvars
         self.maker = {var: inner for inner in self._eqns for var in inner.outvars}
@@ -233,12 +231,7 @@ def _read_by_rows(eqns: Eqns) -> set[Var]:
 
 def _is_open(eqn: JaxprEqn) -> bool:
     """Whether it is a scan that may be written anew."""
-    return eqn.primitive is scan_p and not eqn.effects and not eqn.params["jaxpr"].consts
-
-
-def _body_of_call(eqn: JaxprEqn) -> Jaxpr | None:
-    inner = called(eqn)
-    return inner.jaxpr if inner is not None and not inner.consts else None
+    return eqn.primitive is scan_p and not eqn.effects
 
 
 def _needed(eqns: Eqns, wanted: Iterable[Atom], is_there: Collection[Var] = ()) -> list[JaxprEqn]:

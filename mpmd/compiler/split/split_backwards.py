@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.extend.core.primitives import remat_p, scan_p
+from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.graph import StageWork
 from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
 from mpmd.compiler.jaxprs.equations import (
-    called,
     free_variables,
     is_dropped,
     operands,
 )
-from mpmd.compiler.jaxprs.remat import inlined_eqns
+from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scan_parts import ScanParts
 from mpmd.ir.plan import Cell, TaskType
 
@@ -66,13 +65,13 @@ def _one_work(work: TaskType, eqns: Sequence[JaxprEqn], reads: Sequence[Var], re
 def _halves(backward: StageWork, outside: Set[Var], replicas: Collection[Var]) -> tuple[StageWork, StageWork]:
     """The work ``bwdA`` and ``bwdW`` of a stage's ``bwd``.
 
-    Functions that the backward calls are inlined, also rematerialized ones, and scans are divided, so that
-    only cheap equations are in both halves.
+    Rematerialized functions are opened, since their barriers against merging with the forward have no use in
+    another executable, and scans are divided, so that only cheap equations are in both halves.
 
     Args:
       outside: the variables that other work reads.
     """
-    eqns = inlined_eqns(backward.eqns, _is_open)
+    eqns = without_remat(backward.eqns)
     first, second = _divide(eqns, outside & set(backward.makes))
     second = _with_replicas(first, second, replicas)
     stage = backward.work.stage
@@ -81,14 +80,6 @@ def _halves(backward: StageWork, outside: Set[Var], replicas: Collection[Var]) -
         _one_work(TaskType("bwdA", stage), first, free_variables(first), outside | set(reads)),
         _one_work(TaskType("bwdW", stage), second, reads, outside),
     )
-
-
-def _is_open(eqn: JaxprEqn) -> Jaxpr | None:
-    """The jaxpr of a call. Barriers against merging with the forward have no use in another executable."""
-    if eqn.primitive is remat_p:
-        return eqn.params["jaxpr"]
-    inner = called(eqn)
-    return inner.jaxpr if inner is not None and not inner.consts else None
 
 
 def _divide(eqns: Sequence[JaxprEqn], wanted: Iterable[Var]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
@@ -115,7 +106,7 @@ def _take_apart(eqn: JaxprEqn, now: Sequence[int]) -> tuple[list[JaxprEqn], list
     later = [i for i, var in enumerate(eqn.outvars) if i not in now and not is_dropped(var)]
     if later and can_be_split(eqn):
         return [with_results(eqn, now)], [with_results(eqn, later)]
-    if later and eqn.primitive is scan_p and not eqn.effects and not eqn.params["jaxpr"].consts:
+    if later and eqn.primitive is scan_p and not eqn.effects:
         return _take_scan_apart(eqn, set(now))
     return [eqn], []
 
@@ -124,7 +115,7 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list
     """Two scans: the first also stacks what the second, which computes the other results, reads of it."""
     scan = ScanParts(eqn)
     body: Jaxpr = eqn.params["jaxpr"].jaxpr
-    eqns = inlined_eqns(body.eqns, _is_open)
+    eqns = without_remat(body.eqns)
     while True:  # until every carried value that the first scan reads is carried by it
         wanted = [atom for i in now if isinstance(atom := body.outvars[i], Var)]
         first, second = _divide(eqns, wanted)

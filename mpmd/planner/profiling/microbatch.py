@@ -1,4 +1,4 @@
-"""Finds the dimensions of a microbatch: its rows, and what else values between layers may be divided by."""
+"""Finds the dimensions of a microbatch: its rows, and others along which devices may divide it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpmd.compiler.jaxprs.uses import uses_of
 
 
 class MicrobatchDim(NamedTuple):
-    """A dimension of the part of a batch that a microbatch is.
+    """A dimension of a microbatch, which is a part of a batch.
 
     Attributes:
       batch, batch_dim: the value outside of the loop, and its dimension.
@@ -32,7 +32,7 @@ class MicrobatchDim(NamedTuple):
 def microbatch_dims(
     flat: FlatEquations, operations: Iterable[Operation], batch: Collection[Var]
 ) -> list[MicrobatchDim]:
-    """The dimensions of microbatches that have several elements, by the operations that take them.
+    """The dimensions of microbatches with several elements, from the operations that slice the batch.
 
     Args:
       batch: the values outside of the loop of which a microbatch is a part.

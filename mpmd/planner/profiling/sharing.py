@@ -1,4 +1,4 @@
-"""What it costs that devices share a task by dividing some classes of dimensions.
+"""Costs of sharing a task over devices that divide some classes of dimensions.
 
 Devices along an axis divide, of each value, the first dimension whose class is divided; a value without one
 is on every device. An operation is then shared along one of the dimensions that it is computed by. Operands
@@ -29,11 +29,11 @@ class Shared:
     """A task that devices share.
 
     Attributes:
-      operations: those of it that are divided.
-      reduced: bytes of values that are summed over the devices in each microbatch. What is gathered, or
-        summed and scattered, counts half: it takes half of the time.
-      partial: values of which each device has a part of the sum, and which only add to accumulators. These
-        can hold parts until the end of the step.
+      operations: its divided operations.
+      reduced: bytes of values that are all-reduced in each microbatch. Values that are gathered, or summed
+        and scattered, count half, as they take half of the time.
+      partial: values that only add to accumulators and of whose sum each device has a part. The accumulators
+        can hold the parts until the end of the step.
     """
 
     operations: float = 0.0
@@ -58,21 +58,21 @@ class Sharing:
         self._dims: dict[Value, int | None] = {}
 
     def dim(self, value: Value) -> int | None:
-        """The dimension of a value that is divided."""
+        """The divided dimension of a value; ``None`` if none is."""
         if value not in self._dims:
             shape = self._flat.avals[value].shape
             classes = self._classes.of_value(value)
-            found = (d for d, one in enumerate(classes) if one in self._divided and shape[d] > 1)
-            self._dims[value] = next(found, None)
+            dims = (d for d, one in enumerate(classes) if one in self._divided and shape[d] > 1)
+            self._dims[value] = next(dims, None)
         return self._dims[value]
 
     def size(self, value: Value) -> int | None:
-        """How many elements the dimension of a value has that is divided."""
+        """The size of the divided dimension of a value; ``None`` if no dimension is divided."""
         dim = self.dim(value)
         return None if dim is None else self._flat.avals[value].shape[dim]
 
     def task(self, members: Iterable[ClassedOperation], accumulated: Container[Value]) -> Shared:
-        """What is shared of a task.
+        """The shared part of a task.
 
         Args:
           accumulated: values that only add to accumulators.
@@ -113,7 +113,7 @@ class Sharing:
         return Shared(member.work, moved, frozenset(partial))
 
     def _moved(self, value: Value) -> float:
-        """What a gathered or scattered value counts."""
+        """The bytes that a gathered or scattered value counts."""
         return 0.0 if self.dim(value) is None else self._nbytes(value) / 2
 
     def _nbytes(self, value: Value) -> float:

@@ -1,7 +1,8 @@
 """Costs of a task's equations on each device: operations, bytes, all-reduces, temporaries.
 
-They estimate the program that XLA makes: calls are entered, a chain of elementwise equations is one pass over
-memory (a *fusion*), and values are sharded like their operands, or else like their results.
+They estimate the program that XLA makes: a chain of elementwise equations is one pass over memory (a
+*fusion*), also within a rematerialised function, and values are sharded like their operands, or else like
+their results.
 """
 
 from __future__ import annotations
@@ -13,21 +14,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p, remat_p, scan_p
+from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p, scan_p
 
 from mpmd.compiler.jaxprs.cost import is_elementwise, is_fused
 from mpmd.compiler.jaxprs.dimensions import Dimensions, axes_in, follow, follow_into_scan, sharded
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
-    called,
     is_among,
     is_dropped,
     operands,
     size,
     subjaxprs,
 )
-from mpmd.compiler.jaxprs.remat import inlined_eqns
+from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.work import operations
 from mpmd.planner.fusions import memory_values
@@ -98,7 +98,7 @@ def device_work(
       outputs: the required sharding of results; ``None`` for a result whose sharding is free.
       free_inputs: the constant inputs that are in no memory and computed where they are read.
     """
-    eqns = inlined_eqns(jaxpr.eqns, _body)
+    eqns = without_remat(jaxpr.eqns)
     known = dict(zip(jaxpr.invars, inputs, strict=True))
     constants = _constants(eqns, free_inputs)
     known = _with_constants(eqns, constants, follow(eqns, known, mesh))
@@ -175,21 +175,13 @@ def _gathering(atom: Var, known: Dimensions, required: Dimensions, mesh: Mapping
     return DeviceWork(all_reduced=dict.fromkeys(axes, nbytes / 2), all_reduces=dict.fromkeys(axes, 1))
 
 
-def _body(eqn: JaxprEqn) -> Jaxpr | None:
-    """The jaxpr of an equation that does nothing but call it."""
-    if eqn.primitive is remat_p:
-        return eqn.params["jaxpr"]
-    inner = called(eqn)
-    return inner.jaxpr if inner is not None and not inner.consts else None
-
-
 def _makes_constants(eqn: JaxprEqn) -> bool:
     """Whether the constants that an equation reads need not be in memory."""
     return is_fused(eqn) or eqn.primitive is scan_p
 
 
 class _Fusions:
-    """The fusions of equations without calls, which decide which results are written to memory.
+    """The fusions of equations, which decide which results are written to memory.
 
     ``_sources`` has, for each variable, the values in memory from which it is computed: itself, if it is in
     memory. ``_windows`` are parts of values in memory, which their readers read there. ``_last`` has the
