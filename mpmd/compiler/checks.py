@@ -294,9 +294,9 @@ def _too_early(placed: PlacedGraph) -> Iterator[str]:
     for member in placed.eqns:
         for var in operands(member.eqn):
             maker = makers.get(var)
-            if member.place < (maker.place if maker else results.get(var, 0)):
+            if member.segment < (maker.segment if maker else results.get(var, 0)):
                 yield f"{member.eqn.primitive} runs before the loop and reads {var}, which is made after it"
-            if maker is not None and maker.place == member.place:
+            if maker is not None and maker.segment == member.segment:
                 elsewhere = min(maker.levels.values(), default=0) + 1
                 for group, level in member.levels.items():
                     if level < maker.levels.get(group, elsewhere):

@@ -165,7 +165,7 @@ class _Walk:
                 return
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         if cut := cut_sum(eqn, sharding, allowed, self._maker.mesh.shape, self._makers):
-            self._add(eqn, lambda *xs: [cut.parts(*xs)], eqn.invars, cut.axes, cut.places)
+            self._add(eqn, lambda *xs: [cut.parts(*xs)], eqn.invars, cut.axes, cut.cut_points)
 
     def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
         """Adds an equation for each part at once of an equation that is linear in the parts."""
@@ -196,10 +196,10 @@ class _Walk:
         return parts
 
     def _add(
-        self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, places: Hashable
+        self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, cut_points: Hashable
     ) -> None:
-        """Adds equations that make the parts of an equation's results; ``places`` is where they are cut."""
-        eqns, made = self._maker.make(fun, inputs, axes, parts_key(eqn, places))
+        """Adds equations that make the parts of an equation's results, which are cut at ``cut_points``."""
+        eqns, made = self._maker.make(fun, inputs, axes, parts_key(eqn, cut_points))
         self.eqns.extend(new.replace(source_info=eqn.source_info) for new in eqns)
         self.parts.update(zip(eqn.outvars, made, strict=True))
 

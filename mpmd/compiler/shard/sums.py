@@ -18,7 +18,7 @@ from mpmd.compiler.jaxprs.dimensions import Axes, Dimensions
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.compiler.shard.linear import is_zero
 
-Place = tuple[int, int]
+CutPoint = tuple[int, int]
 """A dimension of an operand, and the number of parts that it is cut into."""
 
 
@@ -28,7 +28,7 @@ class CutSum:
 
     axes: Axes
     parts: Callable[..., jax.Array]
-    places: tuple[tuple[Place, ...], ...]  # for each operand that is cut
+    cut_points: tuple[tuple[CutPoint, ...], ...]  # for each operand that is cut
 
 
 def cut_sum(
@@ -82,8 +82,8 @@ class _Cutter:
         self.axes += tuple(chosen)
         return number
 
-    def cut(self, parts: Callable[..., jax.Array], *places: Sequence[Place]) -> CutSum | None:
-        return CutSum(self.axes, parts, tuple(map(tuple, places))) if self.axes else None
+    def cut(self, parts: Callable[..., jax.Array], *cut_points: Sequence[CutPoint]) -> CutSum | None:
+        return CutSum(self.axes, parts, tuple(map(tuple, cut_points))) if self.axes else None
 
 
 def _dot(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutSum | None:
@@ -116,8 +116,8 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutS
 def _reduce_sum(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutSum | None:
     shape = aval_of(eqn.invars[0]).shape
     summed = eqn.params["axes"]
-    places = [(i, n) for i in summed if (n := cutter.parts(shape[i], operands[0][i])) > 1]
-    return cutter.cut(lambda x: lax.reduce_sum(_cut(x, places), _behind(summed)), places)
+    cut_points = [(i, n) for i in summed if (n := cutter.parts(shape[i], operands[0][i])) > 1]
+    return cutter.cut(lambda x: lax.reduce_sum(_cut(x, cut_points), _behind(summed)), cut_points)
 
 
 def _scatter_add(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutSum | None:
@@ -142,15 +142,15 @@ def _scatter_add(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter)
     return cutter.cut(parts, of_indices, of_updates)
 
 
-def _cut(x: jax.Array, places: Sequence[Place]) -> jax.Array:
+def _cut(x: jax.Array, cut_points: Sequence[CutPoint]) -> jax.Array:
     """``x`` with dimensions cut into parts; the parts of all come first, as one dimension."""
-    number_of = dict(places)
+    number_of = dict(cut_points)
     shape: list[int] = []
     position: dict[int, int] = {}
     for i, size in enumerate(x.shape):
         position[i] = len(shape)
         shape += [number_of[i], size // number_of[i]] if i in number_of else [size]
-    first = [position[i] for i, _ in places]
+    first = [position[i] for i, _ in cut_points]
     x = jnp.moveaxis(lax.reshape(x, shape), first, range(len(first)))
     return lax.reshape(x, (math.prod(number_of.values()), *x.shape[len(first) :]))
 
