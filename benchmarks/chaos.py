@@ -66,8 +66,8 @@ def main() -> None:
         "--spares", type=int, default=0, help="processes that wait to take a dead one's place"
     )
     args = parser.parse_args()
-    cluster.calls.health.PING_SECONDS = 1.0
-    cluster.calls.health.UNRESPONSIVE_SECONDS = STOPPED_SECONDS
+    cluster.driver.calls.health.PING_SECONDS = 1.0
+    cluster.driver.calls.health.UNRESPONSIVE_SECONDS = STOPPED_SECONDS
     ray.init(address="local", num_cpus=GROUPS + args.spares, include_dashboard=False, log_to_driver=False)
     recovery = cluster.Recovery(every=EVERY, max_failures=10 * args.kills, spares=args.spares)
     with (

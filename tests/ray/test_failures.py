@@ -143,7 +143,7 @@ def test_a_program_that_does_not_compile_names_the_group(two_groups):
     program = relay_program(add_one)
     with pytest.raises(mpmd.errors.TaskError, match="loading the program failed on group 0") as caught:
         broken = {"work": b"not an export", "next": b"neither"}
-        shipment = cluster.shipment.Shipment(program.plan, broken, {}, {})
+        shipment = cluster.protocol.shipment.Shipment(program.plan, broken, {}, {})
         two_groups.runtime._calls.call_ray(0, "ship", 99, shipment).result(SECONDS)
         two_groups.runtime._calls.call(0, "load", 99).result(SECONDS)
     assert caught.value.mpmd_idx == 0
@@ -234,8 +234,8 @@ def test_an_actor_that_dies_between_steps_is_noticed(disposable_mesh):
 
 
 def test_an_unresponsive_actor_is_named(disposable_mesh, monkeypatch):
-    monkeypatch.setattr(cluster.calls.health, "PING_SECONDS", 1)
-    monkeypatch.setattr(cluster.calls.health, "UNRESPONSIVE_SECONDS", 4)
+    monkeypatch.setattr(cluster.driver.calls.health, "PING_SECONDS", 1)
+    monkeypatch.setattr(cluster.driver.calls.health, "UNRESPONSIVE_SECONDS", 4)
     driver = ProgramDriver(disposable_mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
     os.kill(disposable_mesh.groups[0].pid, signal.SIGSTOP)
     try:
@@ -250,7 +250,7 @@ def test_an_unresponsive_actor_is_named(disposable_mesh, monkeypatch):
 
 
 def test_a_task_that_never_ends_is_named_and_its_group_ended(local_ray, monkeypatch):
-    monkeypatch.setattr(cluster.calls.watchdog, "LEAVE_SECONDS", 1)
+    monkeypatch.setattr(cluster.driver.calls.watchdog, "LEAVE_SECONDS", 1)
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, step_timeout=2) as mesh:
         driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
         futures, _ = driver.step()
@@ -299,7 +299,7 @@ def test_a_fork_of_the_driver_is_told_that_it_has_no_groups(two_groups):
 
 
 def test_a_group_whose_connection_to_the_driver_breaks_is_named(disposable_mesh, monkeypatch):
-    monkeypatch.setattr(cluster.calls.health, "DEATH_REPORT_SECONDS", 1)
+    monkeypatch.setattr(cluster.driver.calls.health, "DEATH_REPORT_SECONDS", 1)
     driver = ProgramDriver(disposable_mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
     futures, _ = driver.step()
     disposable_mesh.runtime._calls._clients[0].end()

@@ -283,8 +283,8 @@ def test_a_process_that_is_told_to_end_is_replaced_before(local_ray):
 
 @pytest.mark.slow
 def test_a_group_that_hangs_is_replaced(recovering_mesh, monkeypatch):
-    monkeypatch.setattr(cluster.calls.health, "PING_SECONDS", 1)
-    monkeypatch.setattr(cluster.calls.health, "UNRESPONSIVE_SECONDS", 5)
+    monkeypatch.setattr(cluster.driver.calls.health, "PING_SECONDS", 1)
+    monkeypatch.setattr(cluster.driver.calls.health, "UNRESPONSIVE_SECONDS", 5)
     step = compiled(recovering_mesh)
     undisturbed = train(step)
     before = len(recovering_mesh.recoveries)

@@ -5,7 +5,7 @@ they scan over; callbacks are taken out of scans (``host_callbacks.py``); marks 
 stages (``number_marks.py``); equations that nothing needs are removed (``dead_code.py``).
 
 ``cut_stacks`` in ``cut.py`` is where to start reading of the first phase. ``link.py`` goes through the step
-once and notes, by the rules in ``jaxprs/axes.py`` and ``assemblies.py``, which dimensions of its values are
+once and notes, by the rules in ``jaxprs/rules.py`` and ``assemblies.py``, which dimensions of its values are
 the same; ``dimensions.py`` has what follows: which of them count layers, and where they are cut.
 ``rewrite.py`` goes through it again and writes an equation for each part, or, where no rule applies, one of
 the whole; ``scans.py`` is the rule for scans, which ``marked_scans.py`` reads, and ``values.py`` has the

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.axis import shape_of
+from mpmd.compiler.jaxprs.equations import shape_of
 
 
 @dataclasses.dataclass(frozen=True)

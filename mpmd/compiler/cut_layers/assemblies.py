@@ -9,8 +9,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from mpmd.compiler.jaxprs.axis import shape_of
-from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.jaxprs.equations import Atom, shape_of
 
 
 @dataclasses.dataclass(frozen=True)

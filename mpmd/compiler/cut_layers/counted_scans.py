@@ -22,7 +22,6 @@ from mpmd.compiler.cut_layers.accesses import Rows, takes_counted_rows
 from mpmd.compiler.cut_layers.integers import Integers, Iterated
 from mpmd.compiler.cut_layers.row_blocks import Blocks, some_rows, with_some_rows
 from mpmd.compiler.cut_layers.row_wise import RowWise, row_wise
-from mpmd.compiler.jaxprs.axis import shape_of
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     any_inside,
@@ -32,6 +31,7 @@ from mpmd.compiler.jaxprs.equations import (
     lookup,
     make_jaxpr,
     operands,
+    shape_of,
     size,
     substitute,
     with_eqns,

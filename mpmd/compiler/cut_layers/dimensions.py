@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Var
 
-from mpmd.compiler.jaxprs.axis import shape_of
-from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
+from mpmd.compiler.jaxprs.equations import Atom, shape_of
 from mpmd.ir.stack import Stack
 
 Node = tuple[Any, int]
@@ -47,15 +47,13 @@ class Dimensions:
     """Which dimensions of variables are the same, and where they are cut."""
 
     def __init__(self) -> None:
-        self._parent: dict[Node, Node] = {}
+        self._same: DisjointSets[Node] = DisjointSets()
         self._parts: list[_Part] = []
         self._cuts: dict[Node, set[Fraction]] = {}  # by node, and once they are spread by class
 
     def join(self, nodes: Iterable[Node]) -> None:
         """These are one dimension."""
-        first, *others = nodes
-        for node in others:
-            self._parent[self._find(node)] = self._find(first)
+        self._same.join(nodes)
 
     def join_all(self, a: Atom, b: Atom) -> None:
         """All dimensions of two variables of the same shape are the same; literals have none."""
@@ -84,7 +82,7 @@ class Dimensions:
         """
         cuts: dict[Node, set[Fraction]] = collections.defaultdict(set)
         for node, found in self._cuts.items():
-            cuts[self._find(node)] |= found
+            cuts[self._same.find(node)] |= found
         while new := self._below(cuts) or self._above(cuts):
             cuts |= new
         self._cuts = dict(cuts)
@@ -93,7 +91,7 @@ class Dimensions:
         """The cuts of parts of what is cut."""
         new: dict[Node, set[Fraction]] = collections.defaultdict(set)
         for part in self._parts:
-            above, below = self._find(part.whole), self._find(part.part)
+            above, below = self._same.find(part.whole), self._same.find(part.part)
             if above in cuts and below not in cuts:
                 new[below] |= part.below(cuts[above])
         return new
@@ -103,7 +101,7 @@ class Dimensions:
         new: dict[Node, set[Fraction]] = collections.defaultdict(set)
         spans: dict[Node, set[tuple[Fraction, Fraction]]] = collections.defaultdict(set)
         for part in self._parts:
-            above, below = self._find(part.whole), self._find(part.part)
+            above, below = self._same.find(part.whole), self._same.find(part.part)
             if below in cuts and above not in cuts:
                 new[above] |= part.above(cuts[below])
                 spans[above].add((part.start, part.start + part.size))
@@ -112,7 +110,7 @@ class Dimensions:
 
     def sizes(self, node: Node, size: int) -> tuple[int, ...] | None:
         """The sizes of the parts of a dimension of some size; ``None`` if it is in one part."""
-        cuts = self._cuts.get(self._find(node))
+        cuts = self._cuts.get(self._same.find(node))
         if not cuts or any((cut * size).denominator != 1 for cut in cuts):
             return None
         ends = [0, *sorted(int(cut * size) for cut in cuts), size]
@@ -127,13 +125,6 @@ class Dimensions:
             Stack(dim, sizes) for dim, size in enumerate(shape) if (sizes := self.sizes((atom, dim), size))
         ]
         return found[0] if len(found) == 1 else None
-
-    def _find(self, node: Node) -> Node:
-        parent = self._parent
-        while parent.setdefault(node, node) != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
 
 
 def _is_covered(spans: Iterable[tuple[Fraction, Fraction]]) -> bool:

@@ -10,8 +10,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from mpmd.compiler.cut_layers.assemblies import assemblies_of
 from mpmd.compiler.cut_layers.dimensions import Dimensions
 from mpmd.compiler.cut_layers.marked_scans import LayerScan, read_scan
-from mpmd.compiler.jaxprs.axes import axes_of
 from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.jaxprs.rules import exact_dimensions
 from mpmd.language.reduce import treduce_p
 
 
@@ -92,10 +92,8 @@ class Linker:
         if eqn.primitive.name == "optimization_barrier":
             self._join(zip(eqn.invars, eqn.outvars, strict=True))
             return
-        for axis in axes_of(eqn):
-            nodes = [(eqn.invars[i], dim) for i, dim in axis.ins.items()]
-            nodes += [(eqn.outvars[i], dim) for i, dim in axis.outs.items()]
-            self.dimensions.join([node for node in nodes if isinstance(node[0], Var)])
+        for dimension in exact_dimensions(eqn):
+            self.dimensions.join(dimension.of_variables(eqn))
         for assembly in assemblies_of(eqn):
             for member in assembly.members:
                 if member.has_dim and isinstance(member.atom, Var) and isinstance(assembly.whole, Var):

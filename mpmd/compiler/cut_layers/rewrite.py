@@ -13,9 +13,9 @@ from mpmd.compiler.cut_layers.assemblies import Assembly, assemblies_of
 from mpmd.compiler.cut_layers.link import Links, loop_operands
 from mpmd.compiler.cut_layers.scans import Boundaries, add_scan
 from mpmd.compiler.cut_layers.values import Values
-from mpmd.compiler.jaxprs.axes import axes_of, part_params
-from mpmd.compiler.jaxprs.axis import Axis
+from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, closed, is_dropped, with_eqns
+from mpmd.compiler.jaxprs.rules import exact_dimensions, part_params
 from mpmd.ir.stack import Stack
 from mpmd.language.reduce import treduce_p
 
@@ -47,9 +47,9 @@ class Rewriter:
             self._add_equation(values, eqn)
 
     def _add_equation(self, values: Values, eqn: JaxprEqn) -> None:
-        for axis in axes_of(eqn):
-            if (stacks := _stacks_along(values, eqn, axis)) is not None:
-                _add_in_parts(values, eqn, axis, stacks)
+        for dimension in exact_dimensions(eqn):
+            if (stacks := _stacks_along(values, eqn, dimension)) is not None:
+                _add_in_parts(values, eqn, dimension, stacks)
                 return
         for assembly in assemblies_of(eqn):
             if _is_cut(values, assembly):
@@ -116,14 +116,14 @@ def _results(values: Values, outvars: Sequence[Var]) -> list[Var]:
     return [new for var in outvars for new in values.bind(var)]
 
 
-def _stacks_along(values: Values, eqn: JaxprEqn, axis: Axis) -> dict[int, Stack] | None:
-    """For operands that have an axis, by position, the parts along it; ``None`` if it is in one part."""
-    results = [_sizes_along(values.planned(eqn.outvars[i]), dim) for i, dim in axis.outs.items()]
-    operands = [_sizes_along(values.stack(eqn.invars[i]), dim) for i, dim in axis.ins.items()]
-    if not all(results) or not (results or (axis.combine and any(operands))):
+def _stacks_along(values: Values, eqn: JaxprEqn, dimension: CommonDimension) -> dict[int, Stack] | None:
+    """For operands that have a dimension, by position, the parts along it; ``None`` if it is in one part."""
+    results = [_sizes_along(values.planned(eqn.outvars[i]), dim) for i, dim in dimension.outs.items()]
+    operands = [_sizes_along(values.stack(eqn.invars[i]), dim) for i, dim in dimension.ins.items()]
+    if not all(results) or not (results or (dimension.combine and any(operands))):
         return None
     stacks = {}
-    for i, dim in axis.ins.items():
+    for i, dim in dimension.ins.items():
         sizes = values.dimensions.sizes((eqn.invars[i], dim), aval_of(eqn.invars[i]).shape[dim])
         if sizes is None:  # it has too few elements to be cut there
             return None
@@ -135,9 +135,11 @@ def _sizes_along(stack: Stack | None, dim: int) -> tuple[int, ...] | None:
     return stack.sizes if stack is not None and stack.axis == dim else None
 
 
-def _add_in_parts(values: Values, eqn: JaxprEqn, axis: Axis, stacks: dict[int, Stack]) -> None:
+def _add_in_parts(
+    values: Values, eqn: JaxprEqn, dimension: CommonDimension, stacks: dict[int, Stack]
+) -> None:
     """An equation for each part; if the results do not have the dimension, theirs are combined."""
-    made = [values.planned(eqn.outvars[i]) for i in axis.outs]
+    made = [values.planned(eqn.outvars[i]) for i in dimension.outs]
     sizes = made[0].sizes if made and made[0] else ()
     number = len(sizes) or len(next(iter(stacks.values())).sizes)
     columns = [
@@ -145,26 +147,26 @@ def _add_in_parts(values: Values, eqn: JaxprEqn, axis: Axis, stacks: dict[int, S
         for i, atom in enumerate(eqn.invars)
     ]
     results = [
-        values.part_vars(var, Stack(axis.outs[i], sizes))
-        if i in axis.outs
+        values.part_vars(var, Stack(dimension.outs[i], sizes))
+        if i in dimension.outs
         else tuple(values.var_like(var) for _ in range(number))
         for i, var in enumerate(eqn.outvars)
     ]
     for p in range(number):
-        params = part_params(eqn, axis, sizes[p]) if sizes else {}
+        params = part_params(eqn, dimension, sizes[p]) if sizes else {}
         values.emit(eqn, [column[p] for column in columns], [column[p] for column in results], **params)
     for i, var in enumerate(eqn.outvars):
-        if i in axis.outs:
+        if i in dimension.outs:
             values.set_parts(var, results[i])
         else:
-            values.set_whole(var, _combined(values, eqn, axis, results[i]))
+            values.set_whole(var, _combined(values, eqn, dimension, results[i]))
 
 
-def _combined(values: Values, eqn: JaxprEqn, axis: Axis, results: Sequence[Atom]) -> Atom:
+def _combined(values: Values, eqn: JaxprEqn, dimension: CommonDimension, results: Sequence[Atom]) -> Atom:
     """The result of the parts' results."""
-    if axis.outs:
+    if dimension.outs:
         return results[0]
-    combine = axis.combine
+    combine = dimension.combine
     assert combine is not None, f"{eqn.primitive} has no way to combine parts"
     return values.trace(lambda *xs: [reduce(combine, xs)], results, eqn)[0]
 

@@ -11,8 +11,7 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.accesses import Access
 from mpmd.compiler.cut_layers.row_wise import RowWise
-from mpmd.compiler.jaxprs.axis import shape_of
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, substitute
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, shape_of, substitute
 from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.language.annotate import mark_of
 

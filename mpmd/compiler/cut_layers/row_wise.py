@@ -9,8 +9,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.accesses import Access, Rows, access_of
-from mpmd.compiler.jaxprs.axis import shape_of
-from mpmd.compiler.jaxprs.equations import Atom, operands
+from mpmd.compiler.jaxprs.equations import Atom, operands, shape_of
 from mpmd.compiler.jaxprs.scans import ScanOperands
 from mpmd.language.annotate import mark_of
 

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.axis import shape_of
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_among, operands
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_among, operands, shape_of
 from mpmd.compiler.jaxprs.marks import marks_in
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.source import where

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
+from mpmd.compiler.jaxprs.canonical import called
 from mpmd.compiler.jaxprs.cost import is_cheap
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
 from mpmd.compiler.jaxprs.work import nbytes
@@ -28,7 +29,7 @@ def from_inputs(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
     makers: dict[Var, JaxprEqn] = {}
     for eqn in jaxpr.eqns:
         read = operands(eqn)
-        if not is_cheap(eqn) or any(var not in depends for var in read):
+        if not _is_cheap(eqn) or any(var not in depends for var in read):
             continue
         leaves = frozenset().union(*(depends[var] for var in read))
         if len(leaves) > 1 and any(map(_is_inexact, leaves)):
@@ -36,6 +37,12 @@ def from_inputs(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
         depends.update(dict.fromkeys(eqn.outvars, leaves))
         makers.update(dict.fromkeys(eqn.outvars, eqn))
     return makers
+
+
+def _is_cheap(eqn: JaxprEqn) -> bool:
+    """As ``is_cheap``, for a function as its user wrote it, in which not all calls are opened."""
+    callee = called(eqn)
+    return is_cheap(eqn) if callee is None else all(map(_is_cheap, callee.jaxpr.eqns))
 
 
 def _is_inexact(var: Var) -> bool:

@@ -11,43 +11,44 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.axis import Axis, shape_of
-from mpmd.compiler.jaxprs.equations import Atom, closed, lookup, make_jaxpr, substitute
+from mpmd.compiler.jaxprs.common_dimension import CommonDimension
+from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
+from mpmd.compiler.jaxprs.equations import Atom, closed, lookup, make_jaxpr, shape_of, substitute
 from mpmd.compiler.jaxprs.scans import scan_operands
 
-AxesOf = Callable[[JaxprEqn], Sequence[Axis]]
-PartParams = Callable[[JaxprEqn, Axis, int], Mapping]
+DimensionsOf = Callable[[JaxprEqn], Sequence[CommonDimension]]
+PartParams = Callable[[JaxprEqn, CommonDimension, int], Mapping]
 
 
-def batch_axes(eqn: JaxprEqn, axes_of: AxesOf) -> Iterator[Axis]:
+def batch_dimensions(eqn: JaxprEqn, dimensions_of: DimensionsOf) -> Iterator[CommonDimension]:
     """The dimensions of what a scan carries, reads and stacks that its body computes element by element.
 
     Args:
-      axes_of: the dimensions of the equations in its body.
+      dimensions_of: the exact dimensions of an equation in its body.
     """
     if eqn.effects:
         return
-    body = _Body(eqn, axes_of)
+    body = _Body(eqn, dimensions_of)
     for members in body.groups():
         ins = {i: d + lead for i, lead, var in body.operands if (d := members.get(var)) is not None}
         outs = {i: d + lead for i, lead, var in body.results if (d := members.get(var)) is not None}
         if ins and outs:
-            yield Axis(ins, outs)
+            yield CommonDimension(ins, outs)
 
 
 def batched_body(
-    eqn: JaxprEqn, axis: Axis, size: int, axes_of: AxesOf, part_params: PartParams
+    eqn: JaxprEqn, dimension: CommonDimension, size: int, dimensions_of: DimensionsOf, part_params: PartParams
 ) -> ClosedJaxpr:
-    """The body of a part of a scan, of ``size`` elements along one of its ``batch_axes``."""
-    body = _Body(eqn, axes_of)
-    position, dim = next(iter(axis.ins.items()))
+    """The body of a part of a scan, of ``size`` elements along one of its ``batch_dimensions``."""
+    body = _Body(eqn, dimensions_of)
+    position, dim = next(iter(dimension.ins.items()))
     seed = next((var, dim - lead) for i, lead, var in body.operands if i == position)
     members = next(found for found in body.groups() if found.get(seed[0]) == seed[1])
     renamed: dict[Var, Var] = {var: _resized(var, dim, size) for var, dim in members.items()}
 
     eqns = []
     for inner in body.eqns:
-        found = _axis_along(inner, members, axes_of)
+        found = _along(inner, members, dimensions_of)
         params = {**inner.params, **(part_params(inner, found, size) if found else {})}
         outvars = [renamed.get(var, var) for var in inner.outvars]
         eqns.append(substitute(inner, renamed).replace(outvars=outvars, params=params))
@@ -63,7 +64,7 @@ class _Body:
         and the variable of the body.
     """
 
-    def __init__(self, eqn: JaxprEqn, axes_of: AxesOf):
+    def __init__(self, eqn: JaxprEqn, dimensions_of: DimensionsOf):
         roles = scan_operands(eqn)
         self.jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
         self.eqns = self.jaxpr.eqns
@@ -76,7 +77,7 @@ class _Body:
         self._carried = list(
             zip(self.jaxpr.invars[roles.carry], self.jaxpr.outvars[: roles.num_carry], strict=True)
         )
-        self._axes_of = axes_of
+        self._dimensions_of = dimensions_of
 
     def groups(self) -> Iterator[dict[Var, int]]:
         """For each dimension along which the body can be computed in parts, the variables that have it."""
@@ -91,7 +92,7 @@ class _Body:
                 and len({shape_of(var)[dim] for var, dim in nodes}) == 1
                 and all(_same(members, a, b) for a, b in self._carried)
                 and all(
-                    _axis_along(eqn, members, self._axes_of) is not None
+                    _along(eqn, members, self._dimensions_of) is not None
                     for eqn in self.eqns
                     if any(isinstance(atom, Var) and atom in members for atom in (*eqn.invars, *eqn.outvars))
                 )
@@ -100,36 +101,27 @@ class _Body:
 
     def _classes(self) -> Iterable[list[tuple[Var, int]]]:
         """The dimensions of variables that are one and the same."""
-        classes: dict[tuple[Var, int], list[tuple[Var, int]]] = {}
-
-        def join(nodes: Iterable[tuple[Atom, int]]) -> None:
-            merged: list[tuple[Var, int]] = []
-            for atom, dim in nodes:
-                if isinstance(atom, Var) and (known := classes.get((atom, dim), [(atom, dim)])) is not merged:
-                    merged.extend(known)
-                    classes.update(dict.fromkeys(known, merged))
-
+        same: DisjointSets[tuple[Var, int]] = DisjointSets()
         for before, after in self._carried:
             for dim in range(len(shape_of(before))):
-                join([(before, dim), (after, dim)])
+                same.join((var, dim) for var in (before, after) if isinstance(var, Var))
         for eqn in self.eqns:
-            for axis in self._axes_of(eqn):
-                ins = [(eqn.invars[i], dim) for i, dim in axis.ins.items()]
-                join([*ins, *((eqn.outvars[i], dim) for i, dim in axis.outs.items())])
-        return {id(nodes): nodes for nodes in classes.values()}.values()
+            for dimension in self._dimensions_of(eqn):
+                same.join(dimension.of_variables(eqn))
+        return same.sets()
 
 
-def _axis_along(eqn: JaxprEqn, members: Mapping[Var, int], axes_of: AxesOf) -> Axis | None:
+def _along(eqn: JaxprEqn, members: Mapping[Var, int], dimensions_of: DimensionsOf) -> CommonDimension | None:
     """The dimension of an equation that these variables have, if its results have it."""
     ins = {i: members[a] for i, a in enumerate(eqn.invars) if isinstance(a, Var) and a in members}
     outs = {i: members[var] for i, var in enumerate(eqn.outvars) if var in members}
     if not outs:
         return None
     matching = (
-        axis
-        for axis in axes_of(eqn)
-        if axis.outs == outs
-        and {i: dim for i, dim in axis.ins.items() if isinstance(eqn.invars[i], Var)} == ins
+        dimension
+        for dimension in dimensions_of(eqn)
+        if dimension.outs == outs
+        and {i: dim for i, dim in dimension.ins.items() if isinstance(eqn.invars[i], Var)} == ins
     )
     return next(matching, None)
 

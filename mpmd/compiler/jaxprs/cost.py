@@ -7,7 +7,7 @@ from jax.extend.core import JaxprEqn
 
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, size, subjaxprs
 
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz
     convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt
@@ -57,12 +57,10 @@ _RENAMED = frozenset("expand_dims reshape sharding_constraint squeeze".split())
 
 _WINDOW = frozenset("dynamic_slice gather slice split".split())
 
-_FUSED = (
-    _ELEMENTWISE | _REDUCTION | _RANDOM | (_VIEW - _WINDOW) | frozenset("pad sharding_constraint".split())
-)
+_FUSED = ELEMENTWISE | _REDUCTION | _RANDOM | (_VIEW - _WINDOW) | frozenset("pad sharding_constraint".split())
 
-_CHEAP = _ELEMENTWISE | _LAYOUT | _ORDER | _REDUCTION | _RANDOM
-_CHEAPER_THAN_MEMORY = (_ELEMENTWISE - _TRANSCENDENTAL) | _VIEW
+_CHEAP = ELEMENTWISE | _LAYOUT | _ORDER | _REDUCTION | _RANDOM
+_CHEAPER_THAN_MEMORY = (ELEMENTWISE - _TRANSCENDENTAL) | _VIEW
 
 
 def is_cheap(eqn: JaxprEqn) -> bool:
@@ -72,7 +70,7 @@ def is_cheap(eqn: JaxprEqn) -> bool:
 
 def is_elementwise(eqn: JaxprEqn) -> bool:
     """Whether each element of the results depends on the same element of the operands, or on a scalar."""
-    return _all_in(eqn, _ELEMENTWISE)
+    return _all_in(eqn, ELEMENTWISE)
 
 
 def is_cheaper_than_memory(eqn: JaxprEqn) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.cost import is_elementwise
+from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
 from mpmd.compiler.jaxprs.equations import aval_of, operands
 
 
@@ -16,18 +17,11 @@ def elementwise_classes(eqns: Iterable[JaxprEqn]) -> Mapping[Var, Var]:
     Elementwise equations connect their operands and results, as far as these have the same shape, which is
     not that of a scalar: a weight with its gradient and with what an optimizer keeps for it.
     """
-    parent: dict[Var, Var] = {}
-
-    def find(var: Var) -> Var:
-        while parent.setdefault(var, var) is not var:
-            parent[var] = parent[parent[var]]
-            var = parent[var]
-        return var
-
+    connected: DisjointSets[Var] = DisjointSets()
     for eqn in eqns:
         if is_elementwise(eqn) and len(eqn.outvars) == 1:
             out = eqn.outvars[0]
             for var in operands(eqn):
                 if aval_of(var).shape == aval_of(out).shape != ():
-                    parent[find(var)] = find(out)
-    return {var: find(var) for var in list(parent)}
+                    connected.join([out, var])
+    return connected.representatives()

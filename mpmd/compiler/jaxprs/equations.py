@@ -67,7 +67,9 @@ def as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
     If only the call has a line of the user's own files, as where a library uses ``jit``, that is its line.
     """
     own, outer = eqn.source_info, call.source_info
-    traceback = own.traceback if nearness_to_user(eqn) >= nearness_to_user(call) else outer.traceback
+    nearness = nearness_to_user(eqn)
+    is_nearer = nearness == 2 or nearness >= nearness_to_user(call)
+    traceback = own.traceback if is_nearer else outer.traceback
     source_info = own.replace(traceback=traceback, name_stack=outer.name_stack + own.name_stack)
     return eqn.replace(source_info=source_info)
 
@@ -104,6 +106,10 @@ def free_variables(eqns: Iterable[JaxprEqn]) -> list[Var]:
 def size(atom: Atom) -> int:
     """Number of elements."""
     return math.prod(aval_of(atom).shape)
+
+
+def shape_of(atom: Atom) -> tuple[int, ...]:
+    return tuple(aval_of(atom).shape)
 
 
 def aval_of(atom: Atom) -> Any:

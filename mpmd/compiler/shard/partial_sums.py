@@ -50,7 +50,7 @@ from mpmd.compiler.jaxprs.equations import (
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions, placement_axes
-from mpmd.compiler.shard.parts import Parts, PartsMaker, parts_key, parts_of
+from mpmd.compiler.shard.parts import Parts, PartsMaker, as_function, parts_key, parts_of
 from mpmd.compiler.shard.sums import cut_sum
 
 Allowed = Mapping[Var, frozenset[str]]
@@ -165,7 +165,7 @@ class _Walk:
                 return
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         if cut := cut_sum(eqn, sharding, allowed, self._maker.mesh.shape, self._makers):
-            self._add(eqn, lambda *xs: [cut.parts(*xs)], eqn.invars, cut.axes, cut.cut_points)
+            self._add(eqn, cut.parts, eqn.invars, cut.axes, cut.cut_points)
 
     def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
         """Adds an equation for each part at once of an equation that is linear in the parts."""
@@ -179,14 +179,7 @@ class _Walk:
             if not is_zero(atom, self._makers):
                 inputs[i] = self._as_parts(atom, axes).var
                 in_axes[i] = 0
-        # Transposition leaves shardings here of meshes that are automatic, which mean nothing.
-        params = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
-
-        def results(*xs):
-            made = eqn.primitive.bind(*xs, **params)
-            return made if eqn.primitive.multiple_results else [made]
-
-        self._add(eqn, jax.vmap(results, in_axes), inputs, axes, tuple(in_axes))
+        self._add(eqn, jax.vmap(as_function(eqn), in_axes), inputs, axes, tuple(in_axes))
 
     def _as_parts(self, atom: Atom, axes: Axes) -> Parts:
         parts = parts_of(atom, self.parts)

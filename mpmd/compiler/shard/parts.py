@@ -35,6 +35,18 @@ def parts_key(eqn: JaxprEqn, *more: Hashable) -> Hashable:
     return eqn.primitive, tuple(eqn.params.items()), more
 
 
+def as_function(eqn: JaxprEqn) -> Callable[..., list[jax.Array]]:
+    """The results of an equation as a function of its operands."""
+    # Transposition leaves shardings here of meshes that are automatic, which mean nothing.
+    params = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
+
+    def results(*operands: jax.Array) -> list[jax.Array]:
+        made = eqn.primitive.bind(*operands, **params)
+        return made if eqn.primitive.multiple_results else [made]
+
+    return results
+
+
 class PartsMaker:
     """Makes equations for parts; those of equal layers are traced once.
 

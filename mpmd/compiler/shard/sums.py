@@ -15,11 +15,16 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.dimensions import Axes, Dimensions
-from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.jaxprs.rules import common_dimensions
 from mpmd.compiler.shard.linear import is_zero
+from mpmd.compiler.shard.parts import as_function
 
 CutPoint = tuple[int, int]
 """A dimension of an operand, and the number of parts that it is cut into."""
+
+
+SUMS = frozenset({"dot_general", "reduce_sum", "scatter-add"})
+"""The primitives that are sums over their reduced dimensions, and can be cut along them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +32,8 @@ class CutSum:
     """``parts(*operands)`` has a new leading dimension, sharded along ``axes``, over which it sums up."""
 
     axes: Axes
-    parts: Callable[..., jax.Array]
-    cut_points: tuple[tuple[CutPoint, ...], ...]  # for each operand that is cut
+    parts: Callable[..., Sequence[jax.Array]]
+    cut_points: tuple[tuple[CutPoint, ...], ...]  # for each operand
 
 
 def cut_sum(
@@ -45,10 +50,23 @@ def cut_sum(
       mesh: the size of each mesh axis.
       makers: the equations that make what is read here.
     """
-    if eqn.primitive.name == "scatter-add" and not is_zero(eqn.invars[0], makers):
+    name = eqn.primitive.name
+    if name not in SUMS or (name == "scatter-add" and not is_zero(eqn.invars[0], makers)):
         return None
-    find = _SUMS.get(eqn.primitive.name)
-    return find(eqn, operands, _Cutter(allowed, mesh)) if find else None
+    dimensions = list(common_dimensions(eqn))
+    kept = [operands[i][d] for one in dimensions if not one.is_reduced for i, d in one.ins.items()]
+    # Along the axes of other dimensions values would have to move to be cut.
+    cutter = _Cutter(allowed.difference(*kept), mesh)
+    cut_points: list[list[CutPoint]] = [[] for _ in operands]
+    for one in dimensions:
+        if one.is_reduced:
+            number = cutter.parts(one.size(eqn), *(operands[i][d] for i, d in one.ins.items()))
+            for i, d in one.ins.items() if number > 1 else ():
+                cut_points[i].append((d, number))
+    if not cutter.axes:
+        return None
+    each = jax.vmap(as_function(eqn), tuple(0 if cut else None for cut in cut_points))
+    return CutSum(cutter.axes, lambda *xs: each(*map(_cut, xs, cut_points)), tuple(map(tuple, cut_points)))
 
 
 @dataclasses.dataclass
@@ -58,10 +76,6 @@ class _Cutter:
     allowed: frozenset[str]
     mesh: Mapping[str, int]
     axes: Axes = ()
-
-    def leave(self, *others: Axes) -> None:
-        """Leaves out the axes of other dimensions: values would have to move to be cut along these."""
-        self.allowed = self.allowed.difference(*others)
 
     def parts(self, size: int, *ends: Axes) -> int:
         """In how many parts a dimension is cut that is sharded like this, as far as known at either end.
@@ -82,68 +96,11 @@ class _Cutter:
         self.axes += tuple(chosen)
         return number
 
-    def cut(self, parts: Callable[..., jax.Array], *cut_points: Sequence[CutPoint]) -> CutSum | None:
-        return CutSum(self.axes, parts, tuple(map(tuple, cut_points))) if self.axes else None
-
-
-def _dot(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutSum | None:
-    (left_summed, right_summed), (left_batch, right_batch) = eqn.params["dimension_numbers"]
-    shape = aval_of(eqn.invars[0]).shape
-    pairs = list(zip(left_summed, right_summed, strict=True))
-    kept = [axes for i, axes in enumerate(operands[0]) if i not in left_summed]
-    kept += [axes for j, axes in enumerate(operands[1]) if j not in right_summed]
-    cutter.leave(*kept)
-    numbers = [cutter.parts(shape[i], operands[0][i], operands[1][j]) for i, j in pairs]
-    lefts = [(i, n) for (i, _), n in zip(pairs, numbers, strict=True) if n > 1]
-    rights = [(j, n) for (_, j), n in zip(pairs, numbers, strict=True) if n > 1]
-    batched = (
-        (_behind(left_summed), _behind(right_summed)),
-        ((0, *_behind(left_batch)), (0, *_behind(right_batch))),
-    )
-
-    def parts(left, right):
-        return lax.dot_general(
-            _cut(left, lefts),
-            _cut(right, rights),
-            batched,
-            precision=eqn.params["precision"],
-            preferred_element_type=eqn.params["preferred_element_type"],
-        )
-
-    return cutter.cut(parts, lefts, rights)
-
-
-def _reduce_sum(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutSum | None:
-    shape = aval_of(eqn.invars[0]).shape
-    summed = eqn.params["axes"]
-    cut_points = [(i, n) for i in summed if (n := cutter.parts(shape[i], operands[0][i])) > 1]
-    return cutter.cut(lambda x: lax.reduce_sum(_cut(x, cut_points), _behind(summed)), cut_points)
-
-
-def _scatter_add(eqn: JaxprEqn, operands: Sequence[Dimensions], cutter: _Cutter) -> CutSum | None:
-    """The gradient of a table of embeddings: rows that are added at the positions of tokens.
-
-    They are added to zeros, so each part starts from zeros, too.
-    """
-    numbers = eqn.params["dimension_numbers"]
-    shape = aval_of(eqn.invars[1]).shape
-    rows = [i for i in range(len(aval_of(eqn.invars[2]).shape)) if i not in numbers.update_window_dims]
-    pairs = [(i, j) for i, j in enumerate(rows) if i not in numbers.scatter_indices_batching_dims]
-    found = [(i, j, cutter.parts(shape[i], operands[1][i], operands[2][j])) for i, j in pairs]
-    of_indices = [(i, n) for i, _, n in found if n > 1]
-    of_updates = [(j, n) for _, j, n in found if n > 1]
-
-    def parts(table, indices, updates):
-        def one(indices, updates):
-            return eqn.primitive.bind(table, indices, updates, **eqn.params)
-
-        return jax.vmap(one)(_cut(indices, of_indices), _cut(updates, of_updates))
-
-    return cutter.cut(parts, of_indices, of_updates)
-
 
 def _cut(x: jax.Array, cut_points: Sequence[CutPoint]) -> jax.Array:
     """``x`` with dimensions cut into parts; the parts of all come first, as one dimension."""
+    if not cut_points:
+        return x
     number_of = dict(cut_points)
     shape: list[int] = []
     position: dict[int, int] = {}
@@ -153,15 +110,3 @@ def _cut(x: jax.Array, cut_points: Sequence[CutPoint]) -> jax.Array:
     first = [position[i] for i, _ in cut_points]
     x = jnp.moveaxis(lax.reshape(x, shape), first, range(len(first)))
     return lax.reshape(x, (math.prod(number_of.values()), *x.shape[len(first) :]))
-
-
-def _behind(dimensions: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions, where a new one comes first."""
-    return tuple(i + 1 for i in dimensions)
-
-
-_SUMS: Mapping[str, Callable[[JaxprEqn, Sequence[Dimensions], _Cutter], CutSum | None]] = {
-    "dot_general": _dot,
-    "reduce_sum": _reduce_sum,
-    "scatter-add": _scatter_add,
-}

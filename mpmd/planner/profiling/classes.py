@@ -11,8 +11,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from mpmd.compiler.jaxprs.common_dimension import CommonDimension
+from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Passed, Value
-from mpmd.compiler.jaxprs.uses import Use, uses_of
+from mpmd.compiler.jaxprs.rules import shared_dimensions
 from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.ir.plan import TaskType
 
@@ -24,7 +26,7 @@ class ClassUse(NamedTuple):
     """A way to share an operation, and the class whose dimensions are divided then."""
 
     of_class: Class
-    use: Use
+    use: CommonDimension
 
 
 class ClassedOperation(NamedTuple):
@@ -42,28 +44,19 @@ class DimensionClasses:
         self._first = [0]
         for aval in flat.avals:
             self._first.append(self._first[-1] + len(aval.shape))
-        self._parent = list(range(self._first[-1]))
+        self._same: DisjointSets[int] = DisjointSets()
 
     def of(self, value: Value, dim: int) -> Class:
         """The class of a dimension of a value."""
-        return self._find(self._first[value] + dim)
+        return self._same.find(self._first[value] + dim)
 
     def of_value(self, value: Value) -> tuple[Class, ...]:
         """The class of each dimension of a value."""
-        return tuple(map(self._find, range(self._first[value], self._first[value + 1])))
+        return tuple(map(self._same.find, range(self._first[value], self._first[value + 1])))
 
     def join(self, nodes: Iterable[tuple[Value, int]]) -> None:
         """These dimensions of values are one."""
-        roots = [self.of(value, dim) for value, dim in nodes]
-        for root in roots[1:]:
-            self._parent[self._find(root)] = self._find(roots[0])
-
-    def _find(self, node: int) -> int:
-        parent = self._parent
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
+        self._same.join(self._first[value] + dim for value, dim in nodes)
 
 
 def classed(
@@ -79,25 +72,28 @@ def classed(
       same: further dimensions that are one.
     """
     classes = DimensionClasses(flat)
-    uses = {work: [uses_of(operation.eqn) for operation in operations] for work, operations in tasks.items()}
+    uses = {
+        work: [shared_dimensions(operation.eqn) for operation in operations]
+        for work, operations in tasks.items()
+    }
     for work, operations in tasks.items():
         for operation, ways in zip(operations, uses[work], strict=True):
             for use in ways:
                 classes.join(_nodes(operation, use))
     for operation in before:
-        for use in uses_of(operation.eqn):
+        for use in shared_dimensions(operation.eqn):
             classes.join(_nodes(operation, use))
     for nodes in itertools.chain(same, *(_of_passed(flat, passed) for passed in flat.passed)):
         classes.join(nodes)
 
-    def with_classes(operation: Operation, ways: Sequence[Use]) -> ClassedOperation:
+    def with_classes(operation: Operation, ways: Sequence[CommonDimension]) -> ClassedOperation:
         found = (ClassUse(classes.of(*node), use) for use in ways for node in _first(operation, use))
         return ClassedOperation(operation, total_operations([operation.eqn]), tuple(found))
 
     return classes, {work: [*map(with_classes, tasks[work], uses[work])] for work in tasks}
 
 
-def _nodes(operation: Operation, use: Use) -> Iterator[tuple[Value, int]]:
+def _nodes(operation: Operation, use: CommonDimension) -> Iterator[tuple[Value, int]]:
     """The dimensions that are one in an operation."""
     for i, dim in use.ins.items():
         value = operation.reads[i]
@@ -107,7 +103,7 @@ def _nodes(operation: Operation, use: Use) -> Iterator[tuple[Value, int]]:
         yield operation.makes[i], dim
 
 
-def _first(operation: Operation, use: Use) -> Iterator[tuple[Value, int]]:
+def _first(operation: Operation, use: CommonDimension) -> Iterator[tuple[Value, int]]:
     yield from itertools.islice(_nodes(operation, use), 1)
 
 

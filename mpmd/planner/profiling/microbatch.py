@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.axis import shape_of
+from mpmd.compiler.jaxprs.equations import shape_of
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
-from mpmd.compiler.jaxprs.uses import uses_of
+from mpmd.compiler.jaxprs.rules import shared_dimensions
 
 
 class MicrobatchDim(NamedTuple):
@@ -59,7 +59,9 @@ def _taken(operation: Operation) -> Iterator[tuple[int, int]]:
     if operation.eqn.primitive.name == "dynamic_slice":
         yield from ((dim, dim) for dim in range(len(shape_of(operation.eqn.outvars[0]))))
     elif operation.eqn.primitive.name == "gather":
-        yield from ((use.ins[0], use.outs[0]) for use in uses_of(operation.eqn) if 0 in use.ins and use.outs)
+        yield from (
+            (use.ins[0], use.outs[0]) for use in shared_dimensions(operation.eqn) if 0 in use.ins and use.outs
+        )
 
 
 def origin_of(var: Var, dim: int, eqns: Sequence[JaxprEqn]) -> tuple[Var, int] | None:
@@ -75,7 +77,7 @@ def origin_of(var: Var, dim: int, eqns: Sequence[JaxprEqn]) -> tuple[Var, int] |
     """
     makers = {made: eqn for eqn in eqns for made in eqn.outvars}
     while (eqn := makers.get(var)) is not None:
-        uses = (use for use in uses_of(eqn) if use.outs.get(eqn.outvars.index(var)) == dim)
+        uses = (use for use in shared_dimensions(eqn) if use.outs.get(eqn.outvars.index(var)) == dim)
         ins = next((use.ins for use in uses), {})
         if not ins and eqn.primitive.name == "reshape":
             ins = _merged(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), dim)

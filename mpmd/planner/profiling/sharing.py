@@ -16,12 +16,10 @@ import dataclasses
 import math
 from collections.abc import Container, Iterable, Set
 
+from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.flat import FlatEquations, Value
-from mpmd.compiler.jaxprs.uses import Use
+from mpmd.compiler.shard.sums import SUMS
 from mpmd.planner.profiling.classes import Class, ClassedOperation, DimensionClasses
-
-_HELD_IN_PARTS = frozenset({"dot_general", "reduce_sum", "scatter-add"})
-"""The sums of which the compiler can keep the parts (``compiler/shard/sums.py``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Sharing:
         times = operation.times
         return Shared(times * best.operations, times * best.reduced, best.partial)
 
-    def _way(self, member: ClassedOperation, use: Use, accumulated: Container[Value]) -> Shared:
+    def _way(self, member: ClassedOperation, use: CommonDimension, accumulated: Container[Value]) -> Shared:
         """An operation, shared along one dimension."""
         operation = member.operation
         moved = sum(
@@ -102,11 +100,11 @@ class Sharing:
         )
         partial: set[Value] = set()
         for i, value in enumerate(operation.makes):
-            if use.is_summed and self.dim(value) is not None:
+            if use.is_reduced and self.dim(value) is not None:
                 moved += self._moved(value)  # summed and scattered
-            elif use.is_summed and value in accumulated and operation.eqn.primitive.name in _HELD_IN_PARTS:
+            elif use.is_reduced and value in accumulated and operation.eqn.primitive.name in SUMS:
                 partial.add(value)
-            elif use.is_summed:
+            elif use.is_reduced:
                 moved += self._nbytes(value)
             elif self.dim(value) not in (None, use.outs.get(i)):
                 moved += self._moved(value)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mpmd.compiler.jaxprs.axes import axes_of
+from mpmd.compiler.jaxprs.rules import exact_dimensions
 from mpmd.ir.stack import Stack
 from tests.compiler.cut_layers.test_stacks import argument, cut
 
@@ -138,4 +138,4 @@ def test_dimensions_that_indices_select_from_are_not_shared():
     look_up = jax.make_jaxpr(lambda x: x.at[rows].get(mode="clip"))(argument()).eqns[-1]
     update = jax.make_jaxpr(lambda x: x.at[rows].add(1.0))(argument()).eqns[-1]
     assert look_up.primitive.name == "gather" and update.primitive.name == "scatter-add"
-    assert all(axis.ins.get(0) != 0 for eqn in (look_up, update) for axis in axes_of(eqn))
+    assert all(axis.ins.get(0) != 0 for eqn in (look_up, update) for axis in exact_dimensions(eqn))

@@ -1,0 +1,57 @@
+"""A dimension that operands and results of an equation have in common, and what is promised of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from jax.extend.core import JaxprEqn, Var
+
+from mpmd.compiler.jaxprs.equations import shape_of
+
+Promise = Literal["exact", "shared", "guess"]
+"""How far a dimension can be relied on.
+
+- ``exact``: equations of the same primitive, each for a part of the dimension, give the same values.
+- ``shared``: devices that divide the dimension can share the work. A partitioner of arrays can do more than
+  equations for parts: look up rows of a table that is divided by rows, and add up what the devices found;
+  count along a divided dimension; divide a convolution.
+- ``guess``: a result that is divided like the operands is what a partitioner probably makes.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonDimension:
+    """A dimension that several operands and results of an equation have in common.
+
+    Attributes:
+      ins: for operands that have it, by position, which of their dimensions it is. The others are read whole.
+      outs: the same for results. Without any the dimension is reduced: each part of it gives a part of the
+        sum, or of another reduction, that the results are.
+      promise: how far it can be relied on.
+      combine: makes the result of two parts' results, where an exact dimension is reduced. Where some results
+        have the dimension, the others do not depend on it.
+    """
+
+    ins: Mapping[int, int]
+    outs: Mapping[int, int]
+    promise: Promise = "exact"
+    combine: Callable[[Any, Any], Any] | None = None
+
+    @property
+    def is_reduced(self) -> bool:
+        return not self.outs
+
+    def size(self, eqn: JaxprEqn) -> int:
+        """The least number of elements that it has; more where a reshape merges it with others."""
+        sizes = [shape_of(eqn.invars[i])[dim] for i, dim in self.ins.items()]
+        sizes += [shape_of(eqn.outvars[i])[dim] for i, dim in self.outs.items()]
+        return min(sizes, default=1)
+
+    def of_variables(self, eqn: JaxprEqn) -> Iterator[tuple[Var, int]]:
+        """The variables that have it, each with its number there."""
+        for atoms, dims in ((eqn.invars, self.ins), (eqn.outvars, self.outs)):
+            for i, dim in dims.items():
+                if isinstance(atom := atoms[i], Var):
+                    yield atom, dim

@@ -1,0 +1,351 @@
+"""The table of rules: which dimensions the operands and results of each primitive have in common.
+
+A new primitive is one entry of ``RULES``. All that asks which dimensions are one and the same reads them:
+cutting stacks, sums in parts, dimensions of microbatches, the planner's classes, and what is guessed of how
+values are sharded. What has no rule is computed from whole values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from mpmd.compiler.jaxprs.batched_scans import batch_dimensions, batched_body
+from mpmd.compiler.jaxprs.common_dimension import CommonDimension
+from mpmd.compiler.jaxprs.cost import ELEMENTWISE, is_elementwise
+from mpmd.compiler.jaxprs.equations import shape_of
+from mpmd.compiler.jaxprs.indexed_dimensions import gather_dimensions, gather_params, scatter_dimensions
+
+Dimensions = Callable[[JaxprEqn], Iterable[CommonDimension]]
+PartParams = Callable[[JaxprEqn, CommonDimension, int], Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What is known of a primitive.
+
+    Attributes:
+      dimensions: those that an equation's operands and results have in common, of whatever size.
+      part_params: the parameters that differ in a part of an equation, given an exact dimension and how many
+        of its elements the part has.
+    """
+
+    dimensions: Dimensions
+    part_params: PartParams = lambda eqn, dimension, size: {}
+
+
+def common_dimensions(eqn: JaxprEqn) -> Iterable[CommonDimension]:
+    """All dimensions that an equation's operands and results have in common, each once."""
+    rule = _rule_of(eqn)
+    return rule.dimensions(eqn) if rule else ()
+
+
+def exact_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
+    """The dimensions of more than one element along which an equation can be written as several."""
+    return [one for one in common_dimensions(eqn) if one.promise == "exact" and one.size(eqn) > 1]
+
+
+def shared_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
+    """The dimensions of more than one element along which devices can share an equation."""
+    return [one for one in common_dimensions(eqn) if one.promise != "guess" and one.size(eqn) > 1]
+
+
+def part_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
+    """The parameters that differ in a part of an equation, of ``size`` elements along an exact dimension."""
+    rule = _rule_of(eqn)
+    return rule.part_params(eqn, dimension, size) if rule else {}
+
+
+def _rule_of(eqn: JaxprEqn) -> Rule | None:
+    rule = RULES.get(eqn.primitive.name)
+    return _OF_ELEMENTS if rule is None and is_elementwise(eqn) else rule
+
+
+# Parameters of parts.
+
+
+def _shape_param(name: str) -> PartParams:
+    """A parameter that is the shape of the result."""
+
+    def params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
+        shape = list(eqn.params[name])
+        shape[dimension.outs[0]] = size
+        return {name: tuple(shape)}
+
+    return params
+
+
+def _slice_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
+    d = dimension.outs[0]
+    stride = (eqn.params["strides"] or [1] * (d + 1))[d]
+    limits = list(eqn.params["limit_indices"])
+    limits[d] = eqn.params["start_indices"][d] + (size - 1) * stride + 1
+    return {"limit_indices": tuple(limits)}
+
+
+def _scan_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
+    return {"jaxpr": batched_body(eqn, dimension, size, exact_dimensions, part_params)}
+
+
+# Dimensions.
+
+
+def _elementwise(eqn: JaxprEqn, but: Collection[int] = ()) -> Iterator[CommonDimension]:
+    """All dimensions of the result. An operand without one has one element there, or is a scalar."""
+    target = shape_of(eqn.outvars[0])
+    shapes = [shape_of(atom) for atom in eqn.invars]
+    results = range(len(eqn.outvars))
+    for d, size in enumerate(target):
+        if d not in but:
+            along = (i for i, shape in enumerate(shapes) if len(shape) == len(target) and shape[d] == size)
+            yield CommonDimension(dict.fromkeys(along, d), dict.fromkeys(results, d))
+
+
+def _but(param: str) -> Dimensions:
+    """All dimensions but those that a parameter names."""
+
+    def rule(eqn: JaxprEqn) -> Iterable[CommonDimension]:
+        value, rank = eqn.params[param], len(shape_of(eqn.invars[0]))
+        return _elementwise(eqn, [d % rank for d in (value if isinstance(value, tuple) else (value,))])
+
+    return rule
+
+
+def _leading(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    """The dimensions of an array of keys; those of the key itself come last."""
+    inside, outside = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    for d, (size, other) in enumerate(zip(inside, outside, strict=False)):
+        if size == other:
+            yield CommonDimension({0: d}, {0: d})
+
+
+def _batched(rank: int) -> Dimensions:
+    """The dimensions before the last ``rank`` of the first operand, which the operation takes whole."""
+
+    def rule(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+        for d in range(len(shape_of(eqn.invars[0])) - rank):
+            yield CommonDimension(
+                dict.fromkeys(range(len(eqn.invars)), d), dict.fromkeys(range(len(eqn.outvars)), d)
+            )
+
+    return rule
+
+
+def _fft(eqn: JaxprEqn) -> Iterable[CommonDimension]:
+    return _batched(len(eqn.params["fft_lengths"]))(eqn)
+
+
+def _convolution(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    """The examples, and the kernels; of channels in groups none."""
+    numbers, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
+    if eqn.params["batch_group_count"] == 1:
+        yield CommonDimension({0: numbers.lhs_spec[0]}, {0: numbers.out_spec[0]})
+        if groups == 1:
+            yield CommonDimension({1: numbers.rhs_spec[0]}, {0: numbers.out_spec[1]})
+            yield CommonDimension({0: numbers.lhs_spec[1], 1: numbers.rhs_spec[1]}, {}, "shared")
+
+
+def _reduced_windows(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    """The dimensions along which each window has one element."""
+    names = ("window_dimensions", "window_strides", "base_dilation", "padding")
+    for d, config in enumerate(zip(*(eqn.params[name] for name in names), strict=True)):
+        if config == (1, 1, 1, (0, 0)):
+            yield CommonDimension({0: d}, {0: d})
+
+
+def _reduction(combine: Callable[[Any, Any], Any] | None) -> Dimensions:
+    """All dimensions; those that are reduced only where results of parts can be combined."""
+
+    def rule(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+        kept = itertools.count()
+        for d in range(len(shape_of(eqn.invars[0]))):
+            if d not in eqn.params["axes"]:
+                yield CommonDimension({0: d}, {0: next(kept)})
+            elif combine is not None:
+                yield CommonDimension({0: d}, {}, combine=combine)
+
+    return rule
+
+
+def _transpose(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    for j, d in enumerate(eqn.params["permutation"]):
+        yield CommonDimension({0: d}, {0: j})
+
+
+def _broadcast(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    shape, target = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    source = {j: d for d, j in enumerate(eqn.params["broadcast_dimensions"])}
+    for j, size in enumerate(target):
+        is_kept = j in source and shape[source[j]] == size
+        yield CommonDimension({0: source[j]} if is_kept else {}, {0: j})
+
+
+def reshaped(eqn: JaxprEqn) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """The dimensions of a reshape's operand, and those of its result that have the same elements.
+
+    They are divided as far as can be: a dimension that stays as it is is alone on both sides, and several are
+    merged or split. Those of one element at the end may be left out.
+    """
+    old, new = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    i = j = 0
+    while i < len(old) and j < len(new):
+        first, target, before, after = i, j, old[i], new[j]
+        while before != after:
+            if before < after:
+                i += 1
+                before *= old[i]
+            else:
+                j += 1
+                after *= new[j]
+        i, j = i + 1, j + 1
+        yield range(first, i), range(target, j)
+
+
+def _reshape(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    """The first ones of dimensions that are merged or split: as many elements come before both."""
+    if eqn.params.get("dimensions") is not None:
+        return
+    shape, target = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    for old, new in reshaped(eqn):
+        d = next((d for d in old if shape[d] > 1), old[-1])
+        j = next((j for j in new if target[j] > 1), new[-1])
+        yield CommonDimension({0: d}, {0: j})
+
+
+def _squeeze(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    rank = len(shape_of(eqn.invars[0]))
+    gone = {d % rank for d in eqn.params["dimensions"]}
+    for j, d in enumerate(d for d in range(rank) if d not in gone):
+        yield CommonDimension({0: d}, {0: j})
+
+
+def _dot_general(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    for j, (d, e) in enumerate(zip(left_batch, right_batch, strict=True)):
+        yield CommonDimension({0: d, 1: e}, {0: j})
+    result = itertools.count(len(left_batch))
+    for operand, used in ((0, {*left_sum, *left_batch}), (1, {*right_sum, *right_batch})):
+        for d in range(len(shape_of(eqn.invars[operand]))):
+            if d not in used:
+                yield CommonDimension({operand: d}, {0: next(result)})
+    for d, e in zip(left_sum, right_sum, strict=True):
+        yield CommonDimension({0: d, 1: e}, {}, combine=lax.add)
+
+
+def _pad(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    """The dimensions without padding, or with as much around each element as around any other one."""
+    for d, (low, high, interior) in enumerate(eqn.params["padding_config"]):
+        if min(low, high) >= 0 and low + high == interior:
+            yield CommonDimension({0: d}, {0: d})
+
+
+def _window(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    """The dimensions of a ``slice`` or ``dynamic_slice`` taken whole, or each n-th element of which is."""
+    strides = eqn.params.get("strides") or (1,) * len(shape_of(eqn.outvars[0]))
+    for d, (size, taken) in enumerate(zip(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), strict=True)):
+        if size == taken * strides[d]:
+            yield CommonDimension({0: d}, {0: d})
+
+
+def _update(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    sizes = zip(shape_of(eqn.invars[0]), shape_of(eqn.invars[1]), strict=True)
+    for d, (size, updated) in enumerate(sizes):
+        if size == updated:
+            yield CommonDimension({0: d, 1: d}, {0: d})
+
+
+def _iota(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    """All dimensions. Devices can count along one that is divided, each from a number of its own."""
+    for d in range(len(shape_of(eqn.outvars[0]))):
+        yield CommonDimension({}, {0: d}, "shared" if d == eqn.params["dimension"] else "exact")
+
+
+def _stack(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    """All dimensions but the new one."""
+    new = eqn.params["axis"]
+    for d in range(len(shape_of(eqn.invars[0]))):
+        yield CommonDimension(dict.fromkeys(range(len(eqn.invars)), d), {0: d + (d >= new)})
+
+
+def _each(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    """Each result is the operand in the same place; but a barrier is one for all of them."""
+    for i, atom in enumerate(eqn.invars):
+        for d in range(len(shape_of(atom))):
+            yield CommonDimension({i: d}, {i: d}, "shared")
+
+
+def _put(eqn: JaxprEqn) -> Iterable[CommonDimension]:
+    return _elementwise(eqn) if len(eqn.invars) == 1 else ()
+
+
+def _scan(eqn: JaxprEqn) -> Iterable[CommonDimension]:
+    return batch_dimensions(eqn, exact_dimensions)
+
+
+_OF_ELEMENTS = Rule(_elementwise)
+
+
+def _entries(names: str, rule: Rule) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), rule)
+
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, _OF_ELEMENTS),
+    **_entries("sharding_constraint reshard random_fold_in igamma igammac conj complex name", _OF_ELEMENTS),
+    "device_put": Rule(_put),
+    "optimization_barrier": Rule(_each),
+    # Moved.
+    "broadcast_in_dim": Rule(_broadcast, _shape_param("shape")),
+    "reshape": Rule(_reshape, _shape_param("new_sizes")),
+    "squeeze": Rule(_squeeze),
+    "transpose": Rule(_transpose),
+    "rev": Rule(_but("dimensions")),
+    "iota": Rule(_iota, _shape_param("shape")),
+    # Put together and taken apart.
+    "concatenate": Rule(_but("dimension")),
+    "split": Rule(_but("axis")),
+    "stack": Rule(_stack),
+    "pad": Rule(_pad),
+    "slice": Rule(_window, _slice_params),
+    "dynamic_slice": Rule(_window, _shape_param("slice_sizes")),
+    "dynamic_update_slice": Rule(_update),
+    "gather": Rule(gather_dimensions, gather_params),
+    **_entries(
+        "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub", Rule(scatter_dimensions)
+    ),
+    # Reduced and put in order.
+    "dot_general": Rule(_dot_general),
+    "conv_general_dilated": Rule(_convolution),
+    "reduce_sum": Rule(_reduction(lax.add)),
+    "reduce_max": Rule(_reduction(lax.max)),
+    "reduce_min": Rule(_reduction(lax.min)),
+    "reduce_prod": Rule(_reduction(lax.mul)),
+    "reduce_and": Rule(_reduction(lax.bitwise_and)),
+    "reduce_or": Rule(_reduction(lax.bitwise_or)),
+    "reduce_xor": Rule(_reduction(lax.bitwise_xor)),
+    **_entries("argmax argmin", Rule(_reduction(None))),
+    **_entries("reduce_window_max reduce_window_min reduce_window_sum", Rule(_reduced_windows)),
+    **_entries("cumsum cumprod cummax cummin cumlogsumexp", Rule(_but("axis"))),
+    "sort": Rule(_but("dimension")),
+    "top_k": Rule(_but("axis")),
+    "approx_top_k": Rule(_but("reduction_dimension")),
+    # Of matrices and of keys.
+    **_entries(
+        """
+        cholesky eig eigh geqrf hessenberg householder_product lu qr schur svd symmetric_product
+        triangular_solve tridiagonal
+        """,
+        Rule(_batched(2)),
+    ),
+    **_entries("lu_pivots_to_permutation tridiagonal_solve", Rule(_batched(1))),
+    "fft": Rule(_fft),
+    **_entries("random_wrap random_unwrap random_bits random_split", Rule(_leading)),
+    # Of loops.
+    "scan": Rule(_scan, _scan_params),
+}
+"""For each primitive, by name."""
