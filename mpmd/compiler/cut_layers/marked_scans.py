@@ -98,14 +98,14 @@ def read_scan(eqn: JaxprEqn) -> LayerScan:
 
 def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) -> Marks:
     jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
-    found = list(marks_in(jaxpr))
-    backward = [(member, mark) for member, mark in found if not mark.forward]
-    written = [(member, mark) for member, mark in found if mark.forward and not mark.linear]
-    member, mark = (backward or written or found)[0]
-    others = {other.boundary for _, other in (backward or written or found)} - {mark.boundary}
+    marks = list(marks_in(jaxpr))
+    backward = [(member, mark) for member, mark in marks if not mark.forward]
+    by_user = [(member, mark) for member, mark in marks if mark.forward and not mark.linear]
+    member, mark = (backward or by_user or marks)[0]
+    others = {other.boundary for _, other in (backward or by_user or marks)} - {mark.boundary}
     if others:
         # A derivative has the marks of its function in another order; what is said twice is shown once.
-        lines = ", ".join(sorted({where(one) for one, _ in found}))
+        lines = ", ".join(sorted({where(one) for one, _ in marks}))
         raise ValueError(
             f"the scan at {where(eqn)} has several marks in its body, at {lines}: a stage ends after a whole "
             "iteration, so leave one of them"
@@ -115,7 +115,7 @@ def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) ->
         reached = _behind_marks(jaxpr)
         outs = jaxpr.outvars[: roles.num_carry]
         carried = [i for i, atom in enumerate(outs) if isinstance(atom, Var) and atom in reached]
-        if written and not carried:
+        if by_user and not carried:
             raise ValueError(_not_carried(where(member), has_carry=bool(outs)))
     else:
         needed = _before_marks(jaxpr)

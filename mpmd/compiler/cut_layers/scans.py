@@ -65,11 +65,11 @@ class _ScanRule:
             if number:  # the first part adds to what there is, the others to nothing
                 carry = [zeros_like(values, a, eqn) if i in sums else a for i, a in enumerate(carry)]
             starts[p] = tuple(carry)
-            own = [parts[p] for parts in xs]
-            after = self._add_part(fixed, carry, own, [parts[p] for parts in ys], self._stack.sizes[p])
+            rows = [parts[p] for parts in xs]
+            after = self._add_part(fixed, carry, rows, [parts[p] for parts in ys], self._stack.sizes[p])
             for i, summands in sums.items():
                 summands.append(after[i])
-            carry = self._after([self._carried(i, carry, after, own) for i in range(len(carry))], slices[p])
+            carry = self._after([self._carried(i, carry, after, rows) for i in range(len(carry))], slices[p])
         for i, summands in sums.items():
             (carry[i],) = values.trace(lambda *xs: [reduce(lax.add, xs)], summands, eqn)
         for var, atom in zip(eqn.outvars[: roles.num_carry], carry, strict=True):
