@@ -287,7 +287,7 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
 
 
 def _too_early(placed: PlacedGraph) -> Iterator[str]:
-    """What runs before the values that it reads can be there."""
+    """The equations that run before the values that they read can be there."""
     makers: dict[Var, PlacedEqn] = {}
     step = placed.graph.step
     results = {a.result: step.loop_of(a.work.stage) + 1 for a in placed.graph.accumulators}

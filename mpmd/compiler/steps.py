@@ -239,7 +239,7 @@ class CutStep:
         return next(number for number, loop in enumerate(self.loops) if stage in loop.stages)
 
     def segment_text(self, segment: int) -> str:
-        """What is said of the equations outside of loops that come after so many of them."""
+        """The title of the equations outside of loops that come after so many of them."""
         if not self.loops:
             return "without a loop"
         which = "the loop" if len(self.loops) == 1 else "all loops"
@@ -254,12 +254,12 @@ class CutStep:
         return _names((*arguments, *((loop.index, "index") for loop in self.loops)), constants)
 
     def argument_lines(self, names: Names) -> list[str]:
-        """What the step reads, as text."""
+        """The step's inputs, as text."""
         arguments = [argument.var for argument in self.arguments]
         return _argument_lines(names, arguments, [constant.var for constant in self.constants])
 
     def result_lines(self, names: Names) -> list[str]:
-        """What the step returns, as text."""
+        """The step's results, as text."""
         results = ((result.path, result.var) for result in self.results)
         next_of = {result: self.arguments[argument].path for argument, result in self.fed_back}
         return _result_lines(names, results, next_of)

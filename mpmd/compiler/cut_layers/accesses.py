@@ -33,7 +33,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """What an equation does with the rows of one iteration.
+    """An equation's access to the rows of one iteration.
 
     Attributes:
       eqn: it has the array as its first operand.

@@ -33,7 +33,7 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class ConcatOrSlice:
-    """What an equation does along one dimension.
+    """A value that an equation puts together, or takes apart, along one dimension.
 
     Attributes:
       whole: the value that is put together or taken apart, along its dimension ``dim``.

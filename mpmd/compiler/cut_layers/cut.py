@@ -46,7 +46,7 @@ class CutJaxpr:
     origin: Mapping[Var, Var]
 
     def of_parts(self, known: Mapping[Var, Known]) -> dict[Var, Known]:
-        """What is known of variables, and so of of those that come of them."""
+        """Facts of variables, with those of the variables that come of them."""
         return {**known, **{new: known[var] for new, var in self.origin.items() if var in known}}
 
 

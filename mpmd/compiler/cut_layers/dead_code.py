@@ -16,7 +16,7 @@ from mpmd.errors import CompileError
 def without_dead_code(
     outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop], results: Sequence[Var]
 ) -> tuple[tuple[tuple[JaxprEqn, ...], ...], tuple[Loop, ...]]:
-    """What the results need of loops, and of the equations before, between and after them.
+    """The loops, and the equations before, between and after them, that the results need.
 
     Raises: ``CompileError`` when the results need none of the loops.
     """
@@ -39,7 +39,7 @@ def without_dead_code(
 
 
 def _live_loop(loop: Loop, needed: Set[Var]) -> Loop | None:
-    """What is needed of a loop for its results that are wanted; ``None`` if that is nothing."""
+    """The part of a loop that is needed; ``None`` if nothing is."""
     kept = tuple(result for result in loop.results if result.result in needed)
     while True:  # until all states that callbacks read are kept
         body = live_eqns(loop.eqns, [result.value for result in kept])

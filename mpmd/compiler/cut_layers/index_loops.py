@@ -162,7 +162,7 @@ class _IndexLoop:
                 )
 
     def _counters(self, made_by_scans: Collection[Var]) -> dict[Var, range]:
-        """What is carried, or was stacked by a scan, and is an element of a range."""
+        """The counters: variables of the carry, or stacked by a scan, that are elements of a range."""
         counters = {}
         for i, var in enumerate(self._body.invars[self._roles.carry]):
             if i in self.iterated.final and (values := _as_range(self.iterated.rows[var])):

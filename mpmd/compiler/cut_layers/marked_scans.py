@@ -23,7 +23,7 @@ from mpmd.language.annotate import Boundary, mark_of, mark_p
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What the marks in the body of a scan say.
+    """The ends of stages that the marks in the body of a scan make.
 
     Attributes:
       eqn: one of them, of the boundary that the others share.
@@ -71,12 +71,12 @@ class LayerScan:
 
     @property
     def stacked(self) -> list[Atom]:
-        """What it scans over and what it stacks."""
+        """The arrays that it scans over, and those that it stacks."""
         return [*self.eqn.invars[self.operands.xs], *self.eqn.outvars[self.operands.num_carry :]]
 
 
 def read_scan(eqn: JaxprEqn) -> LayerScan:
-    """What is known of a scan. Raises ``ValueError`` for marks that do not fit it."""
+    """Reads a scan and its marks. Raises ``ValueError`` for marks that do not fit it."""
     jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
     roles = scan_operands(eqn)
     before = jaxpr.invars[roles.carry]
@@ -136,7 +136,7 @@ def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) ->
 
 
 def _not_carried(line: str, has_carry: bool) -> str:
-    """What is wrong with a mark of what its scan does not carry, and what to write instead."""
+    """The fault of a mark whose result its scan does not carry, and the remedy."""
     if has_carry:
         return (
             f"mark_stage_end at {line} is in a scan that does not carry what it returns to the next "
@@ -189,7 +189,7 @@ def _divided(length: int, stages: int) -> tuple[int, ...]:
 
 
 def _behind_marks(jaxpr: Jaxpr) -> set[Var]:
-    """What depends on what a mark returns."""
+    """The variables that depend on the result of a mark."""
     reached: set[Var] = set()
     for eqn in jaxpr.eqns:
         is_mark = mark_of(eqn) is not None or any_inside(eqn, mark_p)
@@ -199,7 +199,7 @@ def _behind_marks(jaxpr: Jaxpr) -> set[Var]:
 
 
 def _before_marks(jaxpr: Jaxpr) -> set[Var]:
-    """What a mark backward is made of."""
+    """The variables that backward marks depend on."""
     needed: set[Var] = set()
     for eqn in reversed(jaxpr.eqns):
         mark = mark_of(eqn)

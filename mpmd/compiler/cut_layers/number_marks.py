@@ -216,7 +216,7 @@ def _ends_found(ends: Ends, stages: int) -> str:
 
 
 def _for_one_scan(ends: Ends, num_stages: int) -> str:
-    """What to write if all marks are those of one scan."""
+    """The remedy if all marks are those of one scan."""
     if all(mark.boundary.in_scan for _, mark in ends) and len({_place(*end) for end in ends}) == 1:
         return f", which mark_stage_end(..., num_stages={num_stages}) in the scan gives"
     return ""

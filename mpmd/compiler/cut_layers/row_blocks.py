@@ -21,7 +21,7 @@ _COMBINED: dict[str, Callable] = {
     "scatter-min": lax.min,
     "scatter-mul": lax.mul,
 }
-"""What makes new values of old ones and of those of an update; other updates replace them."""
+"""The functions of old values and an update's; other updates replace the old ones."""
 
 
 class Blocks:

@@ -16,7 +16,7 @@ from mpmd.language.annotate import mark_of
 
 @dataclasses.dataclass(frozen=True)
 class RowWise:
-    """What the body of a scan does row by row.
+    """The arrays that the body of a scan reads and changes row by row.
 
     Attributes:
       rows: for each array that the body is given, and each one that it makes of zeros, which rows iterations
@@ -59,7 +59,7 @@ def row_wise(
 
 
 def _read_otherwise(eqn: JaxprEqn, accesses: Mapping[int, Access]) -> list[Var]:
-    """What an equation reads that it can only read whole."""
+    """The operands that an equation can only read whole."""
     if eqn.primitive.name in ("add", "add_any") or mark_of(eqn):
         return []
     return operands(eqn)[1:] if id(eqn) in accesses else operands(eqn)

@@ -98,7 +98,7 @@ class _ScanRule:
         return after
 
     def _carried(self, i: int, before: Sequence[Atom], after: Sequence[Var], xs: Sequence[Atom]) -> Atom:
-        """What the next part starts from."""
+        """The carry that the next part starts from."""
         if i in self._scan.unchanged:
             return before[i]
         if i in self._scan.passed_on:
@@ -122,7 +122,7 @@ class _ScanRule:
         return self._marked(carry, part.start if reverse else part.stop)
 
     def _marked(self, carry: list[Atom], end: int) -> list[Atom]:
-        """What is carried behind the mark at the end of a stage, if one ends here."""
+        """The carry behind the mark at the end of a stage, if one ends here."""
         marks = self._scan.marks
         assert marks is not None
         if end not in marks.ends or not marks.carried:

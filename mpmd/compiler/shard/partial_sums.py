@@ -223,7 +223,7 @@ class _Walk:
 
 @dataclasses.dataclass(frozen=True)
 class _Body:
-    """What becomes of an equation with a body.
+    """An equation with a body that computes parts.
 
     Attributes:
       operands: for positions of operands that are in parts, those that the body reads.
@@ -266,13 +266,13 @@ def _rewritten_scan(
 
 
 def _outside(inside: Parts, leading: tuple[int, ...] = ()) -> Parts:
-    """What the equation makes of a result of its body."""
+    """The result of an equation for a result of its body."""
     aval = aval_of(inside.var)
     return Parts(Var(jax.core.ShapedArray((*leading, *aval.shape), aval.dtype)), inside.axes)
 
 
 def _wanted_inside(eqn: JaxprEqn, jaxpr: Jaxpr, wanted: Allowed) -> Allowed:
-    """What is wanted of an equation, as values of its body."""
+    """The wanted results of an equation, as values of its body."""
     pairs = zip(eqn.outvars, jaxpr.outvars, strict=True)
     return {atom: wanted[var] for var, atom in pairs if var in wanted and isinstance(atom, Var)}
 
