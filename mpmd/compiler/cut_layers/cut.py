@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.cut_layers.counted_scans import with_rows_scanned
-from mpmd.compiler.cut_layers.link import Linker, Links
+from mpmd.compiler.cut_layers.dimension_graph import DimensionGraph, dimension_graph
+from mpmd.compiler.cut_layers.index_loops import with_rows_scanned
 from mpmd.compiler.cut_layers.rewrite import Rewriter
 from mpmd.compiler.cut_layers.scans_over_data import warn_of_scans_over_data
 from mpmd.compiler.cut_layers.values import Gathered, Values
 from mpmd.compiler.jaxprs.bodies import in_loops, with_remat_open
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_remat, subjaxprs, with_eqns
+from mpmd.compiler.jaxprs.equations import Atom, is_remat, subjaxprs, with_eqns
 from mpmd.compiler.jaxprs.live import live_jaxpr
 from mpmd.compiler.jaxprs.marks import has_mark, marks_in
-from mpmd.errors import CompileError, PerformanceWarning
+from mpmd.errors import PerformanceWarning
 from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_of
 from mpmd.language.reduce import treduce_p
@@ -46,7 +46,7 @@ class CutJaxpr:
     origin: Mapping[Var, Var]
 
     def of_parts(self, known: Mapping[Var, Known]) -> dict[Var, Known]:
-        """What is known of variables, and so of of those that come of them."""
+        """Facts of variables, with those of the variables that come of them."""
         return {**known, **{new: known[var] for new, var in self.origin.items() if var in known}}
 
 
@@ -71,11 +71,11 @@ def cut_stacks(
     Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
       counter in another order; ``SharedWeightsWarning`` for marks in scans over data.
     """
-    given = [
+    stacks_in_place = [
         *zip(jaxpr.invars, argument_stacks, strict=False),
         *zip(jaxpr.outvars, result_stacks, strict=False),
     ]
-    seeds = [(atom, stack) for atom, stack in given if stack is not None and isinstance(atom, Var)]
+    seeds = [(atom, stack) for atom, stack in stacks_in_place if stack is not None and isinstance(atom, Var)]
     if not seeds and not has_marked_scan(jaxpr):
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
         return CutJaxpr(jaxpr, constants, *whole, origin={})
@@ -83,10 +83,10 @@ def cut_stacks(
     jaxpr = with_rows_scanned(jaxpr, constants)
     warn_of_scans_over_data(jaxpr)
     while True:
-        links = _links(jaxpr, seeds)
-        opened = _with_remat_open(jaxpr, links)
+        graph = dimension_graph(jaxpr, seeds)
+        opened = _with_remat_open(jaxpr, graph)
         if opened is None:
-            return _rewritten(jaxpr, constants, links, fed_back, result_stacks)
+            return _rewritten(jaxpr, constants, graph, fed_back, result_stacks)
         jaxpr = opened
 
 
@@ -110,23 +110,11 @@ def has_marked_scan(jaxpr: Jaxpr) -> bool:
     )
 
 
-def _links(jaxpr: Jaxpr, seeds: Sequence[tuple[Var, Stack]]) -> Links:
-    """What is in parts in a step. Raises ``CompileError`` for marks that do not fit their scans."""
-    linker = Linker()
-    linker.walk(jaxpr.eqns)
-    if linker.faults:
-        raise CompileError(list(dict.fromkeys(linker.faults)))
-    for var, stack in seeds:
-        ends = itertools.accumulate(stack.sizes)
-        linker.dimensions.cut((var, stack.axis), aval_of(var).shape[stack.axis], ends)
-    return linker.links()
-
-
-def _with_remat_open(jaxpr: Jaxpr, links: Links) -> Jaxpr | None:
+def _with_remat_open(jaxpr: Jaxpr, graph: DimensionGraph) -> Jaxpr | None:
     """The step with those rematerialised functions open that touch values in parts; ``None`` without any."""
 
     def touches_parts(eqn: JaxprEqn) -> bool:
-        return any(links.dimensions.stack(atom) for atom in (*eqn.invars, *eqn.outvars))
+        return any(graph.dimensions.stack(atom) for atom in (*eqn.invars, *eqn.outvars))
 
     if not any(is_remat(eqn) and touches_parts(eqn) for eqn in _equations(jaxpr)):
         return None
@@ -146,9 +134,9 @@ def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 def _rewritten(
     jaxpr: Jaxpr,
     constants: Mapping[Var, Any],
-    links: Links,
+    graph: DimensionGraph,
     fed_back: Sequence[tuple[int, int]],
-    given: Sequence[Stack | None],
+    result_stacks: Sequence[Stack | None],
 ) -> CutJaxpr:
     """The step of the parts.
 
@@ -156,19 +144,19 @@ def _rewritten(
     does so is a guess, by which nothing is cut.
     """
     gathered = Gathered()
-    values = Values(links.dimensions, gathered, origin={})
+    values = Values(graph.dimensions, gathered, origin={})
     parts_of_constants: dict[Var, Any] = {}
     for var, value in constants.items():
         stack = values.planned(var)
         parts = stack.cut(value) if stack else (value,)
         parts_of_constants |= zip(values.bind(var), parts, strict=True)
     invars = [new for var in jaxpr.invars for new in values.bind(var)]
-    Rewriter(links).add_all(values, jaxpr.eqns)
+    Rewriter(graph).add_all(values, jaxpr.eqns)
     argument_stacks = tuple(map(values.planned, jaxpr.invars))
     stacks = list(map(values.planned, jaxpr.outvars))
     for i, j in fed_back:
         stacks[j] = argument_stacks[i] or stacks[j]
-    stacks = [wanted or stack for wanted, stack in itertools.zip_longest(given, stacks)]
+    stacks = [asked or stack for asked, stack in itertools.zip_longest(result_stacks, stacks)]
     outvars: list[Atom] = []
     for atom, stack in zip(jaxpr.outvars, stacks, strict=True):
         outvars += values.as_planned(atom, stack)

@@ -114,7 +114,7 @@ def _names(leaves: Sequence[Leaf]) -> Iterator[str]:
 
 
 def _variables_read(outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop]) -> set[Var]:
-    """What equations and loops read, and the values that loops return."""
+    """The variables that equations and loops read, and those that loops return."""
     atoms = [atom for eqn in itertools.chain(*outside, *(loop.eqns for loop in loops)) for atom in eqn.invars]
     atoms += [atom for loop in loops for result in loop.results for atom in (result.initial, result.value)]
     return {atom for atom in atoms if isinstance(atom, Var)}

@@ -81,8 +81,8 @@ class Dimensions:
         other parts, too, of which nothing may be known yet.
         """
         cuts: dict[Node, set[Fraction]] = collections.defaultdict(set)
-        for node, found in self._cuts.items():
-            cuts[self._same.find(node)] |= found
+        for node, ends in self._cuts.items():
+            cuts[self._same.find(node)] |= ends
         while new := self._below(cuts) or self._above(cuts):
             cuts |= new
         self._cuts = dict(cuts)
@@ -105,7 +105,7 @@ class Dimensions:
             if below in cuts and above not in cuts:
                 new[above] |= part.above(cuts[below])
                 spans[above].add((part.start, part.start + part.size))
-        complete = {node: found for node, found in new.items() if _is_covered(spans[node])}
+        complete = {node: ends for node, ends in new.items() if _is_covered(spans[node])}
         return complete or new
 
     def sizes(self, node: Node, size: int) -> tuple[int, ...] | None:
@@ -121,10 +121,10 @@ class Dimensions:
         if not isinstance(atom, Var):
             return None
         shape = shape_of(atom)
-        found = [
+        cuts = [
             Stack(dim, sizes) for dim, size in enumerate(shape) if (sizes := self.sizes((atom, dim), size))
         ]
-        return found[0] if len(found) == 1 else None
+        return cuts[0] if len(cuts) == 1 else None
 
 
 def _is_covered(spans: Iterable[tuple[Fraction, Fraction]]) -> bool:

@@ -37,7 +37,7 @@ class Passed:
 
     @property
     def kept_marks(self) -> dict[Var, int]:
-        """What it stacks that its marks return, and at which position each is carried."""
+        """The results of marks that it stacks, and the position of each in the carry."""
         marks, roles = self.scan.marks, self.scan.operands
         if marks is None or not marks.forward or marks.linear:
             return {}
@@ -181,7 +181,7 @@ class _Fusion:
         return [*after, *forward_after, *stacks]
 
     def _starts(self) -> dict[int, Sequence[Atom]]:
-        """What is carried into each part is what the forward carried into it."""
+        """The carry into each part: that of the forward into it."""
         parts, num_carry = self._source.starts, len(self._again_operands.carry)
         starts: dict[int, Sequence[Atom]] = {
             j: [part[self._marks[x]] for part in parts]

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.cut_layers.assemblies import Assembly, assemblies_of
-from mpmd.compiler.cut_layers.link import Links, loop_operands
+from mpmd.compiler.cut_layers.concat_and_slice import ConcatOrSlice, concats_and_slices
+from mpmd.compiler.cut_layers.dimension_graph import DimensionGraph, loop_operands
 from mpmd.compiler.cut_layers.scans import Boundaries, add_scan
 from mpmd.compiler.cut_layers.values import Values
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
@@ -23,8 +23,8 @@ from mpmd.language.reduce import treduce_p
 class Rewriter:
     """Rules for equations. Each adds to ``Values`` what makes the equation's results."""
 
-    def __init__(self, links: Links):
-        self._links = links
+    def __init__(self, graph: DimensionGraph):
+        self._graph = graph
         self._boundaries = Boundaries()
 
     def add_all(self, values: Values, eqns: Iterable[JaxprEqn]) -> None:
@@ -32,8 +32,8 @@ class Rewriter:
             self.add(values, eqn)
 
     def add(self, values: Values, eqn: JaxprEqn) -> None:
-        scan = self._links.scans.get(id(eqn))
-        if scan is not None and (sizes := self._links.sizes(scan) or (scan.marks and (scan.length,))):
+        scan = self._graph.scans.get(id(eqn))
+        if scan is not None and (sizes := self._graph.sizes(scan) or (scan.marks and (scan.length,))):
             add_scan(values, scan, sizes, self._boundaries)
         elif eqn.primitive is treduce_p:
             self._add_loop(values, eqn)
@@ -51,9 +51,9 @@ class Rewriter:
             if (stacks := _stacks_along(values, eqn, dimension)) is not None:
                 _add_in_parts(values, eqn, dimension, stacks)
                 return
-        for assembly in assemblies_of(eqn):
-            if _is_cut(values, assembly):
-                _assembled(values, eqn, assembly)
+        for relation in concats_and_slices(eqn):
+            if _is_cut(values, relation):
+                _add_concat_or_slice(values, eqn, relation)
                 return
         values.emit(eqn, [values.whole(atom, eqn) for atom in eqn.invars], eqn.outvars)
 
@@ -139,8 +139,9 @@ def _add_in_parts(
     values: Values, eqn: JaxprEqn, dimension: CommonDimension, stacks: dict[int, Stack]
 ) -> None:
     """An equation for each part; if the results do not have the dimension, theirs are combined."""
-    made = [values.planned(eqn.outvars[i]) for i in dimension.outs]
-    sizes = made[0].sizes if made and made[0] else ()
+    stacks_of_results = [values.planned(eqn.outvars[i]) for i in dimension.outs]
+    first = stacks_of_results[0] if stacks_of_results else None
+    sizes = first.sizes if first else ()
     number = len(sizes) or len(next(iter(stacks.values())).sizes)
     columns = [
         values.parts(atom, stacks[i], eqn) if i in stacks else (values.whole(atom, eqn),) * number
@@ -171,30 +172,30 @@ def _combined(values: Values, eqn: JaxprEqn, dimension: CommonDimension, results
     return values.trace(lambda *xs: [reduce(combine, xs)], results, eqn)[0]
 
 
-def _is_cut(values: Values, assembly: Assembly) -> bool:
+def _is_cut(values: Values, relation: ConcatOrSlice) -> bool:
     """Whether the value that is put together, or taken apart, is in parts along the dimension."""
-    whole = assembly.whole
-    stack = values.stack(whole) if assembly.takes_apart else values.planned(whole)
-    return _sizes_along(stack, assembly.dim) is not None
+    whole = relation.whole
+    stack = values.stack(whole) if relation.takes_apart else values.planned(whole)
+    return _sizes_along(stack, relation.dim) is not None
 
 
-def _assembled(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
-    if assembly.reverses:
-        _reverse(values, eqn, assembly)
-    elif assembly.takes_apart:
-        _take_apart(values, eqn, assembly)
+def _add_concat_or_slice(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
+    if relation.reverses:
+        _reverse(values, eqn, relation)
+    elif relation.takes_apart:
+        _take_apart(values, eqn, relation)
     else:
-        _put_together(values, eqn, assembly)
+        _put_together(values, eqn, relation)
 
 
-def _reverse(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
+def _reverse(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
     """Each part of the result is what is as far from the other end, in reverse."""
-    (var,), dim = eqn.outvars, assembly.dim
+    (var,), dim = eqn.outvars, relation.dim
     stack, length = values.planned(var), aval_of(var).shape[dim]
     cut = stack if stack is not None and stack.axis == dim else Stack(dim, (length,))
     parts = values.part_vars(var, cut)
     for part, s in zip(parts, cut.slices, strict=True):
-        piece = values.piece(assembly.whole, dim, length - s.stop, length - s.start, eqn)
+        piece = values.piece(relation.whole, dim, length - s.stop, length - s.start, eqn)
         values.emit(eqn, [piece], [part])
     if cut == stack:
         values.set_parts(var, parts)
@@ -202,10 +203,10 @@ def _reverse(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
         values.set_whole(var, parts[0])
 
 
-def _take_apart(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
+def _take_apart(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
     """Each part of a result is taken from the parts that it is in."""
-    dim = assembly.dim
-    for member in assembly.members:
+    dim = relation.dim
+    for member in relation.members:
         var = member.atom
         if not isinstance(var, Var) or is_dropped(var):
             continue
@@ -216,7 +217,7 @@ def _take_apart(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
             else Stack(dim, (member.size,))
         )
         pieces = [
-            values.piece(assembly.whole, dim, member.start + s.start, member.start + s.stop, eqn)
+            values.piece(relation.whole, dim, member.start + s.start, member.start + s.stop, eqn)
             for s in cut.slices
         ]
         if eqn.primitive.name == "slice":
@@ -242,15 +243,15 @@ def _elsewhere_sliced(values: Values, eqn: JaxprEqn, dim: int, piece: Atom) -> A
     return var
 
 
-def _put_together(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
+def _put_together(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
     """Each part is put together of what of the operands is in it."""
-    whole, dim = assembly.whole, assembly.dim
+    whole, dim = relation.whole, relation.dim
     assert isinstance(whole, Var)
     stack = values.planned(whole)
     assert stack is not None
     parts: list[Atom] = []
     for var, part in zip(values.part_vars(whole, stack), stack.slices, strict=True):
-        inside = [m for m in assembly.members if m.start < part.stop and part.start < m.stop]
+        inside = [m for m in relation.members if m.start < part.stop and part.start < m.stop]
         pieces = [
             values.piece(m.atom, dim, max(part.start - m.start, 0), min(part.stop, m.stop) - m.start, eqn)
             if m.has_dim

@@ -65,11 +65,11 @@ class _ScanRule:
             if number:  # the first part adds to what there is, the others to nothing
                 carry = [zeros_like(values, a, eqn) if i in sums else a for i, a in enumerate(carry)]
             starts[p] = tuple(carry)
-            own = [parts[p] for parts in xs]
-            after = self._add_part(fixed, carry, own, [parts[p] for parts in ys], self._stack.sizes[p])
+            rows = [parts[p] for parts in xs]
+            after = self._add_part(fixed, carry, rows, [parts[p] for parts in ys], self._stack.sizes[p])
             for i, summands in sums.items():
                 summands.append(after[i])
-            carry = self._after([self._carried(i, carry, after, own) for i in range(len(carry))], slices[p])
+            carry = self._after([self._carried(i, carry, after, rows) for i in range(len(carry))], slices[p])
         for i, summands in sums.items():
             (carry[i],) = values.trace(lambda *xs: [reduce(lax.add, xs)], summands, eqn)
         for var, atom in zip(eqn.outvars[: roles.num_carry], carry, strict=True):
@@ -98,7 +98,7 @@ class _ScanRule:
         return after
 
     def _carried(self, i: int, before: Sequence[Atom], after: Sequence[Var], xs: Sequence[Atom]) -> Atom:
-        """What the next part starts from."""
+        """The carry that the next part starts from."""
         if i in self._scan.unchanged:
             return before[i]
         if i in self._scan.passed_on:
@@ -122,7 +122,7 @@ class _ScanRule:
         return self._marked(carry, part.start if reverse else part.stop)
 
     def _marked(self, carry: list[Atom], end: int) -> list[Atom]:
-        """What is carried behind the mark at the end of a stage, if one ends here."""
+        """The carry behind the mark at the end of a stage, if one ends here."""
         marks = self._scan.marks
         assert marks is not None
         if end not in marks.ends or not marks.carried:

@@ -144,7 +144,7 @@ class Values:
             return self._pieces[atom, dim, start, stop]
         stack = self.stack(atom)
         if stack is None or stack.axis != dim:
-            made = self._sliced(self.whole(atom, like), dim, start, stop, like)
+            piece = self._sliced(self.whole(atom, like), dim, start, stop, like)
         else:
             assert isinstance(atom, Var)
             overlapping = [
@@ -154,10 +154,10 @@ class Values:
             ]
             if len(overlapping) > 1:
                 self.gathered.note(like, atom, stack)
-            made = self.joined(overlapping, dim, like)
+            piece = self.joined(overlapping, dim, like)
         if isinstance(atom, Var):
-            self._pieces[atom, dim, start, stop] = made
-        return made
+            self._pieces[atom, dim, start, stop] = piece
+        return piece
 
     def emit(self, eqn: JaxprEqn, invars: Sequence[Atom], outvars: Sequence[Var], **params: Any) -> None:
         """Adds an equation like another one."""

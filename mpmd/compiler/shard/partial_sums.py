@@ -165,7 +165,7 @@ class _Walk:
                 return
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         if cut := cut_sum(eqn, sharding, allowed, self._maker.mesh.shape, self._makers):
-            self._add(eqn, cut.parts, eqn.invars, cut.axes, cut.places)
+            self._add(eqn, cut.parts, eqn.invars, cut.axes, cut.cut_points)
 
     def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
         """Adds an equation for each part at once of an equation that is linear in the parts."""
@@ -189,10 +189,10 @@ class _Walk:
         return parts
 
     def _add(
-        self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, places: Hashable
+        self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, cut_points: Hashable
     ) -> None:
-        """Adds equations that make the parts of an equation's results; ``places`` is where they are cut."""
-        eqns, made = self._maker.make(fun, inputs, axes, parts_key(eqn, places))
+        """Adds equations that make the parts of an equation's results, which are cut at ``cut_points``."""
+        eqns, made = self._maker.make(fun, inputs, axes, parts_key(eqn, cut_points))
         self.eqns.extend(new.replace(source_info=eqn.source_info) for new in eqns)
         self.parts.update(zip(eqn.outvars, made, strict=True))
 
@@ -223,7 +223,7 @@ class _Walk:
 
 @dataclasses.dataclass(frozen=True)
 class _Body:
-    """What becomes of an equation with a body.
+    """An equation with a body that computes parts.
 
     Attributes:
       operands: for positions of operands that are in parts, those that the body reads.
@@ -266,13 +266,13 @@ def _rewritten_scan(
 
 
 def _outside(inside: Parts, leading: tuple[int, ...] = ()) -> Parts:
-    """What the equation makes of a result of its body."""
+    """The result of an equation for a result of its body."""
     aval = aval_of(inside.var)
     return Parts(Var(jax.core.ShapedArray((*leading, *aval.shape), aval.dtype)), inside.axes)
 
 
 def _wanted_inside(eqn: JaxprEqn, jaxpr: Jaxpr, wanted: Allowed) -> Allowed:
-    """What is wanted of an equation, as values of its body."""
+    """The wanted results of an equation, as values of its body."""
     pairs = zip(eqn.outvars, jaxpr.outvars, strict=True)
     return {atom: wanted[var] for var, atom in pairs if var in wanted and isinstance(atom, Var)}
 

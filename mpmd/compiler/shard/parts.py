@@ -31,7 +31,7 @@ def parts_of(atom: Atom, known: Mapping[Var, Parts]) -> Parts | None:
 
 
 def parts_key(eqn: JaxprEqn, *more: Hashable) -> Hashable:
-    """What tells how an equation's parts are made from how those of another one are."""
+    """A key that is equal for equations whose parts are made alike."""
     return eqn.primitive, tuple(eqn.params.items()), more
 
 
