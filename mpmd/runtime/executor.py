@@ -15,7 +15,7 @@ import numpy as np
 from mpmd.ir.events import Event
 from mpmd.ir.plan import GroupProgram, Name, Plan
 from mpmd.runtime.activity import Activity
-from mpmd.runtime.nonfinite import Refused
+from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.operations import Compiled, Operations, StepState
 from mpmd.runtime.requests import Told
 from mpmd.runtime.transport import Transport
@@ -73,7 +73,7 @@ class Executor:
         number: int,
         inputs: list[jax.Array],
         told: list[Told],
-        refused: Refused | None = None,
+        refused: NonFinitePolicy | None = None,
         events: list[Event] | None = None,
     ) -> list[jax.Array]:
         """Runs one step.

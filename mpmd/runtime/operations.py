@@ -26,7 +26,7 @@ from mpmd.ir.plan import (
     Tell,
 )
 from mpmd.runtime.activity import Activity, Kind
-from mpmd.runtime.nonfinite import Refused, first_refused, passed_on
+from mpmd.runtime.nonfinite import NonFinitePolicy, first_refused, passed_on
 from mpmd.runtime.requests import Told
 from mpmd.runtime.transport import MessageId, Transport
 
@@ -48,7 +48,7 @@ class StepState:
     number: int
     table: list[Any]
     told: list[Told]
-    refused: Refused | None
+    refused: NonFinitePolicy | None
     events: list[Event] | None
     activity: Activity
 

@@ -13,7 +13,7 @@ from mpmd.ir.events import Event
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import OutsideTask, Task
 from mpmd.ir.reshard import Box, box_of, intersection, within
-from mpmd.runtime.nonfinite import Refused
+from mpmd.runtime.nonfinite import NonFinitePolicy
 
 Handle = int
 """The driver's name of a value that lives on groups."""
@@ -109,7 +109,7 @@ class StepRequest:
     donated: tuple[Handle, ...] = ()
     failed: str | None = None
     groups: frozenset[int] | None = None
-    refused: Refused | None = None
+    refused: NonFinitePolicy | None = None
     profile: bool = False
 
     @property
