@@ -2,7 +2,9 @@
 
 import pytest
 
+from mpmd.compiler.jaxprs.rules import RULES
 from tests.support.parity import assert_parity, mesh_of
+from tests.support.primitives import WITHOUT_RULE, primitives_in
 from tests.support.programs import PROGRAMS
 
 pytestmark = [
@@ -34,3 +36,7 @@ def test_program(program):
         )
     if case.holds:
         case.holds(loaded)
+    unknown = primitives_in(loaded) - RULES.keys() - WITHOUT_RULE.keys()
+    assert not unknown, (
+        f"{unknown}: give each a rule in jaxprs/rules.py, or say in WITHOUT_RULE why it has none"
+    )

@@ -6,17 +6,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, size, subjaxprs
-
-ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt
-    imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul ne neg nextafter
-    not one_minus_square or polynomial population_count pow real reduce_precision rem round rsqrt select_n
-    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    xor
-    """.split()
-)
+from mpmd.compiler.jaxprs.rules import ELEMENTWISE
 
 _LAYOUT = frozenset(
     """

@@ -17,7 +17,6 @@ from jax.extend.core import JaxprEqn
 
 from mpmd.compiler.jaxprs.batched_scans import batch_dimensions, batched_body
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
-from mpmd.compiler.jaxprs.cost import ELEMENTWISE, is_elementwise
 from mpmd.compiler.jaxprs.equations import shape_of
 from mpmd.compiler.jaxprs.indexed_dimensions import gather_dimensions, gather_params, scatter_dimensions
 
@@ -41,7 +40,7 @@ class Rule:
 
 def common_dimensions(eqn: JaxprEqn) -> Iterable[CommonDimension]:
     """All dimensions that an equation's operands and results have in common, each once."""
-    rule = _rule_of(eqn)
+    rule = RULES.get(eqn.primitive.name)
     return rule.dimensions(eqn) if rule else ()
 
 
@@ -57,13 +56,8 @@ def shared_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
 
 def part_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
     """The parameters that differ in a part of an equation, of ``size`` elements along an exact dimension."""
-    rule = _rule_of(eqn)
-    return rule.part_params(eqn, dimension, size) if rule else {}
-
-
-def _rule_of(eqn: JaxprEqn) -> Rule | None:
     rule = RULES.get(eqn.primitive.name)
-    return _OF_ELEMENTS if rule is None and is_elementwise(eqn) else rule
+    return rule.part_params(eqn, dimension, size) if rule else {}
 
 
 # Parameters of parts.
@@ -286,6 +280,18 @@ def _put(eqn: JaxprEqn) -> Iterable[CommonDimension]:
 def _scan(eqn: JaxprEqn) -> Iterable[CommonDimension]:
     return batch_dimensions(eqn, exact_dimensions)
 
+
+ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp clz
+    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt
+    imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul ne neg nextafter
+    not one_minus_square or polynomial population_count pow real reduce_precision rem round rsqrt select_n
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+    xor
+    """.split()
+)
+"""Of each of these an element of the results depends on the same element of the operands, or on a scalar."""
 
 _OF_ELEMENTS = Rule(_elementwise)
 
