@@ -29,14 +29,15 @@ Known = TypeVar("Known")
 
 @dataclasses.dataclass(frozen=True)
 class CutJaxpr:
-    """The jaxpr of a step whose stacked values are in parts.
+    """The jaxpr of a step whose stacked values are in layer ranges.
 
     Attributes:
-      jaxpr: of the parts of arguments and results, in order.
+      jaxpr: of the layer ranges of arguments and results, in order.
       constants: the values of the variables that it reads besides.
-      argument_stacks, result_stacks: for each argument and result as it was, how it is in parts; ``None`` for
-        one that is whole.
-      origin: for new variables, the one of the step as it was that each is a part or a partial result of.
+      argument_stacks, result_stacks: for each argument and result as it was, how it is in layer ranges;
+        ``None`` for one that is whole.
+      origin: for new variables, the one of the step as it was that each is a layer range or a partial result
+        of.
     """
 
     jaxpr: Jaxpr
@@ -45,7 +46,7 @@ class CutJaxpr:
     result_stacks: tuple[Stack | None, ...]
     origin: Mapping[Var, Var]
 
-    def of_parts(self, known: Mapping[Var, Known]) -> dict[Var, Known]:
+    def of_ranges(self, known: Mapping[Var, Known]) -> dict[Var, Known]:
         """Facts of variables, with those of the variables that come of them."""
         return {**known, **{new: known[var] for new, var in self.origin.items() if var in known}}
 
@@ -65,7 +66,7 @@ def cut_stacks(
     Args:
       constants: the values of the variables that the step reads besides its arguments.
       fed_back: pairs of an argument's and a result's position that a training loop will connect.
-      argument_stacks, result_stacks: for arguments and results that are in parts anyway, how.
+      argument_stacks, result_stacks: for arguments and results that are in layer ranges anyway, how.
 
     Raises: ``CompileError`` for marks that do not fit their scans.
     Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
@@ -111,15 +112,15 @@ def has_marked_scan(jaxpr: Jaxpr) -> bool:
 
 
 def _with_remat_open(jaxpr: Jaxpr, graph: DimensionGraph) -> Jaxpr | None:
-    """The step with those rematerialised functions open that touch values in parts; ``None`` without any."""
+    """The step with those rematerialised functions open that touch layer ranges; ``None`` without any."""
 
-    def touches_parts(eqn: JaxprEqn) -> bool:
+    def touches_ranges(eqn: JaxprEqn) -> bool:
         return any(graph.dimensions.stack(atom) for atom in (*eqn.invars, *eqn.outvars))
 
-    if not any(is_remat(eqn) and touches_parts(eqn) for eqn in _equations(jaxpr)):
+    if not any(is_remat(eqn) and touches_ranges(eqn) for eqn in _equations(jaxpr)):
         return None
-    jaxpr = in_loops(jaxpr, lambda body: with_remat_open(body, touches_parts))
-    return with_remat_open(jaxpr, touches_parts)
+    jaxpr = in_loops(jaxpr, lambda body: with_remat_open(body, touches_ranges))
+    return with_remat_open(jaxpr, touches_ranges)
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -138,18 +139,18 @@ def _rewritten(
     fed_back: Sequence[tuple[int, int]],
     result_stacks: Sequence[Stack | None],
 ) -> CutJaxpr:
-    """The step of the parts.
+    """The step of the layer ranges.
 
     A result that takes the place of an argument is in the argument's parts, not the other way round: that it
     does so is a guess, by which nothing is cut.
     """
     gathered = Gathered()
     values = Values(graph.dimensions, gathered, origin={})
-    parts_of_constants: dict[Var, Any] = {}
+    ranges_of_constants: dict[Var, Any] = {}
     for var, value in constants.items():
         stack = values.planned(var)
-        parts = stack.cut(value) if stack else (value,)
-        parts_of_constants |= zip(values.bind(var), parts, strict=True)
+        ranges = stack.cut(value) if stack else (value,)
+        ranges_of_constants |= zip(values.bind(var), ranges, strict=True)
     invars = [new for var in jaxpr.invars for new in values.bind(var)]
     Rewriter(graph).add_all(values, jaxpr.eqns)
     argument_stacks = tuple(map(values.planned, jaxpr.invars))
@@ -164,7 +165,7 @@ def _rewritten(
         warnings.warn(message, PerformanceWarning, stacklevel=2)
     return CutJaxpr(
         jaxpr=with_eqns(jaxpr, values.eqns, invars=invars, outvars=outvars),
-        constants=parts_of_constants,
+        constants=ranges_of_constants,
         argument_stacks=argument_stacks,
         result_stacks=tuple(stacks),
         origin=values.origin,

@@ -116,7 +116,7 @@ class _GraphMaker:
             for member in relation.members:
                 if member.has_dim and isinstance(member.atom, Var) and isinstance(relation.whole, Var):
                     whole, part = (relation.whole, relation.dim), (member.atom, relation.dim)
-                    self.dimensions.add_part(whole, part, member.start, relation.reverses)
+                    self.dimensions.add_inclusion(whole, part, member.start, relation.reverses)
 
 
 def loop_operands(eqn: JaxprEqn) -> tuple[list[Atom], list[Atom], list[Var | None]]:

@@ -17,7 +17,7 @@ from jax.extend.core import JaxprEqn, Var
 from mpmd.compiler.jaxprs.dimensions import Axes, Dimensions
 from mpmd.compiler.jaxprs.rules import common_dimensions
 from mpmd.compiler.shard.linear import is_zero
-from mpmd.compiler.shard.parts import as_function
+from mpmd.compiler.shard.make_partial_sums import as_function
 
 CutPoint = tuple[int, int]
 """A dimension of an operand, and the number of parts that it is cut into."""
