@@ -165,7 +165,9 @@ def one_key_for_all_microbatches_and_one_for_each_row():
         return jnp.mean((layer(params[1], h + noise) - y) ** 2)
 
     keys = jax.random.split(jax.random.key(1), ROWS)
-    return train(loss, weights(2), (X, Y, jax.random.key(0), keys), warns="draws the same random numbers")
+    return train(
+        loss, weights(2), (X, Y, jax.random.key(0), keys), case={"warns": "draws the same random numbers"}
+    )
 
 
 class Network(nn.Module):
