@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.groups import Where, groups_at, places_of
 from benchmarks.measure import Conditions, Result, Table, Target
-from benchmarks.predicted_choices import Contest, Ranked
+from benchmarks.predicted_choices import Ranked, RankingCase
 
 BAR = 0.05
 LAYERS, WIDTH, ROWS = 6, 768, 2048
@@ -21,7 +21,7 @@ SHOWN, SHOWN_QUICKLY = 6, 3
 
 
 def run(conditions: Conditions) -> Result:
-    found = {where: _contests(where, conditions) for where in places_of(conditions)}
+    found = {where: _rankings(where, conditions) for where in places_of(conditions)}
     tables = [_table(source, {w: of_place[source] for w, of_place in found.items()}) for source in SOURCES]
     targets = [
         Target(
@@ -42,17 +42,16 @@ SOURCES = ("simulation", "measurement")
 """Where the numbers of the table come from."""
 
 
-def _contests(where: Where, conditions: Conditions) -> dict[str, list[Ranked]]:
+def _rankings(where: Where, conditions: Conditions) -> dict[str, list[Ranked]]:
     """The best rows of tables with numbers of each source."""
     shown = SHOWN_QUICKLY if conditions.quick else SHOWN
-    contests = {
-        source: Contest(LAYERS, WIDTH, ROWS, shown, shown if source == "measurement" else 0)
+    cases = {
+        source: RankingCase(LAYERS, WIDTH, ROWS, shown, shown if source == "measurement" else 0)
         for source in SOURCES
     }
     with groups_at(where, conditions) as host:
         return {
-            source: host.call("ranked", contest, conditions.effort.repetitions)
-            for source, contest in contests.items()
+            source: host.call("ranked", case, conditions.effort.repetitions) for source, case in cases.items()
         }
 
 

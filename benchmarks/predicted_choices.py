@@ -40,7 +40,7 @@ class Ranked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contest:
+class RankingCase:
     """A chain of square layers, of which all is open, and how many of the best rows run.
 
     Attributes:
@@ -55,7 +55,7 @@ class Contest:
 
 
 def ranked(
-    contest: Contest, cluster: mpmd.Cluster, mesh: GroupMesh, anywhere: bool, repetitions: int
+    case: RankingCase, cluster: mpmd.Cluster, mesh: GroupMesh, anywhere: bool, repetitions: int
 ) -> list[Ranked]:
     """Chooses for a cluster, and runs the first rows of the table, in turns.
 
@@ -64,13 +64,13 @@ def ranked(
       anywhere: whether candidates may have other groups, which are then made of this process's devices.
     """
     step = open_step(OPTIMIZER)
-    x, y = batches(contest.rows)
-    init = functools.partial(initial_state, contest.layers, contest.width)
+    x, y = batches(case.rows)
+    init = functools.partial(initial_state, case.layers, case.width)
     args = (jax.eval_shape(init), x, y)
     fixes: Mapping[str, Any] = {} if anywhere else {"groups": mesh.mpmd_dim, "submesh": {"data": 1}}
-    choice = mpmd.plan(step, *args, cluster=cluster, measure=contest.measure, **fixes)
+    choice = mpmd.plan(step, *args, cluster=cluster, measure=case.measure, **fixes)
     trials = Trials(StepSpec.of(step, args, {}, None, None, (), (), None), cluster)
-    rows = choice.rows[: contest.shown]
+    rows = choice.rows[: case.shown]
     with contextlib.ExitStack() as meshes:
         running = []
         for row in rows:

@@ -17,7 +17,7 @@ import cluster
 import mpmd
 from benchmarks.chain import scheduled_step
 from benchmarks.peers.ours import START_SECONDS
-from benchmarks.predicted_choices import Contest, Ranked, ranked
+from benchmarks.predicted_choices import Ranked, RankingCase, ranked
 from benchmarks.running_steps import OPTIMIZER, STEPS_IN_A_ROW, RunningStep, batches, initial_state
 from benchmarks.sleeping import sleep_in_tasks
 from mpmd.ir.plan import Plan, Task
@@ -201,10 +201,10 @@ class Groups:
         predicted = seconds_in_a_row(step.plan, exact, step.topology)
         return Times(predicted, predicted, predicted, run)
 
-    def ranked(self, contest: Contest, repetitions: int) -> list[Ranked]:
+    def ranked(self, case: RankingCase, repetitions: int) -> list[Ranked]:
         """Chooses for these groups, and runs the best."""
         anywhere = isinstance(self._mesh, mpmd.MpmdMesh)
-        return ranked(contest, self.cluster, self._mesh, anywhere, repetitions)
+        return ranked(case, self.cluster, self._mesh, anywhere, repetitions)
 
     def peaks(self, case: Case) -> list[Peak]:
         """What processes of groups allocate for a step, on top of what they have when it is compiled."""

@@ -144,7 +144,7 @@ def compiled_for(
 
     Code that comes from bytes itself, as from JAX's persistent cache, is lost: a CPU then fails to run it.
 
-    Raises: what JAX raises for code that has calls into Python.
+    Raises: the error of JAX for code that has calls into Python.
     """
     from jax._src import compiler
     from jax.experimental import serialize_executable

@@ -9,7 +9,7 @@ MESH_CLOSED = "the mesh was closed"
 
 
 class CompileError(ValueError):
-    """The step cannot be compiled; the message lists every fault found, where it is and what to do."""
+    """The step cannot be compiled; the message lists every fault with its line and the remedy."""
 
     def __init__(self, faults: Sequence[str] | str):
         self.faults = (faults,) if isinstance(faults, str) else tuple(faults)
@@ -17,9 +17,9 @@ class CompileError(ValueError):
 
 
 class StepWarning(UserWarning):
-    """A step computes what ``jax.jit`` does, but is probably not what its user had in mind.
+    """A step computes the numbers of ``jax.jit``, but probably not as its user intended.
 
-    Given once, when a step is compiled; the message says what to write. Each kind is a category of its own,
+    Given once, when a step is compiled; the message has the remedy. Each kind is a category of its own,
     which ``warnings.filterwarnings`` can make an error or silence.
     """
 
@@ -84,7 +84,7 @@ class GroupDiedError(RuntimeError):
 
 
 class StepTimeoutError(TimeoutError):
-    """A step took longer than the user allows, and was ended; the message says what each process did."""
+    """A step took longer than the user allows, and was ended; the message has each process's activity."""
 
 
 class GroupStuckError(GroupDiedError, TimeoutError):
@@ -92,7 +92,7 @@ class GroupStuckError(GroupDiedError, TimeoutError):
 
 
 class RecoveryError(GroupDiedError):
-    """A group has died, and the run cannot go on by itself; the message says why, and what to do."""
+    """A group has died, and the run cannot go on by itself; the message has the reason and the remedy."""
 
 
 class StateLostError(GroupDiedError):
@@ -119,7 +119,7 @@ class StepAborted(RuntimeError):
 class StepDroppedError(RuntimeError):
     """A result is read of a step that was dropped, before any group had begun it, by an interrupt (Ctrl-C).
 
-    It is as if the step had not been called: the state that was donated to it is what it was before.
+    It is as if the step had not been called: the state that was donated to it is unchanged.
     """
 
 
@@ -139,7 +139,7 @@ class CheckpointError(RuntimeError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint on storage is not what was written; the message names the files or arrays.
+    """A checkpoint was changed on storage; the message names the files or arrays.
 
     Attributes:
       last_whole: the path of the last checkpoint beside it that has all its files; ``None`` without one.

@@ -1,4 +1,4 @@
-"""A compiled step as runtimes receive it: the plan, and what the names in it mean."""
+"""A compiled step as runtimes receive it: the plan, and the functions of its executables."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Program:
     Attributes:
       functions: the function of each executable. It knows no device; each group compiles it for its submesh.
       constants: the value of each constant.
-      jaxprs: what each ``Run`` computes, by its group and task, with inputs and outputs in the plan's order.
+      jaxprs: the equations of each ``Run``, by group and task, with inputs and outputs in the plan's order.
         Unlike an executable, which equal tasks share, a jaxpr has the lines of the user's program that it
         comes from. Jaxprs explain the plan; they do not run.
-      callbacks: what the driver calls, by the numbers that ``Tell`` has.
+      callbacks: the functions that the driver calls, by the numbers that ``Tell`` has.
       python_calls: the callbacks that are part of executables, each with the user's line: those whose results
         are read. They run only in the process in which the step was traced.
       compiled: the executables that the groups have compiled already, because their specs were open: the name

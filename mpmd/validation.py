@@ -1,4 +1,4 @@
-"""Faults of arguments, each an error that names the parameter, what it takes, and the value. No JAX.
+"""Faults of arguments, each an error with the parameter, its valid values and the value. No JAX.
 
 A public function looks at its arguments before it starts anything, and raises all that is wrong at once::
 
@@ -28,7 +28,7 @@ def raise_faults(*faults: Fault | None, title: str = "") -> None:
     """Raises all faults as one error: ``TypeError`` if one of them is, else ``ValueError``.
 
     Args:
-      faults: errors; ``None`` for what is valid.
+      faults: errors; ``None`` for valid arguments.
       title: stands before them.
     """
     if errors := [fault for fault in faults if fault is not None]:

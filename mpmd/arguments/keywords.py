@@ -1,4 +1,4 @@
-"""The keywords of ``mpmd.jit``: those of ``jax.jit`` that it takes, and what to use instead of the others."""
+"""The keywords of ``mpmd.jit``: those of ``jax.jit`` that it takes, and substitutes for the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INSTEAD = {
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
-    """Raises ``TypeError`` for keywords that ``mpmd.jit`` does not take, with what to use instead."""
+    """Raises ``TypeError`` for keywords that ``mpmd.jit`` does not take, with their substitutes."""
     if keywords:
         raise TypeError(
             "\n".join(

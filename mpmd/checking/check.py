@@ -34,17 +34,17 @@ def check(
 
     Both run several steps, each with its own state, fed back as the step returns it. Two programs round
     differently, so a difference alone says nothing. The reference therefore also runs with arguments that are
-    moved by rounding: what it then differs from itself by, in each element, is what the step may differ by.
-    This also shows which leaves are rounding alone, such as the bias of keys under Adam, whose true gradient
-    is zero; faults in them go unseen. The reference runs nine times, on one device: check a small model.
+    moved by rounding: the movement of each element bounds the difference that the step may have there. This
+    also shows the leaves that are rounding alone, such as the bias of keys under Adam, whose true gradient is
+    zero; faults in them go unseen. The reference runs nine times, on one device: check a small model.
 
     Args:
-      step: what ``mpmd.jit`` returned, or its ``compile``.
+      step: the result of ``mpmd.jit``, or of its ``compile``.
       reference: a function of the same arguments with the same result.
-      args, kwargs: those of the first step. They are copied: none is donated.
-      steps: how many steps to compare.
+      args, kwargs: the arguments of the first step. They are copied: none is donated.
+      steps: the number of steps to compare.
 
-    Returns: what was found of each leaf, with ``ok``; printable as a table.
+    Returns: the comparison of each leaf, with ``ok``; printable as a table.
     Raises: ``TypeError`` for anything but a step; ``ValueError`` when the results have different structures,
       shapes or dtypes, or for less than one step.
     """

@@ -1,4 +1,4 @@
-"""Moves arguments by as much as rounding moves what is computed from them."""
+"""Moves arguments by as much as rounding moves the results of computations."""
 
 from __future__ import annotations
 

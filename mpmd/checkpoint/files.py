@@ -51,9 +51,9 @@ def save(path: Path, tree: Any) -> None:
 
 
 def save_async(path: Path, tree: Any) -> Future[None]:
-    """``save`` without waiting: steps may run, and may be given the values of ``tree`` to donate.
+    """``save`` without waiting: steps may run meanwhile, and may take over the values of ``tree``.
 
-    Returns: a future that is done when the checkpoint is complete, and raises what ``save`` raises of groups.
+    Returns: a future that is done when the checkpoint is complete. It raises the errors of groups.
 
     Raises: ``ValueError`` as ``save``.
     """
@@ -87,16 +87,16 @@ def restore(path: Path, target: Any, mesh: GroupMesh | None = None) -> Any:
     Args:
       path: the checkpoint.
       target: a pytree of the same structure, with ``...`` for leaves that are not to be read. Groups read
-        what is an ``MpmdArray`` in it, to where that is, and what ``step.argument_leaves()`` has there: each
-        process what its devices hold, straight from storage. Elsewhere it has what Orbax takes: jax arrays,
-        ``jax.ShapeDtypeStruct``s, numpy arrays, numbers.
+        leaves that are an ``MpmdArray``, to the groups of this array, or an ``ArgumentLeaf`` of
+        ``step.argument_leaves()``: each process the shards of its devices, straight from storage. Other
+        leaves are those of Orbax: jax arrays, ``jax.ShapeDtypeStruct``s, numpy arrays, numbers.
       mesh: the groups of the step whose ``argument_leaves`` are in the target.
 
     Returns: the pytree, with ``MpmdArray``s where groups have read.
 
     Raises: ``FileNotFoundError``; ``ValueError`` that names the leaves which only one of checkpoint and
       target has, or which are of other shapes or dtypes; ``DamagedCheckpointError`` with the files or arrays
-      that are not what was written, and another checkpoint; ``CheckpointError`` with a group and the path
+      that are damaged, and another checkpoint; ``CheckpointError`` with a group and the path
       when a group cannot read; ``GroupDiedError``.
     """
     raise_faults(path_fault("path", path), mesh_fault("mesh", mesh, optional=True))

@@ -28,7 +28,7 @@ def check_savable(tree: Any, types: type_handlers.TypeHandlerRegistry) -> None:
     """Raises ``ValueError`` that lists all leaves that cannot be saved.
 
     Args:
-      types: the handlers of what can be saved.
+      types: the handlers of the types that can be saved.
     """
     if not jax.tree.leaves(tree) and not tree:
         raise ValueError("there is nothing to save: the pytree has no leaves")
@@ -45,7 +45,7 @@ def check_savable(tree: Any, types: type_handlers.TypeHandlerRegistry) -> None:
 
 
 def _unsavable(leaf: Any, types: type_handlers.TypeHandlerRegistry) -> str | None:
-    """Why a leaf cannot be saved, and what to do."""
+    """The reason why a leaf cannot be saved, with advice."""
     if not types.has(type(leaf)):
         return f"is of the type {type(leaf).__name__}; save arrays, numbers and strings"
     if isinstance(leaf, str):

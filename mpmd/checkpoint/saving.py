@@ -64,7 +64,7 @@ class LocalLeaf(NamedTuple):
 
     Attributes:
       array: as integers, if it has keys.
-      copy: what it is when it is asked for: later steps may take it over.
+      copy: the value at the time of the request: later steps may take the array over.
       key_impl: the generator of keys; ``None`` of other arrays.
     """
 

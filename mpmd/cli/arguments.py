@@ -18,7 +18,7 @@ def add_command(
       commands: the result of ``ArgumentParser.add_subparsers``.
       run: carries out the command, and returns the exit code.
       summary: one line for the help of ``commands``.
-      epilog: what the help of the command ends with, such as examples.
+      epilog: the end of the command's help, such as examples.
 
     Returns: the parser of the command, to which options can be added.
     """

@@ -187,7 +187,7 @@ def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
 
 
 def _error_in(text: str) -> list[str]:
-    """The last lines of what a process wrote, without those of a traceback above the error."""
+    """The last lines of a process's output, without the traceback above the error."""
     lines = text.strip().splitlines()[-3:]
     indented = [i for i, line in enumerate(lines) if line.startswith("  ")]
     return lines[indented[-1] + 1 :] or lines if indented else lines

@@ -1,4 +1,4 @@
-"""The command line ``mpmd``: the parser, and the exit codes of what goes wrong."""
+"""The command line ``mpmd``: the parser, and the exit codes of failures."""
 
 from __future__ import annotations
 

@@ -287,16 +287,16 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
 
 
 def _too_early(placed: PlacedGraph) -> Iterator[str]:
-    """What runs before the values that it reads can be there."""
+    """The equations that run before the values that they read can be there."""
     makers: dict[Var, PlacedEqn] = {}
     step = placed.graph.step
     results = {a.result: step.loop_of(a.work.stage) + 1 for a in placed.graph.accumulators}
     for member in placed.eqns:
         for var in operands(member.eqn):
             maker = makers.get(var)
-            if member.place < (maker.place if maker else results.get(var, 0)):
+            if member.segment < (maker.segment if maker else results.get(var, 0)):
                 yield f"{member.eqn.primitive} runs before the loop and reads {var}, which is made after it"
-            if maker is not None and maker.place == member.place:
+            if maker is not None and maker.segment == member.segment:
                 elsewhere = min(maker.levels.values(), default=0) + 1
                 for group, level in member.levels.items():
                     if level < maker.levels.get(group, elsewhere):

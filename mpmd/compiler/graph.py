@@ -142,18 +142,18 @@ class ShardedGraph:
 class PlacedEqn:
     """An outer equation and the groups that run it.
 
-    ``place`` is the number of loops that run before it; ``levels`` has, for each group that runs it, how many
-    exchanges between groups come before it, from the last of these loops on.
+    ``segment`` is the number of loops that run before it; ``levels`` has, for each group that runs it, how
+    many exchanges between groups come before it, from the last of these loops on.
     """
 
     eqn: JaxprEqn
     levels: Mapping[int, int]
-    place: int
+    segment: int
 
 
 @dataclasses.dataclass(frozen=True)
 class PlacedGraph:
-    """A task graph with a place for everything.
+    """A task graph with the groups of everything.
 
     Attributes:
       mpmd_dim: the number of groups.
@@ -181,10 +181,10 @@ class PlacedGraph:
         for var in (*(a.var for a in step.arguments), *(c.var for c in step.constants)):
             sharded = f", sharded {spec}" if (spec := self.specs.get(var)) else ""
             lines.append(f"  {names.typed(var)} on {groups_text(self.homes[var])}{sharded}")
-        for place in range(len(step.outside)):
-            if place:
-                lines += self._accumulator_lines(names, place - 1)
-            lines += [step.place_text(place), *self._outside_lines(names, place)]
+        for segment in range(len(step.outside)):
+            if segment:
+                lines += self._accumulator_lines(names, segment - 1)
+            lines += [step.segment_text(segment), *self._outside_lines(names, segment)]
         lines.append("results")
         for line, groups in zip(step.result_lines(names), self.output_groups, strict=True):
             lines.append(f"  on {groups_text(groups)}: {line}")
@@ -199,9 +199,9 @@ class PlacedGraph:
                 lines.append(f"  {names.typed(accumulator.result)} by {by}")
         return lines
 
-    def _outside_lines(self, names: Names, place: int) -> list[str]:
+    def _outside_lines(self, names: Names, segment: int) -> list[str]:
         return [
             f"  {names.equation(placed.eqn)}    # {levels_text(placed.levels)}"
             for placed in self.eqns
-            if placed.place == place
+            if placed.segment == segment
         ]

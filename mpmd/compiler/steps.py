@@ -227,25 +227,25 @@ class CutStep:
     def __str__(self) -> str:
         names = self.names()
         lines = self.argument_lines(names)
-        for place, eqns in enumerate(self.outside):
-            if place:
-                number = f" {place - 1}" if len(self.loops) > 1 else ""
-                lines += _loop_lines(self.loops[place - 1], names, number)
-            lines += [self.place_text(place), *indented(map(names.equation, eqns))]
+        for segment, eqns in enumerate(self.outside):
+            if segment:
+                number = f" {segment - 1}" if len(self.loops) > 1 else ""
+                lines += _loop_lines(self.loops[segment - 1], names, number)
+            lines += [self.segment_text(segment), *indented(map(names.equation, eqns))]
         return "\n".join([*lines, "results", *indented(self.result_lines(names))])
 
     def loop_of(self, stage: int) -> int:
         """The number of the loop that a stage is of."""
         return next(number for number, loop in enumerate(self.loops) if stage in loop.stages)
 
-    def place_text(self, place: int) -> str:
-        """What is said of the equations outside of loops that come after so many of them."""
+    def segment_text(self, segment: int) -> str:
+        """The title of the equations outside of loops that come after so many of them."""
         if not self.loops:
             return "without a loop"
         which = "the loop" if len(self.loops) == 1 else "all loops"
-        if 0 < place < len(self.loops):
-            return f"between loop {place - 1} and loop {place}"
-        return f"{'after' if place else 'before'} {which}"
+        if 0 < segment < len(self.loops):
+            return f"between loop {segment - 1} and loop {segment}"
+        return f"{'after' if segment else 'before'} {which}"
 
     def names(self) -> Names:
         """The names of the variables that are the same at every level."""
@@ -254,12 +254,12 @@ class CutStep:
         return _names((*arguments, *((loop.index, "index") for loop in self.loops)), constants)
 
     def argument_lines(self, names: Names) -> list[str]:
-        """What the step reads, as text."""
+        """The step's inputs, as text."""
         arguments = [argument.var for argument in self.arguments]
         return _argument_lines(names, arguments, [constant.var for constant in self.constants])
 
     def result_lines(self, names: Names) -> list[str]:
-        """What the step returns, as text."""
+        """The step's results, as text."""
         results = ((result.path, result.var) for result in self.results)
         next_of = {result: self.arguments[argument].path for argument, result in self.fed_back}
         return _result_lines(names, results, next_of)

@@ -1,4 +1,4 @@
-"""Says of a compiled step where each value is, what is sent, and which lines of the user's program tasks run.
+"""Explains a compiled step: the groups of values, the messages, and the lines of the user's that tasks run.
 
 A plan enters, with the equations of its tasks; an ``Explanation`` leaves, which prints as text. Start reading
 in ``explanation.py``; its parts are in ``leaves.py``, ``traffic.py``, ``tasks.py`` and ``uses.py``.

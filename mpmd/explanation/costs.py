@@ -13,7 +13,7 @@ from mpmd.validation import number_fault, raise_faults
 
 
 def operation_costs(plan: Plan, tasks: Iterable[TaskSummary], operations_per_second: float) -> Costs:
-    """Costs in seconds, for a step that has not run: what a task takes is what it computes.
+    """Costs in seconds, for a step that has not run: the time of a task is that of its operations.
 
     They show how evenly stages share the work. They leave out what memory and messages take, so a step is
     slower, and small tasks more so.

@@ -49,14 +49,14 @@ def explain_plan(
 
     Args:
       topology: of the mesh that has loaded it.
-      jaxprs: for every run, by its group and task, what it computes.
+      jaxprs: the equations of every run, by its group and task.
       fed_back: the state: pairs of the position of an argument and of the result that takes its place.
     """
     return _Analysis(plan, topology, jaxprs, fed_back).explanation()
 
 
 class _Analysis:
-    """A plan with what is looked up in it: who makes and reads each value, and the equations of each run."""
+    """A plan with indices: the makers and readers of each value, and the equations of each run."""
 
     def __init__(
         self,

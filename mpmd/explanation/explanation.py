@@ -36,9 +36,9 @@ def findings_text(findings: Sequence[str]) -> str:
 class Explanation:
     """Why the values of a step are where they are. ``str(explanation)`` is an overview.
 
-    ``findings`` are sentences on what is probably not as the user meant it: a group with most of the work, or
-    without a backward, or a value that is sent again and again. ``loops`` say which stages are those of which
-    loop: stages are numbered through all of them.
+    ``findings`` are sentences on facts that the user probably did not intend: a group with most of the work,
+    or without a backward, or a value that is sent again and again. ``loops`` have the stages of
+    each loop, since stages are numbered through all of them.
     """
 
     inputs: tuple[InputSummary, ...]

@@ -1,4 +1,4 @@
-"""Warnings of steps that compute the right numbers, but probably not what their user had in mind."""
+"""Warnings of steps that compute the right numbers, but probably not as their user intended."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def warn_of_undonated_state(
 
     Args:
       fed_back: pairs of the position of an argument and of the result that takes its place.
-      memory: for each group, what each of its devices needs.
+      memory: for each group, the need of each of its devices.
       limits: for each group, the bytes that each of its devices has.
     """
     _warn(UndonatedStateWarning, undonated_state(plan, fed_back, memory, limits))

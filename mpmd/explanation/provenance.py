@@ -16,7 +16,7 @@ from mpmd.explanation.uses import SourceLine
 
 
 class TaskEquations:
-    """The equations of a task, and what can be asked of them."""
+    """The equations of a task, with queries about their origin."""
 
     def __init__(self, jaxpr: Jaxpr):
         self._jaxpr = jaxpr

@@ -1,4 +1,4 @@
-"""Reports what a compiled step needs, and how long compiling took."""
+"""Reports the needs of a compiled step, and the seconds of compiling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GroupReport:
       executables: the executables among them, each of which is compiled once and has its ``memory``.
       parameter_bytes: the bytes, on each device, of the group's arguments that the step returns updated:
         weights and optimizer state; 0 for a step that updates nothing.
-      memory: what each device needs: values under their shardings, XLA's temporaries, and messages.
+      memory: the need of each device: values under their shardings, XLA's temporaries, and messages.
       devices_per_process: the devices of the group that one of its processes has.
       measured_peak_bytes: the most that was ever allocated on one of the devices since their processes
         started, by this step and by all else; ``None`` where the allocator does not count it, as on CPUs.
@@ -63,7 +63,7 @@ class Report:
     """The tasks and the needs of each group, and the seconds of compiling; ``str(report)`` is three tables.
 
     Attributes:
-      groups: what each group does and needs.
+      groups: the tasks and the needs of each group.
       executables: the number of different executables of all groups.
       seconds: how long each pass took; their sum is the time of compiling. ``jax`` is JAX's tracing of the
         step, and ``trace`` is what the compiler does with it; ``split``, ``shard``, ``place``, ``lower`` and
@@ -72,7 +72,7 @@ class Report:
         shardings are left to the groups' compiler, the groups have compiled before, in ``resolve``.
       are_specs_open: whether shardings are left to the groups' compilers, which have not chosen them: their
         values count as replicated.
-      findings: what is probably not as the user meant it, as ``mpmd.explain`` says.
+      findings: facts that the user probably did not intend, as in ``mpmd.explain``.
       loops: which stages are those of which loop; shown if there are several.
     """
 
@@ -161,7 +161,7 @@ def report(
     """Reports on a plan; what XLA took, where messages are and what was measured is of one that was loaded.
 
     Args:
-      plan: with what XLA needs to run its executables, if groups have compiled them.
+      plan: with the memory that XLA needs for its executables, if groups have compiled them.
       topology: of the mesh that it is for.
       verified: what is known of the plan without what XLA needs.
       updated: the positions of the arguments that the step returns updated.
@@ -169,7 +169,7 @@ def report(
       xla_seconds: for each group, how long XLA took.
       holdings: where the messages of each edge are until they are used; by default in the receiver's memory.
       measured_peaks: for each group, the most bytes that were allocated on one of its devices.
-      findings: what the plan's explanation finds.
+      findings: those of the plan's explanation.
     """
     sent: collections.Counter[tuple[int, int]] = collections.Counter()
     for (source, _), by_processes in Routes(plan, topology).sent_bytes().items():

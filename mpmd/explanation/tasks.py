@@ -16,7 +16,7 @@ class FunctionShare:
     """A task's share of one function.
 
     Attributes:
-      line: the first line of the function; ``None`` for what ``treduce`` and the compiler add.
+      line: the first line of the function; ``None`` for equations that ``treduce`` and the compiler add.
       equations: the number of equations.
       operations: about how many operations one run takes.
     """
@@ -36,7 +36,7 @@ class TaskSummary:
       executable: the name of its executable, which equal tasks share.
       input_bytes, output_bytes: the bytes of its inputs and of its outputs, on each device.
       donated_bytes: the bytes of the inputs whose buffers the outputs take over, on each device.
-      temporary_bytes: what XLA allocates on each device while the task runs; ``None`` where it does not say.
+      temporary_bytes: those that XLA allocates on each device while the task runs; ``None``: unknown.
       functions: the functions of the user, those with the most operations first.
     """
 

@@ -83,7 +83,7 @@ class Executable:
       donated: the positions of the inputs whose buffers the outputs take over.
       in_specs, out_specs: how inputs and outputs are sharded; the compiler of the group's submesh chooses
         those that are ``None``.
-      memory: what XLA needs to run it, once the groups have compiled it.
+      memory: that which XLA needs to run it, once the groups have compiled it.
     """
 
     name: str
@@ -186,7 +186,7 @@ class InputLeaf:
     """A leaf of the step's arguments.
 
     Attributes:
-      path: what users call the leaf, e.g. ``args[0]['w']``.
+      path: its name to users, e.g. ``args[0]['w']``.
       name: the value; ``None`` when nothing reads the leaf.
       mpmd_idxs: the groups that read the leaf.
       donated: whether the caller gives up the leaf, so that the step may reuse its buffers.
@@ -311,13 +311,13 @@ class Plan:
         return f"stage {loop.stages.index(stage)} of loop {number}"
 
     def task_text(self, task: AnyTask) -> str:
-        """A task, with what users call its stage where there are several loops."""
+        """A task as text, with its stage's name to users where there are several loops."""
         if isinstance(task, OutsideTask) or len(self.loops) < 2:
             return str(task)
         return f"{task} ({self.stage_text(task.tasks[0].stage)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: what is derived from them is not shipped."""
+        """The fields alone: derived values are not shipped."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def executable(self, name: str) -> Executable:

@@ -108,7 +108,7 @@ def _box(shape: Sequence[int], spec: Spec, axes: Mapping[str, int], position: Ma
 
 
 def transfers(aval: Aval, src_spec: Spec, src: GroupShape, dst_spec: Spec, dst: GroupShape) -> list[Transfer]:
-    """The transfers by which every process of ``dst`` gets what its devices hold, each element once.
+    """The transfers by which every process of ``dst`` gets the shards of its devices, each element once.
 
     The parts of the sender and those of the receiver are cut along one another's edges. A part that several
     processes hold is sent by the one with the least to send so far; parts with few holders come first. Parts

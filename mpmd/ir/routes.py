@@ -15,7 +15,7 @@ from mpmd.ir.specs import fitting
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The processes of all groups, as far as it matters to what travels between them.
+    """The processes of all groups, as far as the messages between them depend on them.
 
     Attributes:
       groups: the shape of each group.

@@ -96,7 +96,7 @@ AnyTask = Cell | OutsideTask
 
 
 def parse_task(text: str) -> AnyTask:
-    """Reads back what ``str(task)`` printed. Raises ``ValueError`` on anything else."""
+    """The task of a text that ``str(task)`` printed. Raises ``ValueError`` on anything else."""
     if match := _OUTSIDE.fullmatch(text.strip()):
         side, loop, level = match.groups()
         if loop is not None:
@@ -106,7 +106,7 @@ def parse_task(text: str) -> AnyTask:
 
 
 def parse_cell(text: str) -> Cell:
-    """Reads back what ``str(cell)`` printed. Raises ``ValueError`` on anything else."""
+    """The cell of a text that ``str(cell)`` printed. Raises ``ValueError`` on anything else."""
     text = text.strip()
     if match := _TASK.fullmatch(text):
         kind, stage, microbatch = match.groups()

@@ -85,7 +85,7 @@ class HostCallback:
             yield tuple(next(iterations) if i is None else i for i in self.position), operands
 
     def call(self, operands: Sequence[np.ndarray], mark: str) -> None:
-        """Calls the function as ``jax.jit`` does, with arrays on the CPU. Raises what the function raises.
+        """Calls the function as ``jax.jit`` does, with arrays on the CPU. Raises the function's errors.
 
         Args:
           mark: the text in front of a line of ``jax.debug.print``.

@@ -1,4 +1,4 @@
-"""Follows what a group's devices hold, from instruction to instruction, to the moment when it is most."""
+"""Follows the memory of a group's devices from instruction to instruction, to its worst moment."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class MemoryParts:
     Attributes:
       parameters: the arguments that the step returns updated: weights and optimizer state.
       arguments: the other arguments, such as the batch, and constants.
-      accumulators: what tasks add to, from microbatch to microbatch.
-      activations: what tasks of stages leave for other tasks: residuals, activations and their gradients.
-      outside: what is made outside the loop, such as updated weights.
+      accumulators: values to which tasks add, from microbatch to microbatch.
+      activations: values that tasks of stages leave for other tasks, such as residuals and gradients.
+      outside: values that are made outside of loops, such as updated weights.
       received: values of messages that the group has begun to use.
       messages: messages that may be there and that the group has not begun to use, and what the transports
         keep for messages beyond that, as ``Holding`` says.
@@ -40,7 +40,7 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
-        """The sum of what is known."""
+        """The sum of all known parts."""
         return sum(getattr(self, field.name) or 0 for field in dataclasses.fields(self))
 
 
@@ -52,7 +52,7 @@ class GroupMemory:
       live_bytes: the most bytes of values that the group's program holds at once. The outputs of a run count
         together with those of its inputs that are not donated to them. The values of a message count from the
         first use of any of them.
-      peak: what the device holds at the worst moment, whatever the timing of messages.
+      peak: that at the worst moment, whatever the timing of messages.
       task: the task that runs then, if any.
     """
 
@@ -99,7 +99,7 @@ def group_memories(
 
 
 class _Group:
-    """A group with what its messages and its executables need."""
+    """A group with the needs of its messages and its executables."""
 
     def __init__(
         self,

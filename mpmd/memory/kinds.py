@@ -54,7 +54,7 @@ def _types(task: AnyTask) -> set[TaskType]:
 
 
 def sums_of(held: Mapping[Name, int], kinds: Mapping[Name, Kind]) -> dict[Kind, int]:
-    """The bytes of values by what they are for."""
+    """The bytes of values by their purpose."""
     sums: dict[Kind, int] = {}
     for name, nbytes in held.items():
         sums[kinds[name]] = sums.get(kinds[name], 0) + nbytes

@@ -39,9 +39,9 @@ class AbstractMpmdMesh:
       shape: a dict of axes, or a ``jax.sharding.AbstractMesh``; or a list with one of them for each group.
       mpmd_axis_name: the axis along which the groups are; left out for a list.
 
-    Raises: ``TypeError`` for what is no shape; ``ValueError`` for a shape without the axis, or with a size
-      that is no whole number of at least 1, for more devices than any cluster has, and for a list of no
-      groups, or together with an axis.
+    Raises: ``TypeError`` for other types; ``ValueError`` for a shape without the axis, for a size that is no
+      whole number of at least 1, for more devices than any cluster has, for an empty list, and for a list
+      together with an axis.
     """
 
     def __init__(self, shape: Shape | Sequence[Shape], mpmd_axis_name: str | None = None):

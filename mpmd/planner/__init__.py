@@ -1,7 +1,7 @@
 """Chooses stages, shardings, schedule and microbatches for a step and a cluster.
 
-A step and a ``Cluster`` enter; a ``Choice`` leaves. Start reading in ``choose.py``. ``profile.py`` has what
-the search knows of a step: a table of its layers, without JAX. ``hardware.py`` has what it knows of a
-cluster, ``candidate.py`` what it may choose. ``layers`` finds layers, ``profiling`` makes the table,
-``search`` ranks candidates by formulas, and ``trials`` plans and simulates the best.
+A step and a ``Cluster`` enter; a ``Choice`` leaves. Start reading in ``choose.py``. The search reads three
+records without JAX: the table of a step's layers (``profile.py``), the devices and links of a cluster
+(``hardware.py``), and the user's constraints (``constraints.py``). ``profiling`` makes the table, ``search``
+ranks candidates by formulas, ``trials`` plans and simulates the best, and ``rerank.py`` ranks these anew.
 """

@@ -19,7 +19,7 @@ class Candidate:
       schedule: of these stages. It has all groups, or, of a step with several loops, all or the first ones.
       num_microbatches: of a step.
       remat: whether each layer is computed again in the backward, from what enters it.
-      fsdp: whether weights and what the optimizer keeps for them are divided over ``data``, too.
+      fsdp: whether weights and the optimizer's state for them are divided over ``data``, too.
       gather_once: whether weights are gathered once per step, and gradients summed once, instead of in every
         task: ``mpmd.jit(..., gather="step", partial_sums="all")``. It takes memory for whole weights and
         gradients.

@@ -33,7 +33,7 @@ from mpmd.util.tables import human_bytes
 from mpmd.validation import int_fault, raise_faults
 
 SHOWN = 10
-"""How many of the best candidates the text has; to these come the alternatives to a pipeline."""
+"""The number of the best candidates in the text, beside the alternatives to a pipeline."""
 
 
 @dataclasses.dataclass(frozen=True)

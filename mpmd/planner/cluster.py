@@ -85,10 +85,11 @@ class Cluster(Hardware):
 
 
 def _entry_point(name: str) -> Callable[..., Hardware]:
-    found = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name))
-    if not found:
+    """The function of an installed package that describes a kind of cluster."""
+    entry_points = list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name))
+    if not entry_points:
         raise RuntimeError(
             f"no installed package describes clusters of {name!r} (entry points of {ENTRY_POINT_GROUP!r}): "
             "install mpmd, or install it again if that was an earlier version: pip install --editable ."
         )
-    return found[0].load()
+    return entry_points[0].load()

@@ -24,7 +24,7 @@ def time_alone_of(cluster: Hardware, groups: Amount, devices_per_group: float) -
 
 
 def groups_at_once(cluster: Hardware, devices_per_group: float) -> float:
-    """How many groups can compute at once, each as fast as alone; infinite if they share no cores."""
+    """The number of groups that can compute at once as fast as alone; infinite if they share no cores."""
     if not _shares(cluster):
         return math.inf
     return cluster.devices_per_node / cluster.alone / devices_per_group

@@ -51,7 +51,7 @@ class Chart:
 
     Attributes:
       groups: the group of each lane.
-      boxes: what the groups do, by lane and start.
+      boxes: the activities of the groups, by lane and start.
       makespan: the time from the first event to the end of the last one.
       memory: for each lane, the times at which its memory changes, and its memory from then on; empty if the
         memory is unknown.

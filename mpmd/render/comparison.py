@@ -29,10 +29,10 @@ def draw_comparison(
     title: str = "Schedules",
     memory_limit: float | None = None,
 ) -> None:
-    """Draws what each group does under each schedule, as ``draw_timeline`` does, and its peak memory.
+    """Draws the tasks of each group under each schedule, as ``draw_timeline`` does, and its peak memory.
 
-    Memory is in microbatches of as many stages as a group has on average. Times of schedules of the same
-    model have to be given alike: a stage that is half as large takes half the time.
+    Memory is in microbatches of as many stages as a group has on average. The times of several schedules have
+    to be for the same model: a stage that is half as large takes half the time.
 
     Args:
       simulations: the simulations by name, in the order of the page.

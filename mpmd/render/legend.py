@@ -1,4 +1,4 @@
-"""The legends of pictures: what colours and patterns mean."""
+"""The legends of pictures: the meaning of colours and patterns."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def draw_timeline(
     of_plan: bool = False,
     ideal: Simulation | None = None,
 ) -> None:
-    """Draws when each group does what, a lane per group and a box per task, and the memory of each group.
+    """Draws the tasks of each group over time, a lane per group and a box per task, and its memory.
 
     The hue shows the stage, and the lightness the kind: forwards are light and backwards dark, so that they
     also differ in print, and weight gradients are hatched. A box has the number of its microbatch where there

@@ -46,7 +46,7 @@ class Doing(NamedTuple):
 
 
 class Activity:
-    """Says what a group is doing. Its thread writes, any thread reads.
+    """The current activity of a group. Its thread writes, any thread reads.
 
     Attributes:
       now: what is being done, as an object whose text says it, and which may have a ``kind``; the step; and

@@ -38,7 +38,7 @@ class CallbackThread:
     def call_after(
         self, replies: Iterable[Future[StepReply]], callbacks: Sequence[HostCallback], plan: Plan
     ) -> Future[None]:
-        """Calls what a step asks for when all groups have replied, or have failed to; returns at once.
+        """Makes a step's calls when all groups have replied, or have failed to; returns at once.
 
         Of a step that failed, what was told until then. Lines that tasks print begin with the plan's names of
         their stages.

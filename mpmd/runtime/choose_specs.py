@@ -34,7 +34,7 @@ class Choice:
 
 
 def choose_specs(program: Program, compile: Compile) -> Choice:
-    """Compiles all that groups run, and returns what their compilers chose.
+    """Compiles all executables of groups, and returns the choices of their compilers.
 
     Values are followed from producer to reader, across groups: a reader takes a value in the sharding that
     its producer gives it, or, on a submesh on which that does not fit, replicated. Each group compiles each

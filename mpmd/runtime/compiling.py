@@ -1,4 +1,4 @@
-"""Compiles an executable for a submesh of this process; says what XLA chose and what it needs."""
+"""Compiles an executable for a submesh of this process, with XLA's choices and needs."""
 
 from __future__ import annotations
 

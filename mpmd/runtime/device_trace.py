@@ -89,16 +89,16 @@ class _Operation(NamedTuple):
 
 
 def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
-    """Seconds that a device spends in each kind of collective: the mean over the devices of the last run.
+    """The seconds that a device spends in each kind of collective: the mean over the devices of the last run.
 
-    Waiting for other devices is a part of it. Messages between groups are none of XLA's operations; the
-    events of ``step.profile`` have the waits for them.
+    They include waiting for other devices. Messages between groups are no operations of XLA's; the events of
+    ``step.profile`` have the waits for them.
 
     Args:
-      trace_dir: that of ``step.profile``.
+      trace_dir: as of ``step.profile``.
 
     Returns: seconds by the name of the operation, such as ``"all-reduce"`` or ``"all-gather"``; empty when
-      there were none. ``None`` where the platform does not record what devices run.
+      there were none. ``None`` where the platform does not record the operations of devices.
     Raises: ``FileNotFoundError`` when there is no trace.
     """
     devices = set()
@@ -111,7 +111,7 @@ def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
 
 
 def executable_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
-    """Seconds that devices compute each executable of a plan: the sum over its runs and over all devices.
+    """The seconds that devices compute each executable of a plan: the sum over its runs and all devices.
 
     The time is that of the operations on the device, without dispatch and without waits for messages.
     Operations of one device that run at the same time count one by one.
@@ -120,7 +120,7 @@ def executable_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
       trace_dir: that of ``step.profile``, of which the last run is read.
 
     Returns: seconds by the name that XLA has of the executable, such as ``"fwd_0"``: ``program_name`` of that
-      in ``step.plan``. ``None`` where the platform does not record what devices run.
+      in ``step.plan``. ``None`` where the platform does not record the operations of devices.
     Raises: ``FileNotFoundError`` when there is no trace.
     """
     seconds: dict[str, float] = collections.defaultdict(float)

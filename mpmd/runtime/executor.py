@@ -15,7 +15,7 @@ import numpy as np
 from mpmd.ir.events import Event
 from mpmd.ir.plan import GroupProgram, Name, Plan
 from mpmd.runtime.activity import Activity
-from mpmd.runtime.nonfinite import Refused
+from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.operations import Compiled, Operations, StepState
 from mpmd.runtime.requests import Told
 from mpmd.runtime.transport import Transport
@@ -34,7 +34,7 @@ class Executor:
       synchronous: wait for each task to end before going on, so that a failure is that of the task that
         was running. This is for tasks that run on the host's own cores; the queue of an accelerator is to
         be kept full.
-      activity: is told what is being done.
+      activity: the record of the current operation.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Executor:
         number: int,
         inputs: list[jax.Array],
         told: list[Told],
-        refused: Refused | None = None,
+        refused: NonFinitePolicy | None = None,
         events: list[Event] | None = None,
     ) -> list[jax.Array]:
         """Runs one step.
@@ -82,7 +82,7 @@ class Executor:
           number: the step's, equal on all groups; it names the step's messages.
           inputs: the values of ``input_names``. Those that the program donates are gone afterwards. The list
             is emptied: a value is freed after its last use only if nothing else refers to it.
-          told: the list to which what tasks tell the driver is added.
+          told: the list that gets the operands which tasks tell the driver.
           refused: the values that are errors, if any.
           events: the list to which each task and each wait is added with its times; or ``None``.
 

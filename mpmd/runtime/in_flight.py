@@ -51,7 +51,7 @@ class QueuedStep:
 
     Attributes:
       number: as of the step's requests.
-      can_drop: whether nothing is lost but what the step computes, if no group runs it.
+      can_drop: whether only the step's own results are lost if no group runs it.
       fed_back: the state that it takes and returns.
       replies: of the groups.
     """

@@ -139,7 +139,7 @@ class _GroupThread:
         return self._calls.qsize()
 
     def end(self) -> None:
-        """Ends the thread, and frees what the group holds, after the calls already made. Does not wait."""
+        """Ends the thread, and frees the group's values, after the calls already made. Does not wait."""
         self._closed = True
         self._calls.put(None)
 
@@ -268,7 +268,7 @@ class InProcessRuntime(RuntimeBase):
         return group.submit(partial(group.worker.fetch, handle))
 
     def status(self) -> tuple[tuple[str, int], ...]:
-        """For each group, what it is doing, and how many calls it has not begun. Does not wait for steps."""
+        """Each group's activity, and the number of calls that it has not begun. Does not wait for steps."""
         return tuple((str(group.worker.activity.read()), group.pending) for group in self._groups)
 
     def measured_peaks(self) -> tuple[int | None, ...]:

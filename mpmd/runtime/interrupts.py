@@ -59,7 +59,7 @@ def dropping_queued(runtime: Runtime) -> Iterator[None]:
 def drop_queued(runtime: Runtime, interrupt: BaseException) -> Collection[int]:
     """Drops the steps at the end of the queue that no group has begun, as if they had not been called.
 
-    The arrays of the state that they were to return stand for what was donated to the first of them. All
+    The arrays of the state that they were to return stand for the state donated to the first of them. All
     other results raise ``StepDroppedError``. Waits for no step. Adds a note to the interrupt.
 
     Returns: the numbers of the steps.

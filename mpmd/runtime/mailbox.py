@@ -46,7 +46,7 @@ class Mailbox:
         self._arriving.put(_Abort(step, reason))
 
     def begin_step(self, step: int) -> None:
-        """Drops what is left of earlier steps. To be called by the receiving thread."""
+        """Drops messages of earlier steps. To be called by the receiving thread."""
         self._step = step
         while not self._arriving.empty():
             self._process(self._arriving.get())

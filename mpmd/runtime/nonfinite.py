@@ -1,7 +1,7 @@
 """``jax.debug_nans`` and ``jax.debug_infs`` of the caller, for the tasks of a step.
 
 As under ``jax.jit``, a value within the computation may be NaN and do no harm, as where ``jnp.where`` drops
-it. So what a forward keeps for the backward of its microbatch is not looked at, but what a task passes on is.
+it. So values that a task passes on are checked, and residuals for the backward of its microbatch are not.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy as np
 from mpmd.ir.plan import AnyTask, GroupProgram, Name, OutsideTask, Plan, Send
 
 
-class Refused(NamedTuple):
-    """The values that are errors."""
+class NonFinitePolicy(NamedTuple):
+    """The values that are errors: NaNs, infinities, or both."""
 
     nans: bool
     infs: bool
 
     @staticmethod
-    def here() -> Refused | None:
+    def here() -> NonFinitePolicy | None:
         """The values that JAX's configuration refuses in this thread; ``None`` if it refuses none."""
         config = jax.config
-        refused = Refused(config.jax_debug_nans, config.jax_debug_infs)  # type: ignore[attr-defined]
+        refused = NonFinitePolicy(config.jax_debug_nans, config.jax_debug_infs)  # type: ignore[attr-defined]
         return refused if any(refused) else None
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Refused(NamedTuple):
 
 
 def passed_on(plan: Plan, program: GroupProgram) -> dict[Name, str]:
-    """The floating-point values that tasks of a group pass on, each with what becomes of it.
+    """The floating-point values that tasks of a group pass on, each with its destination.
 
     A value is passed on when it is sent, a result of the step, or read for another stage or microbatch; this
     includes accumulators.
@@ -69,7 +69,7 @@ def _scope(task: AnyTask) -> frozenset[Hashable]:
     return frozenset((member.stage, member.microbatch) for member in task.tasks)
 
 
-def first_refused(arrays: Sequence[jax.Array], refused: Refused) -> int | None:
+def first_refused(arrays: Sequence[jax.Array], refused: NonFinitePolicy) -> int | None:
     """The position of the first array with such a value; ``None`` when there is none.
 
     All processes of a group come to the same answer, because the devices compute it together.
@@ -79,7 +79,7 @@ def first_refused(arrays: Sequence[jax.Array], refused: Refused) -> int | None:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _have(arrays: tuple[jax.Array, ...], refused: Refused) -> jax.Array:
+def _have(arrays: tuple[jax.Array, ...], refused: NonFinitePolicy) -> jax.Array:
     def has(array: jax.Array) -> jax.Array:
         nan, inf = jnp.isnan(array).any(), jnp.isinf(array).any()
         return (nan & refused.nans) | (inf & refused.infs)

@@ -26,7 +26,7 @@ from mpmd.ir.plan import (
     Tell,
 )
 from mpmd.runtime.activity import Activity, Kind
-from mpmd.runtime.nonfinite import Refused, first_refused, passed_on
+from mpmd.runtime.nonfinite import NonFinitePolicy, first_refused, passed_on
 from mpmd.runtime.requests import Told
 from mpmd.runtime.transport import MessageId, Transport
 
@@ -39,16 +39,16 @@ class StepState:
 
     Attributes:
       table: its values by slot.
-      told: the list that what tasks tell the driver is added to, still on the devices.
+      told: the list of the operands that tasks tell the driver, still on the devices.
       refused: the values that are errors, if any.
       events: the list that its events are added to, if any.
-      activity: what is said of the group while it runs.
+      activity: the record of the group's current operation.
     """
 
     number: int
     table: list[Any]
     told: list[Told]
-    refused: Refused | None
+    refused: NonFinitePolicy | None
     events: list[Event] | None
     activity: Activity
 
@@ -57,7 +57,7 @@ class StepState:
 class RunTask:
     """Calls an executable. Waits for it to end if ``synchronous``, or if the step has events.
 
-    ``text`` is what errors call the task, ``label`` what traces do.
+    ``text`` is the task's name in errors, ``label`` that in traces.
     """
 
     task: AnyTask
@@ -164,7 +164,7 @@ class TellDriver:
 class CheckValues:
     """Looks for NaNs or infinities, if the caller refuses them, in the values that a task passes on.
 
-    It comes after the task has told the driver what it tells.
+    It comes after the operands that the task tells the driver.
     """
 
     task: AnyTask

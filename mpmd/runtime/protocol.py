@@ -31,12 +31,12 @@ class LoadedProgram:
     """A program that all groups have compiled.
 
     Attributes:
-      number: what step requests call it.
+      number: its number in step requests.
       program: the program, with the specs that it left open, and without functions and constants.
       seconds: how long it took, by pass: ``resolve``, in which groups compile if specs are open; ``export``,
         where functions travel to other processes; ``load``, until the last group had compiled.
       xla_seconds: for each group, how long XLA compiled; groups compile at the same time.
-      memory: what XLA needs to run each executable, where the groups' backend says.
+      memory: the need of each executable, where the groups' backend says it.
       memory_limits: for each group, the bytes that each of its devices has.
       holdings: where the messages of an edge are until they are used; in the receiver's memory where it does
         not say.
@@ -52,7 +52,7 @@ class LoadedProgram:
 
     @property
     def plan(self) -> Plan:
-        """The program's plan, with what XLA needs to run its executables."""
+        """The program's plan, with the memory that XLA needs for its executables."""
         plan = self.program.plan
         known = (dataclasses.replace(e, memory=self.memory.get(e.name)) for e in plan.executables)
         return dataclasses.replace(plan, executables=tuple(known))
@@ -87,7 +87,7 @@ class Runtime(Protocol):
     Attributes:
       arguments: knows which arguments the groups keep for later calls.
       processes_per_group: the number of processes of each group.
-      callbacks: calls what steps ask the driver to call.
+      callbacks: makes the calls that steps ask of the driver.
       in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
       goes_back: whether groups go back to before a step that has failed, so that what it has taken over is
         there again.
@@ -130,7 +130,7 @@ class Runtime(Protocol):
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         """Starts one step: a request for each group that takes part. Returns at once. Step numbers ascend.
 
-        The other groups are told what they are to drop, if anything.
+        The other groups are told their releases, if there are any.
 
         A future raises ``TaskError`` when a task of that group failed, ``StepAborted`` when another
         group's did, ``GroupDiedError`` when the group's process is gone.
@@ -172,7 +172,7 @@ class Runtime(Protocol):
         """Makes each process of a group write its shards of copied values, while steps run.
 
         Args:
-          copy: what ``copy_out`` has made; it is gone afterwards.
+          copy: the handle of ``copy_out``; the copy is gone afterwards.
           specs: for each process of the group, where TensorStore is to write the values.
 
         Returns: at once a future of the number of bytes that each process has written.
@@ -214,7 +214,7 @@ class Runtime(Protocol):
         ...
 
     def stop_trace(self) -> dict[str, TraceFiles]:
-        """Ends what ``start_trace`` has begun. Returns what each process has recorded, by its name.
+        """Ends the traces of ``start_trace``. Returns the files of each process, by its name.
 
         Raises: ``RuntimeError`` when a process was not traced, ``GroupDiedError`` as a step's future.
         """
@@ -275,7 +275,7 @@ class RuntimeBase(Runtime):
 
 
 class ReleaseQueue:
-    """Remembers, for each group, what the driver has released and the group was not yet told.
+    """For each group the releases of the driver that the group was not yet told.
 
     What releases comes from garbage collection, at any point of any thread: a deque's append needs no lock.
 

@@ -13,7 +13,7 @@ from mpmd.ir.events import Event
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import OutsideTask, Task
 from mpmd.ir.reshard import Box, box_of, intersection, within
-from mpmd.runtime.nonfinite import Refused
+from mpmd.runtime.nonfinite import NonFinitePolicy
 
 Handle = int
 """The driver's name of a value that lives on groups."""
@@ -47,7 +47,7 @@ class LoadReply:
 
     Attributes:
       xla_seconds: how long XLA took.
-      memory: what XLA needs to run each executable, where the backend says.
+      memory: the need of each executable, where the backend says it.
       memory_limit: the bytes that each of its devices has.
     """
 
@@ -64,7 +64,7 @@ class LoadReply:
 
 @dataclasses.dataclass(frozen=True)
 class HostParts:
-    """The parts of a host array that one of several processes of a group is sent: what its devices hold.
+    """The slices of a host array that one of several processes of a group is sent: those of its devices.
 
     Indexed by the part of a device, as the whole array would be.
     """
@@ -91,7 +91,7 @@ class StepRequest:
       host_arrays: the values that the group is sent with this step, which takes them out, so that none is in
         the host's memory and on a device for the whole step.
       transient: of these, the ones that no later step reads; the group drops them when the step has ended.
-      released: what the group is to drop before the step.
+      released: the values and programs that the group drops before the step.
       donated: of the inputs, those that the step takes over.
       failed: why the step has failed before: it is not run again, its outputs are lost, its inputs stay.
       groups: those that take part in the step, and that a group may wait for; by default, all.
@@ -109,7 +109,7 @@ class StepRequest:
     donated: tuple[Handle, ...] = ()
     failed: str | None = None
     groups: frozenset[int] | None = None
-    refused: Refused | None = None
+    refused: NonFinitePolicy | None = None
     profile: bool = False
 
     @property
@@ -137,7 +137,7 @@ class StepReply:
 
 
 def add_told(error: BaseException, told: Sequence[Told]) -> None:
-    """Notes with an error of a step, which travels in place of the reply, what tasks told until then."""
+    """Adds the operands that tasks told to a step's error, which travels in place of the reply."""
     error.told = (*getattr(error, "told", ()), *told)  # type: ignore[attr-defined]
 
 

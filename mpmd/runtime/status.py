@@ -14,7 +14,7 @@ class GroupStatus:
     Attributes:
       mpmd_idx: the group.
       devices: of its submesh, by JAX's names.
-      state: what it is doing, with the step and for how long.
+      state: its activity, with the step and the duration.
       pending: how many calls it has not begun: steps, and values to fetch.
     """
 

@@ -1,4 +1,4 @@
-"""A group's values and TensorStore: what a process has of them is copied out, written, and read.
+"""A group's values and TensorStore: a process copies out, writes and reads its shards of them.
 
 TensorStore is imported when it is used, because programs without checkpoints need not have it.
 """
@@ -36,7 +36,7 @@ class HostShard(NamedTuple):
 
 
 class StoredArray(NamedTuple):
-    """An array to read: what TensorStore opens it by, and the dtype and the sharding that it is to have."""
+    """An array to read: its TensorStore specification, and the dtype and the sharding that it gets."""
 
     opened_by: JsonSpec
     dtype: np.dtype
@@ -101,7 +101,7 @@ def _check_chunks(array: Any, region: Region) -> None:
 
 
 def read(stored: Mapping[Handle, StoredArray], submesh: jax.sharding.Mesh) -> dict[Handle, jax.Array]:
-    """Reads arrays onto a submesh. Each process reads what its devices hold, and that once.
+    """Reads arrays onto a submesh. Each process reads the shards of its devices, each once.
 
     Raises: what TensorStore raises, ``ValueError`` for most faults of the storage.
     """

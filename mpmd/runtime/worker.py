@@ -46,7 +46,7 @@ from mpmd.util.stopwatch import Stopwatch
 
 
 class _Finishing:
-    """The end of a step, at which what the devices have been given is waited for."""
+    """The end of a step, which waits for the computations of the devices."""
 
     kind = Kind.TASK
 
@@ -63,7 +63,7 @@ class _CompiledProgram:
 
     Attributes:
       executor: runs the part.
-      executables: what XLA has compiled, by the names in the plan.
+      executables: the compiled ones, by the names in the plan.
       shardings, donated: for each input.
       inline: the positions of the outputs that travel with the reply: small ones that this process can read.
       enable_x64: JAX's setting when the part was compiled, under which it has to run.
@@ -96,8 +96,8 @@ class GroupWorker:
       transport_of: gives a plan's end of the edges to the other groups.
       agree: is called with a step and why this process cannot run it, if so. Waits until all processes of the
         group have come to the step; raises ``StepAborted`` in all of them when one cannot run it.
-      activity: says what it is doing; by default one of its own.
-      of_donated: what errors say of the values that a failed step has taken over.
+      activity: the record of its current operation; ``None``: a new one.
+      of_donated: the text in errors about values that a failed step has taken over.
     """
 
     def __init__(
@@ -160,9 +160,9 @@ class GroupWorker:
         """Compiles all that this group runs of ``plan`` by ``compile`` and keeps it as program ``number``.
 
         Args:
-          compiled_ahead: what ``compile`` has compiled already, by its name in the plan.
+          compiled_ahead: the executables of ``compile``, by their names in the plan.
 
-        Returns: what XLA needs to run it, and the seconds that XLA took, with those of ``compile``.
+        Returns: the memory that XLA needs to run it, and the seconds of XLA, with those of ``compile``.
         """
         ahead = self._ahead.pop(number, _CompiledAhead())
 
@@ -280,7 +280,7 @@ class GroupWorker:
         return inputs
 
     def _agreed_inputs(self, request: StepRequest) -> list[jax.Array]:
-        """The step's inputs, when all processes of the group have theirs: what follows is collective."""
+        """The step's inputs, when all processes of the group have theirs: collectives follow."""
         inputs, missing = [], None
         try:
             if request.failed is not None:
@@ -314,7 +314,7 @@ class GroupWorker:
         self._copies[copy] = {handle: storage.copied_out(self._value(handle)) for handle in handles}
 
     def write(self, copy: Handle, specs: Sequence[tuple[Handle, storage.JsonSpec]]) -> int:
-        """Writes what this process has of copied values, and returns the number of bytes; the copy is gone.
+        """Writes this process's shards of copied values, and returns the bytes; the copy is gone.
 
         Unlike all else it may be called in another thread, while steps run.
 
@@ -326,7 +326,7 @@ class GroupWorker:
         return storage.write(copies, specs)
 
     def read(self, stored: Mapping[Handle, storage.StoredArray]) -> StepReply:
-        """Reads values, which have these handles then. Raises what ``storage.read`` raises."""
+        """Reads values, which have these handles then. Raises as ``storage.read``."""
         self._values.update(storage.read(stored, self.submesh))
         return StepReply({})
 
@@ -357,7 +357,7 @@ class GroupWorker:
         return measured_peak(self.submesh.local_devices)
 
     def keep_only(self, programs: Collection[int]) -> None:
-        """Drops all other programs, and what is compiled of others."""
+        """Drops all other programs, also those that are compiled in part."""
         self.release(Released(programs=tuple((self._programs.keys() | self._ahead.keys()) - set(programs))))
 
     def has_program(self, number: int) -> bool:
@@ -386,7 +386,7 @@ def _readable(told: Iterable[Told]) -> Iterator[Told]:
 
 
 def _put(array: np.ndarray | HostParts, sharding: jax.sharding.Sharding) -> jax.Array:
-    """The array on the devices; each of several processes has at least what its devices hold."""
+    """The array on the devices; each of several processes has at least the shards of its devices."""
     if isinstance(array, np.ndarray) and sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     # device_put would compare the arrays of all processes, which takes much longer than the copy.

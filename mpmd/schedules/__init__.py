@@ -1,7 +1,7 @@
 """Schedules: the order in which each group runs its tasks, as data that is checked before it runs.
 
 The size of a step enters; ``TaskLists`` leave. Start reading in ``base.py``, the base class of schedules, and
-in ``gpipe.py``, the simplest one. ``check.py`` says what is wrong with lists, ``text.py`` reads and writes
+in ``gpipe.py``, the simplest one. ``check.py`` finds the faults of lists, ``text.py`` reads and writes
 them, ``dispatch.py`` makes lists by simulation, and ``families.py`` has all schedules by name.
 """
 

@@ -34,9 +34,9 @@ class Schedule(abc.ABC):
 
         OneAtATime(num_stages=4, mpmd_dim=4)
 
-    ``check_schedule`` says what is wrong with such lists, and ``mpmd.render.schedule_grid`` draws them.
+    ``check_schedule`` reports the faults of such lists, and ``mpmd.render.schedule_grid`` draws them.
 
-    Raises ``TypeError`` or ``ValueError`` for what is no number of stages or groups, of at least one.
+    Raises ``TypeError`` or ``ValueError`` unless the numbers of stages and groups are ints of at least 1.
     """
 
     num_stages: int
@@ -178,7 +178,7 @@ def v_shape(mpmd_dim: int) -> Placement:
 
 
 def check_num_microbatches(num_microbatches: int) -> None:
-    """Raises ``TypeError`` or ``ValueError`` for what is no number of microbatches, of at least one."""
+    """Raises ``TypeError`` or ``ValueError`` unless the number of microbatches is an int of at least 1."""
     raise_faults(int_fault("num_microbatches", num_microbatches))
 
 

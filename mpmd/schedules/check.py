@@ -50,7 +50,7 @@ def check_schedule(
     backwards, as in inference, has lists of forwards alone, with every forward once.
 
     Args:
-      tasks: for each group what it runs, first to last.
+      tasks: the cells of each group, first to last.
       num_stages: the number of stages of the step.
       num_microbatches: the number of microbatches of the step.
       mpmd_dim: the number of groups that there should be; ``None`` allows any.

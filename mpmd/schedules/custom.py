@@ -26,7 +26,7 @@ class CustomSchedule(Schedule):
         ''')
 
     Args:
-      lists: for each group what it runs, first to last.
+      lists: the cells of each group, first to last.
 
     Raises ``ScheduleError``, a ``ValueError``, for lists that cannot run; see ``check_schedule``.
     """
@@ -63,7 +63,7 @@ class CustomSchedule(Schedule):
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """Reads the lists from a file, as ``from_text`` does.
 
-        Raises also ``OSError`` for what is no regular file, or one too large to be a schedule.
+        Raises also ``OSError`` unless it is a regular file, and small enough to be a schedule.
         """
         raise_faults(path_fault("path", path))
         return cls.from_text(read_text(path))

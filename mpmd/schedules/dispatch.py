@@ -24,7 +24,7 @@ class TaskTimes:
     Attributes:
       fwd, bwd, bwdA, bwdW: the time of a kind of task: a number for all stages, or a sequence with one for
         each.
-      hop: how long a message from one group to another takes.
+      hop: the time of a message from one group to another.
 
     Raises ``ValueError`` when a time is negative, ``TypeError`` when it is no number.
     """

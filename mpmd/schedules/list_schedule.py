@@ -22,10 +22,10 @@ from mpmd.validation import bool_fault, int_fault, int_faults, is_sequence, rais
 class ListSchedule(AnyPlacement):
     """The shortest order found for stages whose times differ, within a limit of memory.
 
-    It simulates groups that start the best task that can start whenever they are free, for two rules of what
-    is best, and the handmade schedules that have the same placement and keep to the limit. It takes the
-    shortest order of all; of equally short ones, the order that needs the least memory. So it is never longer
-    than
+    It simulates groups that, whenever they are free, start the best task that can start, by two rules for the
+    best task. It also simulates the handmade schedules that have the same placement and keep to the limit. It
+    takes the shortest order of all; of equally short ones, the order that needs the least memory. So it is
+    never longer than
 
     - ``Std1F1B``, ``Interleaved1F1B`` and ``InterleavedGPipe``, for whole backwards,
     - ``ZeroBubble``, ``ZeroBubbleH2``, ``InterleavedZeroBubble``, ``ZeroBubbleV``, ``VHalf`` and ``VMin``,
@@ -36,13 +36,13 @@ class ListSchedule(AnyPlacement):
     the order that is found. 16 groups and 256 microbatches take about a second.
 
     Attributes:
-      times: how long tasks and messages take.
+      times: the times of tasks and messages.
       memory_limit: the most forwards that a group may have in flight, from the start of the forward to the
         end of its backward: a number for all groups, one for each, or ``None`` for no limit.
       split_backward: whether a backward is a ``bwdA`` and a ``bwdW``.
 
-    Raises ``TypeError`` for what are no numbers, and ``ValueError`` when numbers are missing, or when a limit
-    is less than the number of the group's stages, so that no microbatch could pass.
+    Raises ``TypeError`` for other types than numbers, and ``ValueError`` when numbers are missing, or when a
+    limit is less than the number of the group's stages, so that no microbatch could pass.
 
     Source: the rules follow the scheduler of Qi et al., "Zero Bubble Pipeline Parallelism", 2023,
     arXiv:2401.10241, section 3.1.

@@ -1,4 +1,4 @@
-"""Lists of tasks as text: what people write, what this package prints, and what PyTorch prints.
+"""Lists of tasks as text: in the forms of people, of this package and of PyTorch.
 
 The grammar, one row per group::
 

@@ -1,9 +1,9 @@
-"""Simulates a step: when each task starts and ends, what groups wait for, and what they hold.
+"""Simulates a step: the times of tasks, the reasons of waits, and the memory of groups.
 
 A schedule's lists of tasks or a ``Plan`` enters, with ``Costs``; a ``Simulation`` leaves. It needs no devices
 and no JAX. Start reading in ``workload.py``, which runs the operations of a step; ``sharing.py`` does so for
 groups that share cores. ``schedule.py`` and ``plan.py`` make operations of schedules and of plans, and
-``result.py`` says what was found. ``compare.py`` ranks schedules.
+``result.py`` has the result. ``compare.py`` ranks schedules.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def simulate(
 
     Args:
       program: a schedule's lists of cells, of which the first is group 0's, or a plan.
-      costs: how long tasks and messages take; by default a ``bwd`` takes 2, other tasks 1, and messages 0.
-      steps: how many steps to run in a row. A group starts the next step as soon as it has ended the one
-        before, since its weights are its own; the groups do not wait for one another in between.
-      topology: the processes of a plan's groups, ``step.topology``: messages have the bytes that travel
-        between those; without it, as between groups of one process, those of whole values. Or a function that
-        says the bytes of a value on an edge.
+      costs: the times of tasks and messages; by default a ``bwd`` takes 2, other tasks 1, and messages 0.
+      steps: the number of steps that run in a row. A group starts the next step as soon as it has ended the
+        one before, since its weights are its own; the groups do not wait for one another in between.
+      topology: the processes of a plan's groups, ``step.topology``: the bytes of a message are those that
+        travel between processes. ``None``: those of whole values, as between groups of one process. Or a
+        function that returns the bytes of a value on an edge.
 
-    Raises: ``TypeError`` for other types; ``ValueError`` when the groups deadlock, with what each waits for.
+    Raises: ``TypeError`` for other types; ``ValueError`` when the groups deadlock, with the wait of each.
     """
     raise_faults(
         type_fault("costs", costs, Costs, "Costs", optional=True),

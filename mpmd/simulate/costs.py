@@ -23,7 +23,7 @@ class Link:
     Messages leave one after another: the next one leaves when all bytes of the one before have left.
 
     Raises ``ValueError`` for a negative latency, and for a bandwidth that is not positive; ``TypeError`` for
-    what is no number.
+    other types.
     """
 
     latency: float = 0.0
@@ -40,25 +40,25 @@ class Costs:
     """The costs of tasks and messages, in any unit of time; a bandwidth is in bytes per that unit.
 
     The time of a task is that of its kind and stage in ``tasks`` or, if there is none, that of its kind in
-    ``kinds``. A fused cell takes the time in ``fused``, which its members share in proportion to their own
-    times or, if there is none, the sum of those.
+    ``kinds``. The time of a fused cell is that in ``fused``, divided among its members in proportion to their
+    own times, or, if there is none, the sum of the members' times.
 
     Attributes:
       kinds: the time of a task by its kind.
       tasks: the time of a task by its kind and stage.
       fused: the time of a fused cell by its members' kinds and stages.
-      outside: the time of a plan's work outside the loop, by group and task; what is missing takes no time.
+      outside: the time of a plan's tasks outside of loops, by group and task; missing ones take no time.
       link: the link of every edge. Within a group messages are free.
       links: the links of the edges that differ from ``link``.
       message_bytes: the size of an activation or gradient in a schedule. A plan has the sizes of its values.
       blocking: whether a group that sends does nothing else until its message has arrived; the receiver is
         always ready. Otherwise the sender goes on at once, and only the link is busy.
-      atomic: whether a schedule's fused cell starts when it has all that its members need from elsewhere, and
-        its results are there when it ends. Otherwise its members run one after another, each as early as
-        possible. The cells of a plan are executables, and always atomic.
-      at_once: how many groups can be at work at once, each at its own speed: more than these share the cores
-        that they compute on.
-      held_for_bwdw: the part of a forward's residuals that ``bwdA`` keeps, so that ``bwdW`` releases it.
+      atomic: whether a schedule's fused cell starts when all inputs of its members are there, and has its
+        results when it ends. Otherwise its members run one after another, each as early as possible. The
+        cells of a plan are executables, and always atomic.
+      at_once: the number of groups that can be at work at once, each at full speed; more groups share the
+        cores that they compute on.
+      held_for_bwdw: the fraction of a forward's residuals that ``bwdA`` keeps, so that ``bwdW`` releases it.
 
     Raises ``TypeError`` for values of other types, and ``ValueError`` for a negative time, and for groups
     that share cores and block.
@@ -108,7 +108,7 @@ class Costs:
         proportion to ``DEFAULT_TIMES``. A kind gets the median over its stages, so that the costs also fit
         another placement of stages on groups.
 
-        Raises: ``TypeError`` for what are no events.
+        Raises: ``TypeError`` for anything else than events.
         """
         events = checked_events("events", events)
         cells: dict[tuple[TaskType, ...], list[float]] = collections.defaultdict(list)
@@ -148,7 +148,7 @@ class Costs:
         return {key: time for key, time in known.items() if time is not None}
 
     def share(self, types: Sequence[TaskType], alone: Sequence[float]) -> list[float]:
-        """The times of a cell's members, given the times they have alone."""
+        """The times of a cell's members, given their times alone."""
         whole, total = self.fused.get(tuple(types)), sum(alone)
         if whole is None:
             return list(alone)

@@ -94,7 +94,7 @@ class _Machine:
                 yield receiver
 
     def _go_on(self, group: int) -> None:
-        """Starts what a group can start, and goes past what takes no time."""
+        """Starts operations that a group can start, and passes those that take no time."""
         work = self._workload
         while group not in self._left:
             step, operation = self._at[group]

@@ -57,7 +57,7 @@ class Workload:
     Attributes:
       tasks: what each operation does.
       durations: how long each operation takes.
-      at_start: for each operation, what is added to its group's memory when it starts.
+      at_start: for each operation, the memory that its group gains when it starts.
       at_end: for each operation, what is added, in this order, when its group goes on to the next operation.
       resident: the memory of each group at the start of a step.
       arriving: what each message adds to its receiver's memory until the operation that needs it starts; what
@@ -197,7 +197,7 @@ def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepT
 
 
 def deadlock(workload: Workload, positions: list[int]) -> str:
-    """The message of an error that says what the groups that have not ended wait for."""
+    """The message of an error with the waits of the groups that have not ended."""
     messages, waits = workload.messages, []
     for group, position in enumerate(positions):
         if position < workload.bounds[group + 1]:

@@ -261,7 +261,7 @@ class MpmdFunction:
     def _compile(
         self, call: Call, in_specs: Sequence[Spec | None] | None, held: Sequence[Placement]
     ) -> tuple[CompiledStep, Call]:
-        """Compiles the step for a call; also returns what calls it was compiled for, without arrays.
+        """Compiles the step for a call; also returns the description of that call, without arrays.
 
         The state's weak types may change with the first step: the step is traced as for later ones.
         """

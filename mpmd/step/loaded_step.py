@@ -32,7 +32,7 @@ from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import make_run_folder, write_traces
 from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
-from mpmd.runtime.nonfinite import Refused
+from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.step_future import StepFuture
@@ -339,7 +339,7 @@ class LoadedStep(PlannedStep):
         profile: bool,
     ) -> dict[int, StepRequest]:
         """The request to each group that takes part."""
-        refused = Refused.here()
+        refused = NonFinitePolicy.here()
         return {
             group: StepRequest(
                 program=self._loaded.number,

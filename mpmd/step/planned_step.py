@@ -1,4 +1,4 @@
-"""A step whose plan is verified, and what can be said of it without running it."""
+"""A step whose plan is verified, with the answers that need no run."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class PlannedStep(abc.ABC):
         """The times of all tasks; ``mpmd.render.draw_timeline(simulation, path, of_plan=True)`` draws them.
 
         Args:
-          costs: how long tasks and messages take, such as ``Costs.measured(events)`` of a step's profile; by
-            default a task takes as long as its operations, and messages nothing.
-          steps: how many steps to run in a row.
+          costs: the times of tasks and messages, such as ``Costs.measured(events)`` of a step's profile; by
+            default the time of a task is that of its operations, and messages take none.
+          steps: the number of steps that run in a row.
           operations_per_second: the speed of a device, if there are no costs.
 
         Raises: ``ValueError`` for a speed that is not positive, and as ``mpmd.simulate.simulate``.
@@ -60,8 +60,8 @@ class PlannedStep(abc.ABC):
 def explain(step: PlannedStep) -> Explanation:
     """Explains a step that ``mpmd.jit(...).lower(...)`` or ``mpmd.jit(...).compile(...)`` returned.
 
-    ``print(mpmd.explain(step))`` is an overview: where arguments and results are, what is sent, and what the
-    tasks do. ``print(mpmd.explain(step).leaf("params['w']"))`` tells all about one of them.
+    ``print(mpmd.explain(step))`` is an overview: the groups of arguments and results, the messages, and the
+    lines of tasks. ``print(mpmd.explain(step).leaf("params['w']"))`` tells all about one leaf.
 
     Raises: ``TypeError`` for anything but a planned or compiled step.
     """

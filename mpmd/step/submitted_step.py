@@ -1,4 +1,4 @@
-"""A step that the groups have: its arrays, and what becomes of these if the caller is interrupted."""
+"""A step that the groups have: its arrays, also if the caller is interrupted."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class DonatedState:
 
 
 class StepResults:
-    """Makes the arrays of what a step returns.
+    """Makes the arrays of a step's result.
 
     Args:
       outputs: those of the plan.

@@ -1,4 +1,4 @@
-"""Directories of what is executed, to which nobody but their user may write."""
+"""Directories of executed files, to which nobody but their user may write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_private(directory: str) -> None:
 
 
 def fault_of(directory: str) -> str | None:
-    """The reason for which others could choose what is executed from a directory, and what to do.
+    """The fault of a directory of executed files to which others may write, with advice.
 
     The directory and its files have to be the user's, or the administrator's, and not writable by others, as
     ``ssh`` asks of its keys. ``None`` also for one that does not exist, and for storage that has no users.

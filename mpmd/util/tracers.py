@@ -12,7 +12,7 @@ def check_untraced(named: Iterable[tuple[str, Any]]) -> None:
     """Checks the values that a step is called with, or closes over.
 
     Args:
-      named: what users call each value, and the value.
+      named: each value with its name to users.
 
     Raises: ``jax.errors.UnexpectedTracerError`` for a value that has leaked from a function that JAX has
       traced, with the line that has made it, and ``TypeError`` for one of a transformation under way.

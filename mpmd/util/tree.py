@@ -1,4 +1,4 @@
-"""Pytrees: what users call their leaves, and prefixes of them."""
+"""Pytrees: the names of their leaves to users, and prefixes of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proves of a plan, before it runs, that it can run. A ``Plan`` enters; what the plan needs leaves.
+"""Proves that a plan can run, before it runs. A ``Plan`` enters; the needs of the plan leave.
 
 Start reading in ``verify.py``, which composes the proof. ``structure.py`` checks that the parts of the plan
 fit together, ``lifetimes.py`` follows the values of one group, and ``channels.py`` follows the messages

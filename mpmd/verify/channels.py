@@ -128,7 +128,7 @@ class _SentMessage:
 
 
 def channels_of(plan: Plan, order: Sequence[int]) -> Channels:
-    """Derives what the channels carry, with vector clocks.
+    """Derives the messages of the channels, with vector clocks.
 
     When a message is sent, the most messages are in flight if the receiver has run no more than the causal
     past of the send; it has then read those messages whose first reader is in that past. This takes time

@@ -35,7 +35,7 @@ def check_lifetimes(plan: Plan, program: GroupProgram) -> Lifetimes:
     Every value is defined once, before its use, and has the shape and dtype that its readers were compiled
     for. Only values that the step may give up are freed or donated, and they are not used afterwards. A
     donated value is no other input of the same run, and was not sent: its message might still be in flight.
-    At the end the group holds the step's results, what the caller keeps, and nothing else.
+    At the end the group holds the step's results, the values that the caller keeps, and nothing else.
     """
     checker = _LifetimeChecker(plan, program)
     for position, instruction in enumerate(program.instructions):
@@ -88,7 +88,7 @@ class _LifetimeChecker:
         self.peak_values = max(self.peak_values, self._values)
 
     def end(self, results: Collection[OutputLeaf]) -> None:
-        """Checks what is left after the last instruction."""
+        """Checks the values that are left after the last instruction."""
         for name in list(self._arriving):
             self._take(name)
         self.peak_values = max(self.peak_values, self._values)

@@ -1,4 +1,4 @@
-"""Checks that the parts of a plan fit together: leaves, executables, and what instructions refer to."""
+"""Checks that the parts of a plan fit together: leaves, executables, and the names in instructions."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Verified:
     """The facts about a plan that passed.
 
     Attributes:
-      memory: for each group, what each of its devices needs. Temporaries are unknown until the groups have
+      memory: for each group, the need of each of its devices. Temporaries are unknown until the groups have
         compiled, and the values whose sharding is open count as replicated.
       peak_values: for each group, the most values that it holds at once, counted as
         ``GroupMemory.live_bytes`` counts them.

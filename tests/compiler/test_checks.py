@@ -236,7 +236,7 @@ def test_a_sharded_graph_that(fault, sharded):
 
 
 def last_before(placed):
-    return max(i for i, member in enumerate(placed.eqns) if member.place == 0)
+    return max(i for i, member in enumerate(placed.eqns) if member.segment == 0)
 
 
 OF_PLACED_GRAPHS = {
@@ -249,7 +249,7 @@ OF_PLACED_GRAPHS = {
         p, eqns=changed(p.eqns, last_before(p), levels={1 - next(iter(p.eqns[last_before(p)].levels)): 0})
     ),
     "runs before the loop what needs the loop": lambda p: replace(
-        p, eqns=changed(p.eqns, len(p.eqns) - 1, place=0)
+        p, eqns=changed(p.eqns, len(p.eqns) - 1, segment=0)
     ),
     "has a stage on a group that is not there": lambda p: replace(p, stage_groups=(0, 2)),
     "holds a result nowhere": lambda p: replace(p, output_groups=(frozenset(), *p.output_groups[1:])),

@@ -1,4 +1,4 @@
-"""Files, folders and names that the pages of the architecture have in code format exist."""
+"""Files, folders and names that pages have in code format exist."""
 
 import re
 from pathlib import Path
@@ -7,8 +7,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "architecture").glob("*.md"))]
-CODE = {path for folder in ("mpmd", "cluster", "tests", "benchmarks") for path in (ROOT / folder).rglob("*")}
-FILES = {str(path.relative_to(ROOT)) for path in CODE}
+ALL_PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+ROOMS = ("mpmd", "cluster", "tests", "benchmarks", "examples")
+CODE = {path for room in ROOMS for path in (ROOT / room).rglob("*")}
+FILES = {*ROOMS, *(str(path.relative_to(ROOT)) for path in CODE)}
 WORDS = {
     word for path in CODE if path.suffix in (".py", ".pyi") for word in re.findall(r"\w+", path.read_text())
 }
@@ -17,14 +19,28 @@ OF_OTHERS = {"RAY_USE_TLS", "SSLSocket", "__jax_array__"}
 """Names of other projects that pages have, and code has not."""
 
 
-def exists(span):
-    """Whether code has what a span in code format names; calls, options and texts are not looked at."""
-    if re.fullmatch(r"[\w/]+\.py|[\w/]+/", span):
-        return any(f"/{name}".endswith("/" + span.rstrip("/")) for name in FILES)
+def exists(span, folders):
+    """Whether code has what a span in code format names; calls, options and texts are not looked at.
+
+    Args:
+      folders: those that the page names, in which files without a folder are.
+    """
+    if re.fullmatch(r"[\w/]+/", span):
+        return span.rstrip("/") in FILES
+    if re.fullmatch(r"[\w/]+\.py", span):
+        return any(name == span or (name.startswith(folders) and name.endswith(f"/{span}")) for name in FILES)
     return not re.fullmatch(r"[A-Za-z_][\w.]*", span) or set(span.split(".")) <= WORDS | OF_OTHERS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_names_of_the_page_exist(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    assert not [span for span in re.findall(r"`([^`]+)`", text) if not exists(span)]
+    spans = re.findall(r"`([^`]+)`", text)
+    folders = tuple(span for span in spans if re.fullmatch(r"[\w/]+/", span))
+    assert not [span for span in spans if not exists(span, folders)]
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_any_page_names_exist(page):
+    named = re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w/]+(?:\.\w+)?)`", page.read_text())
+    assert not [name for name in named if name.rstrip("/") not in FILES]

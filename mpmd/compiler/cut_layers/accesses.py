@@ -33,7 +33,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """What an equation does with the rows of one iteration.
+    """An equation's access to the rows of one iteration.
 
     Attributes:
       eqn: it has the array as its first operand.
@@ -66,10 +66,10 @@ def access_of(eqn: JaxprEqn, rows: Mapping[Var, np.ndarray], length: int) -> Acc
       rows: the integers in the body of the scan, for each element of what is scanned over.
       length: the number of iterations.
     """
-    found = _selected(eqn, rows, length)
-    if found is None:
+    selection = _selected(eqn, rows, length)
+    if selection is None:
         return None
-    dim, starts, size, update = found
+    dim, starts, size, update = selection
     starts = starts.astype(np.int64)
     step, total = int(starts[1]) - int(starts[0]), shape_of(eqn.invars[0])[dim]
     if step < 1 or starts[0] < 0 or not np.array_equal(starts, starts[0] + step * np.arange(length)):
@@ -83,8 +83,8 @@ def access_of(eqn: JaxprEqn, rows: Mapping[Var, np.ndarray], length: int) -> Acc
 
 def takes_counted_rows(eqn: JaxprEqn, rows: Mapping[Var, np.ndarray], length: int) -> bool:
     """Whether an equation reads other rows of its first operand in each iteration, in whatever order."""
-    found = _selected(eqn, rows, length)
-    return found is not None and found[3] is None
+    selection = _selected(eqn, rows, length)
+    return selection is not None and selection[3] is None
 
 
 Selected = tuple[int, np.ndarray, int, int | None]

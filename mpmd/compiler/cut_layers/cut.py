@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.cut_layers.counted_scans import with_rows_scanned
-from mpmd.compiler.cut_layers.link import Linker, Links
+from mpmd.compiler.cut_layers.dimension_graph import DimensionGraph, dimension_graph
+from mpmd.compiler.cut_layers.index_loops import with_rows_scanned
 from mpmd.compiler.cut_layers.rewrite import Rewriter
 from mpmd.compiler.cut_layers.scans_over_data import warn_of_scans_over_data
 from mpmd.compiler.cut_layers.values import Gathered, Values
 from mpmd.compiler.jaxprs.bodies import in_loops, with_remat_open
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_remat, subjaxprs, with_eqns
+from mpmd.compiler.jaxprs.equations import Atom, is_remat, subjaxprs, with_eqns
 from mpmd.compiler.jaxprs.live import live_jaxpr
 from mpmd.compiler.jaxprs.marks import has_mark, marks_in
-from mpmd.errors import CompileError, PerformanceWarning
+from mpmd.errors import PerformanceWarning
 from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_of
 from mpmd.language.reduce import treduce_p
@@ -29,14 +29,15 @@ Known = TypeVar("Known")
 
 @dataclasses.dataclass(frozen=True)
 class CutJaxpr:
-    """The jaxpr of a step whose stacked values are in parts.
+    """The jaxpr of a step whose stacked values are in layer ranges.
 
     Attributes:
-      jaxpr: of the parts of arguments and results, in order.
+      jaxpr: of the layer ranges of arguments and results, in order.
       constants: the values of the variables that it reads besides.
-      argument_stacks, result_stacks: for each argument and result as it was, how it is in parts; ``None`` for
-        one that is whole.
-      origin: for new variables, the one of the step as it was that each is a part or a partial result of.
+      argument_stacks, result_stacks: for each argument and result as it was, how it is in layer ranges;
+        ``None`` for one that is whole.
+      origin: for new variables, the one of the step as it was that each is a layer range or a partial result
+        of.
     """
 
     jaxpr: Jaxpr
@@ -45,8 +46,8 @@ class CutJaxpr:
     result_stacks: tuple[Stack | None, ...]
     origin: Mapping[Var, Var]
 
-    def of_parts(self, known: Mapping[Var, Known]) -> dict[Var, Known]:
-        """What is known of variables, and so of of those that come of them."""
+    def of_ranges(self, known: Mapping[Var, Known]) -> dict[Var, Known]:
+        """Facts of variables, with those of the variables that come of them."""
         return {**known, **{new: known[var] for new, var in self.origin.items() if var in known}}
 
 
@@ -65,17 +66,17 @@ def cut_stacks(
     Args:
       constants: the values of the variables that the step reads besides its arguments.
       fed_back: pairs of an argument's and a result's position that a training loop will connect.
-      argument_stacks, result_stacks: for arguments and results that are in parts anyway, how.
+      argument_stacks, result_stacks: for arguments and results that are in layer ranges anyway, how.
 
     Raises: ``CompileError`` for marks that do not fit their scans.
     Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
       counter in another order; ``SharedWeightsWarning`` for marks in scans over data.
     """
-    given = [
+    stacks_in_place = [
         *zip(jaxpr.invars, argument_stacks, strict=False),
         *zip(jaxpr.outvars, result_stacks, strict=False),
     ]
-    seeds = [(atom, stack) for atom, stack in given if stack is not None and isinstance(atom, Var)]
+    seeds = [(atom, stack) for atom, stack in stacks_in_place if stack is not None and isinstance(atom, Var)]
     if not seeds and not has_marked_scan(jaxpr):
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
         return CutJaxpr(jaxpr, constants, *whole, origin={})
@@ -83,10 +84,10 @@ def cut_stacks(
     jaxpr = with_rows_scanned(jaxpr, constants)
     warn_of_scans_over_data(jaxpr)
     while True:
-        links = _links(jaxpr, seeds)
-        opened = _with_remat_open(jaxpr, links)
+        graph = dimension_graph(jaxpr, seeds)
+        opened = _with_remat_open(jaxpr, graph)
         if opened is None:
-            return _rewritten(jaxpr, constants, links, fed_back, result_stacks)
+            return _rewritten(jaxpr, constants, graph, fed_back, result_stacks)
         jaxpr = opened
 
 
@@ -110,28 +111,16 @@ def has_marked_scan(jaxpr: Jaxpr) -> bool:
     )
 
 
-def _links(jaxpr: Jaxpr, seeds: Sequence[tuple[Var, Stack]]) -> Links:
-    """What is in parts in a step. Raises ``CompileError`` for marks that do not fit their scans."""
-    linker = Linker()
-    linker.walk(jaxpr.eqns)
-    if linker.faults:
-        raise CompileError(list(dict.fromkeys(linker.faults)))
-    for var, stack in seeds:
-        ends = itertools.accumulate(stack.sizes)
-        linker.dimensions.cut((var, stack.axis), aval_of(var).shape[stack.axis], ends)
-    return linker.links()
+def _with_remat_open(jaxpr: Jaxpr, graph: DimensionGraph) -> Jaxpr | None:
+    """The step with those rematerialised functions open that touch layer ranges; ``None`` without any."""
 
+    def touches_ranges(eqn: JaxprEqn) -> bool:
+        return any(graph.dimensions.stack(atom) for atom in (*eqn.invars, *eqn.outvars))
 
-def _with_remat_open(jaxpr: Jaxpr, links: Links) -> Jaxpr | None:
-    """The step with those rematerialised functions open that touch values in parts; ``None`` without any."""
-
-    def touches_parts(eqn: JaxprEqn) -> bool:
-        return any(links.dimensions.stack(atom) for atom in (*eqn.invars, *eqn.outvars))
-
-    if not any(is_remat(eqn) and touches_parts(eqn) for eqn in _equations(jaxpr)):
+    if not any(is_remat(eqn) and touches_ranges(eqn) for eqn in _equations(jaxpr)):
         return None
-    jaxpr = in_loops(jaxpr, lambda body: with_remat_open(body, touches_parts))
-    return with_remat_open(jaxpr, touches_parts)
+    jaxpr = in_loops(jaxpr, lambda body: with_remat_open(body, touches_ranges))
+    return with_remat_open(jaxpr, touches_ranges)
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -146,29 +135,29 @@ def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 def _rewritten(
     jaxpr: Jaxpr,
     constants: Mapping[Var, Any],
-    links: Links,
+    graph: DimensionGraph,
     fed_back: Sequence[tuple[int, int]],
-    given: Sequence[Stack | None],
+    result_stacks: Sequence[Stack | None],
 ) -> CutJaxpr:
-    """The step of the parts.
+    """The step of the layer ranges.
 
     A result that takes the place of an argument is in the argument's parts, not the other way round: that it
     does so is a guess, by which nothing is cut.
     """
     gathered = Gathered()
-    values = Values(links.dimensions, gathered, origin={})
-    parts_of_constants: dict[Var, Any] = {}
+    values = Values(graph.dimensions, gathered, origin={})
+    ranges_of_constants: dict[Var, Any] = {}
     for var, value in constants.items():
         stack = values.planned(var)
-        parts = stack.cut(value) if stack else (value,)
-        parts_of_constants |= zip(values.bind(var), parts, strict=True)
+        ranges = stack.cut(value) if stack else (value,)
+        ranges_of_constants |= zip(values.bind(var), ranges, strict=True)
     invars = [new for var in jaxpr.invars for new in values.bind(var)]
-    Rewriter(links).add_all(values, jaxpr.eqns)
+    Rewriter(graph).add_all(values, jaxpr.eqns)
     argument_stacks = tuple(map(values.planned, jaxpr.invars))
     stacks = list(map(values.planned, jaxpr.outvars))
     for i, j in fed_back:
         stacks[j] = argument_stacks[i] or stacks[j]
-    stacks = [wanted or stack for wanted, stack in itertools.zip_longest(given, stacks)]
+    stacks = [asked or stack for asked, stack in itertools.zip_longest(result_stacks, stacks)]
     outvars: list[Atom] = []
     for atom, stack in zip(jaxpr.outvars, stacks, strict=True):
         outvars += values.as_planned(atom, stack)
@@ -176,7 +165,7 @@ def _rewritten(
         warnings.warn(message, PerformanceWarning, stacklevel=2)
     return CutJaxpr(
         jaxpr=with_eqns(jaxpr, values.eqns, invars=invars, outvars=outvars),
-        constants=parts_of_constants,
+        constants=ranges_of_constants,
         argument_stacks=argument_stacks,
         result_stacks=tuple(stacks),
         origin=values.origin,

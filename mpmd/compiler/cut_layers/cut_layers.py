@@ -29,7 +29,7 @@ def cut_layers(
 
     Args:
       argument_stacks, result_stacks: for a function without a loop, how each leaf of the arguments and of the
-        result is in parts; ``None`` for one that is whole, none if all are.
+        result is in layer ranges; ``None`` for one that is whole, none if all are.
 
     Raises: ``CompileError`` for marks that do not fit their scans, or do not make the stages of schedules.
     Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
@@ -38,7 +38,7 @@ def cut_layers(
     # 1. Scans are cut at their marks, and stacked arrays into parts.
     stacks = () if traced.has_loop else (argument_stacks, result_stacks)
     cut = cut_stacks(traced.jaxpr, traced.constants, traced.fed_back_leaves, *stacks)
-    # 2. Callbacks that give nothing back are what the driver calls, each part of a scan its own.
+    # 2. Callbacks that give nothing back are what the driver calls, each layer range of a scan its own.
     jaxpr = with_host_callbacks(cut.jaxpr)
     # 3. Equations and loops come in turn; results that are no value of the step yet become copies.
     outside, loops = _segments(jaxpr)
@@ -84,7 +84,7 @@ def _cut_step(
     loops: tuple[Loop, ...],
     results: Sequence[Var],
 ) -> CutStep:
-    """The step of these equations and loops, of which each argument and result is a part of a leaf."""
+    """The step of these equations and loops, of which each argument and result is a layer range of a leaf."""
     argument_leaves = tuple(map(_leaf, traced.argument_paths, traced.jaxpr.invars, cut.argument_stacks))
     result_leaves = tuple(map(_leaf, paths(traced.out_shape), traced.jaxpr.outvars, cut.result_stacks))
     donated = per_part(argument_leaves, traced.donated)
@@ -99,8 +99,8 @@ def _cut_step(
         argument_leaves=argument_leaves,
         result_leaves=result_leaves,
         fed_back_leaves=traced.fed_back_leaves,
-        fed_back=tuple(_fed_back_parts(traced.fed_back_leaves, argument_leaves, result_leaves)),
-        explicit_specs=cut.of_parts(traced.explicit_specs),
+        fed_back=tuple(_fed_back_ranges(traced.fed_back_leaves, argument_leaves, result_leaves)),
+        explicit_specs=cut.of_ranges(traced.explicit_specs),
     )
 
 
@@ -114,16 +114,16 @@ def _names(leaves: Sequence[Leaf]) -> Iterator[str]:
 
 
 def _variables_read(outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop]) -> set[Var]:
-    """What equations and loops read, and the values that loops return."""
+    """The variables that equations and loops read, and those that loops return."""
     atoms = [atom for eqn in itertools.chain(*outside, *(loop.eqns for loop in loops)) for atom in eqn.invars]
     atoms += [atom for loop in loops for result in loop.results for atom in (result.initial, result.value)]
     return {atom for atom in atoms if isinstance(atom, Var)}
 
 
-def _fed_back_parts(
+def _fed_back_ranges(
     fed_back_leaves: Sequence[tuple[int, int]], arguments: Sequence[Leaf], results: Sequence[Leaf]
 ) -> Iterator[tuple[int, int]]:
-    """The pairs of the parts of leaves."""
+    """The pairs of the layer ranges of leaves."""
     first_argument = [0, *itertools.accumulate(len(leaf.names) for leaf in arguments)]
     first_result = [0, *itertools.accumulate(len(leaf.names) for leaf in results)]
     for i, j in fed_back_leaves:

@@ -24,7 +24,7 @@ Node = tuple[Any, int]
 """A dimension of a variable. Anything hashable may take the variable's place."""
 
 
-class _Part(NamedTuple):
+class _Inclusion(NamedTuple):
     """A dimension that is a part of another one, from ``start``, ``size`` of it long; or all in reverse."""
 
     whole: Node
@@ -48,7 +48,7 @@ class Dimensions:
 
     def __init__(self) -> None:
         self._same: DisjointSets[Node] = DisjointSets()
-        self._parts: list[_Part] = []
+        self._inclusions: list[_Inclusion] = []
         self._cuts: dict[Node, set[Fraction]] = {}  # by node, and once they are spread by class
 
     def join(self, nodes: Iterable[Node]) -> None:
@@ -61,14 +61,14 @@ class Dimensions:
             for dim in range(len(shape_of(a))):
                 self.join([(a, dim), (b, dim)])
 
-    def add_part(
+    def add_inclusion(
         self, whole: tuple[Var, int], part: tuple[Var, int], start: int, reverses: bool = False
     ) -> None:
         """The dimension ``part`` is the one of ``whole`` from an element on, or all of it in reverse."""
         size, length = shape_of(whole[0])[whole[1]], shape_of(part[0])[part[1]]
         if length > 1:  # a single layer cannot be cut
             fractions = Fraction(start, size), Fraction(length, size)
-            self._parts.append(_Part(whole, part, *fractions, reverses))
+            self._inclusions.append(_Inclusion(whole, part, *fractions, reverses))
 
     def cut(self, node: Node, size: int, at: Iterable[int]) -> None:
         """A dimension of some size is in parts that begin and end at these elements; perhaps in one part."""
@@ -81,8 +81,8 @@ class Dimensions:
         other parts, too, of which nothing may be known yet.
         """
         cuts: dict[Node, set[Fraction]] = collections.defaultdict(set)
-        for node, found in self._cuts.items():
-            cuts[self._same.find(node)] |= found
+        for node, ends in self._cuts.items():
+            cuts[self._same.find(node)] |= ends
         while new := self._below(cuts) or self._above(cuts):
             cuts |= new
         self._cuts = dict(cuts)
@@ -90,7 +90,7 @@ class Dimensions:
     def _below(self, cuts: Mapping[Node, set[Fraction]]) -> dict[Node, set[Fraction]]:
         """The cuts of parts of what is cut."""
         new: dict[Node, set[Fraction]] = collections.defaultdict(set)
-        for part in self._parts:
+        for part in self._inclusions:
             above, below = self._same.find(part.whole), self._same.find(part.part)
             if above in cuts and below not in cuts:
                 new[below] |= part.below(cuts[above])
@@ -100,12 +100,12 @@ class Dimensions:
         """The cuts of what has parts that are cut; if some are made up of these, of them alone."""
         new: dict[Node, set[Fraction]] = collections.defaultdict(set)
         spans: dict[Node, set[tuple[Fraction, Fraction]]] = collections.defaultdict(set)
-        for part in self._parts:
+        for part in self._inclusions:
             above, below = self._same.find(part.whole), self._same.find(part.part)
             if below in cuts and above not in cuts:
                 new[above] |= part.above(cuts[below])
                 spans[above].add((part.start, part.start + part.size))
-        complete = {node: found for node, found in new.items() if _is_covered(spans[node])}
+        complete = {node: ends for node, ends in new.items() if _is_covered(spans[node])}
         return complete or new
 
     def sizes(self, node: Node, size: int) -> tuple[int, ...] | None:
@@ -121,10 +121,10 @@ class Dimensions:
         if not isinstance(atom, Var):
             return None
         shape = shape_of(atom)
-        found = [
+        cuts = [
             Stack(dim, sizes) for dim, size in enumerate(shape) if (sizes := self.sizes((atom, dim), size))
         ]
-        return found[0] if len(found) == 1 else None
+        return cuts[0] if len(cuts) == 1 else None
 
 
 def _is_covered(spans: Iterable[tuple[Fraction, Fraction]]) -> bool:

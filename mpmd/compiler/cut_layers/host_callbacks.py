@@ -65,10 +65,10 @@ class _Lifted:
 
 def _rewritten(jaxpr: Jaxpr, path: tuple[int | None, ...]) -> Jaxpr:
     eqns: list[JaxprEqn] = []
-    found, outvars = _without_callbacks(jaxpr, path)
+    items, outvars = _without_callbacks(jaxpr, path)
     # A loop has the number of its equation, as the first part of the positions in it.
     numbers = (i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is treduce_p)
-    for item in found:
+    for item in items:
         if isinstance(item, _Lifted):
             eqns.append(_carried_out_by_driver(item))
         elif item.primitive is treduce_p:
@@ -109,26 +109,26 @@ def _without_callbacks(
     jaxpr: Jaxpr, path: tuple[int | None, ...]
 ) -> tuple[list[JaxprEqn | _Lifted], list[Atom]]:
     """The equations of a jaxpr with its callbacks lifted, in order, and its results."""
-    found: list[JaxprEqn | _Lifted] = []
+    items: list[JaxprEqn | _Lifted] = []
     renamed: dict[Var, Atom] = {}
     read = {var for eqn in jaxpr.eqns for var in operands(eqn)}
     read |= {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
     for number, eqn in enumerate(jaxpr.eqns):
         eqn, at = substitute(eqn, renamed), (*path, number)
         if eqn.primitive.name in GIVING_NOTHING_BACK and read.isdisjoint(eqn.outvars):
-            found.append(_Lifted(eqn, at, tuple(eqn.invars)))
+            items.append(_Lifted(eqn, at, tuple(eqn.invars)))
         elif (lift := _LIFTS.get(eqn.primitive.name)) and has_callback(eqn):
-            found += lift(eqn, at, renamed)
+            items += lift(eqn, at, renamed)
         else:
-            found.append(eqn)
-    return found, [lookup(atom, renamed) for atom in jaxpr.outvars]
+            items.append(eqn)
+    return items, [lookup(atom, renamed) for atom in jaxpr.outvars]
 
 
 def _opened(jaxpr: Jaxpr, path: tuple[int | None, ...]) -> tuple[list[JaxprEqn], list[Atom], list[_Lifted]]:
     """The equations of a body, its results, and the callbacks that were among the equations."""
-    found, outvars = _without_callbacks(jaxpr, path)
-    eqns = [item for item in found if isinstance(item, JaxprEqn)]
-    return eqns, outvars, [item for item in found if isinstance(item, _Lifted)]
+    items, outvars = _without_callbacks(jaxpr, path)
+    eqns = [item for item in items if isinstance(item, JaxprEqn)]
+    return eqns, outvars, [item for item in items if isinstance(item, _Lifted)]
 
 
 def _variables_of(lifted: Iterable[_Lifted]) -> list[Var]:
@@ -167,11 +167,11 @@ def _lift_from_scan(
         final, stacks = lax.scan(one, list(operands[carry]), list(operands[xs]), length, reverse, unroll)
         return [*final, *stacks]
 
-    made, atoms = traced_eqns(scan, eqn.invars)
+    scans, atoms = traced_eqns(scan, eqn.invars)
     renamed.update(zip(eqn.outvars, atoms, strict=False))
     around = [dataclasses.replace(member, scans=(Scan(length, reverse), *member.scans)) for member in lifted]
     return [
-        *(inner.replace(source_info=eqn.source_info) for inner in made),
+        *(inner.replace(source_info=eqn.source_info) for inner in scans),
         *_outside(around, atoms[len(outvars) :]),
     ]
 

@@ -107,13 +107,13 @@ class Integers:
                 del carried[var]
         if not (xs or carried):
             return None
-        found: dict[int, Known] = {}
+        of_row: dict[int, Known] = {}
         for row in order:
-            found[row] = iteration(state, row)
-            state = {var: _found(after, found[row]) for var, after in carried.items()}
+            of_row[row] = iteration(state, row)
+            state = {var: _known_value(after, of_row[row]) for var, after in carried.items()}
         positions = {var: i for i, var in enumerate(body.invars[roles.carry])}
         return Iterated(
-            {var: np.stack([found[row][var] for row in range(length)]) for var in found[0]},
+            {var: np.stack([of_row[row][var] for row in range(length)]) for var in of_row[0]},
             {positions[var]: value for var, value in state.items()},
         )
 
@@ -135,7 +135,7 @@ def _lookup(atom: Atom, known: Mapping[Var, np.ndarray]) -> np.ndarray | None:
     return known.get(atom)
 
 
-def _found(atom: Atom, known: Mapping[Var, np.ndarray]) -> np.ndarray:
+def _known_value(atom: Atom, known: Mapping[Var, np.ndarray]) -> np.ndarray:
     value = _lookup(atom, known)
     assert value is not None, f"{atom} was known in the first iteration"
     return value

@@ -23,7 +23,7 @@ from mpmd.language.annotate import Boundary, mark_of, mark_p
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What the marks in the body of a scan say.
+    """The ends of stages that the marks in the body of a scan make.
 
     Attributes:
       eqn: one of them, of the boundary that the others share.
@@ -71,12 +71,12 @@ class LayerScan:
 
     @property
     def stacked(self) -> list[Atom]:
-        """What it scans over and what it stacks."""
+        """The arrays that it scans over, and those that it stacks."""
         return [*self.eqn.invars[self.operands.xs], *self.eqn.outvars[self.operands.num_carry :]]
 
 
 def read_scan(eqn: JaxprEqn) -> LayerScan:
-    """What is known of a scan. Raises ``ValueError`` for marks that do not fit it."""
+    """Reads a scan and its marks. Raises ``ValueError`` for marks that do not fit it."""
     jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
     roles = scan_operands(eqn)
     before = jaxpr.invars[roles.carry]
@@ -98,14 +98,14 @@ def read_scan(eqn: JaxprEqn) -> LayerScan:
 
 def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) -> Marks:
     jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
-    found = list(marks_in(jaxpr))
-    backward = [(member, mark) for member, mark in found if not mark.forward]
-    written = [(member, mark) for member, mark in found if mark.forward and not mark.linear]
-    member, mark = (backward or written or found)[0]
-    others = {other.boundary for _, other in (backward or written or found)} - {mark.boundary}
+    marks = list(marks_in(jaxpr))
+    backward = [(member, mark) for member, mark in marks if not mark.forward]
+    by_user = [(member, mark) for member, mark in marks if mark.forward and not mark.linear]
+    member, mark = (backward or by_user or marks)[0]
+    others = {other.boundary for _, other in (backward or by_user or marks)} - {mark.boundary}
     if others:
         # A derivative has the marks of its function in another order; what is said twice is shown once.
-        lines = ", ".join(sorted({where(one) for one, _ in found}))
+        lines = ", ".join(sorted({where(one) for one, _ in marks}))
         raise ValueError(
             f"the scan at {where(eqn)} has several marks in its body, at {lines}: a stage ends after a whole "
             "iteration, so leave one of them"
@@ -115,7 +115,7 @@ def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) ->
         reached = _behind_marks(jaxpr)
         outs = jaxpr.outvars[: roles.num_carry]
         carried = [i for i, atom in enumerate(outs) if isinstance(atom, Var) and atom in reached]
-        if written and not carried:
+        if by_user and not carried:
             raise ValueError(_not_carried(where(member), has_carry=bool(outs)))
     else:
         needed = _before_marks(jaxpr)
@@ -136,7 +136,7 @@ def _read_marks(eqn: JaxprEqn, roles: ScanOperands, added_to: frozenset[int]) ->
 
 
 def _not_carried(line: str, has_carry: bool) -> str:
-    """What is wrong with a mark of what its scan does not carry, and what to write instead."""
+    """The fault of a mark whose result its scan does not carry, and the remedy."""
     if has_carry:
         return (
             f"mark_stage_end at {line} is in a scan that does not carry what it returns to the next "
@@ -189,7 +189,7 @@ def _divided(length: int, stages: int) -> tuple[int, ...]:
 
 
 def _behind_marks(jaxpr: Jaxpr) -> set[Var]:
-    """What depends on what a mark returns."""
+    """The variables that depend on the result of a mark."""
     reached: set[Var] = set()
     for eqn in jaxpr.eqns:
         is_mark = mark_of(eqn) is not None or any_inside(eqn, mark_p)
@@ -199,7 +199,7 @@ def _behind_marks(jaxpr: Jaxpr) -> set[Var]:
 
 
 def _before_marks(jaxpr: Jaxpr) -> set[Var]:
-    """What a mark backward is made of."""
+    """The variables that backward marks depend on."""
     needed: set[Var] = set()
     for eqn in reversed(jaxpr.eqns):
         mark = mark_of(eqn)

@@ -144,14 +144,14 @@ def _marks_before(loop: Loop, marks: Ends) -> list[int]:
     """The number of marks that stand one behind the other before each of them."""
     ends = {id(eqn) for eqn, _ in marks}
     passed: dict[Var, int] = {}
-    found = []
+    numbers = []
     for eqn in loop.eqns:
         before = max((passed.get(var, 0) for var in operands(eqn)), default=0)
         if id(eqn) in ends:
-            found.append(before)
+            numbers.append(before)
             before += 1
         passed.update(dict.fromkeys(eqn.outvars, before))
-    return found
+    return numbers
 
 
 def _numbered(loop: Loop, stages: Sequence[int]) -> Loop:
@@ -182,10 +182,10 @@ def _ends_at(loop: Loop, boundary: Boundary, ends: Sequence[int]) -> Iterator[tu
     """
     marks = [(eqn, mark) for eqn, mark in _marks(loop) if mark.boundary is boundary]
     direction = any(mark.forward and not mark.linear for _, mark in marks)
-    own = [eqn for eqn, mark in marks if mark.forward is direction and not mark.linear]
+    by_user = [eqn for eqn, mark in marks if mark.forward is direction and not mark.linear]
     tangents = [eqn for eqn, mark in marks if mark.forward is direction and mark.linear]
     cotangents = [eqn for eqn, mark in marks if mark.forward is not direction]
-    yield from zip(own, ends, strict=True)
+    yield from zip(by_user, ends, strict=True)
     yield from zip(tangents, itertools.cycle(ends), strict=False)
     yield from zip(cotangents, itertools.cycle(reversed(ends)), strict=False)
 
@@ -193,15 +193,16 @@ def _ends_at(loop: Loop, boundary: Boundary, ends: Sequence[int]) -> Iterator[tu
 def _wrong_number_of_marks(loop: Loop) -> str:
     ends, schedule = _ends(loop), loop.schedule
     stages = _marks_before(loop, ends)
-    found, wanted = max(stages, default=-1) + 1, schedule.num_stages
+    marked, num_stages = max(stages, default=-1) + 1, schedule.num_stages
     more = (
         f"; that many stages on {_count(schedule.mpmd_dim, 'group')}, as where calls of a network feed one "
-        f"another, are those of {_with_stages(schedule, found)}"
+        f"another, are those of {_with_stages(schedule, marked)}"
     )
+    one_scan = _for_one_scan(ends, num_stages)
     return (
-        f"the function that treduce at {loop.where} applies has {_ends_found(ends, found)}, but the schedule "
-        f"{schedule} has {_count(wanted, 'stage')}: it needs {_count(wanted - 1, 'mark')}, or {wanted} with "
-        f"one after the last stage{_for_one_scan(ends, wanted)}{more if found > wanted else ''}."
+        f"the function that treduce at {loop.where} applies has {_ends_found(ends, marked)}, but the "
+        f"schedule {schedule} has {_count(num_stages, 'stage')}: it needs {_count(num_stages - 1, 'mark')}, "
+        f"or {num_stages} with one after the last stage{one_scan}{more if marked > num_stages else ''}."
         f"{_lines(stages, ends)}"
     )
 
@@ -214,10 +215,10 @@ def _ends_found(ends: Ends, stages: int) -> str:
     return f"{_count(len(ends), 'call')} of mark_stage_end, which end {_count(stages, 'stage')}"
 
 
-def _for_one_scan(ends: Ends, wanted: int) -> str:
-    """What to write if all marks are those of one scan."""
+def _for_one_scan(ends: Ends, num_stages: int) -> str:
+    """The remedy if all marks are those of one scan."""
     if all(mark.boundary.in_scan for _, mark in ends) and len({_place(*end) for end in ends}) == 1:
-        return f", which mark_stage_end(..., num_stages={wanted}) in the scan gives"
+        return f", which mark_stage_end(..., num_stages={num_stages}) in the scan gives"
     return ""
 
 

@@ -28,7 +28,7 @@ class Passed:
     """A marked scan that was cut.
 
     Attributes:
-      starts: for each part, what is carried into it.
+      starts: for each layer range, what is carried into it.
     """
 
     scan: LayerScan
@@ -37,7 +37,7 @@ class Passed:
 
     @property
     def kept_marks(self) -> dict[Var, int]:
-        """What it stacks that its marks return, and at which position each is carried."""
+        """The results of marks that it stacks, and the position of each in the carry."""
         marks, roles = self.scan.marks, self.scan.operands
         if marks is None or not marks.forward or marks.linear:
             return {}
@@ -52,7 +52,7 @@ class Recomputation:
     """A scan that computes again what another one has not kept.
 
     Attributes:
-      starts: for what it carries, by position, what each part starts from.
+      starts: for what it carries, by position, what each layer range starts from.
     """
 
     scan: LayerScan
@@ -181,15 +181,15 @@ class _Fusion:
         return [*after, *forward_after, *stacks]
 
     def _starts(self) -> dict[int, Sequence[Atom]]:
-        """What is carried into each part is what the forward carried into it."""
-        parts, num_carry = self._source.starts, len(self._again_operands.carry)
+        """The carry into each layer range: that of the forward into it."""
+        ranges, num_carry = self._source.starts, len(self._again_operands.carry)
         starts: dict[int, Sequence[Atom]] = {
-            j: [part[self._marks[x]] for part in parts]
+            j: [part[self._marks[x]] for part in ranges]
             for j, x in self._scan.passed_on.items()
             if x in self._marks
         }
         return starts | {
-            num_carry + n: [part[i] for part in parts] for n, i in enumerate(self._forward_carry)
+            num_carry + n: [part[i] for part in ranges] for n, i in enumerate(self._forward_carry)
         }
 
 

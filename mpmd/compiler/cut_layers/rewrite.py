@@ -1,4 +1,4 @@
-"""Writes a step anew, with an equation for each part where values are in parts."""
+"""Rewrites a step with an equation for each layer range where values are in layer ranges."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.cut_layers.assemblies import Assembly, assemblies_of
-from mpmd.compiler.cut_layers.link import Links, loop_operands
+from mpmd.compiler.cut_layers.concat_and_slice import ConcatOrSlice, concats_and_slices
+from mpmd.compiler.cut_layers.dimension_graph import DimensionGraph, loop_operands
 from mpmd.compiler.cut_layers.scans import Boundaries, add_scan
 from mpmd.compiler.cut_layers.values import Values
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
@@ -23,8 +23,8 @@ from mpmd.language.reduce import treduce_p
 class Rewriter:
     """Rules for equations. Each adds to ``Values`` what makes the equation's results."""
 
-    def __init__(self, links: Links):
-        self._links = links
+    def __init__(self, graph: DimensionGraph):
+        self._graph = graph
         self._boundaries = Boundaries()
 
     def add_all(self, values: Values, eqns: Iterable[JaxprEqn]) -> None:
@@ -32,8 +32,8 @@ class Rewriter:
             self.add(values, eqn)
 
     def add(self, values: Values, eqn: JaxprEqn) -> None:
-        scan = self._links.scans.get(id(eqn))
-        if scan is not None and (sizes := self._links.sizes(scan) or (scan.marks and (scan.length,))):
+        scan = self._graph.scans.get(id(eqn))
+        if scan is not None and (sizes := self._graph.sizes(scan) or (scan.marks and (scan.length,))):
             add_scan(values, scan, sizes, self._boundaries)
         elif eqn.primitive is treduce_p:
             self._add_loop(values, eqn)
@@ -49,20 +49,20 @@ class Rewriter:
     def _add_equation(self, values: Values, eqn: JaxprEqn) -> None:
         for dimension in exact_dimensions(eqn):
             if (stacks := _stacks_along(values, eqn, dimension)) is not None:
-                _add_in_parts(values, eqn, dimension, stacks)
+                _add_for_each_range(values, eqn, dimension, stacks)
                 return
-        for assembly in assemblies_of(eqn):
-            if _is_cut(values, assembly):
-                _assembled(values, eqn, assembly)
+        for relation in concats_and_slices(eqn):
+            if _is_cut(values, relation):
+                _add_concat_or_slice(values, eqn, relation)
                 return
         values.emit(eqn, [values.whole(atom, eqn) for atom in eqn.invars], eqn.outvars)
 
     def _add_barrier(self, values: Values, eqn: JaxprEqn) -> None:
-        """A barrier for each part, because one would have all of them on one group."""
+        """A barrier for each layer range, because one would have all of them on one group."""
         for atom, var in zip(eqn.invars, eqn.outvars, strict=True):
             stack = values.planned(var)
             before = values.as_planned(atom, stack, eqn)
-            after = (var,) if stack is None else values.define_parts(var)
+            after = (var,) if stack is None else values.define_ranges(var)
             for operand, result in zip(before, after, strict=True):
                 values.emit(eqn, [operand], [result])
 
@@ -112,12 +112,12 @@ def _as_planned(values: Values, atoms: Sequence[Atom], stacks: Sequence[Stack | 
 
 
 def _results(values: Values, outvars: Sequence[Var]) -> list[Var]:
-    """Variables for the results of an equation, those for parts in place of those that are in parts."""
+    """Variables for the results of an equation; one for each layer range of those that are cut."""
     return [new for var in outvars for new in values.bind(var)]
 
 
 def _stacks_along(values: Values, eqn: JaxprEqn, dimension: CommonDimension) -> dict[int, Stack] | None:
-    """For operands that have a dimension, by position, the parts along it; ``None`` if it is in one part."""
+    """By position, the layer ranges of operands along a dimension; ``None`` if it is not cut."""
     results = [_sizes_along(values.planned(eqn.outvars[i]), dim) for i, dim in dimension.outs.items()]
     operands = [_sizes_along(values.stack(eqn.invars[i]), dim) for i, dim in dimension.ins.items()]
     if not all(results) or not (results or (dimension.combine and any(operands))):
@@ -135,19 +135,20 @@ def _sizes_along(stack: Stack | None, dim: int) -> tuple[int, ...] | None:
     return stack.sizes if stack is not None and stack.axis == dim else None
 
 
-def _add_in_parts(
+def _add_for_each_range(
     values: Values, eqn: JaxprEqn, dimension: CommonDimension, stacks: dict[int, Stack]
 ) -> None:
-    """An equation for each part; if the results do not have the dimension, theirs are combined."""
-    made = [values.planned(eqn.outvars[i]) for i in dimension.outs]
-    sizes = made[0].sizes if made and made[0] else ()
+    """An equation for each layer range; if the results do not have the dimension, theirs are combined."""
+    stacks_of_results = [values.planned(eqn.outvars[i]) for i in dimension.outs]
+    first = stacks_of_results[0] if stacks_of_results else None
+    sizes = first.sizes if first else ()
     number = len(sizes) or len(next(iter(stacks.values())).sizes)
     columns = [
-        values.parts(atom, stacks[i], eqn) if i in stacks else (values.whole(atom, eqn),) * number
+        values.ranges(atom, stacks[i], eqn) if i in stacks else (values.whole(atom, eqn),) * number
         for i, atom in enumerate(eqn.invars)
     ]
     results = [
-        values.part_vars(var, Stack(dimension.outs[i], sizes))
+        values.range_vars(var, Stack(dimension.outs[i], sizes))
         if i in dimension.outs
         else tuple(values.var_like(var) for _ in range(number))
         for i, var in enumerate(eqn.outvars)
@@ -157,13 +158,13 @@ def _add_in_parts(
         values.emit(eqn, [column[p] for column in columns], [column[p] for column in results], **params)
     for i, var in enumerate(eqn.outvars):
         if i in dimension.outs:
-            values.set_parts(var, results[i])
+            values.set_ranges(var, results[i])
         else:
             values.set_whole(var, _combined(values, eqn, dimension, results[i]))
 
 
 def _combined(values: Values, eqn: JaxprEqn, dimension: CommonDimension, results: Sequence[Atom]) -> Atom:
-    """The result of the parts' results."""
+    """The result of the layer ranges' results."""
     if dimension.outs:
         return results[0]
     combine = dimension.combine
@@ -171,41 +172,41 @@ def _combined(values: Values, eqn: JaxprEqn, dimension: CommonDimension, results
     return values.trace(lambda *xs: [reduce(combine, xs)], results, eqn)[0]
 
 
-def _is_cut(values: Values, assembly: Assembly) -> bool:
-    """Whether the value that is put together, or taken apart, is in parts along the dimension."""
-    whole = assembly.whole
-    stack = values.stack(whole) if assembly.takes_apart else values.planned(whole)
-    return _sizes_along(stack, assembly.dim) is not None
+def _is_cut(values: Values, relation: ConcatOrSlice) -> bool:
+    """Whether the value that is put together, or taken apart, is in layer ranges along the dimension."""
+    whole = relation.whole
+    stack = values.stack(whole) if relation.takes_apart else values.planned(whole)
+    return _sizes_along(stack, relation.dim) is not None
 
 
-def _assembled(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
-    if assembly.reverses:
-        _reverse(values, eqn, assembly)
-    elif assembly.takes_apart:
-        _take_apart(values, eqn, assembly)
+def _add_concat_or_slice(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
+    if relation.reverses:
+        _reverse(values, eqn, relation)
+    elif relation.takes_apart:
+        _take_apart(values, eqn, relation)
     else:
-        _put_together(values, eqn, assembly)
+        _put_together(values, eqn, relation)
 
 
-def _reverse(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
+def _reverse(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
     """Each part of the result is what is as far from the other end, in reverse."""
-    (var,), dim = eqn.outvars, assembly.dim
+    (var,), dim = eqn.outvars, relation.dim
     stack, length = values.planned(var), aval_of(var).shape[dim]
     cut = stack if stack is not None and stack.axis == dim else Stack(dim, (length,))
-    parts = values.part_vars(var, cut)
-    for part, s in zip(parts, cut.slices, strict=True):
-        piece = values.piece(assembly.whole, dim, length - s.stop, length - s.start, eqn)
+    ranges = values.range_vars(var, cut)
+    for part, s in zip(ranges, cut.slices, strict=True):
+        piece = values.piece(relation.whole, dim, length - s.stop, length - s.start, eqn)
         values.emit(eqn, [piece], [part])
     if cut == stack:
-        values.set_parts(var, parts)
+        values.set_ranges(var, ranges)
     else:
-        values.set_whole(var, parts[0])
+        values.set_whole(var, ranges[0])
 
 
-def _take_apart(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
-    """Each part of a result is taken from the parts that it is in."""
-    dim = assembly.dim
-    for member in assembly.members:
+def _take_apart(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
+    """Each part of a result is taken from the layer ranges that it is in."""
+    dim = relation.dim
+    for member in relation.members:
         var = member.atom
         if not isinstance(var, Var) or is_dropped(var):
             continue
@@ -216,7 +217,7 @@ def _take_apart(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
             else Stack(dim, (member.size,))
         )
         pieces = [
-            values.piece(assembly.whole, dim, member.start + s.start, member.start + s.stop, eqn)
+            values.piece(relation.whole, dim, member.start + s.start, member.start + s.stop, eqn)
             for s in cut.slices
         ]
         if eqn.primitive.name == "slice":
@@ -224,7 +225,7 @@ def _take_apart(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
         if not member.has_dim:
             pieces = values.trace(lambda x: [lax.squeeze(x, [dim])], pieces, eqn)
         if cut == stack:
-            values.set_parts(var, pieces)
+            values.set_ranges(var, pieces)
         else:
             values.set_whole(var, pieces[0])
 
@@ -242,15 +243,15 @@ def _elsewhere_sliced(values: Values, eqn: JaxprEqn, dim: int, piece: Atom) -> A
     return var
 
 
-def _put_together(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
+def _put_together(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
     """Each part is put together of what of the operands is in it."""
-    whole, dim = assembly.whole, assembly.dim
+    whole, dim = relation.whole, relation.dim
     assert isinstance(whole, Var)
     stack = values.planned(whole)
     assert stack is not None
-    parts: list[Atom] = []
-    for var, part in zip(values.part_vars(whole, stack), stack.slices, strict=True):
-        inside = [m for m in assembly.members if m.start < part.stop and part.start < m.stop]
+    ranges: list[Atom] = []
+    for var, part in zip(values.range_vars(whole, stack), stack.slices, strict=True):
+        inside = [m for m in relation.members if m.start < part.stop and part.start < m.stop]
         pieces = [
             values.piece(m.atom, dim, max(part.start - m.start, 0), min(part.stop, m.stop) - m.start, eqn)
             if m.has_dim
@@ -258,13 +259,13 @@ def _put_together(values: Values, eqn: JaxprEqn, assembly: Assembly) -> None:
             for m in inside
         ]
         if eqn.primitive.name == "pad":
-            parts.append(_padded(values, eqn, dim, var, pieces, [m.start for m in inside], part))
+            ranges.append(_padded(values, eqn, dim, var, pieces, [m.start for m in inside], part))
         elif eqn.primitive.name == "concatenate" and len(pieces) == 1:
-            parts.append(pieces[0])
+            ranges.append(pieces[0])
         else:
             values.emit(eqn, pieces, [var])
-            parts.append(var)
-    values.set_parts(whole, parts)
+            ranges.append(var)
+    values.set_ranges(whole, ranges)
 
 
 def _padded(

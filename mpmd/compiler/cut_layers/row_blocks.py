@@ -21,27 +21,27 @@ _COMBINED: dict[str, Callable] = {
     "scatter-min": lax.min,
     "scatter-mul": lax.mul,
 }
-"""What makes new values of old ones and of those of an update; other updates replace them."""
+"""The functions of old values and an update's; other updates replace the old ones."""
 
 
 class Blocks:
     """The equations for the rows of one iteration.
 
     Attributes:
-      given: for each array that the body is given, the variable of its rows; none of what is zero at first.
+      inputs: for each array that the body is given, the variable of its rows; none of what is zero at first.
     """
 
-    def __init__(self, found: RowWise, given: Collection[Var], zeros: Collection[Var]):
+    def __init__(self, by_rows: RowWise, arrays: Collection[Var], zeros: Collection[Var]):
         self.eqns: list[JaxprEqn] = []
-        self.given = {var: self._rows_of(var, found) for var in given if var not in zeros}
-        self._found = found
-        self._blocks: dict[Var, Atom | None] = {var: self.given.get(var) for var in given}  # None: zeros
+        self.inputs = {var: self._rows_of(var, by_rows) for var in arrays if var not in zeros}
+        self._by_rows = by_rows
+        self._blocks: dict[Var, Atom | None] = {var: self.inputs.get(var) for var in arrays}  # None: zeros
         self._renamed: dict[Var, Atom] = {}
 
     @staticmethod
-    def _rows_of(var: Var, found: RowWise) -> Var:
+    def _rows_of(var: Var, by_rows: RowWise) -> Var:
         aval: Any = var.aval
-        return Var(aval.update(shape=found.rows[var].block(shape_of(var))))
+        return Var(aval.update(shape=by_rows.rows[var].block(shape_of(var))))
 
     def of(self, atom: Atom) -> Atom | None:
         """The rows of an array; ``None`` if they are zero."""
@@ -54,7 +54,7 @@ class Blocks:
 
     def add(self, eqn: JaxprEqn) -> None:
         """Adds what takes the place of an equation of the body."""
-        access, tracked = self._found.accesses.get(id(eqn)), self._found.source
+        access, tracked = self._by_rows.accesses.get(id(eqn)), self._by_rows.source
         if access is not None and eqn.outvars[0] in tracked:
             self._blocks[eqn.outvars[0]] = self._changed(access)
         elif access is not None and access.update is None and self._is_tracked(eqn.invars[0]):
@@ -67,7 +67,7 @@ class Blocks:
             self.eqns.append(substitute(eqn, self._renamed))
 
     def _is_tracked(self, atom: Atom) -> bool:
-        return isinstance(atom, Var) and atom in self._found.source
+        return isinstance(atom, Var) and atom in self._by_rows.source
 
     def _taken(self, access: Access) -> Atom:
         eqn, dim = access.eqn, access.rows.dim
@@ -120,7 +120,7 @@ class Blocks:
         """The rows of an iteration pass no mark."""
         kept = []
         for i, (atom, var) in enumerate(zip(eqn.invars, eqn.outvars, strict=True)):
-            if var in self._found.source:
+            if var in self._by_rows.source:
                 self._blocks[var] = self.of(atom)
             else:
                 kept.append(i)

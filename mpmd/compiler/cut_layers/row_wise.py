@@ -16,7 +16,7 @@ from mpmd.language.annotate import mark_of
 
 @dataclasses.dataclass(frozen=True)
 class RowWise:
-    """What the body of a scan does row by row.
+    """The arrays that the body of a scan reads and changes row by row.
 
     Attributes:
       rows: for each array that the body is given, and each one that it makes of zeros, which rows iterations
@@ -46,12 +46,12 @@ def row_wise(
       integers: those of the body, for each element of what is scanned over.
       length: the number of iterations.
     """
-    accesses = {id(eqn): found for eqn in eqns if (found := access_of(eqn, integers, length))}
-    given = {var for var in body.invars[: roles.carry.stop] if shape_of(var)}
-    given.difference_update(*(_read_otherwise(eqn, accesses) for eqn in eqns))
+    accesses = {id(eqn): access for eqn in eqns if (access := access_of(eqn, integers, length))}
+    arrays = {var for var in body.invars[: roles.carry.stop] if shape_of(var)}
+    arrays.difference_update(*(_read_otherwise(eqn, accesses) for eqn in eqns))
     refused: set[Var] = set()
     while True:  # an array that is read otherwise may have been added to others
-        reading = _Reading(body, roles, accesses, zeros, given - refused, refused)
+        reading = _Reading(body, roles, accesses, zeros, arrays - refused, refused)
         reading.walk(eqns)
         if reading.refused <= refused:
             return RowWise(reading.rows, reading.source, accesses)
@@ -59,7 +59,7 @@ def row_wise(
 
 
 def _read_otherwise(eqn: JaxprEqn, accesses: Mapping[int, Access]) -> list[Var]:
-    """What an equation reads that it can only read whole."""
+    """The operands that an equation can only read whole."""
     if eqn.primitive.name in ("add", "add_any") or mark_of(eqn):
         return []
     return operands(eqn)[1:] if id(eqn) in accesses else operands(eqn)
@@ -72,34 +72,34 @@ class _Reading:
         roles: ScanOperands,
         accesses: Mapping[int, Access],
         zeros: Collection[Var],
-        given: Collection[Var],
+        arrays: Collection[Var],
         refused: Collection[Var],
     ):
         self._body = body
         self._roles = roles
         self._accesses = accesses
         self._zeros = zeros
-        self._given = given
+        self._arrays = arrays
         self.rows: dict[Var, Rows] = {}
-        self.source: dict[Var, Var] = {var: var for var in given}
+        self.source: dict[Var, Var] = {var: var for var in arrays}
         self.refused: set[Var] = set(refused)
 
     def walk(self, eqns: Sequence[JaxprEqn]) -> None:
         for eqn in eqns:
             self._read(eqn)
-        carried = dict(enumerate(self._body.invars[self._roles.carry]))
+        carry = dict(enumerate(self._body.invars[self._roles.carry]))
         for i, atom in enumerate(self._body.outvars):
-            wanted = carried.get(i) if carried.get(i) in self._given else None
-            if (found := self._source(atom)) is not wanted:
-                self.refused.update(var for var in (found, wanted) if var is not None)
-        self.refused.update(var for var in self._given if var not in self.rows)
+            before = carry.get(i) if carry.get(i) in self._arrays else None
+            if (after := self._source(atom)) is not before:
+                self.refused.update(var for var in (after, before) if var is not None)
+        self.refused.update(var for var in self._arrays if var not in self.rows)
 
     def _source(self, atom: Atom) -> Var | None:
         return self.source.get(atom) if isinstance(atom, Var) else None
 
     def _read(self, eqn: JaxprEqn) -> None:
         sources = [self._source(atom) for atom in eqn.invars]
-        found = [source for source in sources if source is not None]
+        arrays = [source for source in sources if source is not None]
         access = self._accesses.get(id(eqn))
         if access is not None and sources[0] is not None:
             self._settle(sources[0], access.rows)
@@ -111,15 +111,15 @@ class _Reading:
             if access.update is not None and self._is_new(eqn):
                 self._define(eqn.outvars[0], access.rows)
                 return
-        if not found:
+        if not arrays:
             return
-        if eqn.primitive.name in ("add", "add_any") and len(found) == 2:
-            self._add(eqn.outvars[0], *found)
-        elif mark_of(eqn) and len(found) < len(sources):
+        if eqn.primitive.name in ("add", "add_any") and len(arrays) == 2:
+            self._add(eqn.outvars[0], *arrays)
+        elif mark_of(eqn) and len(arrays) < len(sources):
             pairs = zip(eqn.outvars, sources, strict=True)
             self.source |= {var: source for var, source in pairs if source is not None}
         else:
-            self.refused.update(found)
+            self.refused.update(arrays)
 
     def _is_new(self, eqn: JaxprEqn) -> bool:
         """Whether an equation makes an array of zeros but for some rows."""
@@ -129,8 +129,8 @@ class _Reading:
 
     def _add(self, var: Var, left: Var, right: Var) -> None:
         """The sum of an array and of what is zero but for the rows of an iteration."""
-        old = [source for source in (left, right) if source in self._given]
-        new = [source for source in (left, right) if source not in self._given]
+        old = [source for source in (left, right) if source in self._arrays]
+        new = [source for source in (left, right) if source not in self._arrays]
         if not new or (var in self.refused and not old):
             self.refused.update((left, right))
         elif old:

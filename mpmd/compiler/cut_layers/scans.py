@@ -1,4 +1,4 @@
-"""Rule for scans over layers: one scan for each part, with a mark between those of different stages."""
+"""Rule for scans over layers: one for each layer range, with a mark between those of different stages."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Boundaries:
 
 
 def add_scan(values: Values, scan: LayerScan, sizes: tuple[int, ...], boundaries: Boundaries) -> None:
-    """Adds a scan for each part, in the order in which the scan passes through them.
+    """Adds a scan for each layer range, in the order in which the scan passes through them.
 
     Args:
-      sizes: of the parts of what is scanned over.
+      sizes: of the layer ranges of what is scanned over.
     """
     stack = Stack(0, sizes)
     again = recomputation(scan, values.passed, stack) or Recomputation(scan, {})
@@ -50,9 +50,9 @@ class _ScanRule:
         values, eqn, roles = self._values, self._scan.eqn, self._scan.operands
         fixed = [values.whole(atom, eqn) for atom in eqn.invars[roles.consts]]
         initial = [values.whole(atom, eqn) for atom in eqn.invars[roles.carry]]
-        xs = [values.parts(atom, self._stack, eqn) for atom in eqn.invars[roles.xs]]
+        xs = [values.ranges(atom, self._stack, eqn) for atom in eqn.invars[roles.xs]]
         stacked_vars = eqn.outvars[roles.num_carry :]
-        ys = [values.part_vars(var, self._stack) for var in stacked_vars]
+        ys = [values.range_vars(var, self._stack) for var in stacked_vars]
         slices = self._stack.slices
         order = range(len(slices))[:: -1 if eqn.params["reverse"] else 1]
         carry = initial
@@ -65,24 +65,24 @@ class _ScanRule:
             if number:  # the first part adds to what there is, the others to nothing
                 carry = [zeros_like(values, a, eqn) if i in sums else a for i, a in enumerate(carry)]
             starts[p] = tuple(carry)
-            own = [parts[p] for parts in xs]
-            after = self._add_part(fixed, carry, own, [parts[p] for parts in ys], self._stack.sizes[p])
+            rows = [ranges[p] for ranges in xs]
+            after = self._add_range(fixed, carry, rows, [ranges[p] for ranges in ys], self._stack.sizes[p])
             for i, summands in sums.items():
                 summands.append(after[i])
-            carry = self._after([self._carried(i, carry, after, own) for i in range(len(carry))], slices[p])
+            carry = self._after([self._carried(i, carry, after, rows) for i in range(len(carry))], slices[p])
         for i, summands in sums.items():
             (carry[i],) = values.trace(lambda *xs: [reduce(lax.add, xs)], summands, eqn)
         for var, atom in zip(eqn.outvars[: roles.num_carry], carry, strict=True):
             values.set_whole(var, atom)
-        for var, parts in zip(stacked_vars, ys, strict=True):
+        for var, ranges in zip(stacked_vars, ys, strict=True):
             if values.planned(var) == self._stack:
-                values.set_parts(var, parts)
+                values.set_ranges(var, ranges)
             else:
-                values.set_whole(var, values.joined(parts, 0, eqn))
+                values.set_whole(var, values.joined(ranges, 0, eqn))
         passed = Passed(self._scan, self._stack, tuple(starts[p] for p in range(len(slices))))
         values.passed.update(dict.fromkeys(stacked_vars, passed))
 
-    def _add_part(
+    def _add_range(
         self, fixed: Sequence[Atom], carry: Sequence[Atom], xs: Sequence[Atom], ys: Sequence[Var], length: int
     ) -> list[Var]:
         eqn = self._scan.eqn
@@ -98,7 +98,7 @@ class _ScanRule:
         return after
 
     def _carried(self, i: int, before: Sequence[Atom], after: Sequence[Var], xs: Sequence[Atom]) -> Atom:
-        """What the next part starts from."""
+        """The carry that the next part starts from."""
         if i in self._scan.unchanged:
             return before[i]
         if i in self._scan.passed_on:
@@ -122,7 +122,7 @@ class _ScanRule:
         return self._marked(carry, part.start if reverse else part.stop)
 
     def _marked(self, carry: list[Atom], end: int) -> list[Atom]:
-        """What is carried behind the mark at the end of a stage, if one ends here."""
+        """The carry behind the mark at the end of a stage, if one ends here."""
         marks = self._scan.marks
         assert marks is not None
         if end not in marks.ends or not marks.carried:

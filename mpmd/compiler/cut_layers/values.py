@@ -1,4 +1,4 @@
-"""The values of a step that is written anew: which are in parts, and how parts are put together or cut."""
+"""Values of a rewritten step: which are in layer ranges, and how these are put together or cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpmd.language.annotate import mark_of, mark_text
 
 
 class Gathered:
-    """Notes which equations need values whole that are in parts."""
+    """Notes which equations need values whole that are in layer ranges."""
 
     def __init__(self) -> None:
         self._notes: dict[str, tuple[Atom, Stack]] = {}
@@ -49,7 +49,7 @@ class Values:
     """The values of one jaxpr that is written anew, and its equations so far.
 
     Attributes:
-      origin: for new variables, also those of jaxprs inside, the one that each is a part or a partial
+      origin: for new variables, also those of jaxprs inside, the one that each is a layer range or a partial
         result of.
       passed: for what scans have stacked, the scan.
     """
@@ -60,7 +60,7 @@ class Values:
         self.origin = origin
         self.eqns: list[JaxprEqn] = []
         self.passed: dict[Var, Passed] = {}
-        self._parts: dict[Var, tuple[Atom, ...]] = {}
+        self._ranges: dict[Var, tuple[Atom, ...]] = {}
         self._whole: dict[Var, Atom] = {}
         self._stacks: dict[Var, Stack | None] = {}
         self._pieces: dict[tuple[Var, int, int, int], Atom] = {}
@@ -70,7 +70,7 @@ class Values:
         return Values(self.dimensions, self.gathered, self.origin)
 
     def planned(self, atom: Atom) -> Stack | None:
-        """How a value is to be in parts."""
+        """How a value is to be in layer ranges."""
         if not isinstance(atom, Var):
             return None
         if atom not in self._stacks:
@@ -78,23 +78,23 @@ class Values:
         return self._stacks[atom]
 
     def stack(self, atom: Atom) -> Stack | None:
-        """How a value that is made is in parts."""
-        return self.planned(atom) if isinstance(atom, Var) and atom in self._parts else None
+        """How a value that is made is in layer ranges."""
+        return self.planned(atom) if isinstance(atom, Var) and atom in self._ranges else None
 
     def bind(self, var: Var) -> tuple[Var, ...]:
-        """New variables for one that comes from outside, one for each part; or itself."""
+        """New variables for one that comes from outside, one for each layer range; or itself."""
         if self.planned(var) is None:
             return (var,)
-        return self.define_parts(var)
+        return self.define_ranges(var)
 
-    def define_parts(self, var: Var) -> tuple[Var, ...]:
-        """New variables for the parts of one that is to be in parts."""
-        new = self.part_vars(var, self._planned(var))
-        self._parts[var] = new
+    def define_ranges(self, var: Var) -> tuple[Var, ...]:
+        """New variables for the layer ranges of one that is to be in layer ranges."""
+        new = self.range_vars(var, self._planned(var))
+        self._ranges[var] = new
         return new
 
-    def part_vars(self, var: Var, stack: Stack) -> tuple[Var, ...]:
-        """A new variable for each part of one."""
+    def range_vars(self, var: Var, stack: Stack) -> tuple[Var, ...]:
+        """A new variable for each layer range of one."""
         return tuple(self.var_like(var, shape) for shape in stack.shapes(aval_of(var).shape))
 
     def var_like(self, var: Var, shape: Sequence[int] | None = None) -> Var:
@@ -104,13 +104,13 @@ class Values:
         self.origin[new] = var
         return new
 
-    def set_parts(self, var: Var, parts: Sequence[Atom]) -> None:
-        """These are the parts of a value that is to be in parts."""
-        assert len(parts) == len(self._planned(var).sizes), f"{var} has {len(parts)} parts"
-        self._parts[var] = tuple(parts)
+    def set_ranges(self, var: Var, ranges: Sequence[Atom]) -> None:
+        """Defines a value by its layer ranges."""
+        assert len(ranges) == len(self._planned(var).sizes), f"{var} has {len(ranges)} parts"
+        self._ranges[var] = tuple(ranges)
 
     def set_whole(self, var: Var, atom: Atom) -> None:
-        """This is a value. It is cut later if it is to be in parts."""
+        """This is a value. It is cut later if it is to be in layer ranges."""
         self._whole[var] = atom
 
     def whole(self, atom: Atom, like: JaxprEqn | None = None) -> Atom:
@@ -121,22 +121,22 @@ class Values:
         """
         if not isinstance(atom, Var):
             return atom
-        if atom in self._parts and atom not in self._whole:
+        if atom in self._ranges and atom not in self._whole:
             stack = self._planned(atom)
             self.gathered.note(like, atom, stack)
-            self._whole[atom] = self.joined(self._parts[atom], stack.axis, like)
+            self._whole[atom] = self.joined(self._ranges[atom], stack.axis, like)
         return self._whole.get(atom, atom)
 
-    def parts(self, atom: Atom, stack: Stack, like: JaxprEqn | None = None) -> tuple[Atom, ...]:
-        """The value in these parts."""
+    def ranges(self, atom: Atom, stack: Stack, like: JaxprEqn | None = None) -> tuple[Atom, ...]:
+        """The value in these layer ranges."""
         if self.stack(atom) == stack:
             assert isinstance(atom, Var)
-            return self._parts[atom]
+            return self._ranges[atom]
         return tuple(self.piece(atom, stack.axis, s.start, s.stop, like) for s in stack.slices)
 
     def as_planned(self, atom: Atom, stack: Stack | None, like: JaxprEqn | None = None) -> tuple[Atom, ...]:
-        """The value in these parts, or whole."""
-        return (self.whole(atom, like),) if stack is None else self.parts(atom, stack, like)
+        """The value in these layer ranges, or whole."""
+        return (self.whole(atom, like),) if stack is None else self.ranges(atom, stack, like)
 
     def piece(self, atom: Atom, dim: int, start: int, stop: int, like: JaxprEqn | None = None) -> Atom:
         """The elements of a value from ``start`` to ``stop`` along a dimension."""
@@ -144,20 +144,20 @@ class Values:
             return self._pieces[atom, dim, start, stop]
         stack = self.stack(atom)
         if stack is None or stack.axis != dim:
-            made = self._sliced(self.whole(atom, like), dim, start, stop, like)
+            piece = self._sliced(self.whole(atom, like), dim, start, stop, like)
         else:
             assert isinstance(atom, Var)
             overlapping = [
                 self._sliced(part, dim, max(start - s.start, 0), min(stop, s.stop) - s.start, like)
-                for part, s in zip(self._parts[atom], stack.slices, strict=True)
+                for part, s in zip(self._ranges[atom], stack.slices, strict=True)
                 if s.start < stop and start < s.stop
             ]
             if len(overlapping) > 1:
                 self.gathered.note(like, atom, stack)
-            made = self.joined(overlapping, dim, like)
+            piece = self.joined(overlapping, dim, like)
         if isinstance(atom, Var):
-            self._pieces[atom, dim, start, stop] = made
-        return made
+            self._pieces[atom, dim, start, stop] = piece
+        return piece
 
     def emit(self, eqn: JaxprEqn, invars: Sequence[Atom], outvars: Sequence[Var], **params: Any) -> None:
         """Adds an equation like another one."""
@@ -175,7 +175,7 @@ class Values:
         """Values one behind the other."""
         if len(atoms) == 1:
             return atoms[0]
-        return self.trace(lambda *parts: [lax.concatenate(parts, dim)], atoms, like)[0]
+        return self.trace(lambda *ranges: [lax.concatenate(ranges, dim)], atoms, like)[0]
 
     def _sliced(self, atom: Atom, dim: int, start: int, stop: int, like: JaxprEqn | None) -> Atom:
         if stop - start == aval_of(atom).shape[dim]:

@@ -58,13 +58,13 @@ class Crossing:
 
     def __init__(self, jaxpr: Jaxpr):
         self.from_inputs: Mapping[Var, JaxprEqn] = from_inputs(jaxpr)
-        made: dict[Var, int] = {}
+        made_at: dict[Var, int] = {}
         last_read: dict[Var, int] = {}
         for i, eqn in enumerate(jaxpr.eqns):
-            last_read.update((var, i) for var in operands(eqn) if var in made)
-            made.update((var, i) for var in eqn.outvars if var not in self.from_inputs)
+            last_read.update((var, i) for var in operands(eqn) if var in made_at)
+            made_at.update((var, i) for var in eqn.outvars if var not in self.from_inputs)
         self._vars = list(last_read)
-        self._made = np.array([made[var] for var in self._vars], int)
+        self._made_at = np.array([made_at[var] for var in self._vars], int)
         self._last_read = np.array(list(last_read.values()), int)
         sizes = [nbytes(var) for var in self._vars]
         self._bytes = self._sums(sizes, len(jaxpr.eqns))
@@ -73,8 +73,8 @@ class Crossing:
     def _sums(self, amounts: Sequence[int], length: int) -> list[int]:
         """For each position, the sum of the amounts of the values that are handed over there."""
         changes = [0] * (length + 1)
-        for amount, made, last in zip(amounts, self._made, self._last_read, strict=True):
-            changes[made + 1] += amount
+        for amount, made_at, last in zip(amounts, self._made_at, self._last_read, strict=True):
+            changes[made_at + 1] += amount
             changes[last + 1] -= amount
         return list(itertools.accumulate(changes))
 
@@ -84,5 +84,5 @@ class Crossing:
 
     def at(self, position: int) -> list[Var]:
         """The values handed over before an equation, in the order in which they are read first."""
-        indices = np.flatnonzero((self._made < position) & (position <= self._last_read))
+        indices = np.flatnonzero((self._made_at < position) & (position <= self._last_read))
         return [self._vars[i] for i in indices]

@@ -252,8 +252,8 @@ def _tokens(eqns: Sequence[JaxprEqn]) -> list[int]:
         read = (
             (aval_of(atom).shape, str(aval_of(atom).dtype), isinstance(atom, Literal)) for atom in eqn.invars
         )
-        made = ((aval_of(atom).shape, str(aval_of(atom).dtype)) for atom in eqn.outvars)
-        key = (eqn.primitive.name, *read, *made, *map(of_jaxpr, subjaxprs(eqn)))
+        results = ((aval_of(atom).shape, str(aval_of(atom).dtype)) for atom in eqn.outvars)
+        key = (eqn.primitive.name, *read, *results, *map(of_jaxpr, subjaxprs(eqn)))
         return numbers.setdefault(key, len(numbers))
 
     return [of_equation(eqn) for eqn in eqns]

@@ -79,11 +79,11 @@ def _of_loop(loop: JaxprEqn) -> Stages:
 
 
 def _loops(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    found = [eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p]
+    loops = [eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p]
     for eqn in jaxpr.eqns:
         if eqn.primitive is not treduce_p:
-            found += [loop for inner in subjaxprs(eqn) for loop in _loops(inner)]
-    return found
+            loops += [loop for inner in subjaxprs(eqn) for loop in _loops(inner)]
+    return loops
 
 
 def _direction(body: Jaxpr) -> bool:
@@ -101,14 +101,14 @@ def _longest_chain(body: Jaxpr, forward: bool) -> int:
     iteration of a second tower does not read what the first one has made.
     """
     passed: dict[Var, int] = {}
-    most = found = 0
+    longest = of_auto_marks = 0
     for eqn in body.eqns:
         ends = _ends(eqn, forward)
-        found += ends if any(mark.boundary.found for _, mark in _marks(eqn)) else 0
+        of_auto_marks += ends if any(mark.boundary.found for _, mark in _marks(eqn)) else 0
         before = max((passed.get(var, 0) for var in operands(eqn)), default=0)
-        most = max(most, before + ends)
+        longest = max(longest, before + ends)
         passed.update(dict.fromkeys(eqn.outvars, before + ends))
-    return max(most, found)
+    return max(longest, of_auto_marks)
 
 
 def _marks(eqn: JaxprEqn) -> list:

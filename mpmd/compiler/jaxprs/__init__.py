@@ -1,4 +1,4 @@
-"""What the passes share about jaxprs.
+"""Knowledge of jaxprs that passes share.
 
 ``equations.py`` reads and makes equations, ``source.py`` finds the user's lines that they come from,
 ``cost.py`` says which are cheap, ``conditionals.py`` divides a ``lax.cond``, and ``printing.py`` prints

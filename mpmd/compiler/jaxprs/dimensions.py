@@ -61,7 +61,7 @@ def follow(
     mesh: Mapping[str, int],
     whole: Mapping[Var, int] = MappingProxyType({}),
 ) -> dict[Var, Dimensions]:
-    """What is known of the values that equations read, extended by the values that they make.
+    """The known dimensions of operands, extended by those of the results of equations.
 
     Args:
       mesh: the size of each mesh axis.

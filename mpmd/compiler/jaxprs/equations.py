@@ -67,9 +67,7 @@ def as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
     If only the call has a line of the user's own files, as where a library uses ``jit``, that is its line.
     """
     own, outer = eqn.source_info, call.source_info
-    nearness = nearness_to_user(eqn)
-    is_nearer = nearness == 2 or nearness >= nearness_to_user(call)
-    traceback = own.traceback if is_nearer else outer.traceback
+    traceback = own.traceback if nearness_to_user(eqn) >= nearness_to_user(call) else outer.traceback
     source_info = own.replace(traceback=traceback, name_stack=outer.name_stack + own.name_stack)
     return eqn.replace(source_info=source_info)
 

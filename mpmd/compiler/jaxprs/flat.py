@@ -36,7 +36,7 @@ class Operation(NamedTuple):
 
     @property
     def values(self) -> set[Value]:
-        """What it reads and makes."""
+        """The values that it reads and makes."""
         return {value for value in (*self.reads, *self.makes) if value is not None}
 
 

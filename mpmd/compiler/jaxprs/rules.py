@@ -26,7 +26,7 @@ PartParams = Callable[[JaxprEqn, CommonDimension, int], Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What is known of a primitive.
+    """The dimensions of a primitive's operands and results.
 
     Attributes:
       dimensions: those that an equation's operands and results have in common, of whatever size.

@@ -45,7 +45,7 @@ def _same_rank(outside: Atom, inside: Atom) -> bool:
 
 
 def computed(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    """What the body of a ``lax.scan`` is to return, with copies of what it was given.
+    """The results of the body of a ``lax.scan``, with copies of those that are its inputs.
 
     ``lax.scan`` leaves out of its equation what the body returns as it is: then the equation would have fewer
     results than the body.

@@ -120,7 +120,7 @@ class WithoutTypes:
         return value
 
     def _wanted(self, eqn: JaxprEqn) -> NamedSharding | None:
-        """What a ``reshard`` has its operand be; ``None`` where that changes nothing.
+        """The sharding that a ``reshard`` gives its operand; ``None`` where that changes nothing.
 
         Functions that run within an ``Auto`` part of a step are entered and left by such equations, too.
         """
@@ -153,7 +153,7 @@ class WithoutTypes:
         yield made[-1].replace(outvars=[result], source_info=source, ctx=context)
 
     def _context(self, eqn: JaxprEqn) -> Any:
-        """What JAX's settings were when the equation was traced, but for the types of the mesh's axes."""
+        """JAX's settings when the equation was traced, but for the types of the mesh's axes."""
         if id(eqn.ctx) not in self._contexts:
             self._contexts[id(eqn.ctx)] = eqn.ctx
             with eqn.ctx.manager:
@@ -175,7 +175,7 @@ def _without_sharding(aval: Any) -> Any:
 
 
 def _known_spec(sharding: NamedSharding) -> Spec | None:
-    """What a type says, if it says all."""
+    """The spec that a type says, if it says all."""
     return None if _other_axes(sharding.mesh) or sharding.spec.unreduced else to_spec(sharding.spec)
 
 

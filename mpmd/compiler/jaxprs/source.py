@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,10 @@ def user_frames(eqn: JaxprEqn) -> Iterator[Any]:
 
     The frames end where tracing began, so an equation that a pass of the compiler made has none.
     """
-    traceback = eqn.source_info.traceback
+    return _frames_without_jax(eqn.source_info.traceback)
+
+
+def _frames_without_jax(traceback: Any) -> Iterator[Any]:
     frames: Sequence[Any] = traceback.frames if traceback else ()
     for frame in frames:
         if not frame.file_name.startswith((_JAX, _MPMD, "<")):
@@ -45,8 +49,13 @@ def package_of(frame: Any) -> str:
 
 def nearness_to_user(eqn: JaxprEqn) -> int:
     """2 for an equation with a line of the user's own files, 1 with one of a library only, 0 with none."""
+    return _nearness_to_user(eqn.source_info.traceback)
+
+
+@functools.lru_cache(maxsize=4096)  # a function that is called often has the same tracebacks, slow to read
+def _nearness_to_user(traceback: Any) -> int:
     nearness = 0
-    for frame in user_frames(eqn):
+    for frame in _frames_without_jax(traceback):
         if not is_installed(frame):
             return 2
         nearness = 1

@@ -36,7 +36,7 @@ def _kept(plan: Plan, mpmd_idx: int) -> set[Name]:
 
 
 def _mentioned(instruction: Instruction) -> tuple[Name, ...]:
-    """What an instruction defines, then what it reads."""
+    """The names that an instruction defines, then those that it reads."""
     if isinstance(instruction, Run):
         return (*instruction.outputs, *instruction.inputs)
     return instruction.values

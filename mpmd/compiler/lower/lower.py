@@ -190,9 +190,9 @@ class _Lowering:
         for group, names in sorted(wanted.items()):
             self._send(group, names)
 
-    def _outside(self, place: int) -> None:
+    def _outside(self, segment: int) -> None:
         """Runs what is placed after so many loops."""
-        here = [placed for placed in self._placed.eqns if placed.place == place]
+        here = [placed for placed in self._placed.eqns if placed.segment == segment]
         members: dict[tuple[int, int], list[PlacedEqn]] = collections.defaultdict(list)
         for placed in here:
             for group, level in placed.levels.items():
@@ -204,12 +204,12 @@ class _Lowering:
             for var in placed.eqn.outvars
         }
         for (level, group), eqns in sorted(members.items()):
-            self._run_outside(self._task(place, level), group, eqns, sources)
+            self._run_outside(self._task(segment, level), group, eqns, sources)
 
-    def _task(self, place: int, level: int) -> OutsideTask:
-        if 0 < place < len(self._step.loops):
-            return OutsideTask("between", level, place)
-        return OutsideTask("before" if place < len(self._step.loops) else "after", level)
+    def _task(self, segment: int, level: int) -> OutsideTask:
+        if 0 < segment < len(self._step.loops):
+            return OutsideTask("between", level, segment)
+        return OutsideTask("before" if segment < len(self._step.loops) else "after", level)
 
     def _run_outside(
         self,

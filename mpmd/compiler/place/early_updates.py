@@ -35,11 +35,11 @@ class EarlyUpdates:
         stage_groups: Sequence[int],
         eqns: Sequence[JaxprEqn],
         runs: Sequence[GroupSet],
-        places: Sequence[int],
+        segments: Sequence[int],
         homes: Mapping[Var, GroupSet],
     ):
         step = graph.step
-        self._eqns, self._runs, self._places, self._homes = eqns, runs, places, homes
+        self._eqns, self._runs, self._segments, self._homes = eqns, runs, segments, homes
         self._end = len(step.loops)
         self._given = dict.fromkeys(homes, 0)
         self._given |= {a.result: step.loop_of(a.work.stage) + 1 for a in graph.accumulators}
@@ -58,29 +58,29 @@ class EarlyUpdates:
                 self._readers[var].add(i)
         self._busy = [_busy_group(graph, stage_groups, loop.first_stage) for loop in step.loops]
 
-    def places(self) -> list[int]:
+    def segments(self) -> list[int]:
         """The numbers, of the equations in order."""
         refused: set[_Slot] = set()
         while True:  # what reads the results of others can only run as early as they do
-            found = self._attempt(refused)
-            useless = {slot for slot in self._slots(found) - refused if self._growth(found, slot) >= 0}
+            segments = self._attempt(refused)
+            useless = {slot for slot in self._slots(segments) - refused if self._growth(segments, slot) >= 0}
             if not useless:
-                return found
+                return segments
             refused |= useless
 
     def _attempt(self, refused: Collection[_Slot]) -> list[int]:
-        """The places of equations, but for updates in slots that are refused."""
+        """The segments of equations, but for updates in slots that are refused."""
         known = dict(self._given)
-        found = list(self._places)
+        segments = list(self._segments)
         for i, eqn in enumerate(self._eqns):
-            if self._places[i] < self._end:
-                known.update(dict.fromkeys(eqn.outvars, self._places[i]))
+            if self._segments[i] < self._end:
+                known.update(dict.fromkeys(eqn.outvars, self._segments[i]))
             elif (earliest := self._earliest(i, known)) is not None:
                 if earliest:
-                    found[i] = self._first_slot(earliest, self._runs[i], refused)
-                if found[i] < self._end or not earliest:
-                    known.update(dict.fromkeys(eqn.outvars, found[i] if earliest else 0))
-        return self._with_operands(found)
+                    segments[i] = self._first_slot(earliest, self._runs[i], refused)
+                if segments[i] < self._end or not earliest:
+                    known.update(dict.fromkeys(eqn.outvars, segments[i] if earliest else 0))
+        return self._with_operands(segments)
 
     def _earliest(self, i: int, known: Mapping[Var, int]) -> int | None:
         """How many loops run before all that an equation reads is on its groups; ``None`` if it is not."""
@@ -92,37 +92,39 @@ class EarlyUpdates:
         return max((known[var] for var in operands(eqn)), default=0)
 
     def _first_slot(self, earliest: int, groups: GroupSet, refused: Collection[_Slot]) -> int:
-        for place in range(earliest, self._end):
-            free = self._busy[place] not in groups and not any((place, group) in refused for group in groups)
+        for segment in range(earliest, self._end):
+            free = self._busy[segment] not in groups and not any(
+                (segment, group) in refused for group in groups
+            )
             if free:
-                return place
+                return segment
         return self._end
 
-    def _with_operands(self, found: list[int]) -> list[int]:
+    def _with_operands(self, segments: list[int]) -> list[int]:
         """With what is made of arguments alone, such as a learning rate, where it is read first."""
         for i, eqn in reversed(list(enumerate(self._eqns))):
-            readers = [found[r] for var in eqn.outvars for r in self._readers[var]]
-            found[i] = min([found[i], *readers])
-        return found
+            readers = [segments[r] for var in eqn.outvars for r in self._readers[var]]
+            segments[i] = min([segments[i], *readers])
+        return segments
 
-    def _slots(self, found: Sequence[int]) -> set[_Slot]:
+    def _slots(self, segments: Sequence[int]) -> set[_Slot]:
         """Where updates are that have been advanced."""
-        return {(found[i], group) for i in self._advanced(found) for group in self._runs[i]}
+        return {(segments[i], group) for i in self._advanced(segments) for group in self._runs[i]}
 
-    def _advanced(self, found: Sequence[int]) -> list[int]:
-        return [i for i, place in enumerate(found) if place < self._places[i]]
+    def _advanced(self, segments: Sequence[int]) -> list[int]:
+        return [i for i, segment in enumerate(segments) if segment < self._segments[i]]
 
-    def _growth(self, found: Sequence[int], slot: _Slot) -> int:
+    def _growth(self, segments: Sequence[int], slot: _Slot) -> int:
         """By how many bytes the memory of a group grows during the loop behind a slot."""
-        place, group = slot
-        moved = {i for i in self._advanced(found) if found[i] == place and group in self._runs[i]}
+        segment, group = slot
+        moved = {i for i in self._advanced(segments) if segments[i] == segment and group in self._runs[i]}
         read = {var for i in moved for var in operands(self._eqns[i])}
         made = {var for i in moved for var in self._eqns[i].outvars}
         kept = [var for var in made if var in self._returned or self._readers[var] - moved]
         freed = [
             var
             for var in (read - made) & self._freed
-            if var not in self._returned and self._last_loop[var] < place and self._readers[var] <= moved
+            if var not in self._returned and self._last_loop[var] < segment and self._readers[var] <= moved
         ]
         return sum(map(_bytes, kept)) - sum(map(_bytes, freed))
 

@@ -12,7 +12,7 @@ from mpmd.compiler.jaxprs.equations import operands
 
 
 def number_exchanges(
-    eqns: Sequence[JaxprEqn], runs: Sequence[GroupSet], places: Sequence[int]
+    eqns: Sequence[JaxprEqn], runs: Sequence[GroupSet], segments: Sequence[int]
 ) -> tuple[PlacedEqn, ...]:
     """The equations, each with how many exchanges come before it on the groups that run it.
 
@@ -21,36 +21,36 @@ def number_exchanges(
 
     Args:
       runs: for each equation, the groups that run it.
-      places: for each equation, how many loops run before it.
+      segments: for each equation, how many loops run before it.
     """
-    earliest = _earliest_levels(eqns, runs, places)
+    earliest = _earliest_levels(eqns, runs, segments)
     last: dict[tuple[int, int], int] = collections.defaultdict(int)
-    for place, levels in zip(places, earliest, strict=True):
+    for segment, levels in zip(segments, earliest, strict=True):
         for group, level in levels.items():
-            last[place, group] = max(last[place, group], level)
+            last[segment, group] = max(last[segment, group], level)
     readers: dict[Var, list[int]] = collections.defaultdict(list)
     latest: list[dict[int, int]] = [{} for _ in eqns]
     for i, eqn in reversed(list(enumerate(eqns))):
-        reading = [r for var in eqn.outvars for r in readers[var] if places[r] == places[i]]
+        reading = [r for var in eqn.outvars for r in readers[var] if segments[r] == segments[i]]
         for group in runs[i]:
             here = [latest[r][group] for r in reading if group in runs[r]]
             there = [level - 1 for r in reading for g, level in latest[r].items() if g not in runs[i]]
-            bound = min([last[places[i], group], *here, *there])
+            bound = min([last[segments[i], group], *here, *there])
             latest[i][group] = max(earliest[i][group], bound)
         for var in operands(eqn):
             readers[var].append(i)
-    return tuple(map(PlacedEqn, eqns, latest, places))
+    return tuple(map(PlacedEqn, eqns, latest, segments))
 
 
 def _earliest_levels(
-    eqns: Sequence[JaxprEqn], runs: Sequence[GroupSet], places: Sequence[int]
+    eqns: Sequence[JaxprEqn], runs: Sequence[GroupSet], segments: Sequence[int]
 ) -> list[dict[int, int]]:
     """For each equation and group that runs it, the exchanges that must come before."""
     maker: dict[Var, int] = {}
     levels: list[dict[int, int]] = []
     for i, eqn in enumerate(eqns):
         made = (maker[var] for var in operands(eqn) if var in maker)
-        sources = [j for j in made if places[j] == places[i]]
+        sources = [j for j in made if segments[j] == segments[i]]
         levels.append(
             {
                 group: max((_available(levels[source], group) for source in sources), default=0)

@@ -90,18 +90,18 @@ class _Placer:
         self._eqns: list[JaxprEqn]
         self._anchor_of: list[GroupSet]
         self._anchor_all()
-        self._places = self._places_of_equations()
+        self._segments = self._segments_of_equations()
 
     def run(self, mpmd_dim: int) -> PlacedGraph:
         required = self._required_state() if self._has_loop else self._required_results()
         runs, demanded = self._demand(required)
         homes = self._homes(runs, demanded)
-        updates = EarlyUpdates(self._graph, self._stage_groups, self._eqns, runs, self._places, homes)
+        updates = EarlyUpdates(self._graph, self._stage_groups, self._eqns, runs, self._segments, homes)
         return PlacedGraph(
             graph=self._graph,
             mpmd_dim=mpmd_dim,
             stage_groups=self._stage_groups,
-            eqns=number_exchanges(self._eqns, runs, updates.places()),
+            eqns=number_exchanges(self._eqns, runs, updates.segments()),
             homes=homes,
             output_groups=tuple(required.get(i) or homes[var] for i, var in enumerate(self._results)),
             specs=self._specs,
@@ -152,29 +152,29 @@ class _Placer:
             reading[var] |= reading[copy]
         return reading
 
-    def _places_of_equations(self) -> list[int]:
+    def _segments_of_equations(self) -> list[int]:
         """How many loops run before each equation: those before the first one that needs it.
 
         What no loop needs comes after all, so that no loop waits for it, unless ``early_updates.py`` finds
-        a better place. Callbacks stay where they are.
+        a better segment. Callbacks stay where they are.
         """
         needed_by = self._first_loops()
         after = len(self._step.loops)
         written = {
-            callback: place
-            for place, eqns in enumerate(self._step.outside)
+            callback: segment
+            for segment, eqns in enumerate(self._step.outside)
             for eqn in eqns
             if (callback := callback_of(eqn))
         }
-        places = [after] * len(self._eqns)
+        segments = [after] * len(self._eqns)
         for i, eqn in reversed(list(enumerate(self._eqns))):
             loops = [needed_by[var] for var in eqn.outvars if var in needed_by]
             if callback := callback_of(eqn):
                 loops.append(written[callback])
-            places[i] = min(loops, default=after)
+            segments[i] = min(loops, default=after)
             for var in operands(eqn):
-                needed_by[var] = min(needed_by.get(var, after), places[i])
-        return places
+                needed_by[var] = min(needed_by.get(var, after), segments[i])
+        return segments
 
     def _first_loops(self) -> dict[Var, int]:
         """For the outer values that loops read, the number of the first such loop."""

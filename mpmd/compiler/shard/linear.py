@@ -57,7 +57,7 @@ def is_placement(eqn: JaxprEqn) -> bool:
 def placement_axes(eqn: JaxprEqn) -> frozenset[str]:
     """The mesh axes that shard a value where an equation says that it should be.
 
-    Parts along one of them would have to be whole in that dimension, so what was to be split is gathered.
+    Partial sums along one of them would have to be whole in that dimension: what was to be split is gathered.
     """
     sharding = eqn.params.get("sharding") if is_placement(eqn) else None
     entries = getattr(sharding, "spec", None) or ()

@@ -12,8 +12,8 @@ from mpmd.compiler.graph import Accumulator, ShardedGraph, StageWork
 from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, axes_in, dimensions_of, follow, without
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
 from mpmd.compiler.request import PartialSums
-from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, in_parts, live_eqns
-from mpmd.compiler.shard.parts import Parts, PartsMaker
+from mpmd.compiler.shard.make_partial_sums import PartialSum, PartialSumMaker
+from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, as_partial_sums, live_eqns
 from mpmd.ir.plan import Spec
 
 
@@ -21,30 +21,30 @@ def with_partial_sums(
     sharded: ShardedGraph,
     submesh: AbstractMesh,
     outer: Mapping[Var, Dimensions],
-    axes_of_parts: frozenset[str],
+    axes_of_partial_sums: frozenset[str],
     partial_sums: PartialSums,
 ) -> ShardedGraph:
     """The graph with partial sums in accumulators.
 
     Args:
       outer: how values outside the loop are sharded, as far as known.
-      axes_of_parts: the mesh axes along which sums may be in parts.
+      axes_of_partial_sums: the mesh axes along which sums may be partial.
       partial_sums: ``"replicated"`` if they may not be so along those that shard the sum already.
     """
     graph = sharded.graph
-    maker = PartsMaker(submesh)
+    maker = PartialSumMaker(submesh)
     # 1. The work of each stage computes partial sums where it can.
     dimensions = follow((eqn for member in graph.stage_work for eqn in member.eqns), outer, submesh.shape)
-    allowed = _allowed(sharded, axes_of_parts, partial_sums)
+    allowed = _allowed(sharded, axes_of_partial_sums, partial_sums)
     rewritten = [
         _rewritten(member, graph.accumulators, allowed, dimensions, maker) for member in graph.stage_work
     ]
     # 2. The accumulators that it updates by partial sums start from such, and are summed up after the loop.
-    parts = {var: of for eqns in rewritten for var, of in (*eqns.parts.items(), *eqns.carry.items())}
+    sums = {var: of for eqns in rewritten for var, of in (*eqns.partial.items(), *eqns.carry.items())}
     partial = {
-        a.updated: _partial_accumulator(a, parts, sharded.specs, maker)
+        a.updated: _partial_accumulator(a, sums, sharded.specs, maker)
         for a in graph.accumulators
-        if a.updated in parts
+        if a.updated in sums
     }
     # 3. What is not needed any more goes, within the work and between works.
     stage_work = [
@@ -64,13 +64,13 @@ def with_partial_sums(
 
 
 def _allowed(
-    sharded: ShardedGraph, axes_of_parts: frozenset[str], partial_sums: PartialSums
+    sharded: ShardedGraph, axes_of_partial_sums: frozenset[str], partial_sums: PartialSums
 ) -> dict[Var, frozenset[str]]:
-    """For the updated state of each accumulator, the axes along which it may be in parts."""
+    """For the updated state of each accumulator, the axes along which it may be partial."""
     if partial_sums == "all":
-        return {a.updated: axes_of_parts for a in sharded.graph.accumulators}
+        return {a.updated: axes_of_partial_sums for a in sharded.graph.accumulators}
     return {
-        a.updated: axes_of_parts.difference(axes_in(_dimensions(a.result, sharded.specs)))
+        a.updated: axes_of_partial_sums.difference(axes_in(_dimensions(a.result, sharded.specs)))
         for a in sharded.graph.accumulators
     }
 
@@ -84,26 +84,26 @@ def _rewritten(
     accumulators: Sequence[Accumulator],
     allowed: Allowed,
     dimensions: Mapping[Var, Dimensions],
-    maker: PartsMaker,
+    maker: PartialSumMaker,
 ) -> RewrittenEqns:
     """The equations of a work that make partial sums of what it adds to accumulators.
 
     Args:
-      allowed: for the updated state of each accumulator, the axes along which it may be in parts.
+      allowed: for the updated state of each accumulator, the axes along which it may be partial.
     """
     # A state that the function of a microbatch reads itself is no sum.
     sums = [a for a in accumulators if a.work == member.work and not a.is_carry]
     wanted = {a.updated: allowed[a.updated] for a in sums}
     updated_of = {a.state: a.updated for a in sums}
-    return in_parts(member.eqns, dimensions, wanted, updated_of, [*member.makes, *wanted], maker)
+    return as_partial_sums(member.eqns, dimensions, wanted, updated_of, [*member.makes, *wanted], maker)
 
 
 def _live_work(member: StageWork, rewritten: RewrittenEqns, accumulators: Sequence[Accumulator]) -> StageWork:
     """The work with what its accumulators and other work need of the rewritten equations."""
-    if not rewritten.parts:
+    if not rewritten.partial:
         return member
     updated = [a.updated for a in accumulators if a.work == member.work]
-    needed = [rewritten.parts[var].var if var in rewritten.parts else var for var in updated]
+    needed = [rewritten.partial[var].var if var in rewritten.partial else var for var in updated]
     return dataclasses.replace(member, eqns=live_eqns(rewritten.eqns, [*member.makes, *needed]))
 
 
@@ -127,25 +127,25 @@ class _PartialAccumulator:
 
 
 def _partial_accumulator(
-    whole: Accumulator, parts: Mapping[Var, Parts], specs: Mapping[Var, Spec], maker: PartsMaker
+    whole: Accumulator, sums: Mapping[Var, PartialSum], specs: Mapping[Var, Spec], maker: PartialSumMaker
 ) -> _PartialAccumulator:
     """An accumulator that its work updates by partial sums.
 
     Args:
-      parts: what states and updated states are in parts.
+      sums: the partial sums of states and updated states.
       specs: those of the whole sums.
     """
-    axes = parts[whole.updated].axes
-    before, initial = maker.first_part(whole.initial, axes)
-    result = Parts(Var(aval_of(initial.var)), axes)
+    axes = sums[whole.updated].axes
+    before, initial = maker.as_first(whole.initial, axes)
+    result = PartialSum(Var(aval_of(initial.var)), axes)
     new = dataclasses.replace(
         whole,
-        state=parts[whole.state].var,
-        updated=parts[whole.updated].var,
+        state=sums[whole.state].var,
+        updated=sums[whole.updated].var,
         initial=initial.var,
         result=result.var,
     )
-    # An axis that shards the parts shards nothing else.
+    # An axis that shards the partial sums shards nothing else.
     spec = as_spec((axes, *without(_dimensions(whole.result, specs), axes)))
     return _PartialAccumulator(
         whole=whole,

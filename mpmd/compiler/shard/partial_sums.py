@@ -1,23 +1,24 @@
-"""Rewrites sums over the examples of a microbatch so that they stay in parts, one for each shard of them.
+"""Rewrites sums over the examples of a microbatch so that they stay partial, one for each shard of them.
 
 A weight's gradient in a microbatch is a sum over examples: a contraction, a ``reduce_sum`` or a
 ``scatter-add`` over a dimension that is sharded along a mesh axis. XLA ends each of them with an all-reduce,
 in every microbatch. Here such an equation becomes one with a new leading dimension, as large as the axis and
 sharded along it, in which nothing crosses devices. What is linear in the sum, such as a transposition, a
-factor, or the addition to an accumulator, is done to the parts. So the accumulator holds parts, and one sum
-over them follows the loop.
+factor, or the addition to an accumulator, is done to the partial sums. So the accumulator holds partial sums,
+and one sum over them follows the loop.
 
 In the equations of a task, or of a body in them:
 
-1. ``_candidates``: backwards from the values that are wanted in parts, through equations that are linear and
-   whose result nothing else reads, to the values that are worth having in parts.
+1. ``_candidates``: backwards from the values that are wanted as partial sums, through equations that are
+   linear and whose result nothing else reads, to the values that are worth having so.
 2. ``_Walk``: forwards, each candidate that is a sum over a sharded dimension is cut (``sums.py``), and each
-   that is linear in parts is computed of them (``linear.py``). A whole operand among parts is the first part.
-3. What is carried, by a scan or by the microbatch loop, is in parts when its new value turns out to be. Then
-   the equations are walked once more, with the old value in parts, too.
+   that is linear in partial sums is computed of them (``linear.py``). A whole operand among partial sums is
+   the first of them, and the others are zero.
+3. The carry of a scan or of the microbatch loop is partial when its new value turns out to be. Then the
+   equations are walked once more, with a partial old value, too.
 
 Bodies of scans and of rematerialized functions are rewritten by the same steps, and stay what they are. A
-value that no rule has in parts stays whole, which costs time; so does a wrong guess of how a dimension is
+value that no rule makes partial stays whole, which costs time; so does a wrong guess of how a dimension is
 sharded. Neither changes the result.
 """
 
@@ -50,7 +51,13 @@ from mpmd.compiler.jaxprs.equations import (
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions, placement_axes
-from mpmd.compiler.shard.parts import Parts, PartsMaker, as_function, parts_key, parts_of
+from mpmd.compiler.shard.make_partial_sums import (
+    PartialSum,
+    PartialSumMaker,
+    as_function,
+    partial_sum_key,
+    partial_sum_of,
+)
 from mpmd.compiler.shard.sums import cut_sum
 
 Allowed = Mapping[Var, frozenset[str]]
@@ -61,21 +68,21 @@ Allowed = Mapping[Var, frozenset[str]]
 class RewrittenEqns:
     """Equations that make parts of some values, and what they make or read them as.
 
-    ``parts`` has the values that were wanted, ``carry`` the old ones of what is carried.
+    ``partial`` has the values that were wanted, ``carry`` the old ones of what is carried.
     """
 
     eqns: tuple[JaxprEqn, ...]
-    parts: Mapping[Var, Parts]
-    carry: Mapping[Var, Parts]
+    partial: Mapping[Var, PartialSum]
+    carry: Mapping[Var, PartialSum]
 
 
-def in_parts(
+def as_partial_sums(
     eqns: Sequence[JaxprEqn],
     dimensions: Mapping[Var, Dimensions],
     wanted: Allowed,
     carry: Mapping[Var, Var],
     read: Iterable[Atom],
-    maker: PartsMaker,
+    maker: PartialSumMaker,
 ) -> RewrittenEqns:
     """Equations that compute in parts what they can of the ``wanted`` values.
 
@@ -91,15 +98,16 @@ def in_parts(
     read_whole = {new for old, new in carry.items() if old not in candidates}
     candidates = _candidates(eqns, _without(wanted, read_whole), uses)
     first = _Walk(eqns, dimensions, candidates, maker)
-    pairs = {old: new for old, new in carry.items() if new in first.parts}
-    old_parts = {
-        old: Parts(Var(aval_of(first.parts[new].var)), first.parts[new].axes) for old, new in pairs.items()
+    pairs = {old: new for old, new in carry.items() if new in first.partial}
+    old_partial = {
+        old: PartialSum(Var(aval_of(first.partial[new].var)), first.partial[new].axes)
+        for old, new in pairs.items()
     }
-    second = _Walk(eqns, dimensions, candidates, maker, old_parts)
-    if any(second.parts[new].axes != old_parts[old].axes for old, new in pairs.items()):
-        return in_parts(eqns, dimensions, _without(wanted, set(carry.values())), {}, read, maker)
-    parts = {var: second.parts[var] for var in wanted if var in second.parts and var not in read_whole}
-    return RewrittenEqns(tuple(second.eqns), parts, old_parts)
+    second = _Walk(eqns, dimensions, candidates, maker, old_partial)
+    if any(second.partial[new].axes != old_partial[old].axes for old, new in pairs.items()):
+        return as_partial_sums(eqns, dimensions, _without(wanted, set(carry.values())), {}, read, maker)
+    partial = {var: second.partial[var] for var in wanted if var in second.partial and var not in read_whole}
+    return RewrittenEqns(tuple(second.eqns), partial, old_partial)
 
 
 def _without(wanted: Allowed, others: set[Var]) -> Allowed:
@@ -131,7 +139,7 @@ class _Walk:
     All whole values are still defined, so that whatever reads one may; those that nobody reads are dead code.
 
     Args:
-      given: values that are read in parts; nothing makes them whole.
+      old: values that are read as partial sums; nothing makes them whole.
     """
 
     def __init__(
@@ -139,14 +147,16 @@ class _Walk:
         eqns: Sequence[JaxprEqn],
         dimensions: Mapping[Var, Dimensions],
         candidates: Allowed,
-        maker: PartsMaker,
-        given: Mapping[Var, Parts] | None = None,
+        maker: PartialSumMaker,
+        old: Mapping[Var, PartialSum] | None = None,
     ):
         self._dimensions = dimensions
         self._maker = maker
         self._makers = {var: eqn for eqn in eqns for var in eqn.outvars}
-        self.parts: dict[Var, Parts] = dict(given or {})
-        self.eqns: list[JaxprEqn] = [self._maker.sum_up(parts, var) for var, parts in self.parts.items()]
+        self.partial: dict[Var, PartialSum] = dict(old or {})
+        self.eqns: list[JaxprEqn] = [
+            self._maker.sum_up(partial, var) for var, partial in self.partial.items()
+        ]
         for eqn in eqns:
             wanted = {var: candidates[var] for var in eqn.outvars if var in candidates}
             if not wanted:
@@ -155,46 +165,46 @@ class _Walk:
                 self._add_body(eqn, wanted)
             else:
                 self.eqns.append(eqn)
-                self._add_parts(eqn, frozenset.intersection(*wanted.values()))
+                self._add_partial_sum(eqn, frozenset.intersection(*wanted.values()))
 
-    def _add_parts(self, eqn: JaxprEqn, allowed: frozenset[str]) -> None:
+    def _add_partial_sum(self, eqn: JaxprEqn, allowed: frozenset[str]) -> None:
         """Adds equations that make the parts of an equation's results, if there are any."""
         for positions in linear_positions(eqn):
-            if found := [p for i in positions if (p := parts_of(eqn.invars[i], self.parts))]:
+            if found := [p for i in positions if (p := partial_sum_of(eqn.invars[i], self.partial))]:
                 self._add_linear(eqn, positions, found[0].axes)
                 return
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         if cut := cut_sum(eqn, sharding, allowed, self._maker.mesh.shape, self._makers):
-            self._add(eqn, cut.parts, eqn.invars, cut.axes, cut.places)
+            self._add(eqn, cut.parts, eqn.invars, cut.axes, cut.cut_points)
 
     def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
         """Adds an equation for each part at once of an equation that is linear in the parts."""
         if is_placement(eqn):  # a wish for the whole value
-            self.parts[eqn.outvars[0]] = self.parts[operands(eqn)[0]]
+            self.partial[eqn.outvars[0]] = self.partial[operands(eqn)[0]]
             return
         inputs: list[Atom] = list(eqn.invars)
         in_axes: list[int | None] = [None] * len(inputs)
         for i in positions:
             atom = inputs[i]
             if not is_zero(atom, self._makers):
-                inputs[i] = self._as_parts(atom, axes).var
+                inputs[i] = self._as_partial_sum(atom, axes).var
                 in_axes[i] = 0
         self._add(eqn, jax.vmap(as_function(eqn), in_axes), inputs, axes, tuple(in_axes))
 
-    def _as_parts(self, atom: Atom, axes: Axes) -> Parts:
-        parts = parts_of(atom, self.parts)
-        if parts is None or parts.axes != axes:
-            eqns, parts = self._maker.first_part(atom, axes)
+    def _as_partial_sum(self, atom: Atom, axes: Axes) -> PartialSum:
+        partial = partial_sum_of(atom, self.partial)
+        if partial is None or partial.axes != axes:
+            eqns, partial = self._maker.as_first(atom, axes)
             self.eqns.extend(eqns)
-        return parts
+        return partial
 
     def _add(
-        self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, places: Hashable
+        self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, cut_points: Hashable
     ) -> None:
-        """Adds equations that make the parts of an equation's results; ``places`` is where they are cut."""
-        eqns, made = self._maker.make(fun, inputs, axes, parts_key(eqn, places))
+        """Adds equations that make the parts of an equation's results, which are cut at ``cut_points``."""
+        eqns, made = self._maker.make(fun, inputs, axes, partial_sum_key(eqn, cut_points))
         self.eqns.extend(new.replace(source_info=eqn.source_info) for new in eqns)
-        self.parts.update(zip(eqn.outvars, made, strict=True))
+        self.partial.update(zip(eqn.outvars, made, strict=True))
 
     def _add_body(self, eqn: JaxprEqn, wanted: Allowed) -> None:
         """Adds a scan or a rematerialized function with results in parts instead of one with whole ones."""
@@ -202,20 +212,20 @@ class _Walk:
         rewritten = _rewritten_scan if eqn.primitive is scan_p else _rewritten_remat
         body = rewritten(eqn, sharding, wanted, self._maker)
         invars = list(eqn.invars)
-        for i, parts in body.operands.items():
-            invars[i] = self._as_parts(invars[i], parts.axes).var
+        for i, partial in body.operands.items():
+            invars[i] = self._as_partial_sum(invars[i], partial.axes).var
         outvars = [body.results[i].var if i in body.results else v for i, v in enumerate(eqn.outvars)]
         self.eqns.append(eqn.replace(invars=invars, outvars=outvars, params=body.params))
-        for i, parts in body.results.items():
+        for i, partial in body.results.items():
             whole = eqn.outvars[i]
-            self.parts[whole] = parts
+            self.partial[whole] = partial
             if i in body.stacked:
-                self._add_first(whole, parts)
-            self.eqns.append(self._maker.sum_up(self.parts[whole], whole))
+                self._add_first(whole, partial)
+            self.eqns.append(self._maker.sum_up(self.partial[whole], whole))
 
-    def _add_first(self, whole: Var, stacked: Parts) -> None:
+    def _add_first(self, whole: Var, stacked: PartialSum) -> None:
         """Adds the equation that brings the parts in front of the iterations of a scan that stacks them."""
-        eqns, (self.parts[whole],) = self._maker.make(
+        eqns, (self.partial[whole],) = self._maker.make(
             lambda x: [jnp.moveaxis(x, 1, 0)], [stacked.var], stacked.axes, "stacked"
         )
         self.eqns.extend(eqns)
@@ -223,7 +233,7 @@ class _Walk:
 
 @dataclasses.dataclass(frozen=True)
 class _Body:
-    """What becomes of an equation with a body.
+    """An equation with a body that computes parts.
 
     Attributes:
       operands: for positions of operands that are in parts, those that the body reads.
@@ -232,23 +242,25 @@ class _Body:
     """
 
     params: dict[str, Any]
-    operands: Mapping[int, Parts]
-    results: Mapping[int, Parts]
+    operands: Mapping[int, PartialSum]
+    results: Mapping[int, PartialSum]
     stacked: frozenset[int] = frozenset()
 
 
 def _rewritten_remat(
-    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartsMaker
+    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartialSumMaker
 ) -> _Body:
     jaxpr: Jaxpr = eqn.params["jaxpr"]
     dimensions = follow_into(jaxpr, sharding, jaxpr.eqns, maker.mesh.shape)
-    rewritten = in_parts(jaxpr.eqns, dimensions, _wanted_inside(eqn, jaxpr, wanted), {}, jaxpr.outvars, maker)
-    results = {i: _outside(parts) for i, parts in _results_in_parts(jaxpr, rewritten).items()}
-    return _Body({**eqn.params, "jaxpr": _with_parts(jaxpr, rewritten)}, {}, results)
+    rewritten = as_partial_sums(
+        jaxpr.eqns, dimensions, _wanted_inside(eqn, jaxpr, wanted), {}, jaxpr.outvars, maker
+    )
+    results = {i: _outside(partial) for i, partial in _partial_results(jaxpr, rewritten).items()}
+    return _Body({**eqn.params, "jaxpr": _with_partial_sums(jaxpr, rewritten)}, {}, results)
 
 
 def _rewritten_scan(
-    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartsMaker
+    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartialSumMaker
 ) -> _Body:
     jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
     dimensions = follow_into_scan(eqn, sharding, jaxpr.eqns, maker.mesh.shape)
@@ -256,38 +268,40 @@ def _rewritten_scan(
     wanted = _wanted_inside(eqn, jaxpr, wanted)
     pairs = zip(jaxpr.invars[positions.carry], jaxpr.outvars, strict=False)
     carry = {old: new for old, new in pairs if isinstance(new, Var) and new in wanted}
-    rewritten = in_parts(jaxpr.eqns, dimensions, wanted, carry, jaxpr.outvars, maker)
+    rewritten = as_partial_sums(jaxpr.eqns, dimensions, wanted, carry, jaxpr.outvars, maker)
     before = {i: rewritten.carry[var] for i, var in enumerate(jaxpr.invars) if var in rewritten.carry}
-    inside = _results_in_parts(jaxpr, rewritten)
+    inside = _partial_results(jaxpr, rewritten)
     stacked = frozenset(i for i in inside if i >= positions.num_carry)
     length = (eqn.params["length"],)
-    results = {i: _outside(parts, length if i in stacked else ()) for i, parts in inside.items()}
-    return _Body({**eqn.params, "jaxpr": closed(_with_parts(jaxpr, rewritten))}, before, results, stacked)
+    results = {i: _outside(partial, length if i in stacked else ()) for i, partial in inside.items()}
+    return _Body(
+        {**eqn.params, "jaxpr": closed(_with_partial_sums(jaxpr, rewritten))}, before, results, stacked
+    )
 
 
-def _outside(inside: Parts, leading: tuple[int, ...] = ()) -> Parts:
-    """What the equation makes of a result of its body."""
+def _outside(inside: PartialSum, leading: tuple[int, ...] = ()) -> PartialSum:
+    """The result of an equation for a result of its body."""
     aval = aval_of(inside.var)
-    return Parts(Var(jax.core.ShapedArray((*leading, *aval.shape), aval.dtype)), inside.axes)
+    return PartialSum(Var(jax.core.ShapedArray((*leading, *aval.shape), aval.dtype)), inside.axes)
 
 
 def _wanted_inside(eqn: JaxprEqn, jaxpr: Jaxpr, wanted: Allowed) -> Allowed:
-    """What is wanted of an equation, as values of its body."""
+    """The wanted results of an equation, as values of its body."""
     pairs = zip(eqn.outvars, jaxpr.outvars, strict=True)
     return {atom: wanted[var] for var, atom in pairs if var in wanted and isinstance(atom, Var)}
 
 
-def _results_in_parts(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> dict[int, Parts]:
-    found = ((i, parts_of(atom, rewritten.parts)) for i, atom in enumerate(jaxpr.outvars))
-    return {i: parts for i, parts in found if parts}
+def _partial_results(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> dict[int, PartialSum]:
+    found = ((i, partial_sum_of(atom, rewritten.partial)) for i, atom in enumerate(jaxpr.outvars))
+    return {i: partial for i, partial in found if partial}
 
 
-def _with_parts(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> Jaxpr:
+def _with_partial_sums(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> Jaxpr:
     """The jaxpr with rewritten equations; it reads and returns the parts."""
     invars = [rewritten.carry[var].var if var in rewritten.carry else var for var in jaxpr.invars]
     outvars: list[Atom] = list(jaxpr.outvars)
-    for i, parts in _results_in_parts(jaxpr, rewritten).items():
-        outvars[i] = parts.var
+    for i, partial in _partial_results(jaxpr, rewritten).items():
+        outvars[i] = partial.var
     return make_jaxpr(invars, live_eqns(rewritten.eqns, outvars), outvars)
 
 

@@ -50,10 +50,10 @@ def shard(
     if gather == "step":
         sharded = gather_weights(sharded, outer, batch_axes, submeshes, reads.by_index | reads.by_device)
         outer |= {var: _dimensions(var, sharded.specs) for var in sharded.gathered}
-    axes_of_parts = frozenset(axis for axis in batch_axes if _makes_parts(axis, submeshes))
-    if partial_sums == "none" or not axes_of_parts:
+    axes_of_partial_sums = frozenset(axis for axis in batch_axes if _divides_sums(axis, submeshes))
+    if partial_sums == "none" or not axes_of_partial_sums:
         return sharded
-    return with_partial_sums(sharded, submeshes[0], outer, axes_of_parts, partial_sums)
+    return with_partial_sums(sharded, submeshes[0], outer, axes_of_partial_sums, partial_sums)
 
 
 def _outer_dimensions(
@@ -73,7 +73,7 @@ def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> Dimensions:
     return dimensions_of(specs[var], len(aval_of(var).shape))
 
 
-def _makes_parts(axis: str, submeshes: Sequence[AbstractMesh]) -> bool:
+def _divides_sums(axis: str, submeshes: Sequence[AbstractMesh]) -> bool:
     """Whether all groups have the same number of devices along an axis, and several."""
     sizes = {submesh.shape[axis] for submesh in submeshes}
     return len(sizes) == 1 and sizes != {1}

@@ -17,9 +17,9 @@ from jax.extend.core import JaxprEqn, Var
 from mpmd.compiler.jaxprs.dimensions import Axes, Dimensions
 from mpmd.compiler.jaxprs.rules import common_dimensions
 from mpmd.compiler.shard.linear import is_zero
-from mpmd.compiler.shard.parts import as_function
+from mpmd.compiler.shard.make_partial_sums import as_function
 
-Place = tuple[int, int]
+CutPoint = tuple[int, int]
 """A dimension of an operand, and the number of parts that it is cut into."""
 
 
@@ -33,7 +33,7 @@ class CutSum:
 
     axes: Axes
     parts: Callable[..., Sequence[jax.Array]]
-    places: tuple[tuple[Place, ...], ...]  # for each operand
+    cut_points: tuple[tuple[CutPoint, ...], ...]  # for each operand
 
 
 def cut_sum(
@@ -57,16 +57,16 @@ def cut_sum(
     kept = [operands[i][d] for one in dimensions if not one.is_reduced for i, d in one.ins.items()]
     # Along the axes of other dimensions values would have to move to be cut.
     cutter = _Cutter(allowed.difference(*kept), mesh)
-    places: list[list[Place]] = [[] for _ in operands]
+    cut_points: list[list[CutPoint]] = [[] for _ in operands]
     for one in dimensions:
         if one.is_reduced:
             number = cutter.parts(one.size(eqn), *(operands[i][d] for i, d in one.ins.items()))
             for i, d in one.ins.items() if number > 1 else ():
-                places[i].append((d, number))
+                cut_points[i].append((d, number))
     if not cutter.axes:
         return None
-    each = jax.vmap(as_function(eqn), tuple(0 if cut else None for cut in places))
-    return CutSum(cutter.axes, lambda *xs: each(*map(_cut, xs, places)), tuple(map(tuple, places)))
+    each = jax.vmap(as_function(eqn), tuple(0 if cut else None for cut in cut_points))
+    return CutSum(cutter.axes, lambda *xs: each(*map(_cut, xs, cut_points)), tuple(map(tuple, cut_points)))
 
 
 @dataclasses.dataclass
@@ -97,16 +97,16 @@ class _Cutter:
         return number
 
 
-def _cut(x: jax.Array, places: Sequence[Place]) -> jax.Array:
+def _cut(x: jax.Array, cut_points: Sequence[CutPoint]) -> jax.Array:
     """``x`` with dimensions cut into parts; the parts of all come first, as one dimension."""
-    if not places:
+    if not cut_points:
         return x
-    number_of = dict(places)
+    number_of = dict(cut_points)
     shape: list[int] = []
     position: dict[int, int] = {}
     for i, size in enumerate(x.shape):
         position[i] = len(shape)
         shape += [number_of[i], size // number_of[i]] if i in number_of else [size]
-    first = [position[i] for i, _ in places]
+    first = [position[i] for i, _ in cut_points]
     x = jnp.moveaxis(lax.reshape(x, shape), first, range(len(first)))
     return lax.reshape(x, (math.prod(number_of.values()), *x.shape[len(first) :]))

@@ -33,7 +33,7 @@ _SUMS = ("add_any", "add")
 
 @dataclasses.dataclass(frozen=True)
 class Accumulation:
-    """What becomes of the loop's results.
+    """The results of a loop as accumulators.
 
     Attributes:
       eqns: the equations of each work, with those that update its accumulators.

@@ -14,7 +14,7 @@ from mpmd.schedules import Schedule, TaskLists, check_schedule
 
 
 def checked_tasks(loop: Loop) -> tuple[tuple[Cell, ...], ...]:
-    """What each group runs. Raises ``CompileError`` when the schedule gives lists that cannot run."""
+    """The tasks of each group. Raises ``CompileError`` when the schedule gives lists that cannot run."""
     schedule, num_microbatches = loop.schedule, loop.num_microbatches
     try:
         tasks = schedule.tasks(num_microbatches)

@@ -32,7 +32,7 @@ from mpmd.ir.plan import TaskType
 from mpmd.keys import to_aval
 
 _ARRAY_BYTES = 512
-"""What an array costs beside its bytes: half of it as a forward's output, half as a backward's input."""
+"""The cost of an array beside its bytes: half of it as a forward's output, half as a backward's input."""
 
 _UNLIMITED = 2**31 - 1
 _MOST = 2**30
@@ -109,7 +109,7 @@ def _without_dead(eqns: dict[TaskType, Eqns], results: Set[Var]) -> dict[TaskTyp
 
 
 class _Residuals:
-    """What a stage's backward reads that has to be kept for it, and how that is made.
+    """The residuals of a stage, which its backward reads, and the equations that make them.
 
     Args:
       unavailable: the variables that a backward does not have unless they are kept for it; it has all other
@@ -138,7 +138,7 @@ class _Residuals:
         ]
 
     def chosen(self) -> tuple[set[Node], set[Var]]:
-        """What to keep, and the variables that the backward computes once more; it reads others as before."""
+        """The residuals to keep, and the variables that the backward computes again; others it reads."""
         derivations = self._derivations()
         costs = {node: self._cost(node) for node in derivations}
         kept = _minimum_cut(derivations, self._read, costs)

@@ -44,7 +44,7 @@ class Row:
 
 
 Node = Var | Row
-"""What may be kept."""
+"""A value that may be kept."""
 
 
 class ForwardScans:
@@ -68,7 +68,7 @@ class ForwardScans:
             self.rows |= scan.rows
 
     def sources(self, row: Row) -> list[Node]:
-        """What a value is made of in its body."""
+        """The operands of a value in its body."""
         scan = self._scans[row.scan]
         nodes = (scan.node(atom) for atom in scan.maker[row.var].invars)
         return [node for node in nodes if node is not None]
@@ -150,7 +150,7 @@ class _ForwardScan:
         }
 
     def node(self, atom: Atom) -> Node | None:
-        """What a value of the body is: a variable outside, a row, or ``None`` for a literal."""
+        """The node of a value of the body: a variable outside, a row, or ``None`` for a literal."""
         if not isinstance(atom, Var):
             return None
         outside = self.constants.get(atom, self.stacked.get(atom, Row(self.number, atom)))

@@ -10,10 +10,10 @@ from mpmd.compiler.graph import Accumulator, StageWork, TaskGraph
 from mpmd.compiler.split.accumulate import Accumulation, accumulate
 from mpmd.compiler.split.assign import assign
 from mpmd.compiler.split.check_schedule_fits import check_schedule_fits, checked_tasks
+from mpmd.compiler.split.copy_replicas import copy_replicas
 from mpmd.compiler.split.keep_carry import check_carry, keep_carry
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.minimize_residuals import minimize_residuals
-from mpmd.compiler.split.place_replicas import place_replicas
 from mpmd.compiler.split.remove_marks import remove_marks
 from mpmd.compiler.split.replicate import find_replicas
 from mpmd.compiler.split.split_backwards import split_backwards
@@ -58,7 +58,7 @@ def _split_loop(loop: Loop) -> _SplitLoop:
     # 4. The loop's results become accumulators of the work that contributes to them.
     accumulation = accumulate(loop, body, assigned, order)
     # 5. Each work gets the replicas that it reads.
-    complete = place_replicas(accumulation.eqns, body, replicas, order)
+    complete = copy_replicas(accumulation.eqns, body, replicas, order)
     # 6. Backwards compute again what forwards need not keep for them.
     minimized = minimize_residuals(complete, accumulation.updated, accumulation.states, replicas)
     # 7. What is carried from microbatch to microbatch is read by the work that updates it.

@@ -35,7 +35,7 @@ def find_batches(step: Jaxpr, eqns: Sequence[JaxprEqn]) -> set[Var]:
 
 
 def _taken_by(loop: JaxprEqn) -> set[Var]:
-    """What a loop reads at the microbatch index alone."""
+    """The values that a loop reads at the microbatch index alone."""
     body: Jaxpr = loop.params["body"]
     closed_over = len(loop.invars) - len(loop.outvars)
     whole = _read_whole(body, [body.invars[closed_over]])
@@ -46,7 +46,7 @@ def _taken_by(loop: JaxprEqn) -> set[Var]:
 
 
 def _read_whole(jaxpr: Jaxpr, indices: Collection[Var]) -> set[Var]:
-    """What equations read other than at one of the indices."""
+    """The values that equations read other than at one of the indices."""
     counted = set(indices)
     whole = set(_variables(jaxpr.outvars))
     for eqn in jaxpr.eqns:

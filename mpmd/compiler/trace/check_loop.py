@@ -71,7 +71,7 @@ def _mark_outside(eqn: JaxprEqn) -> str:
 
 
 def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
-    """What is wrong with the marks in a loop's body, or in the body of a scan in it."""
+    """The faults of the marks in a loop's body, or in the body of a scan in it."""
     for eqn in jaxpr.eqns:
         mark = mark_of(eqn)
         if mark is not None and mark.boundary.is_of_scan and scan is None:

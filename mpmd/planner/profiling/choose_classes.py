@@ -68,7 +68,7 @@ def choose_classes(
     data = frozenset[Class]().union(*(cheapest(of_loop, 1.0) for of_loop in rows))
     sequence: frozenset[Class] = frozenset()
     for loop, of_rows, of_loop in zip(step.loops, rows, between, strict=True):
-        most = sum(number for work, number in operations.items() if work.stage in loop.layers)
+        most = sum(number for task_type, number in operations.items() if task_type.stage in loop.layers)
         others = (one for one in of_loop or of_rows if one not in data)
         sequence |= cheapest(others, _LEAST_OF_WORK * most)
     return {"data": data, "sequence": sequence, "model": _of_weights(costs, data, data | sequence)}

@@ -29,11 +29,11 @@ class ClassCosts:
         known = {*self.of_weights, *others}
         self.together: dict[Class, set[Class]] = {one: set() for one in known}
         self._touched: dict[Class, dict[TaskType, list[ClassedOperation]]] = {one: {} for one in known}
-        for work, members in step.tasks.items():
+        for task_type, members in step.tasks.items():
             for member in members:
-                self._note(work, member)
+                self._note(task_type, member)
 
-    def _note(self, work: TaskType, member: ClassedOperation) -> None:
+    def _note(self, task_type: TaskType, member: ClassedOperation) -> None:
         touched: set[Class] = set()
         for value in member.operation.values:
             of_value = self._touched.keys() & set(self._step.classes.of_value(value))
@@ -41,7 +41,7 @@ class ClassCosts:
             for one in of_value:
                 self.together[one] |= of_value - {one}
         for one in touched:
-            self._touched[one].setdefault(work, []).append(member)
+            self._touched[one].setdefault(task_type, []).append(member)
 
     def shared(self, one: Class, accumulated: Mapping[TaskType, Container[Value]]) -> Shared:
         """The work that devices share, and the bytes that they all-reduce, if this class alone is divided.
@@ -51,7 +51,9 @@ class ClassCosts:
         """
         sharing = self._sharing(one)
         tasks = self._touched[one].items()
-        return sum((sharing.task(members, accumulated.get(work, ())) for work, members in tasks), Shared())
+        return sum(
+            (sharing.task(members, accumulated.get(task_type, ())) for task_type, members in tasks), Shared()
+        )
 
     def size(self, one: Class) -> int:
         """The size that the number of devices has to divide."""

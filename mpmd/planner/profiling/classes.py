@@ -1,7 +1,7 @@
-"""Dimension classes: which dimensions of the values of a step are one and the same.
+"""Dimension classes: the dimensions of a step's values that are one and the same.
 
 Two dimensions are in one class if an operation has them as one, as a product has the dimension that it sums
-over. If one of them is divided over devices, each has the parts of the others that go with it. Equality has
+over. If one of them is divided over devices, each device has the matching parts of the others. Equality has
 no direction: classes are found by union, in one pass over the operations.
 """
 
@@ -30,7 +30,7 @@ class ClassUse(NamedTuple):
 
 
 class ClassedOperation(NamedTuple):
-    """An operation, how much work it is each time, in operations, and the ways to share it."""
+    """An operation with its work, in multiplications and additions, and the ways to share it."""
 
     operation: Operation
     work: int
@@ -68,7 +68,7 @@ def classed(
     """The classes of a step's values, and the operations of its tasks with them.
 
     Args:
-      before: what is computed before the loop, such as weights of another dtype.
+      before: the operations before the loop, such as casts of weights.
       same: further dimensions that are one.
     """
     classes = DimensionClasses(flat)
@@ -87,8 +87,8 @@ def classed(
         classes.join(nodes)
 
     def with_classes(operation: Operation, ways: Sequence[CommonDimension]) -> ClassedOperation:
-        found = (ClassUse(classes.of(*node), use) for use in ways for node in _first(operation, use))
-        return ClassedOperation(operation, total_operations([operation.eqn]), tuple(found))
+        class_uses = (ClassUse(classes.of(*node), use) for use in ways for node in _first(operation, use))
+        return ClassedOperation(operation, total_operations([operation.eqn]), tuple(class_uses))
 
     return classes, {work: [*map(with_classes, tasks[work], uses[work])] for work in tasks}
 
@@ -108,6 +108,6 @@ def _first(operation: Operation, use: CommonDimension) -> Iterator[tuple[Value, 
 
 
 def _of_passed(flat: FlatEquations, passed: Passed) -> Iterator[list[tuple[Value, int]]]:
-    """The dimensions that are one in what a loop hands in or out."""
+    """The dimensions that are one in a value that a loop hands in or out."""
     for dim in range(len(flat.avals[passed.inner].shape)):
         yield [(passed.outer, dim + passed.axis), (passed.inner, dim)]

@@ -22,20 +22,20 @@ class Divider:
     def __init__(self, step: LayeredStep):
         self._step = step
         self._operations = {
-            work: sum(one.operation.times * one.work for one in members)
-            for work, members in step.tasks.items()
+            task_type: sum(one.operation.times * one.work for one in members)
+            for task_type, members in step.tasks.items()
         }
-        self._accumulated = {work: self._accumulated_by(work) for work in step.tasks}
+        self._accumulated = {task_type: self._accumulated_by(task_type) for task_type in step.tasks}
         self.classes = choose_classes(step, self._operations, self._accumulated)
         self._sharing = {
             kind: Sharing(step.flat, step.classes, divided) for kind, divided in self.classes.items()
         }
 
-    def _accumulated_by(self, work: TaskType) -> Accumulated:
+    def _accumulated_by(self, task_type: TaskType) -> Accumulated:
         step = self._step
-        updated = {step.flat.value(a.updated) for a in step.graph.accumulators if a.work == work}
-        makes = {step.flat.value(var) for var in step.makes(work)}
-        members = [one.operation for one in step.tasks[work]]
+        updated = {step.flat.value(a.updated) for a in step.graph.accumulators if a.work == task_type}
+        makes = {step.flat.value(var) for var in step.makes(task_type)}
+        members = [one.operation for one in step.tasks[task_type]]
         return Accumulated(members, step.flat.passed, updated, makes)
 
     def of_layer(self, layer: int) -> dict[Kind, Division]:
@@ -46,39 +46,45 @@ class Divider:
     def _division(self, layer: int, kind: Kind) -> Division | None:
         """The division of a layer; ``None`` if there is nothing to divide."""
         step, sharing = self._step, self._sharing[kind]
-        works = [work for work in (TaskType("fwd", layer), TaskType("bwd", layer)) if work in step.tasks]
-        shared = {work.kind: self._shared(work, kind) for work in works}
+        task_types = [
+            task_type
+            for task_type in (TaskType("fwd", layer), TaskType("bwd", layer))
+            if task_type in step.tasks
+        ]
+        shared = {task_type.kind: self._shared(task_type, kind) for task_type in task_types}
         forward, backward = shared.get("fwd", Shared()), shared.get("bwd", Shared())
         weights = step.weights(layer)
         kept = [step.flat.value(var) for var in step.residuals(layer)]
         received = [step.flat.value(var) for var, _ in step.received(layer)]
-        operations = sum(self._operations[work] for work in works)
+        operations = sum(self._operations[task_type] for task_type in task_types)
         division = Division(
-            largest=math.gcd(*self._sizes(works, weights, sharing)),
+            largest=math.gcd(*self._sizes(task_types, weights, sharing)),
             operations=(forward.operations + backward.operations) / max(1, operations),
             weights=self._share(weights, sharing),
             activations=self._share(kept + received, sharing),
             reduced_forward=forward.reduced,
             reduced_backward=backward.reduced,
             received=self._share(received, sharing),
-            reduced_per_step=sum(self._nbytes_per_step(work, shared[work.kind]) for work in works),
+            reduced_per_step=sum(
+                self._nbytes_per_step(task_type, shared[task_type.kind]) for task_type in task_types
+            ),
         )
         return division if division.largest > 1 else None
 
-    def _shared(self, work: TaskType, kind: Kind) -> Shared:
+    def _shared(self, task_type: TaskType, kind: Kind) -> Shared:
         """The shared task. Accumulators hold parts of sums only over devices that divide the batch."""
-        accumulated = self._accumulated[work] if kind != "model" else frozenset[Value]()
-        return self._sharing[kind].task(self._step.tasks[work], accumulated)
+        accumulated = self._accumulated[task_type] if kind != "model" else frozenset[Value]()
+        return self._sharing[kind].task(self._step.tasks[task_type], accumulated)
 
-    def _nbytes_per_step(self, work: TaskType, shared: Shared) -> float:
+    def _nbytes_per_step(self, task_type: TaskType, shared: Shared) -> float:
         """The bytes of the accumulators that hold parts of sums."""
-        return sum(map(self._step.nbytes, self._accumulated[work].updated_by(shared.partial)))
+        return sum(map(self._step.nbytes, self._accumulated[task_type].updated_by(shared.partial)))
 
-    def _sizes(self, works: Iterable[TaskType], weights: Iterable[Value], sharing: Sharing) -> set[int]:
+    def _sizes(self, task_types: Iterable[TaskType], weights: Iterable[Value], sharing: Sharing) -> set[int]:
         """The sizes of the divided dimensions."""
         values = set(weights)
-        for work in works:
-            for member in self._step.tasks[work]:
+        for task_type in task_types:
+            for member in self._step.tasks[task_type]:
                 values |= member.operation.values
         return {size for value in values if (size := sharing.size(value)) is not None}
 

@@ -59,13 +59,13 @@ class LayeredStep:
     def num_layers(self) -> int:
         return sum(len(loop.layers) for loop in self.loops)
 
-    def reads(self, work: TaskType) -> tuple[Var, ...]:
+    def reads(self, task_type: TaskType) -> tuple[Var, ...]:
         """The variables that a task reads; none for a task that does not exist."""
-        return self._members[work].reads if work in self._members else ()
+        return self._members[task_type].reads if task_type in self._members else ()
 
-    def makes(self, work: TaskType) -> tuple[Var, ...]:
+    def makes(self, task_type: TaskType) -> tuple[Var, ...]:
         """The variables that a task makes for others."""
-        return self._members[work].makes if work in self._members else ()
+        return self._members[task_type].makes if task_type in self._members else ()
 
     @functools.cached_property
     def _members(self) -> dict[TaskType, StageWork]:
@@ -129,8 +129,8 @@ def before_loops(graph: TaskGraph) -> list[JaxprEqn]:
 
 
 def _within(tasks: Mapping[TaskType, Sequence[Operation]], layers: range) -> Iterator[Operation]:
-    for work, members in tasks.items():
-        if work.stage in layers:
+    for task_type, members in tasks.items():
+        if task_type.stage in layers:
             yield from members
 
 

@@ -37,7 +37,7 @@ def microbatch_dims(
       batch: the values outside of the loop of which a microbatch is a part.
     """
     outside = {flat.value(var): var for var in batch}
-    found: dict[tuple[Var, int], MicrobatchDim] = {}
+    dims: dict[tuple[Var, int], MicrobatchDim] = {}
     for operation in operations:
         value = operation.reads[0] if operation.reads else None
         if value in outside:
@@ -49,8 +49,8 @@ def microbatch_dims(
                     dim,
                     shape_of(operation.eqn.outvars[0])[dim],
                 )
-                found.setdefault((taken.batch, batch_dim), taken)
-    return [taken for taken in found.values() if taken.size > 1]
+                dims.setdefault((taken.batch, batch_dim), taken)
+    return [taken for taken in dims.values() if taken.size > 1]
 
 
 def _taken(operation: Operation) -> Iterator[tuple[int, int]]:

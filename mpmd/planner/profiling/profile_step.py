@@ -47,7 +47,9 @@ class _Profiler:
             tied=tuple(self._tied(loop).items()),
             outside=self._outside[number],
             batch=sum(map(nbytes, step.ownership.batch)),
-            has_backward=any(work.kind != "fwd" for work in step.tasks if work.stage in loop.layers),
+            has_backward=any(
+                task_type.kind != "fwd" for task_type in step.tasks if task_type.stage in loop.layers
+            ),
             specs=self._specs,
             decision_index=loop.decision_index if step.graph.step.loops else None,
         )
@@ -97,11 +99,11 @@ class _Profiler:
                     skipped[source - first, layer - first] += nbytes(var)
         yield from ((*ends, total) for ends, total in sorted(skipped.items()))
 
-    def _work(self, work: TaskType) -> TaskWork:
+    def _work(self, task_type: TaskType) -> TaskWork:
         step = self._step
-        members = step.tasks.get(work, ())
+        members = step.tasks.get(task_type, ())
         flat = [one.operation for one in members]
-        kept = {step.flat.value(var) for var in (*step.reads(work), *step.makes(work))}
+        kept = {step.flat.value(var) for var in (*step.reads(task_type), *step.makes(task_type))}
         operations = float(sum(one.operation.times * one.work for one in members))
         return TaskWork(operations, *traffic(flat, kept, self._nbytes_of_rows))
 

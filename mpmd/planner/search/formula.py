@@ -212,11 +212,11 @@ def _memory_parts(stages: Stages, order: Order) -> list[list[float]]:
             gradients[group],
             state[group],
             max(
-                sum(count * residuals[stage] for count, stage in zip(counts, own, strict=True))
+                sum(count * residuals[stage] for count, stage in zip(counts, stages_of_group, strict=True))
                 for counts in order.in_flight[group]
             ),
             messages[group],
-            max(temporaries[stage] for stage in own),
+            max(temporaries[stage] for stage in stages_of_group),
         ]
-        for group, own in enumerate(order.stages)
+        for group, stages_of_group in enumerate(order.stages)
     ]

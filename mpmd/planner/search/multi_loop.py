@@ -100,13 +100,13 @@ def search_loops(
     constraints: Sequence[Constraints],
     budget: SearchBudget = USUAL,
 ) -> tuple[Row, ...]:
-    """The best candidates, the shortest step first, and what they are compared with; as ``search``.
+    """The best candidates, the shortest step first, and the alternatives to a pipeline; as ``search``.
 
     Args:
       profiles: of the loops, in order.
-      fixed: of each loop. A loop with fewer layers than there are groups takes fewer.
+      constraints: of each loop. A loop with fewer layers than there are groups takes fewer groups.
 
-    Raises: ``ValueError`` as ``search``; what is wrong with a loop says with which.
+    Raises: ``ValueError`` as ``search``; faults of a loop name the loop.
     """
     kinds = _kinds(profiles)
     loops = _loops({kind: kinds.index(kind) for kind in kinds}, profiles, cluster, constraints, budget)

@@ -36,7 +36,7 @@ NUM_ROWS = 32
 
 @dataclasses.dataclass(frozen=True)
 class SearchBudget:
-    """Limits of a search, by numbers of what is tried, so that no clock decides what is found.
+    """Limits of a search, as numbers of tried candidates and simulated tasks, so that no clock decides.
 
     Attributes:
       shapes, tasks: how many shapes of the sweep are simulated, until so many tasks are.

@@ -81,7 +81,7 @@ class SearchSpace:
     @functools.cached_property
     def _fixed_submeshes(self) -> tuple[Submesh, ...]:
         return tuple(
-            {kind: own.get(kind, 1) for kind in INNERMOST_FIRST} for own in self.constraints.submeshes
+            {kind: submesh.get(kind, 1) for kind in INNERMOST_FIRST} for submesh in self.constraints.submeshes
         )
 
     def of_groups(self, submesh: Submesh, groups: int) -> tuple[Submesh, ...]:

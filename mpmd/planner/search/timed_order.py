@@ -53,8 +53,8 @@ class TimedOrder:
         """Simulates the loop.
 
         Args:
-          times: of each type of task.
-          messages: by the type of task that sends, the bytes of what it sends.
+          times: the seconds of each type of task.
+          messages: the bytes of a message, by the type of task that sends it.
           links: of the edges.
           at_once: how many groups can be at work at once, as ``Costs`` has it.
         """

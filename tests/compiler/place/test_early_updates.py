@@ -83,7 +83,7 @@ def tasks_of(step, state, donated=True):
 def test_updates_run_between_loops_and_gradients_are_given_up(monkeypatch):
     between, early = tasks_of(of_two_models(), state_of())
     assert between == {0, 1}
-    monkeypatch.setattr(EarlyUpdates, "places", lambda self: list(self._places))
+    monkeypatch.setattr(EarlyUpdates, "segments", lambda self: list(self._segments))
     between, late = tasks_of(of_two_models(), state_of())
     assert not between
     of_a_stage = sum(leaf.nbytes for leaf in jax.tree.leaves(weights(1)))

@@ -1,4 +1,4 @@
-"""Has scans that count their iterations scan over what they take row by row.
+"""Rewrites loops that index arrays by the loop counter as scans over those arrays.
 
 ``fori_loop(0, L, lambda i, h: layer(jax.tree.map(lambda w: w[i], params), h), h)`` is a scan that carries a
 counter and takes a row of each array in each iteration; its backward adds each gradient to a row of an array
@@ -61,10 +61,10 @@ def with_rows_scanned(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> Jaxpr:
     Warns: ``PerformanceWarning`` for scans with marks that take rows in another order.
     """
     notes: dict[str, None] = {}
-    made = _with_rows_scanned(jaxpr, Integers(constants), notes)
+    rewritten = _with_rows_scanned(jaxpr, Integers(constants), notes)
     for message in notes:
         warnings.warn(message, PerformanceWarning, stacklevel=2)
-    return made
+    return rewritten
 
 
 def _with_rows_scanned(jaxpr: Jaxpr, integers: Integers, notes: dict[str, None]) -> Jaxpr:
@@ -78,34 +78,34 @@ def _with_rows_scanned(jaxpr: Jaxpr, integers: Integers, notes: dict[str, None])
             inner = integers.within(body.invars, eqn.invars[: -len(eqn.outvars)])
             body = _with_rows_scanned(body, inner, notes)
             eqns.append(eqn.replace(params={**eqn.params, "body": body}))
-        elif eqn.primitive.name == "scan" and (counted := _counted(eqn, integers)) is not None:
-            integers.read_scan(eqn, counted.iterated)
+        elif eqn.primitive.name == "scan" and (index_loop := _index_loop(eqn, integers)) is not None:
+            integers.read_scan(eqn, index_loop.iterated)
             made_by_scans.update(eqn.outvars)
-            eqns += counted.written(integers, made_by_scans, renamed, notes)
+            eqns += index_loop.rewritten(integers, made_by_scans, renamed, notes)
         else:
             integers.read(eqn)
             eqns.append(eqn)
     return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])
 
 
-def _counted(eqn: JaxprEqn, integers: Integers) -> _CountedScan | None:
+def _index_loop(eqn: JaxprEqn, integers: Integers) -> _IndexLoop | None:
     """A scan that counts; ``None`` for others."""
     eqns = without_remat(eqn.params["jaxpr"].jaxpr.eqns, _takes_rows)
     iterated = integers.iterate(eqn, eqns)
-    return None if iterated is None else _CountedScan(eqn, eqns, iterated)
+    return None if iterated is None else _IndexLoop(eqn, eqns, iterated)
 
 
 def _takes_rows(remat: JaxprEqn) -> bool:
     """Whether a rematerialised function takes or changes rows of its arguments."""
     body: Jaxpr = remat.params["jaxpr"]
-    given = set(body.invars)
+    inputs = set(body.invars)
     return any(
-        eqn.primitive.name in _INDEXED and not given.isdisjoint(operands(eqn)[:1])
+        eqn.primitive.name in _INDEXED and not inputs.isdisjoint(operands(eqn)[:1])
         for eqn in without_remat(body.eqns, _takes_rows)
     )
 
 
-class _CountedScan:
+class _IndexLoop:
     def __init__(self, eqn: JaxprEqn, eqns: Sequence[JaxprEqn], iterated: Iterated):
         self.iterated = iterated
         self._eqn = eqn
@@ -113,7 +113,7 @@ class _CountedScan:
         self._body: Jaxpr = eqn.params["jaxpr"].jaxpr
         self._roles = scan_operands(eqn)
 
-    def written(
+    def rewritten(
         self,
         integers: Integers,
         made_by_scans: Collection[Var],
@@ -124,32 +124,32 @@ class _CountedScan:
 
         Args:
           made_by_scans: what scans that count have made, perhaps of counters.
-          renamed: is given the results that are operands.
-          notes: is given what to warn of.
+          renamed: gets the results that are operands.
+          notes: gets what to warn of.
         """
         inner = integers.within(self._body.invars, self._eqn.invars[self._roles.consts])
         for eqn in self._eqns:
             inner.read(eqn)
         zeros = {var for eqn in self._eqns for var in eqn.outvars if inner.is_zero(var)}
         length: int = self._eqn.params["length"]
-        found = row_wise(self._body, self._roles, self._eqns, zeros, self.iterated.rows, length)
+        by_rows = row_wise(self._body, self._roles, self._eqns, zeros, self.iterated.rows, length)
         outside = dict(zip(self._body.invars, self._eqn.invars, strict=True))
-        given = [var for var in self._body.invars[: self._roles.carry.stop] if var in found.rows]
-        notes |= dict.fromkeys(self._other_orders(found))
+        arrays = [var for var in self._body.invars[: self._roles.carry.stop] if var in by_rows.rows]
+        notes |= dict.fromkeys(self._other_orders(by_rows))
         counters = self._counters(made_by_scans)
-        if not given and not counters:
+        if not arrays and not counters:
             return [self._eqn]
         initial = self._body.invars[self._roles.carry]
         blocks = Blocks(
-            found, given, {var for var in given if var in initial and integers.is_zero(outside[var])}
+            by_rows, arrays, {var for var in arrays if var in initial and integers.is_zero(outside[var])}
         )
         for eqn in self._eqns:
             blocks.add(eqn)
-        return _Rewriting(self._eqn, self._body, found, blocks, counters, self.iterated).eqns(renamed)
+        return _Rewriting(self._eqn, self._body, by_rows, blocks, counters, self.iterated).eqns(renamed)
 
-    def _other_orders(self, found: RowWise) -> Iterator[str]:
+    def _other_orders(self, by_rows: RowWise) -> Iterator[str]:
         """Of a scan with marks, what takes counted rows of an array that is not scanned over."""
-        arrays = {*self._body.invars[: self._roles.carry.stop]} - found.rows.keys()
+        arrays = {*self._body.invars[: self._roles.carry.stop]} - by_rows.rows.keys()
         length: int = self._eqn.params["length"]
         for eqn in self._eqns if any_inside(self._eqn, mark_p) else ():
             array = next(iter(operands(eqn)), None)
@@ -162,7 +162,7 @@ class _CountedScan:
                 )
 
     def _counters(self, made_by_scans: Collection[Var]) -> dict[Var, range]:
-        """What is carried, or was stacked by a scan, and is an element of a range."""
+        """The counters: variables of the carry, or stacked by a scan, that are elements of a range."""
         counters = {}
         for i, var in enumerate(self._body.invars[self._roles.carry]):
             if i in self.iterated.final and (values := _as_range(self.iterated.rows[var])):
@@ -193,7 +193,7 @@ class _Rewriting:
         self,
         eqn: JaxprEqn,
         body: Jaxpr,
-        found: RowWise,
+        by_rows: RowWise,
         blocks: Blocks,
         counters: Mapping[Var, range],
         iterated: Iterated,
@@ -201,28 +201,28 @@ class _Rewriting:
         roles = scan_operands(eqn)
         self._length: int = eqn.params["length"]
         self._eqn = eqn
-        self._found = found
+        self._by_rows = by_rows
         self._blocks = blocks
         self._counters = counters
         self._outside = dict(zip(body.invars, eqn.invars, strict=True))
         self._carried = list(enumerate(body.invars[roles.carry]))
         self._ends = body.outvars
         self._final = iterated.final
-        self._kept = [i for i, var in self._carried if var not in found.rows and var not in counters]
-        self._changed = [i for i, var in self._carried if var in found.rows and self._is_changed(i, var)]
+        self._kept = [i for i, var in self._carried if var not in by_rows.rows and var not in counters]
+        self._changed = [i for i, var in self._carried if var in by_rows.rows and self._is_changed(i, var)]
         self._stacked = range(roles.num_carry, len(body.outvars))
         self._body, self._consts, self._xs = self._smallest(body, roles)
 
     def _is_changed(self, i: int, var: Var) -> bool:
         end = self._blocks.of(self._ends[i])
-        return end is not None and end is not self._blocks.given.get(var)
+        return end is not None and end is not self._blocks.inputs.get(var)
 
     def _smallest(self, body: Jaxpr, roles: ScanOperands) -> tuple[Jaxpr, list[Var], list[Var]]:
         """The body with the constants and elements that it reads."""
-        consts = [var for var in body.invars[roles.consts] if var not in self._found.rows]
+        consts = [var for var in body.invars[roles.consts] if var not in self._by_rows.rows]
         carry = [body.invars[roles.carry][i] for i in self._kept]
         xs = [var for var in body.invars[roles.xs] if var not in self._counters]
-        xs += [*self._counters, *self._blocks.given.values()]
+        xs += [*self._counters, *self._blocks.inputs.values()]
         outvars = [self._blocks.value(self._ends[i]) for i in (*self._kept, *self._stacked)]
         outvars += [atom for i in self._changed if (atom := self._blocks.of(self._ends[i])) is not None]
         whole = make_jaxpr([*consts, *carry, *xs], self._blocks.eqns, outvars)
@@ -234,7 +234,7 @@ class _Rewriting:
     def eqns(self, renamed: dict[Var, Atom]) -> list[JaxprEqn]:
         """The equations of the scan's results, but for those that are operands, which are renamed."""
         roles = scan_operands(self._eqn)
-        unchanged = {i for i, var in self._carried if var in self._found.rows and i not in self._changed}
+        unchanged = {i for i, var in self._carried if var in self._by_rows.rows and i not in self._changed}
         renamed |= {self._eqn.outvars[i]: self._eqn.invars[roles.carry][i] for i in unchanged}
         positions = [i for i in range(len(self._eqn.outvars)) if i not in unchanged]
         read = [var for var in self._outside if var not in self._counters]
@@ -243,23 +243,23 @@ class _Rewriting:
             results = self._results(dict(zip(read, operands, strict=True)))
             return [results[i] for i in positions]
 
-        made, values = traced_eqns(run, [self._outside[var] for var in read])
+        scans, values = traced_eqns(run, [self._outside[var] for var in read])
         names = [self._eqn.outvars[i] for i in positions]
         names = [Var(var.aval) if is_dropped(var) else var for var in names]
-        made = [without_copies(eqn) if eqn.primitive.name == "scan" else eqn for eqn in made]
-        return named([eqn.replace(source_info=self._eqn.source_info) for eqn in made], values, names)
+        scans = [without_copies(eqn) if eqn.primitive.name == "scan" else eqn for eqn in scans]
+        return named([eqn.replace(source_info=self._eqn.source_info) for eqn in scans], values, names)
 
     def _results(self, values: Mapping[Var, Any]) -> dict[int, Any]:
         """The results by position, of the operands by the variables of the body."""
         initial = [values[self._carried[i][1]] for i in self._kept]
         fixed = [values[var] for var in self._consts]
-        sources = {block: var for var, block in self._blocks.given.items()}
+        sources = {block: var for var, block in self._blocks.inputs.items()}
         xs = []
         for var in self._xs:
             if var in self._counters:
                 xs.append(_elements(self._counters[var], aval_of(var).dtype))
             elif var in sources:
-                xs.append(_by_rows(values[sources[var]], self._found.rows[sources[var]], self._length))
+                xs.append(_by_rows(values[sources[var]], self._by_rows.rows[sources[var]], self._length))
             else:
                 xs.append(values[var])
         body = jaxpr_as_fun(closed(self._body))
@@ -275,7 +275,7 @@ class _Rewriting:
         results |= dict(zip(self._stacked, stacks[: len(self._stacked)], strict=True))
         for i, stack in zip(self._changed, stacks[len(self._stacked) :], strict=True):
             var = self._carried[i][1]
-            results[i] = _put(stack, values[var], self._found.rows[var])
+            results[i] = _put(stack, values[var], self._by_rows.rows[var])
         return results
 
     def _last(self, i: int) -> Any:

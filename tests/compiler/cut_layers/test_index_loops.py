@@ -8,7 +8,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 import mpmd
-from mpmd.compiler.cut_layers.counted_scans import with_rows_scanned
+from mpmd.compiler.cut_layers.index_loops import with_rows_scanned
 from mpmd.compiler.jaxprs.canonical import canonical
 
 LENGTH = 5
@@ -158,7 +158,7 @@ def test_layers_in_another_order_are_warned_of():
     def fun(w):
         return loop(lambda i, h: mpmd.mark_stage_end(jnp.tanh(h * w[LENGTH - 1 - i])), START)
 
-    with pytest.warns(mpmd.PerformanceWarning, match=r"dynamic_slice at \S*test_counted_scans\.py.* layers"):
+    with pytest.warns(mpmd.PerformanceWarning, match=r"dynamic_slice at \S*test_index_loops\.py.* layers"):
         rewritten(fun, stack())
 
 

@@ -13,7 +13,7 @@ from mpmd.compiler.split.replicate import Replica
 from mpmd.ir.plan import TaskType
 
 
-def place_replicas(
+def copy_replicas(
     eqns: Mapping[TaskType, Sequence[JaxprEqn]],
     body: LoopBody,
     replicas: Mapping[Var, Replica],
@@ -27,18 +27,18 @@ def place_replicas(
             if var in replicas:
                 readers.setdefault(var, set()).add(work)
 
-    for work, own in eqns.items():
-        for eqn in own:
+    for work, eqns_of_work in eqns.items():
+        for eqn in eqns_of_work:
             add_reader(work, eqn)
-    placed: dict[TaskType, list[JaxprEqn]] = {}
+    copied: dict[TaskType, list[JaxprEqn]] = {}
     for eqn in (member.eqn for member in reversed(body.eqns)):
         works = set().union(*(readers.get(var, ()) for var in eqn.outvars))
         if works and replicas[eqn.outvars[0]].once_per_stage:
             works = _first_of_each_stage(works, order)
         for work in works:
-            placed.setdefault(work, []).append(eqn)
+            copied.setdefault(work, []).append(eqn)
             add_reader(work, eqn)
-    return {work: (*reversed(placed.get(work, ())), *eqns[work]) for work in sorted(eqns, key=order.position)}
+    return {work: (*reversed(copied.get(work, ())), *eqns[work]) for work in sorted(eqns, key=order.position)}
 
 
 def _first_of_each_stage(works: set[TaskType], order: MicrobatchOrder) -> set[TaskType]:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.cut_layers.assemblies import assemblies_of
+from mpmd.compiler.cut_layers.concat_and_slice import concats_and_slices
 from mpmd.compiler.cut_layers.dimensions import Dimensions
 from mpmd.compiler.cut_layers.marked_scans import LayerScan, read_scan
-from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.jaxprs.equations import Atom, aval_of
 from mpmd.compiler.jaxprs.rules import exact_dimensions
+from mpmd.errors import CompileError
+from mpmd.ir.stack import Stack
 from mpmd.language.reduce import treduce_p
 
 
 @dataclasses.dataclass(frozen=True)
-class Links:
-    """What is known of a step.
+class DimensionGraph:
+    """The dimensions of a step: which are the same, and where they are cut.
 
     Attributes:
       scans: its scans outside of other scans, by the ``id`` of their equations.
@@ -31,7 +34,26 @@ class Links:
         return self.dimensions.sizes((id(scan.eqn), 0), scan.length)
 
 
-class Linker:
+def dimension_graph(jaxpr: Jaxpr, seeds: Sequence[tuple[Var, Stack]]) -> DimensionGraph:
+    """The dimensions of a step.
+
+    Args:
+      seeds: values that are in parts already, and how.
+
+    Raises: ``CompileError`` for marks that do not fit their scans.
+    """
+    maker = _GraphMaker()
+    maker.walk(jaxpr.eqns)
+    if maker.faults:
+        raise CompileError(list(dict.fromkeys(maker.faults)))
+    for var, stack in seeds:
+        ends = itertools.accumulate(stack.sizes)
+        maker.dimensions.cut((var, stack.axis), aval_of(var).shape[stack.axis], ends)
+    maker.dimensions.spread()
+    return DimensionGraph(maker.dimensions, maker.scans)
+
+
+class _GraphMaker:
     """Collects what equations say. Faults are of marks that do not fit their scans."""
 
     def __init__(self) -> None:
@@ -49,10 +71,6 @@ class Linker:
                 self._cond(eqn)
             else:
                 self._equation(eqn)
-
-    def links(self) -> Links:
-        self.dimensions.spread()
-        return Links(self.dimensions, self.scans)
 
     def _scan(self, eqn: JaxprEqn) -> None:
         try:
@@ -94,11 +112,11 @@ class Linker:
             return
         for dimension in exact_dimensions(eqn):
             self.dimensions.join(dimension.of_variables(eqn))
-        for assembly in assemblies_of(eqn):
-            for member in assembly.members:
-                if member.has_dim and isinstance(member.atom, Var) and isinstance(assembly.whole, Var):
-                    whole, part = (assembly.whole, assembly.dim), (member.atom, assembly.dim)
-                    self.dimensions.add_part(whole, part, member.start, assembly.reverses)
+        for relation in concats_and_slices(eqn):
+            for member in relation.members:
+                if member.has_dim and isinstance(member.atom, Var) and isinstance(relation.whole, Var):
+                    whole, part = (relation.whole, relation.dim), (member.atom, relation.dim)
+                    self.dimensions.add_inclusion(whole, part, member.start, relation.reverses)
 
 
 def loop_operands(eqn: JaxprEqn) -> tuple[list[Atom], list[Atom], list[Var | None]]:
@@ -108,6 +126,6 @@ def loop_operands(eqn: JaxprEqn) -> tuple[list[Atom], list[Atom], list[Var | Non
     """
     body: Jaxpr = eqn.params["body"]
     closed_over = len(eqn.invars) - len(eqn.outvars)
-    carried = iter(body.invars[closed_over + 1 :])
-    inner = [None if is_sum else next(carried) for is_sum in eqn.params["summed"]]
+    state_vars = iter(body.invars[closed_over + 1 :])
+    inner = [None if is_sum else next(state_vars) for is_sum in eqn.params["summed"]]
     return list(eqn.invars[:closed_over]), list(eqn.invars[closed_over:]), inner

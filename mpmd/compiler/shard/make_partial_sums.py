@@ -1,4 +1,4 @@
-"""Values in parts: what they are, and how they are made of whole ones, and whole ones of them."""
+"""Makes partial sums of whole values, and whole values of partial sums."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class PartialSum:
     """``var`` has a leading dimension, sharded along the mesh ``axes``; the sum over it is another value."""
 
     var: Var
     axes: Axes
 
 
-def parts_of(atom: Atom, known: Mapping[Var, Parts]) -> Parts | None:
-    """The parts of an operand, if it has any."""
+def partial_sum_of(atom: Atom, known: Mapping[Var, PartialSum]) -> PartialSum | None:
+    """The partial sum that an operand is, if it is one."""
     return known.get(atom) if isinstance(atom, Var) else None
 
 
-def parts_key(eqn: JaxprEqn, *more: Hashable) -> Hashable:
-    """What tells how an equation's parts are made from how those of another one are."""
+def partial_sum_key(eqn: JaxprEqn, *more: Hashable) -> Hashable:
+    """A key that is equal for equations whose partial sums are made alike."""
     return eqn.primitive, tuple(eqn.params.items()), more
 
 
@@ -47,8 +47,8 @@ def as_function(eqn: JaxprEqn) -> Callable[..., list[jax.Array]]:
     return results
 
 
-class PartsMaker:
-    """Makes equations for parts; those of equal layers are traced once.
+class PartialSumMaker:
+    """Makes equations for partial sums; those of equal layers are traced once.
 
     Args:
       mesh: the shape of a group's submesh.
@@ -60,7 +60,7 @@ class PartsMaker:
 
     def make(
         self, fun: Callable, inputs: Sequence[Atom], axes: Axes, key: Hashable
-    ) -> tuple[list[JaxprEqn], list[Parts]]:
+    ) -> tuple[list[JaxprEqn], list[PartialSum]]:
         """The equations of ``fun(*inputs)``, a list of values in parts, and what they make.
 
         The parts are put where the shards are that they come from; the other dimensions are left to XLA.
@@ -76,10 +76,10 @@ class PartsMaker:
         if (key, axes) not in self._traced:
             self._traced[key, axes] = jax.jit(lambda *xs: [pinned(parts) for parts in fun(*xs)])
         eqns, variables = traced_eqns(self._traced[key, axes], inputs)
-        return eqns, [Parts(var, axes) for var in variables]
+        return eqns, [PartialSum(var, axes) for var in variables]
 
-    def first_part(self, whole: Atom, axes: Axes) -> tuple[list[JaxprEqn], Parts]:
-        """Equations that make parts of a whole value: the value itself, then zeros."""
+    def as_first(self, whole: Atom, axes: Axes) -> tuple[list[JaxprEqn], PartialSum]:
+        """Equations that make partial sums of a whole value: the value itself, then zeros."""
         number = math.prod(self.mesh.shape[axis] for axis in axes)
 
         def parts(x):
@@ -90,8 +90,8 @@ class PartsMaker:
         eqns, (first,) = self.make(parts, [whole], axes, "first part")
         return eqns, first
 
-    def sum_up(self, parts: Parts, whole: Var) -> JaxprEqn:
-        """The equation that makes a whole value of its parts."""
+    def sum_up(self, parts: PartialSum, whole: Var) -> JaxprEqn:
+        """The equation that makes a whole value of its partial sums."""
         (eqn,), _ = traced_eqns(_summed, [parts.var])
         return eqn.replace(outvars=[whole])
 

@@ -32,8 +32,8 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True)
-class Assembly:
-    """What an equation does along one dimension.
+class ConcatOrSlice:
+    """A value that an equation puts together, or takes apart, along one dimension.
 
     Attributes:
       whole: the value that is put together or taken apart, along its dimension ``dim``.
@@ -49,32 +49,32 @@ class Assembly:
     reverses: bool = False
 
 
-def assemblies_of(eqn: JaxprEqn) -> list[Assembly]:
+def concats_and_slices(eqn: JaxprEqn) -> list[ConcatOrSlice]:
     """The dimensions along which an equation takes apart or puts together; several of a slice."""
     rule = _RULES.get(eqn.primitive.name)
     return list(rule(eqn)) if rule else []
 
 
-def _slice(eqn: JaxprEqn) -> Iterator[Assembly]:
+def _slice(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     shape, strides = shape_of(eqn.invars[0]), eqn.params["strides"]
     bounds = zip(eqn.params["start_indices"], eqn.params["limit_indices"], strict=True)
     for d, (start, limit) in enumerate(bounds):
         if limit - start < shape[d] and (strides is None or strides[d] == 1):
             member = Member(eqn.outvars[0], start, limit - start)
-            yield Assembly(eqn.invars[0], d, (member,), takes_apart=True)
+            yield ConcatOrSlice(eqn.invars[0], d, (member,), takes_apart=True)
 
 
-def _pad(eqn: JaxprEqn) -> Iterator[Assembly]:
+def _pad(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     for d, (low, high, interior) in enumerate(eqn.params["padding_config"]):
         if interior == 0 and min(low, high) >= 0 and max(low, high) > 0:
             member = Member(eqn.invars[0], low, shape_of(eqn.invars[0])[d])
-            yield Assembly(eqn.outvars[0], d, (member,), takes_apart=False)
+            yield ConcatOrSlice(eqn.outvars[0], d, (member,), takes_apart=False)
 
 
-def _rev(eqn: JaxprEqn) -> Iterator[Assembly]:
+def _rev(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     for d in eqn.params["dimensions"]:
         member = Member(eqn.outvars[0], 0, shape_of(eqn.invars[0])[d])
-        yield Assembly(eqn.invars[0], d, (member,), takes_apart=True, reverses=True)
+        yield ConcatOrSlice(eqn.invars[0], d, (member,), takes_apart=True, reverses=True)
 
 
 def _in_a_row(atoms: list[Any], dim: int) -> tuple[Member, ...]:
@@ -83,27 +83,27 @@ def _in_a_row(atoms: list[Any], dim: int) -> tuple[Member, ...]:
     return tuple(map(Member, atoms, starts, sizes))
 
 
-def _concatenate(eqn: JaxprEqn) -> Iterator[Assembly]:
+def _concatenate(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     dim = eqn.params["dimension"]
-    yield Assembly(eqn.outvars[0], dim, _in_a_row(list(eqn.invars), dim), takes_apart=False)
+    yield ConcatOrSlice(eqn.outvars[0], dim, _in_a_row(list(eqn.invars), dim), takes_apart=False)
 
 
-def _split(eqn: JaxprEqn) -> Iterator[Assembly]:
+def _split(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     dim = eqn.params["axis"]
-    yield Assembly(eqn.invars[0], dim, _in_a_row(list(eqn.outvars), dim), takes_apart=True)
+    yield ConcatOrSlice(eqn.invars[0], dim, _in_a_row(list(eqn.outvars), dim), takes_apart=True)
 
 
-def _stack(eqn: JaxprEqn) -> Iterator[Assembly]:
+def _stack(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     members = (Member(atom, i, 1, has_dim=False) for i, atom in enumerate(eqn.invars))
-    yield Assembly(eqn.outvars[0], eqn.params["axis"], tuple(members), takes_apart=False)
+    yield ConcatOrSlice(eqn.outvars[0], eqn.params["axis"], tuple(members), takes_apart=False)
 
 
-def _unstack(eqn: JaxprEqn) -> Iterator[Assembly]:
+def _unstack(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     members = (Member(var, i, 1, has_dim=False) for i, var in enumerate(eqn.outvars))
-    yield Assembly(eqn.invars[0], eqn.params["axis"], tuple(members), takes_apart=True)
+    yield ConcatOrSlice(eqn.invars[0], eqn.params["axis"], tuple(members), takes_apart=True)
 
 
-_RULES: dict[str, Callable[[JaxprEqn], Iterator[Assembly]]] = {
+_RULES: dict[str, Callable[[JaxprEqn], Iterator[ConcatOrSlice]]] = {
     "concatenate": _concatenate,
     "pad": _pad,
     "rev": _rev,
