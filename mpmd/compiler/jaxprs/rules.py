@@ -63,7 +63,8 @@ def likely_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
     found = list(rule.dimensions(eqn)) if rule else []
     if rule is None or not rule.moves:
         known = {place for one in found for place in one.outs.items()}
-        found += (one for one in _in_place(eqn) if known.isdisjoint(one.outs.items()))
+        if len(known) < sum(len(shape_of(var)) for var in eqn.outvars):
+            found += (one for one in _in_place(eqn) if known.isdisjoint(one.outs.items()))
     return found
 
 
