@@ -5,15 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+import mpmd
+from mpmd.compiler.jaxprs.dimensions import follow, sharded
 from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
 from mpmd.compiler.jaxprs.rules import (
     RULES,
     common_dimensions,
     exact_dimensions,
+    likely_dimensions,
     part_params,
     shared_dimensions,
 )
+from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions
+from mpmd.planner.profiling.microbatch import origin_of
 from tests.support.primitives import WITHOUT_RULE
 
 
@@ -127,3 +133,82 @@ def test_disjoint_sets():
     sets.join("db")
     assert sets.sets() == [["a", "b", "c", "d"], ["e"]]
     assert set(sets.representatives().values()) == {"c", "e"}
+
+
+LIKELY = {
+    "sorted": (lambda x: lax.sort(x, dimension=1), [(4, 6)], ({0: 1}, {0: 1})),
+    "updated rows": (
+        lambda x, y: lax.dynamic_update_slice(x, y, (1, 0)),
+        [(4, 6), (2, 6)],
+        ({0: 0}, {0: 0}),
+    ),
+    "without a rule": (lambda x: lax.tile(x, (2, 1)), [(4, 6)], ({0: 1}, {0: 1})),
+    "each its own": (lambda x, y: mpmd.mark_stage_end((x, y)), [(4,), (4,)], ({1: 0}, {1: 0})),
+}
+
+
+@pytest.mark.parametrize("name", LIKELY)
+def test_what_no_rule_promises_is_guessed_to_stay_in_place(name):
+    fun, shapes, expected = LIKELY[name]
+    eqn = last_equation(fun, *shapes)
+    assert expected in pairs(likely_dimensions(eqn))
+    assert expected not in pairs(shared_dimensions(eqn))
+
+
+def test_what_moves_is_not_guessed_to_stay_in_place():
+    eqn = last_equation(lambda x, y: x @ y, (4, 4), (4, 4))
+    assert all(one.promise == "exact" for one in likely_dimensions(eqn))
+
+
+MESH = AbstractMesh((2, 4), ("a", "b"))
+
+FOLLOWED = {
+    "merged": (lambda x: x.reshape(24, 5), [("a",), (), ("b",)], (4, 6, 5), [("a",), ("b",)]),
+    "split in too few": (lambda x: x.reshape(3, 8), [("b",)], (24,), [(), ()]),
+    "split": (lambda x: x.reshape(8, 3), [("b",)], (24,), [("b",), ()]),
+    "columns of a table": (
+        lambda x: x.at[jnp.array([2, 0])].get(mode="clip"),
+        [(), ("a",)],
+        (4, 6),
+        [(), ("a",)],
+    ),
+    "the same axis twice": (lambda x: x @ x.T, [("a",), ()], (4, 4), [("a",), ()]),
+    "constrained": (
+        lambda x: lax.with_sharding_constraint(x, NamedSharding(MESH, PartitionSpec("b"))),
+        [("a",), ()],
+        (4, 6),
+        [("b",), ()],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_follows_how_values_are_sharded(name):
+    fun, given, shape, expected = FOLLOWED[name]
+    jaxpr = jax.make_jaxpr(fun)(jax.ShapeDtypeStruct(shape, jnp.float32)).jaxpr
+    found = follow(jaxpr.eqns, {jaxpr.invars[0]: tuple(given)}, MESH.shape)
+    assert sharded(jaxpr.outvars[0], found) == tuple(expected)
+
+
+def test_rows_that_are_cut_into_microbatches_stay_sharded():
+    jaxpr = jax.make_jaxpr(lambda x: x.reshape(4, 4, 3))(jax.ShapeDtypeStruct((16, 3), jnp.float32)).jaxpr
+    found = follow(jaxpr.eqns, {jaxpr.invars[0]: (("b",), ())}, MESH.shape, {jaxpr.outvars[0]: 0})
+    assert sharded(jaxpr.outvars[0], found) == ((), ("b",), ())
+
+
+def test_dimensions_that_count_microbatches_are_found_behind_what_moves_them():
+    def batches(x):
+        return jnp.moveaxis(x.astype(jnp.bfloat16), 1, 0)[:, None] * 2
+
+    jaxpr = jax.make_jaxpr(batches)(jax.ShapeDtypeStruct((8, 4, 3), jnp.float32)).jaxpr
+    assert microbatch_dimensions(jaxpr.eqns, {jaxpr.outvars[0]: 0})[jaxpr.invars[0]] == 1
+
+
+SPLIT = [((16, 3), (4, 4, 3), 1, 0), ((4, 6), (2, 12), 1, None)]
+
+
+@pytest.mark.parametrize(("shape", "target", "dim", "expected"), SPLIT)
+def test_origins_of_split_dimensions(shape, target, dim, expected):
+    jaxpr = jax.make_jaxpr(lambda x: x.reshape(target))(jax.ShapeDtypeStruct(shape, jnp.float32)).jaxpr
+    origin = origin_of(jaxpr.outvars[0], dim, jaxpr.eqns)
+    assert origin == (None if expected is None else (jaxpr.invars[0], expected))

@@ -51,8 +51,8 @@ def scatter_dimensions(eqn: JaxprEqn) -> Iterator[CommonDimension]:
             yield CommonDimension({0: batch[e], 1: e, 2: u}, {0: batch[e]})
     gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     for d, u in _windows(len(shape), gone, numbers.update_window_dims):
-        if updates[u] == shape[d]:
-            yield CommonDimension({0: d, 2: u}, {0: d})
+        is_whole = updates[u] == shape[d]
+        yield CommonDimension({0: d, 2: u}, {0: d}) if is_whole else CommonDimension({0: d}, {0: d}, "guess")
     if eqn.primitive.name == "scatter-add":
         for e, u in enumerate(written):
             if e not in batch:

@@ -32,10 +32,13 @@ class Rule:
       dimensions: those that an equation's operands and results have in common, of whatever size.
       part_params: the parameters that differ in a part of an equation, given an exact dimension and how many
         of its elements the part has.
+      moves: whether dimensions may be elsewhere in the results. Of other primitives those that the rule says
+        nothing of, such as one that is sorted, are probably where they were.
     """
 
     dimensions: Dimensions
     part_params: PartParams = lambda eqn, dimension, size: {}
+    moves: bool = False
 
 
 def common_dimensions(eqn: JaxprEqn) -> Iterable[CommonDimension]:
@@ -52,6 +55,30 @@ def exact_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
 def shared_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
     """The dimensions of more than one element along which devices can share an equation."""
     return [one for one in common_dimensions(eqn) if one.promise != "guess" and one.size(eqn) > 1]
+
+
+def likely_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
+    """The common dimensions, and guesses of the others, also of primitives without a rule."""
+    rule = RULES.get(eqn.primitive.name)
+    found = list(rule.dimensions(eqn)) if rule else []
+    if rule is None or not rule.moves:
+        known = {place for one in found for place in one.outs.items()}
+        if len(known) < sum(len(shape_of(var)) for var in eqn.outvars):
+            found += (one for one in _in_place(eqn) if known.isdisjoint(one.outs.items()))
+    return found
+
+
+def _in_place(eqn: JaxprEqn) -> Iterator[CommonDimension]:
+    """The dimensions of each result as those of operands of the same rank, if their size stays.
+
+    If there are as many results as operands, of the same shapes, each is of one operand.
+    """
+    old, new = ([shape_of(atom) for atom in atoms] for atoms in (eqn.invars, eqn.outvars))
+    for i, target in enumerate(new):
+        sources = [i] if old == new else [k for k, shape in enumerate(old) if len(shape) == len(target)]
+        for d, size in enumerate(target):
+            if ins := {k: d for k in sources if old[k][d] == size}:
+                yield CommonDimension(ins, {i: d}, "guess")
 
 
 def part_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
@@ -307,9 +334,9 @@ RULES: Mapping[str, Rule] = {
     "optimization_barrier": Rule(_each),
     # Moved.
     "broadcast_in_dim": Rule(_broadcast, _shape_param("shape")),
-    "reshape": Rule(_reshape, _shape_param("new_sizes")),
+    "reshape": Rule(_reshape, _shape_param("new_sizes"), moves=True),
     "squeeze": Rule(_squeeze),
-    "transpose": Rule(_transpose),
+    "transpose": Rule(_transpose, moves=True),
     "rev": Rule(_but("dimensions")),
     "iota": Rule(_iota, _shape_param("shape")),
     # Put together and taken apart.
@@ -320,13 +347,14 @@ RULES: Mapping[str, Rule] = {
     "slice": Rule(_window, _slice_params),
     "dynamic_slice": Rule(_window, _shape_param("slice_sizes")),
     "dynamic_update_slice": Rule(_update),
-    "gather": Rule(gather_dimensions, gather_params),
+    "gather": Rule(gather_dimensions, gather_params, moves=True),
     **_entries(
-        "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub", Rule(scatter_dimensions)
+        "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub",
+        Rule(scatter_dimensions, moves=True),
     ),
     # Reduced and put in order.
-    "dot_general": Rule(_dot_general),
-    "conv_general_dilated": Rule(_convolution),
+    "dot_general": Rule(_dot_general, moves=True),
+    "conv_general_dilated": Rule(_convolution, moves=True),
     "reduce_sum": Rule(_reduction(lax.add)),
     "reduce_max": Rule(_reduction(lax.max)),
     "reduce_min": Rule(_reduction(lax.min)),

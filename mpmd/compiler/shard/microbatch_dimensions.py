@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, sharded
-from mpmd.compiler.jaxprs.equations import aval_of, operands
+from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.jaxprs.rules import likely_dimensions
 from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import indivisible
@@ -88,19 +88,11 @@ def _constrained(
 
 
 def _dimension_of_operands(eqn: JaxprEqn, dimension: int) -> Iterator[tuple[Var, int]]:
-    """The operands that have a dimension of the result as it is, each with its number there.
-
-    What has no rule here is taken to keep the dimensions of operands of the same rank, if their size stays.
-    """
-    new = aval_of(eqn.outvars[0]).shape
-    for var in operands(eqn):
-        old = aval_of(var).shape
-        if eqn.primitive.name == "transpose":
-            yield var, eqn.params["permutation"][dimension]
-        elif eqn.primitive.name == "reshape":
-            before = math.prod(new[:dimension])
-            for own, size in enumerate(old):
-                if size == new[dimension] and math.prod(old[:own]) == before:
-                    yield var, own
-        elif len(old) == len(new) and old[dimension] == new[dimension]:
-            yield var, dimension
+    """The operands that have a dimension of the result as it is, each with its number there."""
+    size = aval_of(eqn.outvars[0]).shape[dimension]
+    for one in likely_dimensions(eqn):
+        if one.outs.get(0) == dimension:
+            for i, d in one.ins.items():
+                atom = eqn.invars[i]
+                if isinstance(atom, Var) and aval_of(atom).shape[d] == size:
+                    yield atom, d

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import shape_of
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
-from mpmd.compiler.jaxprs.rules import shared_dimensions
+from mpmd.compiler.jaxprs.rules import reshaped, shared_dimensions
 
 
 class MicrobatchDim(NamedTuple):
@@ -80,7 +79,7 @@ def origin_of(var: Var, dim: int, eqns: Sequence[JaxprEqn]) -> tuple[Var, int] |
         uses = (use for use in shared_dimensions(eqn) if use.outs.get(eqn.outvars.index(var)) == dim)
         ins = next((use.ins for use in uses), {})
         if not ins and eqn.primitive.name == "reshape":
-            ins = _merged(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), dim)
+            ins = _split_of(eqn, dim)
         sources = ((atom, ins[i]) for i, atom in enumerate(eqn.invars) if i in ins and isinstance(atom, Var))
         source = next(sources, None)
         if source is None:
@@ -89,10 +88,9 @@ def origin_of(var: Var, dim: int, eqns: Sequence[JaxprEqn]) -> tuple[Var, int] |
     return var, dim
 
 
-def _merged(shape: Sequence[int], target: Sequence[int], dim: int) -> dict[int, int]:
-    """The dimension of a reshaped array that one of the result is an inner part of, if there is one."""
-    before, upto = math.prod(target[:dim]), math.prod(target[: dim + 1])
-    for d in range(len(shape)):
-        if math.prod(shape[:d]) <= before and upto <= math.prod(shape[: d + 1]) and shape[d] > 1:
-            return {0: d}
-    return {}
+def _split_of(eqn: JaxprEqn, dim: int) -> dict[int, int]:
+    """The one dimension of a reshape's operand that was split into a dimension of the result and others."""
+    shape = shape_of(eqn.invars[0])
+    sources = (old for old, new in reshaped(eqn) if dim in new)
+    longer = [d for d in next(sources, ()) if shape[d] > 1]
+    return {0: longer[0]} if len(longer) == 1 else {}
