@@ -1,8 +1,10 @@
 """Follows through equations along which mesh axes the dimensions of values are sharded.
 
-It is a guess at what XLA's partitioner will do, in the direction of the computation only. It decides where
-sums are cut into parts, and nothing else, so a wrong guess costs time and changes no result. What has no rule
-here is taken to keep the sharding of an operand of the same rank, along the dimensions whose size stays.
+It is a guess at what XLA's partitioner will do, in the direction of the computation only. By it ``shard``
+keeps rows sharded, gathers weights and cuts sums, and the planner predicts; so a wrong guess costs time and
+changes no result. What has no rule here is taken to keep the sharding of an operand of the same rank, along
+the dimensions whose size stays. The rules are not those of ``rules.py``: they have a direction, and mesh
+axes.
 """
 
 from __future__ import annotations

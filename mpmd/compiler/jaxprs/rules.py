@@ -1,8 +1,13 @@
 """The table of rules: which dimensions the operands and results of each primitive have in common.
 
-A new primitive is one entry of ``RULES``. All that asks which dimensions are one and the same reads them:
-cutting stacks, sums in parts, dimensions of microbatches, the planner's classes, and what is guessed of how
-values are sharded. What has no rule is computed from whole values.
+A new primitive is one entry of ``RULES``; one that is elementwise is a name in ``ELEMENTWISE``, which
+``cost.py`` reads, too. These read the table: the cut of layers, scans in parts, partial sums, and the
+planner's classes and microbatches. Without an entry they compute from whole values: more slowly, with the
+same results.
+
+Other tables say other things of a primitive, and their defaults are safe, too: how its results are sharded
+(``dimensions.py``), whether it is cheap (``cost.py``), in which operands it is linear
+(``shard/linear.py``), and what it takes apart or puts together (``cut_layers/concat_and_slice.py``).
 """
 
 from __future__ import annotations
