@@ -3,7 +3,8 @@
 ========== ============= ============= ================================================================
 pass       from          to            what it decides
 ========== ============= ============= ================================================================
-trace      a function    TracedStep    which arrays are state: results that the next step takes as arguments
+trace      a function    TracedStep    which arrays are state: results that the next step takes as
+                                       arguments
 cut_layers TracedStep    CutStep       where each stage ends, and so which layers of a scan and of stacked
                                        arrays it has
 split      CutStep       TaskGraph     which stage's forward or backward computes each equation of the
@@ -23,5 +24,5 @@ import one another: what they hand over is in ``steps.py`` and ``graph.py``, and
 in ``jaxprs``. Each level prints with ``str()``, and ``checks.py`` checks it after the pass that made it.
 
 ``request.py`` is what enters, and ``argument_specs.py`` what it decides of shardings and placements.
-``find_layers`` is no pass: ``mpmd.auto_marks`` calls it while the step is traced.
+``find_layers`` is no pass: ``mpmd.auto_marks`` calls it while the step is traced, and so does the planner.
 """
